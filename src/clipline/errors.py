@@ -1,0 +1,102 @@
+"""What can go wrong through no fault of ours, and the checks that say so.
+
+Every message names the thing, its value, the limit and a way out, in one sentence.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+from collections.abc import Iterable
+
+
+class CliplineError(Exception):
+    """Everything that clipline refuses on purpose. The command line prints it in one line and exits with code 2."""
+
+
+class SettingError(CliplineError, ValueError):
+    """A setting is outside its limits, unknown, or contradicts another one."""
+
+
+class PopulationError(CliplineError, ValueError):
+    """The users' data cannot be read as a population."""
+
+
+class ModuleError(CliplineError, TypeError):
+    """A model cannot be trained privately as it is."""
+
+
+class RunError(CliplineError, RuntimeError):
+    """A run directory cannot be used."""
+
+
+def refuse(name: str, value: object, limit: str, way_out: str) -> SettingError:
+    """The error for a setting outside its limit: `raise refuse("clip", -1, "above 0", "give a positive clip")`."""
+    return SettingError(f"{name}={value!r} must be {limit}: {way_out}")
+
+
+def check_number(
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    infinite: bool = False,
+    way_out: str,
+) -> float:
+    """`value` as a float within the limits. NaN, bool and text are refused; infinity too unless `infinite`."""
+    limits = [
+        f"{word} {bound:g}"
+        for word, bound in (("above", above), ("at least", at_least), ("below", below), ("at most", at_most))
+        if bound is not None
+    ]
+    limit = " and ".join(["a number" if infinite else "a finite number", *limits])
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise refuse(name, value, limit, way_out)
+    number = float(value)
+    inside = (
+        (infinite or math.isfinite(number))
+        and not math.isnan(number)
+        and (above is None or number > above)
+        and (at_least is None or number >= at_least)
+        and (below is None or number < below)
+        and (at_most is None or number <= at_most)
+    )
+    if not inside:
+        raise refuse(name, value, limit, way_out)
+    return number
+
+
+def check_whole(
+    name: str, value: object, *, at_least: int | None = None, at_most: int | None = None, way_out: str
+) -> int:
+    """`value` as an int within the limits (3.0 and True are not whole numbers here)."""
+    limits = [
+        f"{word} {bound}" for word, bound in (("at least", at_least), ("at most", at_most)) if bound is not None
+    ]
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, numbers.Integral)
+        or (at_least is not None and value < at_least)
+        or (at_most is not None and value > at_most)
+    ):
+        raise refuse(name, value, " and ".join(["a whole number", *limits]), way_out)
+    return int(value)
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> str:
+    """`value` if it is one of `choices`; otherwise an error that names the nearest one."""
+    known = list(choices)
+    if isinstance(value, str) and value in known:
+        return value
+    raise refuse(name, value, f"one of {', '.join(known)}", nearest(value, known))
+
+
+def nearest(value: object, known: Iterable[str]) -> str:
+    """A way out for a misspelt word: the closest known one, or the list."""
+    words = list(known)
+    close = difflib.get_close_matches(str(value), words, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"choose among {', '.join(words)}"

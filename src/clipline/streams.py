@@ -1,0 +1,86 @@
+"""One seed becomes many independent random streams, each named by what it is for.
+
+Server-side randomness (who is sampled, the noise) comes as NumPy generators keyed by seed, purpose and round.
+A user's randomness (order of examples, dropout) is counter-based: a hash of seed, purpose, round, user and index,
+so that neither blocks nor workers nor devices change what a user draws.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import check_choice, check_whole
+
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the step of the splitmix64 sequence
+_MASK = (1 << 64) - 1
+
+NoiseSource = Literal["seed", "system"]
+
+
+@dataclass(frozen=True)
+class Streams:
+    """All randomness of a run.
+
+    `noise_source="seed"` makes the privacy noise replayable, which a simulation wants; whoever knows the seed can then
+    subtract the noise. `noise_source="system"` keys the noise from the operating system's entropy and stores the key
+    nowhere: use it when the model leaves the house.
+    """
+
+    seed: int
+    noise_source: NoiseSource = "seed"
+
+    def __post_init__(self) -> None:
+        check_whole("seed", self.seed, at_least=0, at_most=2**63 - 1, way_out="give a seed such as 0 or 2026")
+        check_choice("noise_source", self.noise_source, ("seed", "system"))
+
+    def sampling(self, round_index: int) -> np.random.Generator:
+        """Who takes part in this round."""
+        return self._generator("sampling", round_index)
+
+    def noise(self, round_index: int) -> np.random.Generator:
+        """The noise of this round's release."""
+        if self.noise_source == "system":
+            return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
+        return self._generator("noise", round_index)
+
+    def initial(self) -> int:
+        """The 63-bit seed of the model's initial parameters."""
+        return int.from_bytes(self._digest("initial", 0)[:8], "little") >> 1
+
+    def user_key(self, purpose: str, round_index: int, user: int) -> int:
+        """The 64-bit key of one user's randomness for one purpose in one round; feed it to `user_bits`."""
+        base = int.from_bytes(self._digest(purpose, round_index)[:8], "little")
+        return _mix(base ^ _mix((user + 1) * _GOLDEN & _MASK))
+
+    def _generator(self, purpose: str, round_index: int) -> np.random.Generator:
+        key = int.from_bytes(self._digest(purpose, round_index), "little")
+        return np.random.Generator(np.random.Philox(key=key))
+
+    def _digest(self, purpose: str, round_index: int) -> bytes:
+        return hashlib.blake2b(f"clipline/{self.seed}/{purpose}/{round_index}".encode(), digest_size=16).digest()
+
+
+def user_bits(key: int, count: int) -> NDArray[np.uint64]:
+    """`count` pseudo-random 64-bit words; word i depends on the key and i alone (splitmix64 as a counter)."""
+    words = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def user_order(key: int, count: int) -> NDArray[np.intp]:
+    """A uniformly random order of `count` examples: the order of their random words."""
+    return np.argsort(user_bits(key, count), kind="stable")
+
+
+def _mix(word: int) -> int:
+    """The splitmix64 finaliser on one word, in Python integers."""
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB & _MASK
+    return word ^ (word >> 31)
