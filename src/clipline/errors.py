@@ -32,7 +32,7 @@ class RunError(CliplineError, RuntimeError):
 
 
 def refuse(name: str, value: object, limit: str, way_out: str) -> SettingError:
-    """The error for a setting outside its limit: `raise refuse("clip", -1, "above 0", "give a positive clip")`."""
+    """The error to raise for a setting outside its limit, such as `refuse("clip", -1, "above 0", "give more")`."""
     return SettingError(f"{name}={value!r} must be {limit}: {way_out}")
 
 
@@ -74,14 +74,12 @@ def check_whole(
     name: str, value: object, *, at_least: int | None = None, at_most: int | None = None, way_out: str
 ) -> int:
     """`value` as an int within the limits (3.0 and True are not whole numbers here)."""
-    limits = [
-        f"{word} {bound}" for word, bound in (("at least", at_least), ("at most", at_most)) if bound is not None
-    ]
+    limits = [f"{word} {bound}" for word, bound in (("at least", at_least), ("at most", at_most)) if bound is not None]
     if (
         isinstance(value, bool)
         or not isinstance(value, numbers.Integral)
-        or (at_least is not None and value < at_least)
-        or (at_most is not None and value > at_most)
+        or (at_least is not None and int(value) < at_least)
+        or (at_most is not None and int(value) > at_most)
     ):
         raise refuse(name, value, " and ".join(["a whole number", *limits]), way_out)
     return int(value)

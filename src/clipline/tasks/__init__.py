@@ -1,0 +1,21 @@
+"""Tasks by name, each loaded when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from ..errors import check_choice
+
+if TYPE_CHECKING:
+    from .task import Task
+
+TASK_NAMES = ("handwriting",)
+DEFAULT_TASK = "handwriting"
+
+
+def task_named(name: str) -> Task:
+    """The task of this name; an unknown name is refused with the nearest known one."""
+    check_choice("task", name, TASK_NAMES)
+    task: Task = importlib.import_module(f".{name}", __name__).TASK
+    return task

@@ -1,0 +1,5 @@
+"""`python -m clipline` is `clipline`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,214 @@
+"""`clipline train`: a task by name, privately, with a clip nobody chose."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import SettingError
+from ..tasks import DEFAULT_TASK, TASK_NAMES, task_named
+
+if TYPE_CHECKING:
+    from ..federated.round import TrainState
+    from ..federated.training import RoundReport, TrainResult
+    from ..tasks.settings import TrainSettings
+    from ..tasks.task import Task
+
+_WHAT = "What to train"
+_PRIVACY = "Privacy"
+_RUN = "The run"
+_SMALL_MODEL = 100_000  # parameters below which one thread is faster: the work per step is less than waking a second
+
+
+def train(
+    task: Annotated[
+        str | None, typer.Argument(help=f"The task: {', '.join(TASK_NAMES)}.", show_default=DEFAULT_TASK)
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings as TOML; flags override it.", rich_help_panel=_RUN)
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training.", rich_help_panel=_WHAT)] = None,
+    users: Annotated[int | None, typer.Option(help="Users in a generated population.", rich_help_panel=_WHAT)] = None,
+    classes: Annotated[
+        int | None, typer.Option(help="Classes in a generated population.", rich_help_panel=_WHAT)
+    ] = None,
+    client_lr: Annotated[float | None, typer.Option(help="Learning rate of users.", rich_help_panel=_WHAT)] = None,
+    server_lr: Annotated[float | None, typer.Option(help="Learning rate of the server.", rich_help_panel=_WHAT)] = None,
+    cohort: Annotated[
+        int | None, typer.Option(help="Users a round (expected number under Poisson).", rich_help_panel=_PRIVACY)
+    ] = None,
+    sampling: Annotated[str | None, typer.Option(help="poisson or fixed.", rich_help_panel=_PRIVACY)] = None,
+    clip: Annotated[
+        str | None,
+        typer.Option(
+            help="quantile (adapts by itself), fixed (the task's value), a number, or none.", rich_help_panel=_PRIVACY
+        ),
+    ] = None,
+    quantile: Annotated[
+        float | None, typer.Option(help="Which quantile of the update norms to track.", rich_help_panel=_PRIVACY)
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(
+            help="Noise z of a whole round; 0 is not private. Instead of --epsilon.", rich_help_panel=_PRIVACY
+        ),
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="Epsilon to spend on all rounds; the noise follows.", rich_help_panel=_PRIVACY),
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta; users^-1.1 if left out.", rich_help_panel=_PRIVACY)
+    ] = None,
+    max_epsilon: Annotated[
+        float | None, typer.Option(help="Stop before the round that would pass this.", rich_help_panel=_PRIVACY)
+    ] = None,
+    noise_source: Annotated[
+        str | None,
+        typer.Option(
+            help="seed (replayable; keep the seed secret) or system (for a model that leaves the house).",
+            rich_help_panel=_PRIVACY,
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all randomness.", rich_help_panel=_RUN)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory, new or empty.", show_default="runs/...", rich_help_panel=_RUN)
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with an interrupted run directory.", rich_help_panel=_RUN)
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_RUN)] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with one JSON object on standard output.", rich_help_panel=_RUN)
+    ] = False,
+) -> None:
+    """Train a task with user-level differential privacy.
+
+    Without arguments: handwriting of 20,000 drawn writers at epsilon 4, the clip tracking the median update norm.
+    """
+    flags = {
+        "rounds": rounds, "users": users, "classes": classes, "client_lr": client_lr, "server_lr": server_lr,
+        "cohort": cohort, "sampling": sampling, "clip": _clip(clip), "quantile": quantile,
+        "noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta, "max_epsilon": max_epsilon,
+        "noise_source": noise_source, "seed": seed, "device": device,
+    }  # fmt: skip
+    given = {name: value for name, value in flags.items() if value is not None}
+    if noise_multiplier is not None and epsilon is not None:
+        raise SettingError(
+            f"{noise_multiplier=} and {epsilon=} are both given but one follows from the other: drop one"
+        )
+    if resume is not None:
+        if given or task or config or out:
+            raise SettingError(
+                f"resume={str(resume)!r} must stand alone, its settings are stored: drop the other flags"
+            )
+        chosen, settings = resolve(None, resume / "settings.toml", {})
+    else:
+        chosen, settings = resolve(task, config, given)
+    run(chosen, settings, out, resume, as_json)
+
+
+def resolve(task: str | None, config: Path | None, flags: dict[str, Any]) -> tuple[Task, TrainSettings]:
+    """The task and its settings: defaults of the task, then the file, then the flags."""
+    from ..tasks.settings import read_toml
+
+    file = {} if config is None else read_toml(config)
+    chosen = task_named(task or file.get("task", DEFAULT_TASK))
+    settings = chosen.settings.overridden({**file, "task": chosen.name}, f"config {str(config)!r}")
+    return chosen, settings.overridden(flags, "the command line")
+
+
+def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | None, as_json: bool) -> None:
+    """Load, check, make the directory, train, and say what came of it."""
+    import torch
+
+    from ..study.run_directory import RunDirectory, check_free
+    from .progress import TrainProgress
+
+    path = resume or out or Path("runs") / time.strftime(f"{task.name}-%Y%m%d-%H%M%S")
+    if resume is None:
+        check_free(path)
+    print(f"preparing {task.title.format(users=f'{settings.users:,}')} ...", file=sys.stderr, flush=True)
+    training = task.training(settings)
+    if training.algorithm.clients.flat.dim < _SMALL_MODEL:
+        torch.set_num_threads(1)
+    print(f"training {settings.rounds} rounds for {training.planned}", file=sys.stderr, flush=True)
+    if resume is None:
+        directory, state = RunDirectory(path, settings), None
+    else:
+        directory, state = RunDirectory.reopen(path, settings)
+    progress = TrainProgress(settings.rounds, task.metric_name, 0 if state is None else state.round_index)
+
+    def observe(report: RoundReport, after: TrainState) -> None:
+        directory.write_round(report, after)
+        progress.show(report, after)
+
+    with progress:
+        result = training.run(observe=observe, state=state)
+    directory.finish(result, task.metric_name)
+    if as_json:
+        print(json.dumps(summary_json(task, settings, result, path)))
+    else:
+        print(summary(task, settings, result, path))
+
+
+def summary(task: Task, settings: TrainSettings, result: TrainResult, path: Path) -> str:
+    """A few lines that a person can quote."""
+    clip = (
+        "none"
+        if settings.clip == "none"
+        else f"{settings.controller().first().clip:.3g} -> {result.state.clip.clip:.3g}"
+    )
+    lines = [
+        f"{task.metric_name} {result.metrics[task.metric_name]:.4f} on users outside the training population",
+        str(result.guarantee),
+        f"clip {clip}"
+        + (f", tracking quantile {settings.quantile:g} of the update norms" if settings.clip == "quantile" else ""),
+        f"files in {path}: " + ", ".join(sorted(file.name for file in path.iterdir())),
+    ]
+    if result.stopped == "budget":
+        lines.append(f"stopped after {result.guarantee.rounds} rounds: the next one would have passed the budget")
+    if result.stopped == "interrupted":
+        lines.append(f"interrupted: go on with  clipline train --resume {path}")
+    if result.guarantee.private and settings.noise_source == "seed":
+        lines.append("the noise comes from the seed: keep the seed secret, or train with --noise-source system")
+    return "\n".join(lines)
+
+
+def summary_json(task: Task, settings: TrainSettings, result: TrainResult, path: Path) -> dict[str, Any]:
+    """The same for programs; epsilon is null where there is no guarantee."""
+    from ..study.run_directory import finite_or_none
+
+    guarantee = result.guarantee
+    return {
+        "task": task.name,
+        "metric": result.metrics[task.metric_name],
+        "metric_name": task.metric_name,
+        "epsilon": finite_or_none(guarantee.epsilon),
+        "delta": guarantee.delta,
+        "relation": str(guarantee.relation),
+        "sampler": guarantee.sampler,
+        "accountant": guarantee.accountant,
+        "private": guarantee.private,
+        "guarantee": str(guarantee),
+        "rounds": guarantee.rounds,
+        "clip": finite_or_none(result.state.clip.clip),
+        "stopped": result.stopped,
+        "users": settings.users,
+        "cohort": settings.cohort,
+        "seed": settings.seed,
+        "run_dir": str(path),
+    }
+
+
+def _clip(text: str | None) -> str | float | None:
+    """A number where it reads as one, else the word."""
+    try:
+        return text if text is None else float(text)
+    except ValueError:
+        return text

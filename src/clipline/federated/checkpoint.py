@@ -1,0 +1,65 @@
+"""The whole state of a run in one file: model, server momentum, clip, round and ledger together, or not at all.
+
+Randomness needs no saving: every stream is a function of seed, purpose and round, so a resumed run draws what the
+uninterrupted one would have drawn.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from ..errors import RunError
+from ..privacy.events import GaussianEvent
+from ..privacy.ledger import Ledger
+from .controllers import ClipState
+from .round import TrainState
+
+_VERSION = "1"
+
+
+def save_checkpoint(path: Path, state: TrainState) -> None:
+    """Write atomically: a crash leaves the previous checkpoint."""
+    runs = [{"count": count, "event": event.to_json()} for event, count in state.ledger.runs]
+    tensors = {"params": state.params, **{f"server.{name}": value for name, value in state.server.items()}}
+    metadata = {
+        "version": _VERSION,
+        "clip": repr(state.clip.clip),
+        "round_index": str(state.clip.round_index),
+        "ledger": json.dumps(runs),
+    }
+    partial = path.with_name(path.name + ".partial")
+    save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, partial, metadata)
+    partial.replace(path)
+
+
+def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> TrainState:
+    """What `save_checkpoint` wrote, to the last bit."""
+    try:
+        with safe_open(path, "pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{str(path)!r} cannot be read as a checkpoint ({error}): start the run again") from None
+    if metadata.get("version") != _VERSION:
+        raise RunError(f"{str(path)!r} has version {metadata.get('version')!r} but must have {_VERSION}: start again")
+    ledger = Ledger()
+    for run in json.loads(metadata["ledger"]):
+        ledger = ledger.add(GaussianEvent.from_json(run["event"]), run["count"])
+    return TrainState(
+        tensors.pop("params"),
+        {name.removeprefix("server."): tensor for name, tensor in tensors.items()},
+        ClipState(float(metadata["clip"]), int(metadata["round_index"])),
+        ledger,
+    )
+
+
+def save_model(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
+    """The model's state as safetensors: `model.load_state_dict(safetensors.torch.load_file(path))` reads it."""
+    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    save_file(tensors, path, metadata)

@@ -1,0 +1,80 @@
+"""A module whose trainable parameters live in one flat vector, checked for what must not leave a user."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ModuleError
+
+
+class FlatModule:
+    """A working copy of `module` on `device`; the caller's module is left alone.
+
+    `vector` holds all trainable parameters end to end and `gradient` their gradients: the module's own parameters are
+    views of it, so that setting or stepping the vector sets or steps the model.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+        check_module(module)
+        self._original = module
+        self.module = copy.deepcopy(module).to(device)
+        trainable = [p for p in self.module.parameters() if p.requires_grad]
+        self.vector = torch.cat([p.detach().reshape(-1) for p in trainable]).clone()
+        self.gradient = torch.zeros_like(self.vector)
+        start = 0
+        for param in trainable:
+            stop = start + param.numel()
+            param.data = self.vector[start:stop].view_as(param)
+            param.grad = self.gradient[start:stop].view_as(param)
+            start = stop
+        self._buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+
+    @property
+    def dim(self) -> int:
+        """Number of trainable parameters."""
+        return len(self.vector)
+
+    def load(self, params: Tensor) -> nn.Module:
+        """The module with these parameters."""
+        self.vector.copy_(params)
+        return self.module
+
+    def export(self, params: Tensor) -> nn.Module:
+        """A new module like the original one, with these parameters, on the CPU."""
+        module = copy.deepcopy(self._original).cpu()
+        trainable = [p for p in module.parameters() if p.requires_grad]
+        pieces = torch.split(params.cpu(), [p.numel() for p in trainable])
+        for param, values in zip(trainable, pieces, strict=True):
+            param.data.copy_(values.view_as(param))
+        return module
+
+    def check_buffers(self) -> None:
+        """Refuse, and undo, a change of a buffer during local training: it would carry a user's data unclipped."""
+        for buffer, before in self._buffers:
+            if not torch.equal(buffer, before):
+                buffer.copy_(before)
+                raise ModuleError(
+                    "a buffer of the model changed while a user trained, and would carry private statistics past the "
+                    "clip: freeze it, or use a layer that keeps none (GroupNorm or LayerNorm instead of batch norm)"
+                )
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse what cannot be trained privately: running statistics, nothing to train, or mixed parameter types."""
+    if not isinstance(module, nn.Module):
+        raise ModuleError(f"model is a {type(module).__name__} but must be a torch.nn.Module: wrap it in one")
+    for name, layer in module.named_modules():
+        if getattr(layer, "track_running_stats", False):
+            raise ModuleError(
+                f"layer {name or 'model'!r} ({type(layer).__name__}) keeps running statistics of the users' data, which would "
+                "leave without clipping or noise: use torch.nn.GroupNorm or LayerNorm, or track_running_stats=False"
+            )
+    dtypes = {p.dtype for p in module.parameters() if p.requires_grad}
+    if not dtypes:
+        raise ModuleError("model has 0 trainable parameters but needs at least 1: set requires_grad on some")
+    if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise ModuleError(f"trainable parameters are {names} but must share one type: call model.float()")

@@ -1,0 +1,68 @@
+"""The only way from a private sum to numbers that may be seen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import check_number, check_whole, refuse
+from ..privacy.events import GaussianEvent
+from ..privacy.split import split_noise
+from .clipping import ClippedSum
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """What a round lets out: PUBLIC, and charged by its event. Only a mechanism makes one."""
+
+    mean: Tensor = field(repr=False)  # (dim,) float64: noisy sum of updates over the declared cohort size
+    fraction_within: float | None  # noisy fraction of users whose update was within the clip; may leave [0, 1]
+    event: GaussianEvent
+
+
+@dataclass(frozen=True)
+class GaussianMechanism:
+    """Gaussian noise on the joint vector of update and bit.
+
+    `noise_multiplier` is z of the whole round, the one that is accounted. With `count_stddev` (in users) the bit is
+    released too, and Theorem 1 raises the noise on the updates to `delta_noise_multiplier` so that the two together
+    cost what one release at z would. Without it (None) no bit is released and all of z goes to the updates.
+    `cohort_size` is the declared size: a public constant that divides, whatever the realised cohort was.
+    """
+
+    cohort_size: int
+    noise_multiplier: float
+    count_stddev: float | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("cohort_size", self.cohort_size, at_least=1, way_out="sample at least one user a round")
+        check_number("noise_multiplier", self.noise_multiplier, at_least=0, way_out="0 means no noise and no privacy")
+        if self.count_stddev is not None:
+            check_number(
+                "count_stddev", self.count_stddev, at_least=0, way_out="cohort_size / 20 is the paper's choice"
+            )
+        _ = self.delta_noise_multiplier  # refuses a split that does not exist
+
+    @property
+    def delta_noise_multiplier(self) -> float:
+        """Noise multiplier of the summed updates alone (z_delta of Theorem 1)."""
+        if self.count_stddev is None:
+            return self.noise_multiplier
+        return split_noise(self.noise_multiplier, self.count_stddev)
+
+    def release(self, total: ClippedSum, rng: np.random.Generator) -> Release:
+        """Add noise made for the bound that clipped, then divide by the declared cohort size."""
+        if not math.isfinite(total.bound) and self.noise_multiplier > 0:
+            raise refuse("clip", total.bound, "finite where noise is added", "set a clip, or noise_multiplier=0")
+        dim = len(total.total) - 1
+        delta_stddev = self.delta_noise_multiplier * total.bound if self.noise_multiplier > 0 else 0.0
+        noise = rng.standard_normal(dim + 1)  # one joint draw; the last coordinate is the bit's
+        noise[:-1] *= delta_stddev
+        noise[-1] *= self.count_stddev or 0.0
+        noisy = (total.total + torch.from_numpy(noise).to(total.total.device)) / self.cohort_size
+        fraction_within = None if self.count_stddev is None else float(noisy[-1]) + 0.5
+        return Release(noisy[:-1], fraction_within, GaussianEvent(total.sampling, self.noise_multiplier))

@@ -1,0 +1,66 @@
+"""Algorithm 1 of the paper, on one screen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..privacy.events import GaussianEvent
+from ..privacy.ledger import Ledger
+from ..streams import Streams
+from .clients import OneByOne
+from .clipping import aggregate
+from .controllers import ClipController, ClipState
+from .mechanism import GaussianMechanism, Release
+from .sampling import Sampler
+from .server import ServerOptimiser, ServerState
+
+
+@dataclass(frozen=True, eq=False)
+class TrainState:
+    """All that a run is between two rounds. Everything in it has been released."""
+
+    params: Tensor  # (dim,)
+    server: ServerState
+    clip: ClipState
+    ledger: Ledger
+
+    @property
+    def round_index(self) -> int:
+        """The round that comes next, from 0."""
+        return self.clip.round_index
+
+
+@dataclass(frozen=True, eq=False)
+class Algorithm:
+    """The parts of Algorithm 1, each of which fits the place of any other of its kind."""
+
+    sampler: Sampler
+    clients: OneByOne
+    mechanism: GaussianMechanism
+    server: ServerOptimiser
+    controller: ClipController
+    streams: Streams
+
+    @property
+    def event(self) -> GaussianEvent:
+        """What every round will be charged as."""
+        return GaussianEvent(self.sampler.sampling, self.mechanism.noise_multiplier)
+
+    def first(self) -> TrainState:
+        """The state before round 0."""
+        params = self.clients.flat.vector.clone()
+        return TrainState(params, self.server.first(params), self.controller.first(), Ledger())
+
+    def round(self, state: TrainState) -> tuple[TrainState, Release]:
+        """One round: sample, train and clip, add noise, move the model, move the clip, write the ledger."""
+        t = state.round_index
+        cohort = self.sampler.draw(self.streams.sampling(t))
+        updates = self.clients.train(state.params, cohort, t)
+        total = aggregate(updates, state.clip.clip, cohort, dim=len(state.params))
+        release = self.mechanism.release(total, self.streams.noise(t))
+        params, server = self.server.update(state.params, state.server, release)
+        clip = self.controller.update(state.clip, release)
+        ledger = state.ledger.add(release.event)
+        return TrainState(params, server, clip, ledger), release

@@ -1,0 +1,195 @@
+"""Many rounds: settings to parts, parts to a trained model, with a budget that is never passed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import nn
+
+from ..errors import SettingError, check_number, check_whole, refuse
+from ..privacy.accountant import Guarantee, account, default_relation
+from ..privacy.calibration import noise_multiplier_for
+from ..privacy.events import Sampling
+from ..privacy.ledger import Ledger
+from ..privacy.relations import Relation
+from ..streams import NoiseSource, Streams
+from .clients import LocalSGD, Loss, OneByOne
+from .controllers import ClipController, QuantileClip
+from .interrupt import CtrlC
+from .mechanism import GaussianMechanism
+from .population import Population
+from .round import Algorithm, TrainState
+from .sampling import sampler_named
+from .server import ServerOptimiser, ServerSGD
+
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+Stopped = Literal["finished", "budget", "interrupted"]
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What may be shown and stored of one round: released numbers, and metrics on users outside the population."""
+
+    round_index: int
+    clip: float  # that clipped in this round
+    fraction_within: float | None  # noisy
+    guarantee: Guarantee  # of all rounds so far
+    metrics: Mapping[str, float]  # empty where this round was not evaluated
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class TrainResult:
+    """A trained model and the guarantee that covers everything seen on the way."""
+
+    model: nn.Module = field(repr=False)
+    state: TrainState = field(repr=False)
+    guarantee: Guarantee
+    metrics: Mapping[str, float]  # of the final model
+    reports: tuple[RoundReport, ...] = field(repr=False)
+    stopped: Stopped
+
+    def __str__(self) -> str:
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        return f"{metrics + '; ' if metrics else ''}{self.guarantee}"
+
+
+class Training:
+    """Algorithm 1 on `model` and the users of `population`: checked when it is made, trained by `run()`.
+
+    Give either `epsilon` (the noise is then chosen so that `rounds` rounds spend at most that much) or
+    `noise_multiplier` (0: no noise, not private). The rest has the paper's defaults: the median as clip, momentum 0.9
+    at the server, cohort_size / 20 as noise on the count, delta = (number of users)^-1.1. The relation follows the
+    sampling: add-or-remove for "poisson", replace-one for "fixed". `max_epsilon` stops before the round that would
+    pass it.
+
+    `loss(model, batch)` returns one number; `batch` maps the population's field names to tensors. `evaluate(model)`
+    returns named metrics; it must look at data of users outside the population. `model` itself is never changed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        population: Population,
+        *,
+        rounds: int,
+        cohort_size: int,
+        local: LocalSGD,
+        seed: int,
+        epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        delta: float | None = None,
+        sampling: str = "poisson",
+        relation: Relation | None = None,
+        clip: ClipController | None = None,
+        server: ServerOptimiser | None = None,
+        count_stddev: float | None = None,
+        max_epsilon: float | None = None,
+        noise_source: NoiseSource = "seed",
+        evaluate: Evaluate | None = None,
+        evaluate_every: int = 10,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.rounds = check_whole("rounds", rounds, at_least=1, way_out="train for at least one round")
+        self.evaluate = evaluate
+        self.evaluate_every = check_whole(
+            "evaluate_every", evaluate_every, at_least=1, way_out="1 is after every round"
+        )
+        for name, value in (("epsilon", epsilon), ("max_epsilon", max_epsilon)):
+            if value is not None:
+                check_number(name, value, above=0, way_out="give 4.0, say, or leave it out")
+        sampler = sampler_named(sampling, len(population), cohort_size)
+        self.relation = default_relation(sampler.sampling) if relation is None else Relation(relation)
+        self.delta = check_number(
+            "delta",
+            len(population) ** -1.1 if delta is None else delta,
+            above=0,
+            below=1,
+            way_out="(number of users)^-1.1 is the usual choice",
+        )
+        self.noise_multiplier = self._resolve_noise(sampler.sampling, epsilon, noise_multiplier)
+        self.max_epsilon = epsilon if max_epsilon is None else max_epsilon
+        controller = QuantileClip() if clip is None else clip
+        if self.noise_multiplier > 0 and not math.isfinite(controller.first().clip):
+            raise refuse("clip", math.inf, "finite where noise is added", "set a clip, or noise_multiplier=0")
+        if count_stddev is None:
+            count_stddev = cohort_size / 20 if self.noise_multiplier > 0 else 0.0  # section 2.1 of the paper
+        mechanism = GaussianMechanism(cohort_size, self.noise_multiplier, count_stddev if controller.counts else None)
+        streams = Streams(seed, noise_source)
+        clients = OneByOne(model, loss, population, local, streams, device)
+        self.algorithm = Algorithm(sampler, clients, mechanism, server or ServerSGD(), controller, streams)
+        self.planned = self.guarantee_of(Ledger().add(self.algorithm.event, self.rounds))
+
+    def run(
+        self, *, observe: Callable[[RoundReport, TrainState], None] | None = None, state: TrainState | None = None
+    ) -> TrainResult:
+        """Train, from `state` on if given. Ctrl-C and the budget stop it between two rounds, and the result stands.
+
+        `observe(report, state)` is called after every round.
+        """
+        state = self.algorithm.first() if state is None else state
+        reports: list[RoundReport] = []
+        metrics: Mapping[str, float] = {}
+        stopped: Stopped = "finished"
+        with CtrlC() as ctrl_c:
+            while state.round_index < self.rounds:
+                if not self._affordable(state.ledger.add(self.algorithm.event)):
+                    stopped = "budget"
+                    break
+                if ctrl_c.pressed:
+                    stopped = "interrupted"
+                    break
+                begun = time.perf_counter()
+                clip = state.clip.clip
+                state, release = self.algorithm.round(state)
+                due = state.round_index % self.evaluate_every == 0 or state.round_index == self.rounds
+                metrics = self._measure(state) if due else {}
+                guarantee = self.guarantee_of(state.ledger)
+                seconds = time.perf_counter() - begun
+                reports.append(
+                    RoundReport(state.round_index - 1, clip, release.fraction_within, guarantee, metrics, seconds)
+                )
+                if observe is not None:
+                    observe(reports[-1], state)
+        model = self.algorithm.clients.flat.export(state.params)
+        metrics = metrics or self._measure(state)
+        return TrainResult(model, state, self.guarantee_of(state.ledger), metrics, tuple(reports), stopped)
+
+    def guarantee_of(self, ledger: Ledger) -> Guarantee:
+        """What these rounds promise, at this training's delta and relation."""
+        return account(ledger, delta=self.delta, relation=self.relation)
+
+    def _resolve_noise(self, sampling: Sampling, epsilon: float | None, noise_multiplier: float | None) -> float:
+        if epsilon is None and noise_multiplier is None:
+            raise SettingError(
+                "epsilon=None and noise_multiplier=None, but one of them must be set: give epsilon=4.0, say, or "
+                "noise_multiplier=0 to train without privacy"
+            )
+        if noise_multiplier is None:
+            assert epsilon is not None
+            return noise_multiplier_for(
+                sampling=sampling, rounds=self.rounds, epsilon=epsilon, delta=self.delta, relation=self.relation
+            )
+        if epsilon is not None:
+            raise SettingError(
+                f"{epsilon=} and {noise_multiplier=} are both set but one follows from the other: drop one of them, or "
+                "give the limit as max_epsilon"
+            )
+        return check_number("noise_multiplier", noise_multiplier, at_least=0, way_out="0 is no noise and no privacy")
+
+    def _affordable(self, ledger: Ledger) -> bool:
+        return self.max_epsilon is None or self.guarantee_of(ledger).epsilon <= self.max_epsilon
+
+    def _measure(self, state: TrainState) -> Mapping[str, float]:
+        if self.evaluate is None:
+            return {}
+        module = self.algorithm.clients.flat.load(state.params)
+        module.eval()
+        with torch.no_grad():
+            return dict(self.evaluate(module))

@@ -1,0 +1,121 @@
+"""What one round did, as far as privacy is concerned: how users were sampled and how much noise was added."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from ..errors import SettingError, check_choice, check_number, check_whole, nearest
+
+SamplingName = Literal["none", "poisson", "fixed"]
+
+
+@dataclass(frozen=True)
+class NoSampling:
+    """Every user takes part in every round."""
+
+    name: ClassVar[SamplingName] = "none"
+    rate: ClassVar[float] = 1.0
+
+    def __str__(self) -> str:
+        return "no sampling, every user in every round"
+
+
+@dataclass(frozen=True)
+class PoissonSampling:
+    """Each user takes part with probability `rate`, independently of all others and of other rounds."""
+
+    rate: float
+    name: ClassVar[SamplingName] = "poisson"
+
+    def __post_init__(self) -> None:
+        way_out = "give the share of users expected in a round, such as 0.01"
+        object.__setattr__(self, "rate", check_number("rate", self.rate, above=0, at_most=1, way_out=way_out))
+
+    def __str__(self) -> str:
+        return f"Poisson sampling at rate {self.rate:g}"
+
+
+@dataclass(frozen=True)
+class FixedSizeSampling:
+    """Exactly `cohort_size` of `population_size` users, without replacement, drawn afresh each round."""
+
+    cohort_size: int
+    population_size: int
+    name: ClassVar[SamplingName] = "fixed"
+
+    def __post_init__(self) -> None:
+        population = check_whole(
+            "population_size", self.population_size, at_least=1, way_out="give the number of users in the population"
+        )
+        cohort = check_whole(
+            "cohort_size",
+            self.cohort_size,
+            at_least=1,
+            at_most=population,
+            way_out="a cohort is drawn without replacement, so lower cohort_size or raise population_size",
+        )
+        object.__setattr__(self, "population_size", population)
+        object.__setattr__(self, "cohort_size", cohort)
+
+    @property
+    def rate(self) -> float:
+        """The probability that a given user takes part in a round."""
+        return self.cohort_size / self.population_size
+
+    def __str__(self) -> str:
+        return f"fixed-size sampling, {self.cohort_size} of {self.population_size} users"
+
+
+Sampling = NoSampling | PoissonSampling | FixedSizeSampling
+
+_SAMPLINGS: dict[str, type[Sampling]] = {kind.name: kind for kind in (NoSampling, PoissonSampling, FixedSizeSampling)}
+
+
+@dataclass(frozen=True)
+class GaussianEvent:
+    """One round that released a noisy sum over sampled users.
+
+    `noise_multiplier` is that of the whole round, update and bit together (z, not z_delta; see `split`). Zero is
+    allowed and means that nothing was hidden: epsilon is then infinite.
+    """
+
+    sampling: Sampling
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sampling, Sampling):
+            raise SettingError(
+                f"sampling={self.sampling!r} must be a sampling: "
+                "give NoSampling(), PoissonSampling(rate) or FixedSizeSampling(cohort_size, population_size)"
+            )
+        way_out = "give the noise of the round over its bound, such as 1.0, or 0 for no privacy"
+        checked = check_number("noise_multiplier", self.noise_multiplier, at_least=0, way_out=way_out)
+        object.__setattr__(self, "noise_multiplier", checked)
+
+    def to_json(self) -> dict[str, str | int | float]:
+        """Flat and complete: `from_json(event.to_json()) == event`."""
+        return {
+            "sampling": self.sampling.name,
+            **asdict(self.sampling),
+            "noise_multiplier": self.noise_multiplier,
+        }
+
+    @classmethod
+    def from_json(cls, entries: Mapping[str, object]) -> GaussianEvent:
+        """The event that `to_json` described. A missing or unknown key and an unknown sampling are refused."""
+        kind = _SAMPLINGS[check_choice("sampling", entries.get("sampling"), _SAMPLINGS)]
+        settings = [field.name for field in fields(kind)]
+        expected = ["sampling", *settings, "noise_multiplier"]
+        for key in entries:
+            if key not in expected:
+                raise SettingError(
+                    f"unknown key {key!r} in an event with {kind.name} sampling: {nearest(key, expected)}"
+                )
+        for key in expected:
+            if key not in entries:
+                raise SettingError(f"{key} is missing in an event with {kind.name} sampling: add it")
+        # The constructors check every value, so that a ledger cannot hold what a run could not have done.
+        values: dict[str, Any] = dict(entries)
+        return cls(kind(**{name: values[name] for name in settings}), values["noise_multiplier"])

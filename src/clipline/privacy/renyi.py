@@ -1,0 +1,198 @@
+"""The Renyi divergence that one round costs, as a curve over real orders above 1.
+
+Normalise so that one user moves the sum by 1 and the noise has standard deviation `stddev`. With x standard normal
+and r = 1 - q + q exp((2 stddev x - 1) / (2 stddev^2)), the likelihood ratio of "the user is there with probability q"
+to "the user is not there", the curves are (order a, b = a - 1):
+
+    no sampling                 a / (2 stddev^2)
+    Poisson sampling            log(1 + E[r^a - 1 - a (r - 1)]) / b                         Mironov, Talwar, Zhang 2019
+    fixed size, replace one     log(1 + E[1{r > 1} (r^a + r^(1-a) - r - 1)]) / b            PRIVACY.md 2.3
+
+Both expectations are of terms that are never negative, so that a cost of 10^-30 is computed as well as one of 10^3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from ..errors import SettingError
+from .events import GaussianEvent
+from .quadrature import Array, log_integral
+from .relations import Relation
+
+# The sampled curves grow with the rate and fall with the noise, so that using the nearest limit here can only overstate
+# the cost. Below the least stddev the quadrature would need too many nodes, and sampling is not counted at all.
+_LEAST_RATE, _MOST_STDDEV, _LEAST_STDDEV = 1e-12, 1e12, 1e-3
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+def gaussian_curve(stddev: float, orders: Array) -> Array:
+    """Without sampling: a / (2 stddev^2)."""
+    with np.errstate(over="ignore"):  # infinite beyond 10^308, as it should be
+        return 0.5 * (orders / stddev) / stddev
+
+
+def poisson_curve(rate: float, stddev: float, orders: Array) -> Array:
+    """Poisson sampling at `rate`; of the two directions, the user present against absent, which costs more."""
+    if rate == 1 or stddev < _LEAST_STDDEV:
+        return gaussian_curve(stddev, orders)
+    rate, stddev = max(rate, _LEAST_RATE), min(stddev, _MOST_STDDEV)
+    middle = 0.5 / stddev  # where r = 1
+
+    def log_integrand(x: Array, order: Array) -> Array:
+        return _log_convex_excess(_log_ratio((x - middle) / stddev, rate), order - 1) - 0.5 * x * x
+
+    summits = _summits(rate, stddev, orders)
+    right = np.maximum(orders, 2) / stddev + 10
+    # The branch points of r^a lie at distance pi * stddev from the real line, which sets the step when stddev < 1.
+    step = 0.4 * min(1.0, stddev)
+    log_excess = log_integral(log_integrand, orders, summits=summits, left=-10.0, right=right, step=step)
+    return np.logaddexp(0.0, log_excess - _LOG_SQRT_2PI) / (orders - 1)
+
+
+def poisson_curve_at_whole_orders(rate: float, stddev: float, orders: Array) -> Array:
+    """`poisson_curve` at whole orders by the binomial sum: the plain version, one term for each k up to the order."""
+    costs = []
+    for order in orders.astype(int).tolist():
+        k = np.arange(2, order + 1)
+        log_choose = np.array([math.lgamma(order + 1) - math.lgamma(j + 1) - math.lgamma(order - j + 1) for j in k])
+        exponent = k * (k - 1) / (2 * stddev**2)
+        log_growth = exponent + np.log(-np.expm1(-exponent))  # log(e^exponent - 1); the terms 0 and 1 have none
+        terms = log_choose + (order - k) * math.log1p(-rate) + k * math.log(rate) + log_growth
+        costs.append(np.logaddexp(0.0, np.logaddexp.reduce(terms)) / (order - 1))
+    return np.array(costs)
+
+
+def fixed_size_curve(rate: float, stddev: float, orders: Array) -> Array:
+    """Fixed-size sampling, replace one; the distance between two users' contributions is 1, so `stddev` is z / 2."""
+    if rate == 1 or stddev < _LEAST_STDDEV:
+        return gaussian_curve(stddev, orders)
+    rate, stddev = max(rate, _LEAST_RATE), min(stddev, _MOST_STDDEV)
+    middle, scale = 0.5 / stddev, min(1.0, stddev)
+
+    def log_integrand(v: Array, order: Array) -> Array:
+        # The integral runs over x > middle. Putting x = middle + scale * log(1 + exp(.)) makes it one over the whole
+        # line that vanishes at both ends, as the trapezoid rule wants it.
+        v = (v - middle) / scale
+        beyond = scale * np.logaddexp(0.0, v)
+        log_slope = -np.logaddexp(0.0, -v)
+        u = _log_ratio(beyond / stddev, rate)
+        # r^a + r^(1-a) - r - 1 = r^a (1 - r^-a) (1 - r^(1-a)), which has nothing to cancel.
+        product = np.expm1(-order * u) * np.expm1(-(order - 1) * u)
+        logs: Array = order * u + np.log(product) - 0.5 * (middle + beyond) ** 2 + log_slope
+        return logs
+
+    summits = _summits(rate, stddev, orders)
+    right = np.maximum(orders, 2) / stddev + 10
+    left = middle - 15 * scale  # there the integrand is exp(-45) of what it is at the middle
+    log_excess = log_integral(log_integrand, orders, summits=summits, left=left, right=right, step=0.4 * scale)
+    return np.logaddexp(0.0, log_excess - _LOG_SQRT_2PI) / (orders - 1)
+
+
+def _log_ratio(t: Array, rate: float) -> Array:
+    """The log of r, log(1 - rate + rate e^t), without cancellation near t = 0 and without overflow."""
+    near = np.log1p(rate * np.expm1(np.minimum(t, 500.0)))
+    return np.where(t < 500.0, near, t + math.log(rate))
+
+
+def _log_convex_excess(u: Array, b: Array) -> Array:
+    """The log of r^a - 1 - a (r - 1) for r = e^u and a = b + 1: how far r^a lies above its tangent at 1.
+
+    Written as r (expm1(b u) + b expm1(-u)), whose two terms cancel when u is small; there its Taylor series serves.
+    Minus infinity at u = 0.
+    """
+    y = b * u
+    full = np.expm1(np.minimum(y, 700.0)) + b * np.expm1(-u)
+    small = (np.abs(u) < 0.1) & (np.abs(y) < 0.1)
+    if small.any():
+        full[small] = _excess_series(u[small], y[small])
+    with np.errstate(divide="ignore"):
+        log_full = np.log(full)
+    return u + np.where(y > 700.0, y, log_full)
+
+
+def _excess_series(u: Array, y: Array) -> Array:
+    """Sum expm1(y) + b expm1(-u), y = b u, for |u| and |y| below 0.1: y times the sum of (y^j - (-u)^j) / (j + 1)!.
+
+    Nine terms leave a relative error under 10^-15.
+    """
+    total, y_power, u_power = np.zeros_like(u), y, -u
+    for k in range(2, 11):
+        total += (y_power - u_power) / math.factorial(k)
+        y_power, u_power = y_power * y, u_power * -u
+    return y * total
+
+
+def _summits(rate: float, stddev: float, orders: Array) -> Array:
+    """(orders, 4) places near which the integrand of either sampled curve may have a narrow maximum.
+
+    Near 0 and near 2 / stddev, where the excess is quadratic in r - 1; elsewhere it is r^a, and r^a exp(-x^2/2) is
+    stationary at x = (a / stddev) p(x), with p the posterior probability that the user was sampled. p rises, so
+    iterating from 0 climbs to the least such x, and from a / stddev descends to the greatest.
+    """
+    top = orders / stddev
+    log_odds, middle = math.log(rate) - math.log1p(-rate), 0.5 / stddev
+    x = np.stack([np.zeros_like(top), top])
+    for _ in range(30):
+        x = top / (1 + np.exp(np.minimum(-log_odds - (x - middle) / stddev, 700.0)))
+    return np.stack([np.zeros_like(top), np.full_like(top, 2 / stddev), x[0], x[1]], axis=1)
+
+
+Curve = Callable[[GaussianEvent, Array], Array]
+
+_CURVES: dict[tuple[str, Relation], Curve] = {
+    ("none", Relation.ADD_OR_REMOVE): lambda event, orders: gaussian_curve(event.noise_multiplier, orders),
+    ("none", Relation.ZERO_OUT): lambda event, orders: gaussian_curve(event.noise_multiplier, orders),
+    # Exchanging a user moves the sum by twice what one user may contribute.
+    ("none", Relation.REPLACE_ONE): lambda event, orders: gaussian_curve(event.noise_multiplier / 2, orders),
+    ("poisson", Relation.ADD_OR_REMOVE): lambda event, orders: poisson_curve(
+        event.sampling.rate, event.noise_multiplier, orders
+    ),
+    ("poisson", Relation.ZERO_OUT): lambda event, orders: poisson_curve(
+        event.sampling.rate, event.noise_multiplier, orders
+    ),
+    ("fixed", Relation.REPLACE_ONE): lambda event, orders: fixed_size_curve(
+        event.sampling.rate, event.noise_multiplier / 2, orders
+    ),
+}
+
+_REFUSALS: dict[tuple[str, Relation], str] = {
+    ("poisson", Relation.REPLACE_ONE): (
+        "the Renyi curve of Poisson sampling holds for one user more or less, not for an exchange: "
+        "use add-or-remove or zero-out, or fixed-size sampling with replace-one"
+    ),
+    ("fixed", Relation.ADD_OR_REMOVE): (
+        "in a cohort of fixed size a user who joins displaces another one, so that the sum moves by twice the clip: "
+        "use replace-one, or Poisson sampling with add-or-remove"
+    ),
+    ("fixed", Relation.ZERO_OUT): (
+        "in a cohort of fixed size a sampled user takes the place of another one: "
+        "use replace-one, which covers zero-out, or Poisson sampling with zero-out"
+    ),
+}
+
+
+def check_supported(event: GaussianEvent, relation: Relation) -> None:
+    """Refuse a pair of sampling and relation for which no sound curve is in the table, with the nearest sound one."""
+    reason = _REFUSALS.get((event.sampling.name, relation))
+    if reason is not None:
+        raise SettingError(f"relation={relation.value!r} cannot be accounted with {event.sampling}: {reason}")
+
+
+@lru_cache(maxsize=1024)
+def renyi_curve(event: GaussianEvent, relation: Relation, orders: tuple[float, ...]) -> Array:
+    """The Renyi divergence of one round at each order (all above 1): read-only, and kept, since rounds repeat.
+
+    Infinite at every order for a round without noise. A pair (sampling, relation) outside the table is refused.
+    """
+    check_supported(event, relation)
+    if event.noise_multiplier == 0:
+        curve = np.full(len(orders), np.inf)
+    else:
+        curve = _CURVES[event.sampling.name, relation](event, np.array(orders, dtype=np.float64))
+    curve.flags.writeable = False
+    return curve

@@ -1,0 +1,128 @@
+"""The settings of a run, as flags and TOML files spell them: a task's defaults, then the file, then the flags."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import SettingError, check_choice, check_number, check_whole, nearest, refuse
+from ..federated.controllers import ClipController, FixedClip, QuantileClip
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Everything that decides what `clipline train` does. A task brings its own defaults."""
+
+    task: str
+    rounds: int
+    cohort: int
+    client_lr: float
+    batch_size: int
+    server_lr: float
+    fixed_clip: float  # what `clip = "fixed"` means on this task
+    users: int  # of a generated population
+    classes: int  # of a generated population
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None  # None: users^-1.1
+    max_epsilon: float | None = None
+    sampling: str = "poisson"
+    clip: str | float = "quantile"  # "quantile", "fixed", "none", or a number
+    quantile: float = 0.5
+    clip_start: float = 0.1
+    clip_lr: float = 0.2
+    clip_rule: str = "geometric"
+    clamp_fraction: bool = False
+    count_stddev: float | None = None  # None: cohort / 20
+    client_epochs: int = 1
+    max_examples: int | None = None
+    server: str = "sgd"  # "sgd", "adam", "yogi"
+    server_momentum: float = 0.9
+    seed: int = 0
+    noise_source: str = "seed"  # "seed", "system"
+    evaluate_every: int = 10
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_choice("sampling", self.sampling, ("poisson", "fixed"))
+        check_choice("clip_rule", self.clip_rule, ("geometric", "linear"))
+        check_choice("server", self.server, ("sgd", "adam", "yogi"))
+        check_choice("noise_source", self.noise_source, ("seed", "system"))
+        if isinstance(self.clip, str):
+            check_choice("clip", self.clip, ("quantile", "fixed", "none"))
+        check_number("fixed_clip", self.fixed_clip, above=0, way_out="give a positive clip")
+        if not isinstance(self.clamp_fraction, bool):
+            raise refuse("clamp_fraction", self.clamp_fraction, "true or false", "false is the paper's choice")
+        check_whole("rounds", self.rounds, at_least=1, way_out="train for at least one round")
+        check_whole("cohort", self.cohort, at_least=1, way_out="sample at least one user a round")
+        check_whole("users", self.users, at_least=1, way_out="give a population with users")
+        if self.cohort > self.users:
+            limit = f"at most the population, {self.users} users"
+            raise refuse("cohort", self.cohort, limit, "lower the cohort or raise users")
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise SettingError(
+                f"epsilon={self.epsilon!r} and noise_multiplier={self.noise_multiplier!r} are both set but one follows "
+                "from the other: drop one of them, or give the limit as max_epsilon"
+            )
+        for name in ("epsilon", "max_epsilon"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), above=0, way_out="4.0 is a usual target")
+        if self.noise_multiplier is not None:
+            check_number("noise_multiplier", self.noise_multiplier, at_least=0, way_out="0 is no noise and no privacy")
+        if self.delta is not None:
+            check_number("delta", self.delta, above=0, below=1, way_out="leave it out for users^-1.1")
+        self.controller()  # checks quantile, clip, clip_start and clip_lr
+
+    def controller(self) -> ClipController:
+        """The clip controller that `clip` names."""
+        if self.clip == "quantile":
+            rule: Any = self.clip_rule
+            return QuantileClip(self.quantile, self.clip_start, self.clip_lr, rule, self.clamp_fraction)
+        if self.clip == "none":
+            return FixedClip(float("inf"))
+        return FixedClip(self.fixed_clip if self.clip == "fixed" else float(self.clip))
+
+    def overridden(self, changes: Mapping[str, Any], where: str) -> TrainSettings:
+        """These settings with `changes`; an unknown key is refused with the nearest known one.
+
+        Setting epsilon drops a noise_multiplier that was there before, and the other way round.
+        """
+        known = [field.name for field in fields(self)]
+        for key in changes:
+            if key not in known:
+                raise SettingError(f"{where} has the unknown key {key!r}: {nearest(key, known)}")
+        changes = dict(changes)
+        if "epsilon" in changes:
+            changes.setdefault("noise_multiplier", None)
+        if "noise_multiplier" in changes:
+            changes.setdefault("epsilon", None)
+        return replace(self, **changes)
+
+    def to_toml(self) -> str:
+        """One `key = value` a line, for `read_toml`; settings that are None are left out."""
+        lines = [f"{name} = {_toml(value)}" for name, value in asdict(self).items() if value is not None]
+        return "\n".join(lines) + "\n"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The keys of a settings file."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise SettingError(f"config={str(path)!r} does not exist: give the path of a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise SettingError(
+            f"config={str(path)!r} cannot be read as TOML ({error}): write lines such as rounds = 100"
+        ) from None
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value)
+    return repr(value)

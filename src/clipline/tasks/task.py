@@ -1,0 +1,88 @@
+"""What a task is: data, model, loss and metrics under one name, with settings that work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import SettingError
+from ..federated.clients import LocalSGD, Loss
+from ..federated.population import Population
+from ..federated.server import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
+from ..federated.training import Evaluate, Training
+from .settings import TrainSettings
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedTask:
+    """A task with its data in place."""
+
+    population: Population
+    model: nn.Module
+    loss: Loss
+    evaluate: Evaluate  # on users outside the population
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A task by name. `load` draws or opens the data that the settings ask for."""
+
+    name: str
+    title: str
+    metric_name: str
+    settings: TrainSettings
+    load: Callable[[TrainSettings], LoadedTask]
+
+    def training(self, settings: TrainSettings) -> Training:
+        """Everything checked and ready to run."""
+        device = chosen_device(settings.device)
+        loaded = self.load(settings)
+        noise_source: Any = settings.noise_source
+        return Training(
+            loaded.model,
+            loaded.loss,
+            loaded.population,
+            rounds=settings.rounds,
+            cohort_size=settings.cohort,
+            local=LocalSGD(settings.client_lr, settings.batch_size, settings.client_epochs, settings.max_examples),
+            seed=settings.seed,
+            epsilon=settings.epsilon,
+            noise_multiplier=settings.noise_multiplier,
+            delta=settings.delta,
+            sampling=settings.sampling,
+            clip=settings.controller(),
+            server=_server(settings),
+            count_stddev=settings.count_stddev,
+            max_epsilon=settings.max_epsilon,
+            noise_source=noise_source,
+            evaluate=loaded.evaluate,
+            evaluate_every=settings.evaluate_every,
+            device=device,
+        )
+
+
+def chosen_device(name: str) -> torch.device:
+    """The torch device: "auto" is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingError(f"device={name!r} must be auto, cpu or cuda: leave it out to take what is there") from None
+    if device.type not in ("cpu", "cuda"):
+        raise SettingError(f"device={name!r} must be auto, cpu or cuda (sums are kept in float64): use cpu") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SettingError(f"device={name!r} must be present, and torch finds no CUDA device here: use cpu or auto")
+    return device
+
+
+def _server(settings: TrainSettings) -> ServerOptimiser:
+    if settings.server == "adam":
+        return ServerAdam(settings.server_lr)
+    if settings.server == "yogi":
+        return ServerYogi(settings.server_lr)
+    return ServerSGD(settings.server_lr, settings.server_momentum)

@@ -1,0 +1,109 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from clipline.errors import SettingError
+from clipline.privacy.events import FixedSizeSampling, GaussianEvent, NoSampling, PoissonSampling
+from clipline.privacy.relations import Relation
+
+EVENTS = [
+    GaussianEvent(NoSampling(), 0.0),
+    GaussianEvent(PoissonSampling(0.1), 1.3958),
+    GaussianEvent(FixedSizeSampling(100, 3400), 0.513),
+]
+
+
+def test_every_relation_says_what_it_means():
+    assert Relation("add-or-remove").meaning == "one user more or one user less"
+    assert len({relation.meaning for relation in Relation}) == 3
+    assert [relation.phrase for relation in Relation] == [
+        "add-or-remove one user",
+        "replace one user",
+        "zero-out one user",
+    ]
+
+
+def test_samplings_describe_themselves():
+    assert str(PoissonSampling(0.01)) == "Poisson sampling at rate 0.01"
+    assert str(FixedSizeSampling(100, 10000)) == "fixed-size sampling, 100 of 10000 users"
+    assert "every user" in str(NoSampling())
+    assert [kind.name for kind in (NoSampling, PoissonSampling, FixedSizeSampling)] == ["none", "poisson", "fixed"]
+
+
+def test_the_rate_is_the_chance_of_one_user_to_take_part():
+    assert NoSampling().rate == 1
+    assert PoissonSampling(0.25).rate == 0.25
+    assert FixedSizeSampling(25, 100).rate == 0.25
+
+
+def test_numpy_numbers_are_stored_as_plain_ones():
+    event = GaussianEvent(PoissonSampling(np.float64(0.5)), np.float32(2))
+    assert type(event.sampling.rate) is float
+    assert type(event.noise_multiplier) is float
+    assert type(FixedSizeSampling(np.int64(1), np.int64(2)).cohort_size) is int
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=str)
+def test_an_event_survives_json(event):
+    assert GaussianEvent.from_json(event.to_json()) == event
+
+
+def test_the_json_of_an_event_is_flat():
+    assert EVENTS[0].to_json() == {"sampling": "none", "noise_multiplier": 0.0}
+    assert EVENTS[1].to_json() == {"sampling": "poisson", "rate": 0.1, "noise_multiplier": 1.3958}
+    assert EVENTS[2].to_json() == {
+        "sampling": "fixed",
+        "cohort_size": 100,
+        "population_size": 3400,
+        "noise_multiplier": 0.513,
+    }
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"sampling": "poison", "rate": 0.1, "noise_multiplier": 1}, "sampling='poison'.*did you mean 'poisson'"),
+        ({"rate": 0.1, "noise_multiplier": 1}, "sampling=None must be one of none, poisson, fixed"),
+        ({"sampling": "none", "rate": 0.1, "noise_multiplier": 1}, "unknown key 'rate' in an event with none sampling"),
+        ({"sampling": "poisson", "noise_multiplier": 1}, "rate is missing"),
+        ({"sampling": "poisson", "rate": 0.1}, "noise_multiplier is missing"),
+        ({"sampling": "poisson", "rate": "0.1", "noise_multiplier": 1}, "rate='0.1' must be a finite number"),
+        ({"sampling": "fixed", "cohort_size": 2.0, "population_size": 9, "noise_multiplier": 1}, "cohort_size=2.0"),
+    ],
+)
+def test_json_that_no_event_wrote_is_refused(entries, message):
+    with pytest.raises(SettingError, match=message):
+        GaussianEvent.from_json(entries)
+
+
+@pytest.mark.parametrize("rate", [0, -0.1, 1.01, float("nan"), float("inf"), True, "half"])
+def test_a_rate_outside_its_limits_is_refused(rate):
+    with pytest.raises(SettingError, match=r"rate=.*above 0 and at most 1.*such as 0.01"):
+        PoissonSampling(rate)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "population", "name"), [(0, 5, "cohort_size=0"), (6, 5, "cohort_size=6"), (1, 0, "population_size=0")]
+)
+def test_a_cohort_that_cannot_be_drawn_is_refused(cohort, population, name):
+    with pytest.raises(SettingError, match=name):
+        FixedSizeSampling(cohort, population)
+
+
+@pytest.mark.parametrize("noise_multiplier", [-1, float("inf"), float("nan"), None])
+def test_a_noise_multiplier_that_is_not_a_number_from_zero_up_is_refused(noise_multiplier):
+    with pytest.raises(SettingError, match=r"noise_multiplier=.*at least 0.*or 0 for no privacy"):
+        GaussianEvent(NoSampling(), noise_multiplier)
+
+
+def test_a_sampling_given_by_name_is_refused_with_the_three_that_exist():
+    with pytest.raises(SettingError, match=r"sampling='poisson'.*PoissonSampling\(rate\)"):
+        GaussianEvent("poisson", 1.0)
+
+
+def test_accounting_needs_no_array_framework():
+    code = "import sys, clipline.privacy.calibration; print([m for m in ('torch', 'scipy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
