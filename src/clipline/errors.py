@@ -53,7 +53,7 @@ def check_number(
         for word, bound in (("above", above), ("at least", at_least), ("below", below), ("at most", at_most))
         if bound is not None
     ]
-    limit = " and ".join(["a number" if infinite else "a finite number", *limits])
+    limit = f"{'a number' if infinite else 'a finite number'} {' and '.join(limits)}".rstrip()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise refuse(name, value, limit, way_out)
     number = float(value)
@@ -81,7 +81,7 @@ def check_whole(
         or (at_least is not None and int(value) < at_least)
         or (at_most is not None and int(value) > at_most)
     ):
-        raise refuse(name, value, " and ".join(["a whole number", *limits]), way_out)
+        raise refuse(name, value, f"a whole number {' and '.join(limits)}".rstrip(), way_out)
     return int(value)
 
 

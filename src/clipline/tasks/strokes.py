@@ -15,7 +15,8 @@ from ..errors import check_whole
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # the order of EMNIST by class
 TOP, MIDDLE, BASE = 1.0, 0.66, 0.2
-LOW, ENLARGED = "acemnorsuvwxz", 1.45  # letters between base and middle are written larger when they stand alone
+LOW = "acemnorsuvwxz"  # letters between base and middle: standing alone, they are written larger
+ENLARGED = np.array([1.4, 1.55])
 MARGIN = 0.25  # the fields reach this far beyond each side of the unit square
 
 Stroke = NDArray[np.float64]  # (points, 2): x, y

@@ -35,12 +35,12 @@ class Trait(NamedTuple):
 
 
 TRAITS = {
-    "slant": Trait(0.1, 0.16, 0.06, 0.05),  # shift to the right for one upwards
-    "turn": Trait(0.0, 0.06, 0.05, 0.05),  # radians against the clock
-    "scale": Trait(-0.1, 0.08, 0.1, 0.05),  # logarithm; 0 is UNIT pixels
+    "slant": Trait(0.1, 0.15, 0.05, 0.05),  # shift to the right for one upwards
+    "turn": Trait(0.0, 0.06, 0.04, 0.05),  # radians against the clock
+    "scale": Trait(-0.1, 0.07, 0.09, 0.05),  # logarithm; 0 is UNIT pixels
     "aspect": Trait(0.0, 0.07, 0.05, 0.04),  # logarithm; positive is wide and low
     "right": Trait(0.0, 0.4, 0.4, 0.5),  # pixels
-    "up": Trait(0.0, 0.4, 0.8, 0.5),  # pixels
+    "up": Trait(0.0, 0.4, 0.7, 0.5),  # pixels
     "haste": Trait(0.0, 0.22, 0.0, 0.1),  # logarithm; multiplies the bend
     "thickness": Trait(0.1, 0.22, 0.0, 0.06),  # logarithm of half the width of the pen in pixels
     "softness": Trait(0.0, 0.2, 0.0, 0.05),  # logarithm of the pixels over which ink fades
@@ -48,7 +48,7 @@ TRAITS = {
     "grain": Trait(0.2, 0.1, 0.0, 0.02),  # largest share of a pixel's ink that the paper refuses, cut at 0
 }
 WAVES = ((0.5, 0.0), (0.0, 0.5), (0.5, 0.5), (0.5, -0.5), (1.0, 0.0), (0.0, 1.0))  # cycles per UNIT, right and up
-BEND = Trait(0.0, 0.027, 0.027, 0.018)  # of the sine and the cosine of each wave, in sides of the unit square
+BEND = Trait(0.0, 0.024, 0.025, 0.016)  # of the sine and the cosine of each wave, in sides of the unit square
 # A wave's two normal amplitudes are one wave of random height and random phase.
 
 _COLUMNS = list(TRAITS)

@@ -1,0 +1,76 @@
+import math
+
+import pytest
+import torch
+
+from clipline.federated.clipping import aggregate, clip_rows, join_bit
+from clipline.federated.sampling import Cohort
+from clipline.privacy.events import PoissonSampling
+
+COHORT = Cohort(torch.arange(0).numpy(), PoissonSampling(0.5))
+
+
+def test_a_row_within_is_unchanged_and_a_longer_one_is_scaled_to_the_clip():
+    deltas = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])  # norms 5, 0.5, 0
+    clipped, within = clip_rows(deltas, 1.0)
+    assert within.tolist() == [False, True, True]
+    assert clipped[0].tolist() == pytest.approx([0.6, 0.8], rel=1e-6)
+    assert torch.equal(clipped[1:], deltas[1:])
+
+
+def test_a_norm_equal_to_the_clip_is_within():
+    _, within = clip_rows(torch.tensor([[3.0, 4.0]]), 5.0)
+    assert within.tolist() == [True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_clipped_row_is_longer_than_the_clip_even_by_a_rounding(dtype):
+    rows = torch.randn(500, 333, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for clip in (1e-20, 0.0123, 1.0, 7.7):
+        clipped, _ = clip_rows(rows * 1e3, clip)
+        for row in clipped:
+            exact = math.fsum(float(value) ** 2 for value in row.double())
+            assert exact <= clip**2
+        assert float(clipped.double().norm(dim=1).min()) >= clip * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_not_finite_becomes_zero_and_is_not_within(bad):
+    deltas = torch.tensor([[1.0, bad], [0.1, 0.0]])
+    for clip in (0.5, math.inf):
+        clipped, within = clip_rows(deltas, clip)
+        assert within.tolist() == [False, True]
+        assert clipped[0].tolist() == [0.0, 0.0]
+        assert clipped[1].tolist() == pytest.approx([0.1, 0.0])
+
+
+def test_a_huge_but_finite_row_is_clipped_and_not_lost():
+    clipped, within = clip_rows(torch.full((1, 4), 1e38), 2.0)  # its norm overflows float32
+    assert within.tolist() == [False]
+    assert clipped[0].tolist() == pytest.approx([1.0] * 4, rel=1e-6)
+
+
+def test_update_and_centred_bit_are_one_vector():
+    joint = join_bit(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([True, False]))
+    assert joint.tolist() == [[1.0, 2.0, 0.5], [3.0, 4.0, -0.5]]
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 40])
+def test_the_sum_does_not_depend_on_the_blocks(block):
+    deltas = torch.randn(40, 5, generator=torch.Generator().manual_seed(1))
+    total = aggregate(deltas.split(block), 1.5, COHORT, dim=5)
+    norms = deltas.double().norm(dim=1)
+    expected = (deltas.double() * (1.5 / norms).clamp(max=1).unsqueeze(1)).sum(0)
+    assert total.total[:-1].tolist() == pytest.approx(expected.tolist(), rel=1e-6, abs=1e-6)
+    assert float(total.total[-1]) == float((norms <= 1.5).sum()) - 20
+    assert total.bound == 1.5
+
+
+def test_an_empty_cohort_sums_to_zero():
+    assert aggregate([], 1.0, COHORT, dim=3).total.tolist() == [0.0] * 4
+
+
+def test_a_private_sum_shows_nothing_of_itself():
+    total = aggregate([torch.tensor([[123.456, 0.0]])], 1e9, COHORT, dim=2)
+    assert "123" not in repr(total)
+    assert "tensor" not in str(total)

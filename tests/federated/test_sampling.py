@@ -1,0 +1,110 @@
+import numpy as np
+import pytest
+
+from clipline import FixedSizeSampler, PoissonSampler, SettingError
+from clipline.federated.sampling import sampler_named
+from clipline.privacy.events import FixedSizeSampling, PoissonSampling
+from clipline.streams import Streams
+
+BOTH = [FixedSizeSampler, PoissonSampler]
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_cohort_is_of_distinct_users_of_the_population_in_order(kind):
+    for seed in range(50):
+        users = kind(30, 10).draw(np.random.default_rng(seed)).users
+        assert len(set(users.tolist())) == len(users)
+        assert users.size == 0 or (users.min() >= 0 and users.max() < 30)
+        assert (np.diff(users) > 0).all()
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(("population", "cohort"), [(20, 5), (20_000, 100), (1000, 1000)])
+def test_every_user_is_equally_likely(kind, population, cohort):
+    draws = 2000 if population < 100 else 200
+    counts = np.zeros(population)
+    streams = Streams(3)
+    for t in range(draws):
+        np.add.at(counts, kind(population, cohort).draw(streams.sampling(t)).users, 1)
+    rate = cohort / population
+    # Pearson's statistic over users has mean (population - 1) and deviation sqrt(2 population): 5 deviations
+    # either way happen by chance less than once in a million runs.
+    if rate < 1:
+        statistic = ((counts - draws * rate) ** 2 / (draws * rate * (1 - rate))).sum()
+        assert abs(statistic - population) < 5 * np.sqrt(2 * population) + 5
+    else:
+        assert (counts == draws).all()
+
+
+def test_fixed_size_is_exact_and_poisson_is_binomial():
+    streams = Streams(11)
+    fixed = [len(FixedSizeSampler(5000, 50).draw(streams.sampling(t)).users) for t in range(50)]
+    assert set(fixed) == {50}
+    sizes = np.array([len(PoissonSampler(5000, 50).draw(streams.sampling(t)).users) for t in range(4000)])
+    # Binomial(5000, 0.01): mean 50, variance 49.5. Five standard errors each: fails by chance once in a million.
+    assert sizes.mean() == pytest.approx(50, abs=5 * np.sqrt(49.5 / 4000))
+    assert sizes.var() == pytest.approx(49.5, rel=5 * np.sqrt(2 / 4000))
+
+
+def test_poisson_inclusions_of_two_users_are_independent():
+    streams = Streams(5)
+    together = sum({0, 1} <= set(PoissonSampler(4, 2).draw(streams.sampling(t)).users.tolist()) for t in range(4000))
+    # probability 1/4 (fixed-size sampling of 2 of 4 would give 1/6); five standard errors
+    assert together / 4000 == pytest.approx(0.25, abs=5 * np.sqrt(0.25 * 0.75 / 4000))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_rounds_are_drawn_independently_from_the_whole_population(kind):
+    sampler, streams = kind(100, 50), Streams(0)
+    cohorts = [set(sampler.draw(streams.sampling(t)).users.tolist()) for t in range(400)]
+    overlap = [len(a & b) for a, b in zip(cohorts, cohorts[1:], strict=False)]
+    # half of one cohort is in the next: a cycle through the population would give 0, repetition 50
+    assert np.mean(overlap) == pytest.approx(25, abs=1.5)
+
+
+def test_each_sampler_emits_its_own_event():
+    assert PoissonSampler(200, 20).sampling == PoissonSampling(0.1)
+    assert FixedSizeSampler(200, 20).sampling == FixedSizeSampling(20, 200)
+    rng = np.random.default_rng(0)
+    for sampler in (PoissonSampler(200, 20), FixedSizeSampler(200, 20)):
+        assert sampler.draw(rng).sampling == sampler.sampling
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_draw_from_ten_million_users_touches_no_array_of_that_size(kind):
+    import tracemalloc
+
+    sampler, rng = kind(10_000_000, 1000), np.random.default_rng(0)
+    tracemalloc.start()
+    sampler.draw(rng)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000  # ten million users would take 80 MB as a list, 10 MB as a mask
+
+
+def test_what_a_cohort_shows_of_itself_is_public():
+    cohort = PoissonSampler(50, 10).draw(np.random.default_rng(0))
+    assert repr(cohort) == "Cohort(Poisson sampling at rate 0.2)"
+
+
+@pytest.mark.parametrize(
+    ("population", "cohort", "words"),
+    [
+        (10, 11, "cohort_size=11 must be at most the population, 10 users: lower the cohort"),
+        (10, 0, "cohort_size=0 must be a whole number at least 1"),
+        (0, 1, "population_size=0"),
+        (10, 2.5, "cohort_size=2.5 must be a whole number"),
+    ],
+)
+@pytest.mark.parametrize("kind", BOTH)
+def test_impossible_cohorts_are_refused(kind, population, cohort, words):
+    with pytest.raises(SettingError) as error:
+        kind(population, cohort)
+    assert words in str(error.value)
+
+
+def test_samplers_by_name():
+    assert sampler_named("fixed", 10, 2) == FixedSizeSampler(10, 2)
+    assert sampler_named("poisson", 10, 2) == PoissonSampler(10, 2)
+    with pytest.raises(SettingError, match="did you mean 'poisson'"):
+        sampler_named("poison", 10, 2)

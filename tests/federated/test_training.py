@@ -1,0 +1,224 @@
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from samples import LOCAL, cross_entropy, linear_model, small_population
+
+from clipline import (
+    FixedClip,
+    LocalSGD,
+    Population,
+    QuantileClip,
+    Relation,
+    ScheduledClip,
+    ServerAdam,
+    SettingError,
+    Training,
+)
+from clipline.errors import ModuleError
+from clipline.privacy.accountant import account
+from clipline.privacy.events import GaussianEvent, PoissonSampling
+from clipline.privacy.ledger import Ledger
+
+
+def training(population=None, model=None, loss=cross_entropy, **changes):
+    settings = {"rounds": 6, "cohort_size": 20, "local": LOCAL, "seed": 0, "noise_multiplier": 0.5, **changes}
+    return Training(model or linear_model(dtype=torch.float32), loss, population or small_population(), **settings)
+
+
+def accuracy(population):
+    x = torch.from_numpy(population.fields["x"]).float()
+    y = torch.from_numpy(population.fields["y"])
+    return lambda model: {"accuracy": float((model(x).argmax(dim=1) == y).float().mean())}
+
+
+def test_training_learns_privately_and_leaves_the_callers_model_alone():
+    population = small_population(2000)
+    model = linear_model(dtype=torch.float32)
+    others = small_population(200, seed=0)
+    result = training(
+        population, model, rounds=60, cohort_size=200, noise_multiplier=None, epsilon=4.0, evaluate=accuracy(others)
+    ).run()
+    assert result.guarantee.epsilon <= 4.0
+    assert result.metrics["accuracy"] > 0.65  # a third by chance; the data's own noise allows about 0.8
+    assert model.weight.abs().max() == 0
+    assert result.model.weight.abs().max() > 0
+    assert result.stopped == "finished"
+    assert str(result).startswith("accuracy 0.")
+    assert "add-or-remove one user" in str(result)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another():
+    first, again, other = (training(seed=seed).run() for seed in (1, 1, 2))
+    assert torch.equal(first.state.params, again.state.params)
+    assert [r.clip for r in first.reports] == [r.clip for r in again.reports]
+    assert not torch.equal(first.state.params, other.state.params)
+
+
+def test_system_noise_cannot_be_replayed_but_the_cohorts_can():
+    first, again = (training(noise_source="system").run() for _ in range(2))
+    assert not torch.equal(first.state.params, again.state.params)
+    quiet = [training(noise_source=source, noise_multiplier=0).run().state.params for source in ("system", "seed")]
+    assert torch.equal(*quiet)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"clip": FixedClip(0.5)},
+        {"clip": ScheduledClip({0: 1.0, 3: 0.1})},
+        {"clip": QuantileClip(quantile=0.9, rule="linear")},
+        {"server": ServerAdam(0.05)},
+        {"sampling": "fixed"},
+        {"noise_multiplier": 0.0},
+        {"noise_multiplier": 0.0, "clip": FixedClip(math.inf)},
+        {"cohort_size": 60},
+    ],
+)
+def test_parts_fit_the_place_of_any_other_of_their_kind(changes):
+    result = training(**changes).run()
+    assert result.state.params.isfinite().all()
+    assert result.guarantee.rounds == 6
+    assert len(result.reports) == 6
+
+
+def test_the_ledger_has_one_event_a_round_at_z_and_the_samplers_own_rate():
+    result = training(rounds=5, noise_multiplier=0.8).run()
+    assert list(result.state.ledger) == [GaussianEvent(PoissonSampling(20 / 60), 0.8)] * 5
+    for t, report in enumerate(result.reports):
+        ledger = Ledger().add(GaussianEvent(PoissonSampling(20 / 60), 0.8), t + 1)
+        expected = account(ledger, delta=60**-1.1, relation=Relation.ADD_OR_REMOVE)
+        assert report.guarantee.epsilon == expected.epsilon
+
+
+def test_training_stops_before_the_round_that_would_pass_the_budget():
+    whole = training(rounds=6).run()
+    limit = whole.reports[3].guarantee.epsilon  # what four rounds cost
+    result = training(rounds=6, max_epsilon=limit, evaluate=lambda model: {"loss": 1.0}).run()
+    assert (result.stopped, result.guarantee.rounds) == ("budget", 4)
+    assert result.guarantee.epsilon <= limit
+    assert torch.equal(result.state.params, training(rounds=4).run().state.params)
+    assert result.metrics == {"loss": 1.0}
+
+
+def test_a_budget_too_small_for_one_round_trains_nothing():
+    result = training(max_epsilon=1e-3).run()
+    assert (result.stopped, result.guarantee.epsilon, result.reports) == ("budget", 0.0, ())
+
+
+def test_without_noise_nothing_is_called_private():
+    result = training(noise_multiplier=0.0).run()
+    assert result.guarantee.epsilon == math.inf
+    assert "not private" in str(result)
+    assert "not private" in str(training(noise_multiplier=0.0).planned)
+
+
+def test_without_noise_a_budget_is_never_enough():
+    assert training(noise_multiplier=0.0, max_epsilon=5.0).run().stopped == "budget"
+
+
+def test_evaluation_comes_every_so_many_rounds_and_after_the_last():
+    calls = []
+
+    def evaluate(model):
+        assert not model.training
+        calls.append(model.weight.detach().clone())
+        return {"loss": float(len(calls))}
+
+    result = training(rounds=5, evaluate=evaluate, evaluate_every=2).run()
+    assert [bool(report.metrics) for report in result.reports] == [False, True, False, True, True]
+    assert len(calls) == 3
+    assert result.metrics == {"loss": 3.0}
+    assert torch.equal(calls[-1], result.model.weight)
+
+
+def test_ctrl_c_ends_after_the_round_and_the_result_stands():
+    def observe(report, state):
+        if report.round_index == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    result = training(rounds=50).run(observe=observe)
+    assert (result.stopped, result.guarantee.rounds, len(result.reports)) == ("interrupted", 2, 2)
+    assert torch.equal(result.state.params, training(rounds=2).run().state.params)
+
+
+def test_a_second_ctrl_c_stops_at_once_and_the_handler_is_given_back():
+    before = signal.getsignal(signal.SIGINT)
+
+    def observe(report, state):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        training().run(observe=observe)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_goes_on_from_a_state_as_if_it_had_never_stopped():
+    states = {}
+    whole = training(rounds=6).run(observe=lambda report, state: states.setdefault(state.round_index, state))
+    rest = training(rounds=6).run(state=states[3])
+    assert torch.equal(rest.state.params, whole.state.params)
+    assert rest.state.ledger == whole.state.ledger
+    assert [r.round_index for r in rest.reports] == [3, 4, 5]
+
+
+def test_a_user_who_diverges_contributes_zero_and_training_goes_on():
+    ids = np.repeat(np.arange(40), 5)
+    x = np.ones((200, 6))
+    x[ids == 7] = np.inf
+    population = Population.from_arrays(ids, x=x, y=np.zeros(200, int))
+    result = training(
+        population, cohort_size=40, sampling="fixed", noise_multiplier=0.0, rounds=1, clip=QuantileClip(start=1e9)
+    ).run()
+    assert result.state.params.isfinite().all()
+    assert result.reports[0].fraction_within == pytest.approx(39 / 40)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rounds": 0}, "rounds=0 must be a whole number at least 1"),
+        ({"rounds": -3}, "rounds=-3"),
+        ({"cohort_size": 61}, "cohort_size=61 must be at most the population, 60 users"),
+        ({"noise_multiplier": -0.1}, "noise_multiplier=-0.1"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier=nan"),
+        ({"noise_multiplier": None}, "one of them must be set"),
+        ({"epsilon": 3.0}, "drop one of them"),
+        ({"noise_multiplier": None, "epsilon": -1.0}, "epsilon=-1.0"),
+        ({"noise_multiplier": None, "epsilon": math.inf}, "epsilon=inf"),
+        ({"max_epsilon": 0.0}, "max_epsilon=0.0"),
+        ({"delta": 0.0}, "delta=0.0 must be a finite number above 0 and below 1"),
+        ({"delta": 1.0}, "delta=1.0"),
+        ({"delta": -1e-5}, "delta=-1e-05"),
+        ({"sampling": "shuffle"}, "sampling='shuffle' must be one of poisson, fixed"),
+        ({"seed": -1}, "seed=-1"),
+        ({"evaluate_every": 0}, "evaluate_every=0"),
+        ({"noise_multiplier": 2.5}, "raise count_stddev or cohort_size, or lower noise_multiplier"),
+        ({"clip": FixedClip(math.inf)}, "clip=inf must be finite where noise is added"),
+        ({"noise_source": "dice"}, "noise_source='dice'"),
+        ({"relation": Relation.REPLACE_ONE}, "replace-one"),
+    ],
+)
+def test_bad_settings_are_refused_before_any_work(changes, words):
+    def loss(model, batch):
+        raise AssertionError("nothing may be trained")
+
+    with pytest.raises(SettingError) as error:
+        training(loss=loss, **changes)
+    assert words in str(error.value)
+    assert ":" in str(error.value)  # the way out
+
+
+def test_a_model_with_batch_norm_is_refused_when_the_training_is_made():
+    with pytest.raises(ModuleError, match="GroupNorm"):
+        training(model=torch.nn.Sequential(torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3)))
+
+
+def test_local_epochs_move_the_model_further():
+    once = training(local=LocalSGD(0.05, 8), noise_multiplier=0, clip=FixedClip(math.inf), rounds=1).run()
+    thrice = training(local=LocalSGD(0.05, 8, epochs=3), noise_multiplier=0, clip=FixedClip(math.inf), rounds=1).run()
+    assert thrice.state.params.norm() > 1.5 * once.state.params.norm()

@@ -1,0 +1,40 @@
+import math
+
+import numpy as np
+import pytest
+
+from clipline.errors import SettingError, check_choice, check_number, check_whole, nearest
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1", None, True, 0, -1, 11])
+def test_numbers_outside_their_limits_are_refused_with_name_value_limit_and_way_out(value):
+    with pytest.raises(SettingError) as error:
+        check_number("rate", value, above=0, at_most=10, way_out="try 1")
+    assert str(error.value) == f"rate={value!r} must be a finite number above 0 and at most 10: try 1"
+
+
+@pytest.mark.parametrize("value", [1, 2.5, np.float32(0.5), np.int64(3)])
+def test_numbers_of_any_kind_come_back_as_floats(value):
+    number = check_number("rate", value, at_least=0, below=10, way_out="")
+    assert type(number) is float
+    assert number == float(value)
+
+
+def test_infinity_is_a_number_only_where_it_may_be():
+    assert check_number("clip", math.inf, above=0, infinite=True, way_out="") == math.inf
+    with pytest.raises(SettingError):
+        check_number("clip", math.nan, above=0, infinite=True, way_out="")
+
+
+@pytest.mark.parametrize("value", [1.0, "3", None, False, 0, 6])
+def test_whole_numbers_are_whole(value):
+    with pytest.raises(SettingError, match=r"users=.* must be a whole number at least 1 and at most 5: more"):
+        check_whole("users", value, at_least=1, at_most=5, way_out="more")
+    assert check_whole("users", np.int32(4), at_least=1, at_most=5, way_out="") == 4
+
+
+def test_a_misspelt_choice_gets_the_nearest_one():
+    with pytest.raises(SettingError) as error:
+        check_choice("task", "handwritting", ["handwriting", "emnist"])
+    assert str(error.value) == "task='handwritting' must be one of handwriting, emnist: did you mean 'handwriting'?"
+    assert nearest("zzz", ["ab", "cd"]) == "choose among ab, cd"

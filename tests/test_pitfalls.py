@@ -1,0 +1,218 @@
+"""Mistakes that public libraries of this method have made, each with the test that would have caught it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from samples import LOCAL, cross_entropy, linear_model, small_population
+
+from clipline import (
+    FixedClip,
+    FixedSizeSampler,
+    GaussianMechanism,
+    LocalSGD,
+    PoissonSampler,
+    Population,
+    QuantileClip,
+    Training,
+)
+from clipline.federated.clipping import ClippedSum, aggregate, clip_rows, join_bit
+from clipline.federated.sampling import Cohort
+from clipline.privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling
+from clipline.streams import Streams
+
+SAMPLING = PoissonSampling(0.01)
+
+
+def training(population=None, model=None, loss=cross_entropy, **changes):
+    settings = {"rounds": 4, "cohort_size": 20, "local": LOCAL, "seed": 0, "noise_multiplier": 0.5, **changes}
+    return Training(model or linear_model(dtype=torch.float32), loss, population or small_population(), **settings)
+
+
+@pytest.mark.parametrize("start", [0.1, 5.0])
+@pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9])
+def test_pitfall_wrong_direction(start, quantile):
+    """Norms log-normal(0, 1), 100 users, count noise 5: the clip ends at the quantile and does not run away."""
+    from clipline.study.paper_figures import track_quantile
+
+    truth = math.exp({0.1: -1.28155, 0.5: 0.0, 0.9: 1.28155}[quantile])
+    end = track_quantile(log_mean=0.0, log_stddev=1.0, quantile=quantile, seed=0, rounds=300, start=start)[-1]
+    assert truth / 1.6 < end < truth * 1.6  # a flipped sign ends at 1e-14 or 1e+5
+
+
+def test_pitfall_noise_scaled_by_the_next_rounds_clip():
+    """Every update is within, so the clip falls by exp(-1.8); the noise of the round still belongs to the old clip."""
+    run = training(
+        small_population(400), rounds=1, cohort_size=50, noise_multiplier=1.0, count_stddev=3.0,
+        clip=QuantileClip(quantile=0.1, start=1e6, lr=2.0),
+    )  # fmt: skip
+    streams = run.algorithm.streams
+    state, release = run.algorithm.round(run.algorithm.first())
+    split = GaussianMechanism(50, 1.0, 3.0).delta_noise_multiplier
+    expected = split * 1e6 * streams.noise(0).standard_normal(19)[:-1] / 50
+    assert state.clip.clip < 0.5e6
+    np.testing.assert_allclose(
+        release.mean.numpy(), expected, atol=5.0
+    )  # the updates themselves are below 1 in each coordinate
+
+
+def test_pitfall_weighted_mean_under_privacy():
+    """A user with ten thousand examples moves the mean no further than a user with one."""
+    ids = np.array([0] + [1] * 10_000)
+    x = np.where(ids == 0, 1.0, -1.0)
+    population = Population.from_arrays(ids, x=x)
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+
+    def pull(model, batch):
+        return -(model.weight[0, 0] * batch["x"]).mean()
+
+    run = training(
+        population, model, pull, sampling="fixed", cohort_size=2, noise_multiplier=0, clip=FixedClip(0.01), rounds=1,
+        delta=0.1, local=LocalSGD(0.1, batch_size=20),
+    )  # fmt: skip
+    _, release = run.algorithm.round(run.algorithm.first())
+    assert float(release.mean[0]) == pytest.approx(0.0, abs=1e-8)
+
+
+def test_pitfall_realised_versus_declared_count():
+    """Whatever number of users came, sum and count are divided by the declared cohort size."""
+    for count in (0, 3, 50):
+        deltas = torch.full((count, 1), 0.5)
+        total = aggregate([deltas] if count else [], 1.0, Cohort(np.arange(count), SAMPLING), dim=1)
+        release = GaussianMechanism(10, 0.0, 0.0).release(total, Streams(0).noise(0))
+        assert float(release.mean[0]) == pytest.approx(0.5 * count / 10)
+        assert release.fraction_within == pytest.approx(0.5 + 0.5 * count / 10)
+
+
+def test_pitfall_accountant_fed_z_delta_instead_of_z():
+    """The update alone gets more noise than z, and the ledger still says z."""
+    run = training(noise_multiplier=0.9, count_stddev=0.5)
+    assert run.algorithm.mechanism.delta_noise_multiplier == pytest.approx((0.9**-2 - 1) ** -0.5)  # 2.06
+    assert {event.noise_multiplier for event in run.run().state.ledger} == {0.9}
+
+
+def test_pitfall_uncentred_bit_with_the_centred_formula():
+    """Adding any user moves the joint vector by at most the clip in the update and exactly 1/2 in the bit."""
+    deltas = torch.tensor([[30.0, 40.0], [0.0, 0.1], [math.nan, 0.0]])
+    joint = join_bit(*clip_rows(deltas, 2.0))
+    assert joint[:, -1].abs().tolist() == [0.5, 0.5, 0.5]
+    assert (joint[:, :-1].norm(dim=1) <= 2.0).all()
+
+
+def test_pitfall_unnoised_side_channels():
+    """A report holds released numbers and held-out metrics; what is private does not print."""
+    run = training(evaluate=lambda model: {"accuracy": 0.5}, evaluate_every=1)
+    result = run.run()
+    names = set(vars(result.reports[0]))
+    assert names == {"round_index", "clip", "fraction_within", "guarantee", "metrics", "seconds"}
+    noiseless = training(noise_multiplier=0.0).run()
+    # With noise the reported fraction is not the true one, which is a multiple of 1/20 shifted by the cohort.
+    fractions = np.array([report.fraction_within for report in result.reports]) * 40
+    assert np.abs(fractions - fractions.round()).min() > 1e-6
+    exact = np.array([report.fraction_within for report in noiseless.reports]) * 40
+    assert np.abs(exact - exact.round()).max() < 1e-9
+    total = ClippedSum(torch.tensor([42.0, 1.0]), 1.0, SAMPLING)
+    assert "42" not in f"{total!r} {total}"
+
+
+def test_pitfall_sampler_does_not_match_accountant():
+    """No user twice in a cohort, and the event is the sampler's own description of itself."""
+    for kind, event in ((FixedSizeSampler, FixedSizeSampling(40, 50)), (PoissonSampler, PoissonSampling(0.8))):
+        for t in range(100):
+            cohort = kind(50, 40).draw(Streams(1).sampling(t))
+            assert len(np.unique(cohort.users)) == len(cohort.users)
+            assert cohort.sampling == event
+    assert list(training(sampling="fixed", rounds=1).run().state.ledger) == [
+        GaussianEvent(FixedSizeSampling(20, 60), 0.5)
+    ]
+
+
+def test_pitfall_per_layer_or_wrong_norm_clipping():
+    """One Euclidean norm over all layers: 3-4-12 has norm 13, not 4 + 12 and not clipped piece by piece."""
+    deltas = torch.tensor([[3.0, 4.0, 12.0]])
+    clipped, within = clip_rows(deltas, 6.5)
+    assert clipped[0].tolist() == pytest.approx([1.5, 2.0, 6.0], rel=1e-6)
+    assert clip_rows(deltas, 13.0)[1].tolist() == [True]
+    assert clip_rows(deltas, 12.999)[1].tolist() == [False]
+
+
+def test_pitfall_noise_that_vanishes_or_replaces_the_model():
+    """Round after round the noise has its stated size, and it is added to the mean, not put in its place."""
+    mechanism, streams = GaussianMechanism(10, 1.0, 2.0), Streams(0)
+    stddev = mechanism.delta_noise_multiplier * 0.5 / 10
+    total = ClippedSum(torch.full((10_001,), 100.0, dtype=torch.float64), 0.5, SAMPLING)
+    for t in range(60):
+        mean = mechanism.release(total, streams.noise(t)).mean
+        # 5 standard errors of a deviation from 10,000 draws: fails by chance once in 30,000 runs of all rounds
+        assert float(mean.std()) == pytest.approx(stddev, rel=5 / math.sqrt(2 * 10_000))
+        assert float(mean.mean()) == pytest.approx(10.0, abs=5 * stddev / 100)
+
+
+def test_pitfall_zero_and_non_finite_norms():
+    """A zero update is no division by zero and is not scaled up; a broken one has a defined bit."""
+    deltas = torch.tensor([[0.0, 0.0], [math.inf, 1.0], [1e-30, 0.0]])
+    clipped, within = clip_rows(deltas, 1.0)
+    assert clipped.isfinite().all()
+    assert within.tolist() == [True, False, True]
+    assert torch.equal(clipped[[0, 2]], deltas[[0, 2]])
+
+
+class Counter(torch.nn.Module):
+    """A linear model with an integer buffer and a frozen weight, neither of which is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 3)
+        self.linear.bias.requires_grad_(False)
+        self.register_buffer("version", torch.tensor(7, dtype=torch.int64))
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def test_pitfall_noise_on_things_that_are_not_weights():
+    model = Counter()
+    trained = training(model=model, noise_multiplier=1.5).run().model
+    assert int(trained.version) == 7
+    assert torch.equal(trained.linear.bias, model.linear.bias)
+    assert not torch.equal(trained.linear.weight, model.linear.weight)
+
+
+def test_pitfall_float_and_rng():
+    """Seed 0 is a seed; noise, sampling and users draw from unrelated streams; no global generator is touched."""
+    assert torch.equal(training(seed=0).run().state.params, training(seed=0).run().state.params)
+    zero, one = Streams(0), Streams(1)
+    assert zero.noise(0).random() != zero.sampling(0).random()
+    assert zero.noise(0).random() != zero.noise(1).random()
+    assert zero.user_key("order/0", 3, 5) != one.user_key("order/0", 3, 5)
+    run = training(seed=9)
+    np.random.seed(0)  # noqa: NPY002 (the global generator is what must stay untouched)
+    expected = np.random.random()  # noqa: NPY002
+    np.random.seed(0)  # noqa: NPY002
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    run.run()
+    assert np.random.random() == expected  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), before)
+    _, released = run.algorithm.round(run.algorithm.first())
+    assert released.mean.dtype == torch.float64
+
+
+def test_pitfall_lower_bound_on_the_clip():
+    """Norms of 1e-4 are tracked as well as norms of 1."""
+    from clipline.study.paper_figures import track_quantile
+
+    end = track_quantile(log_mean=math.log(1e-4), log_stddev=0.1, quantile=0.5, seed=0, rounds=300)[-1]
+    assert end == pytest.approx(1e-4, rel=0.1)
+
+
+@pytest.mark.parametrize("quantile", [0.1, 0.9])
+def test_pitfall_text_says_one_thing_axis_another(quantile):
+    """`quantile` is the share of users whose update is within: at 0.9 nearly all are, at 0.1 hardly any."""
+    result = training(
+        small_population(300), rounds=150, cohort_size=150, noise_multiplier=0.1, clip=QuantileClip(quantile=quantile)
+    ).run()
+    tail = [report.fraction_within for report in result.reports[-50:]]
+    assert np.mean(tail) == pytest.approx(quantile, abs=0.05)

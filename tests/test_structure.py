@@ -1,0 +1,128 @@
+"""Rules of the house that a reader should be able to rely on."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from samples import ROOT
+
+import clipline
+
+SOURCE = ROOT / "src" / "clipline"
+LEVELS = {
+    "errors": 0,
+    "streams": 1,
+    "plotting": 1,
+    "privacy": 2,
+    "federated": 3,
+    "data": 4,
+    "tasks": 4,
+    "study": 5,
+    "deploy": 5,
+    "cli": 6,
+}
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    parts = path.relative_to(SOURCE).parts
+    return parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """The rooms of clipline that a file imports, wherever in the file."""
+    package = ["clipline", *path.relative_to(SOURCE).with_suffix("").parts][:-1]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            name = ".".join([*base, *([node.module] if node.module else [])])
+            names = [f"{name}.{alias.name}" for alias in node.names] if name == "clipline" else [name]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("clipline.")}
+    return found
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room(p) not in ("__init__", "__main__")], ids=str)
+def test_imports_go_down_only(path):
+    mine = LEVELS[room(path)]
+    for other in imported_rooms(path) - {room(path), "__version__"}:
+        assert LEVELS[other] < mine, f"{path.name} is on level {mine} and imports {other}, on level {LEVELS[other]}"
+
+
+def test_the_import_reader_sees_imports():
+    assert {"errors", "privacy", "streams"} <= imported_rooms(SOURCE / "federated" / "training.py")
+    assert "study" in imported_rooms(SOURCE / "cli" / "train.py")  # inside a function
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room(p) == "privacy"], ids=str)
+def test_privacy_code_knows_no_array_framework_but_numpy(path):
+    names = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and not node.level
+            else []
+        )
+    }
+    assert not names & {"torch", "jax", "tensorflow", "safetensors", "typer", "rich", "matplotlib"}
+
+
+def test_only_the_mechanism_makes_a_release():
+    makers = {
+        path.relative_to(SOURCE).as_posix()
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Release"
+    }
+    assert makers == {"federated/mechanism.py"}
+
+
+def test_a_private_sum_is_opened_by_the_mechanism_alone():
+    readers = {
+        path.relative_to(SOURCE).as_posix()
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "total"
+    }
+    assert readers == {"federated/mechanism.py"}
+
+
+def test_a_round_fits_on_one_screen():
+    assert len((SOURCE / "federated" / "round.py").read_text().splitlines()) <= 80
+
+
+def test_files_stay_small():
+    for path in FILES:
+        assert len(path.read_text().splitlines()) <= 300, path
+
+
+def test_public_names_exist_and_stand_once():
+    for name in clipline.__all__:
+        assert getattr(clipline, name).__name__ == name
+    static = {
+        alias.name
+        for node in ast.walk(ast.parse((SOURCE / "__init__.py").read_text()))
+        if isinstance(node, ast.ImportFrom) and node.level
+        for alias in node.names
+    }
+    assert static == set(clipline.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = clipline.nonsense
+    assert "Training" in dir(clipline)
+
+
+@pytest.mark.parametrize("command", ["import clipline", "import clipline.cli", "import clipline.privacy.accountant"])
+def test_importing_stays_light(command):
+    heavy = "torch", "matplotlib", "scipy.stats", "scipy.signal", "pandas"
+    code = f"import sys; {command}; print([name for name in {heavy} if name in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
