@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RunError
 from ..federated.checkpoint import load_checkpoint, save_checkpoint, save_model
@@ -17,13 +17,11 @@ from ..privacy.accountant import Guarantee
 from ..privacy.ledger import ledger_line
 from ..tasks.settings import TrainSettings
 
-SETTINGS, METRICS, LEDGER, MODEL, CURVES = (
-    "settings.toml",
-    "metrics.jsonl",
-    "ledger.jsonl",
-    "model.safetensors",
-    "curves.png",
-)
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SETTINGS, METRICS, LEDGER = "settings.toml", "metrics.jsonl", "ledger.jsonl"
+MODEL, CURVES = "model.safetensors", "curves.png"
 CHECKPOINT = "checkpoint.safetensors"
 
 
@@ -87,7 +85,7 @@ def round_json(report: RoundReport) -> dict[str, Any]:
     """One line of metrics.jsonl; epsilon is null where there is no guarantee."""
     return {
         "round": report.round_index,
-        "clip": report.clip,
+        "clip": finite_or_none(report.clip),
         "fraction_within": report.fraction_within,
         "epsilon": finite_or_none(report.guarantee.epsilon),
         "delta": report.guarantee.delta,
@@ -104,30 +102,38 @@ def finite_or_none(number: float) -> float | None:
 def draw_curves(
     path: Path, rounds: list[Mapping[str, Any]], metric_name: str, settings: TrainSettings, guarantee: Guarantee
 ) -> None:
-    """Metric, clip with fraction within, and epsilon over the rounds."""
-    figure, (metric, clip, epsilon) = new_figure(1, 3, width=13, height=3.9)
-    measured = [(r["round"] + 1, r[metric_name]) for r in rounds if metric_name in r]
-    metric.plot(*zip(*measured, strict=True), marker="o", ms=3) if measured else None
-    metric.set(title=f"{metric_name} on held-out users", xlabel="round")
+    """Metric, clip, epsilon and fraction within over the rounds."""
+    figure, (metric, clip, epsilon, within) = new_figure(2, 2, width=11, height=6.4)
     number = [r["round"] + 1 for r in rounds]
-    clip.plot(number, [r["clip"] for r in rounds if r["clip"] is not None] or [math.nan] * len(number))
-    clip.set(title="clip (line) and fraction within (dots, noisy)", xlabel="round", yscale="log")
-    if any(r["fraction_within"] is not None for r in rounds):
-        fraction = clip.twinx()
-        fraction.plot(number, [r["fraction_within"] for r in rounds], ".", ms=3, color="#e07a1f", alpha=0.6)
-        fraction.axhline(settings.quantile, color="#e07a1f", lw=0.9, ls="--")
-        fraction.set_ylim(-0.35, 1.35)
-        fraction.set_ylabel(f"fraction within (dashed: wanted, {settings.quantile:g})", color="#e07a1f")
-        fraction.spines["top"].set_visible(False)
+    measured = [(r["round"] + 1, r[metric_name]) for r in rounds if metric_name in r]
+    metric.plot([n for n, _ in measured], [value for _, value in measured], marker="o", ms=3.5)
+    metric.set_title(f"{metric_name} on users outside the training population")
+    if rounds[-1]["clip"] is None:
+        _say(clip, "clip", "no clip")
+    else:
+        clip.plot(number, [r["clip"] for r in rounds])
+        clip.set(title="clip (log scale)", yscale="log")
     if guarantee.private:
         epsilon.plot(number, [r["epsilon"] for r in rounds])
-        epsilon.set_ylim(0, None)
-        epsilon.set(title=f"epsilon at delta {guarantee.delta:.2g}", xlabel="round")
+        epsilon.set(title=f"epsilon spent so far, at delta {guarantee.delta_text}", ylim=(0, None))
     else:
-        epsilon.set(title="epsilon", xticks=[], yticks=[])
-        epsilon.text(0.5, 0.5, "NOT PRIVATE\nno noise was added", ha="center", va="center", transform=epsilon.transAxes)
+        _say(epsilon, "epsilon", "NOT PRIVATE\nno noise was added")
+    if rounds[-1]["fraction_within"] is None:
+        _say(within, "fraction of updates within the clip", "not released:\na clip that does not adapt needs no count")
+    else:
+        within.plot(number, [r["fraction_within"] for r in rounds], ".", ms=4, alpha=0.7)
+        within.axhline(settings.quantile, color="0.4", lw=1, ls="--")
+        within.set_title(f"noisy fraction within the clip (dashed: target {settings.quantile:g})")
+    for axis in (metric, clip, epsilon, within):
+        axis.set_xlim(0, number[-1] + 1)
+        axis.set_xlabel("round")
     figure.suptitle(f"{settings.task}: {guarantee}", fontsize=10)
     save_figure(figure, path)
+
+
+def _say(axis: Axes, title: str, text: str) -> None:
+    axis.set(title=title, yticks=[])
+    axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes)
 
 
 def _append(path: Path, line: str) -> None:

@@ -52,8 +52,9 @@ class TrainSettings:
         check_choice("clip_rule", self.clip_rule, ("geometric", "linear"))
         check_choice("server", self.server, ("sgd", "adam", "yogi"))
         check_choice("noise_source", self.noise_source, ("seed", "system"))
-        if isinstance(self.clip, str):
-            check_choice("clip", self.clip, ("quantile", "fixed", "none"))
+        words = ("quantile", "fixed", "none")
+        if isinstance(self.clip, str) and self.clip not in words:
+            raise refuse("clip", self.clip, "one of quantile, fixed, none or a number", nearest(self.clip, words))
         check_number("fixed_clip", self.fixed_clip, above=0, way_out="give a positive clip")
         if not isinstance(self.clamp_fraction, bool):
             raise refuse("clamp_fraction", self.clamp_fraction, "true or false", "false is the paper's choice")

@@ -160,7 +160,7 @@ def distance_fields(classes: int, size: int = 160) -> NDArray[np.float32]:
 
 def _distance(strokes: tuple[Stroke, ...], x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
     """The distance from (x, y), broadcast together, to the nearest point of the strokes."""
-    squared = np.full(np.broadcast_shapes(x.shape, y.shape), np.inf)
+    squared: NDArray[np.float64] = np.full(np.broadcast_shapes(x.shape, y.shape), np.inf)
     for stroke in strokes:
         for (x0, y0), (dx, dy) in zip(stroke[:-1], np.diff(stroke, axis=0), strict=True):
             length = dx * dx + dy * dy
@@ -168,4 +168,4 @@ def _distance(strokes: tuple[Stroke, ...], x: NDArray[np.float64], y: NDArray[np
                 continue
             along = np.clip(((x - x0) * dx + (y - y0) * dy) / length, 0, 1)
             np.minimum(squared, (x - x0 - along * dx) ** 2 + (y - y0 - along * dy) ** 2, out=squared)
-    return np.sqrt(squared)
+    return np.sqrt(squared, out=squared)

@@ -26,7 +26,7 @@ PREFERENCE = 0.5  # standard deviation of the logarithm of a writer's weight of 
 
 
 class Trait(NamedTuple):
-    """A measure of handwriting: its mean, and its standard deviations among writers, characters of one, images of one."""
+    """A measure of handwriting: its mean, and its standard deviation among writers, one's characters, their images."""
 
     mean: float
     writer: float
@@ -48,8 +48,9 @@ TRAITS = {
     "grain": Trait(0.2, 0.1, 0.0, 0.02),  # largest share of a pixel's ink that the paper refuses, cut at 0
 }
 WAVES = ((0.5, 0.0), (0.0, 0.5), (0.5, 0.5), (0.5, -0.5), (1.0, 0.0), (0.0, 1.0))  # cycles per UNIT, right and up
-BEND = Trait(0.0, 0.024, 0.025, 0.016)  # of the sine and the cosine of each wave, in sides of the unit square
-# A wave's two normal amplitudes are one wave of random height and random phase.
+BEND = Trait(0.0, 0.025, 0.026, 0.017)  # of sine and cosine of a wave of half a cycle, in sides of the unit square
+# Two normal amplitudes, of sine and cosine, are one wave of random height and random phase. Shorter waves are lower in
+# proportion, or the plane would fold and the ink run together.
 
 _COLUMNS = list(TRAITS)
 _ALL_TRAITS = np.array([*TRAITS.values(), *[BEND] * (4 * len(WAVES))])  # (traits, 4)
@@ -95,7 +96,7 @@ def draw_writers(
 def writer_sizes(first: int, count: int, *, seed: int, mean_examples: float = 12.0) -> Whole:
     """How many examples each of the writers has: (count,) int64, at least 1 and `mean_examples` on average.
 
-    One plus a rounded log-normal number that is cut at 9 times its mean: with a mean of 12, from 1 to about 100.
+    One plus a rounded log-normal number that is never above 9 times its mean: from 1 to 99 with a mean of 12.
     """
     way_out = "writers are numbered from 0, and a range of one or more is drawn"
     check_whole("first", first, at_least=0, at_most=2**40, way_out=way_out)
@@ -105,15 +106,17 @@ def writer_sizes(first: int, count: int, *, seed: int, mean_examples: float = 12
     half = UNEVENNESS * np.sqrt(3) / 2
     mean_of_exp = (np.sinh(half) / half) ** 4  # of exp(UNEVENNESS * _normal), which is a sum of four uniform numbers
     extra = (mean_examples - 1) * np.exp(UNEVENNESS * _normal(counter_bits(keys, 0))) / mean_of_exp
-    return 1 + np.floor(extra + _uniform(counter_bits(keys, 1))).astype(np.int64)  # rounds without bias
+    sizes: Whole = 1 + np.floor(extra + _uniform(counter_bits(keys, 1))).astype(np.int64)  # rounds without bias
+    return sizes
 
 
 def counter_bits(keys: Words, index: Whole | int) -> Words:
     """Word `index` under each key, broadcast together: `streams.user_bits(key, index + 1)[index]` for many at once."""
-    words = keys + (np.atleast_1d(index).astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    words: Words = keys + (np.atleast_1d(index).astype(np.uint64) + np.uint64(1)) * _GOLDEN
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    mixed: Words = words ^ (words >> np.uint64(31))
+    return mixed
 
 
 def _writer_keys(seed: int, purpose: str, writers: Whole) -> Words:
@@ -122,13 +125,15 @@ def _writer_keys(seed: int, purpose: str, writers: Whole) -> Words:
 
 
 def _uniform(words: Words) -> Real:
-    return (words >> np.uint64(11)) * 2.0**-53
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _normal(words: Words) -> Real:
     """Mean 0, variance 1, nearly normal: the sum of a word's four quarters. Never beyond 3.47, so nothing runs away."""
-    quarters = sum((words >> np.uint64(shift)) & np.uint64(0xFFFF) for shift in (0, 16, 32, 48))
-    return (np.asarray(quarters).astype(np.float64) - 2 * 0xFFFF) * (np.sqrt(3) / 2**16)
+    quarters: Words = np.zeros_like(words)
+    for shift in (0, 16, 32, 48):
+        quarters += (words >> np.uint64(shift)) & np.uint64(0xFFFF)
+    return (quarters.astype(np.float64) - 2 * 0xFFFF) * (3**0.5 / 2**16)
 
 
 def _labels(seed: int, writers: Whole, examples: Whole, classes: int) -> Whole:
@@ -139,7 +144,7 @@ def _labels(seed: int, writers: Whole, examples: Whole, classes: int) -> Whole:
     )
     ends = np.cumsum(weights, axis=1)
     aim = _uniform(counter_bits(_writer_keys(seed, "label", writers), examples)) * ends[place, -1]
-    return (aim[:, None] >= ends[place, :-1]).sum(axis=1)
+    return np.sum(aim[:, None] >= ends[place, :-1], axis=1, dtype=np.int64)
 
 
 def _images(seed: int, writers: Whole, examples: Whole, labels: NDArray[np.integer], classes: int) -> Pixels:
@@ -191,14 +196,17 @@ def _maps(traits: Real) -> NDArray[np.float32]:
 def _pixel_functions() -> NDArray[np.float32]:
     """(functions, 784): one, twice the pixels right and up of the centre, sine and cosine of each wave.
 
-    These are multiples of 1/64 and the maps are multiples of 1/256, so sums below 1024 are exact in float32 in any
-    order: the matrix product is the same on every machine and in blocks of every length.
+    These are multiples of 1/32 and the maps are multiples of 1/256, so sums below 2048, which no handwriting reaches,
+    are exact in float32 in any order: the matrix product is the same on every machine and in blocks of every length.
     """
     twice = np.arange(1 - SIDE, SIDE, 2)
     right, up = np.tile(twice, SIDE), np.repeat(-twice, SIDE)
-    phases = [np.pi * (a * right + b * up) / UNIT for a, b in WAVES]
-    waves = [wave(phase) / (2 * np.hypot(*cycles)) for cycles, phase in zip(WAVES, phases, strict=True) for wave in (np.sin, np.cos)]
-    return (np.round(np.stack([np.ones(SIDE * SIDE), right, up, *waves]) * 64) / 64).astype(np.float32)
+    waves = [
+        wave(np.pi * (across * right + along * up) / UNIT) / (2 * np.hypot(across, along))
+        for across, along in WAVES
+        for wave in (np.sin, np.cos)
+    ]
+    return (np.round(np.stack([np.ones(SIDE * SIDE), right, up, *waves]) * 32) / 32).astype(np.float32)
 
 
 _PIXEL_FUNCTIONS = _pixel_functions()
@@ -213,7 +221,8 @@ def _distances(maps: NDArray[np.float32], labels: NDArray[np.integer], classes: 
     rows += _column(labels.astype(np.float64) * FIELD)
     rows *= np.float32(FIELD)
     rows += columns  # below 2^21: a column may be rounded by an eighth of a cell
-    return np.take(distance_fields(classes, FIELD), rows.astype(np.intp), mode="clip")
+    distances: NDArray[np.float32] = np.take(distance_fields(classes, FIELD), rows.astype(np.intp), mode="clip")
+    return distances
 
 
 def _column(values: Real) -> NDArray[np.float32]:

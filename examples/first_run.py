@@ -1,0 +1,48 @@
+"""Your own data and your own module: the whole of it.
+
+`python examples/first_run.py` invents 5,000 households with a year of meter readings each and learns, with user-level
+differential privacy, to predict the next hour. Replace the first function by your data.
+"""
+
+import numpy as np
+import torch
+from torch import nn
+
+import clipline
+
+
+def readings(households: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Whose each example is, the last 24 hours (examples, 24), and the hour after them (examples, 1)."""
+    rng = np.random.default_rng(seed)
+    owner = np.repeat(np.arange(households), rng.integers(1, 60, households))  # some have much data, some one example
+    habit = rng.uniform(0.5, 1.5, households)[owner, None]
+    start = rng.uniform(0, 24, (len(owner), 1))
+    hours = start + np.arange(25)
+    usage = habit * (1 + np.sin(hours * np.pi / 12)) + 0.1 * rng.normal(size=hours.shape)
+    return owner, usage[:, :24], usage[:, 24:]
+
+
+def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """One number from one batch; the keys are the names given to `from_arrays`."""
+    return nn.functional.mse_loss(model(batch["past"]), batch["next"])
+
+
+owner, past, following = readings(5_000, seed=1)
+population = clipline.Population.from_arrays(owner, past=past, next=following)
+_, test_past, test_next = (torch.as_tensor(array).float() for array in readings(500, seed=2))  # other households
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 1))
+result = clipline.Training(
+    model,
+    loss,
+    population,
+    rounds=100,
+    cohort_size=100,
+    epsilon=4.0,  # the noise follows from it
+    local=clipline.LocalSGD(lr=0.05, batch_size=20),
+    seed=0,
+    evaluate=lambda model: {"squared error": float(nn.functional.mse_loss(model(test_past), test_next))},
+    evaluate_every=20,
+).run(observe=lambda report, state: print(report.round_index + 1, dict(report.metrics)) if report.metrics else None)
+print(result)  # result.model is the trained module

@@ -1,0 +1,239 @@
+import json
+import os
+import signal
+import sys
+import tomllib
+
+import matplotlib.image
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from clipline.cli import main
+from clipline.privacy.accountant import account
+from clipline.privacy.ledger import Ledger
+from clipline.tasks.handwriting import HandwritingNet
+
+SMALL = ["--users", "300", "--cohort", "30", "--rounds", "4"]
+FILES = ["curves.png", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "settings.toml"]
+
+
+@pytest.fixture
+def clipline(monkeypatch, capsys, tmp_path):
+    """Run the command line in an empty folder; gives exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["clipline", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_leaves_everything_that_a_reviewer_needs(clipline, tmp_path):
+    code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--out", "run")
+    assert code == 0, err
+    run = tmp_path / "run"
+    assert sorted(path.name for path in run.iterdir()) == FILES
+    metrics = lines(run / "metrics.jsonl")
+    assert [line["round"] for line in metrics] == [0, 1, 2, 3]
+    assert "accuracy" in metrics[-1]
+    ledger = Ledger.read(run / "ledger.jsonl")
+    assert ledger.rounds == 4
+    again = account(ledger, delta=300**-1.1, relation="add-or-remove")
+    assert again.epsilon == metrics[-1]["epsilon"]  # to the last digit
+    model = HandwritingNet(10)
+    model.load_state_dict(load_file(run / "model.safetensors"))
+    assert torch.isfinite(model(torch.zeros(1, 28, 28))).all()
+    assert matplotlib.image.imread(run / "curves.png").shape[2] == 4
+    settings = tomllib.loads((run / "settings.toml").read_text())
+    assert (settings["users"], settings["noise_multiplier"], settings["task"]) == (300, 0.7, "handwriting")
+
+
+def test_the_summary_can_be_quoted(clipline):
+    code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--out", "run")
+    assert code == 0
+    for words in ("accuracy 0.", "(epsilon ", "delta 0.00", "add-or-remove one user", "Poisson", "4 rounds", "run"):
+        assert words in out
+    assert "round 4/4" in err  # progress is on standard error
+    assert "round 4/4" not in out
+
+
+def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
+    code, out, err = clipline(
+        "train", *SMALL, "--sampling", "fixed", "--noise-multiplier", "0.9", "--json", "--out", "r"
+    )
+    assert code == 0, err
+    answer = json.loads(out.splitlines()[-1])
+    for key in ("task", "metric", "metric_name", "epsilon", "delta", "relation", "sampler", "accountant", "rounds"):
+        assert key in answer
+    assert (answer["task"], answer["metric_name"], answer["rounds"]) == ("handwriting", "accuracy", 4)
+    assert (answer["relation"], answer["sampler"]) == ("replace-one", "fixed")
+    assert answer["run_dir"] == "r"
+    assert answer["clip"] == pytest.approx(0.01, rel=0.6)
+    assert answer["private"] is True
+
+
+def test_without_noise_it_says_not_private_everywhere(clipline, tmp_path):
+    code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0", "--clip", "none", "--out", "run")
+    assert code == 0
+    assert "not private" in out
+    assert "not private" in err
+    code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0", "--json", "--out", "again")
+    answer = json.loads(out.splitlines()[-1])
+    assert (answer["epsilon"], answer["private"]) == (None, False)
+    assert "not private" in answer["guarantee"]
+    assert lines(tmp_path / "again" / "metrics.jsonl")[0]["epsilon"] is None
+
+
+def test_a_target_epsilon_is_met_and_not_passed(clipline):
+    code, out, _ = clipline("train", *SMALL, "--epsilon", "6", "--delta", "1e-3", "--json")
+    answer = json.loads(out.splitlines()[-1])
+    assert 5.9 < answer["epsilon"] <= 6
+    assert (answer["delta"], answer["stopped"]) == (1e-3, "finished")
+    assert answer["run_dir"].startswith(os.path.join("runs", "handwriting-"))
+
+
+def test_max_epsilon_stops_before_it_is_passed(clipline, tmp_path):
+    clipline("train", *SMALL, "--noise-multiplier", "0.6", "--out", "whole")
+    limit = lines(tmp_path / "whole" / "metrics.jsonl")[1]["epsilon"]  # what two of the four rounds cost
+    code, out, _ = clipline("train", *SMALL, "--noise-multiplier", "0.6", "--max-epsilon", limit, "--json")
+    answer = json.loads(out.splitlines()[-1])
+    assert (code, answer["stopped"], answer["rounds"], answer["epsilon"]) == (0, "budget", 2, limit)
+
+
+@pytest.mark.parametrize(("clip", "expected"), [("0.25", 0.25), ("fixed", 0.5)])
+def test_a_fixed_clip_by_number_or_by_the_tasks_own_value(clipline, clip, expected):
+    _, out, _ = clipline("train", *SMALL, "--noise-multiplier", "0.6", "--clip", clip, "--json")
+    assert json.loads(out.splitlines()[-1])["clip"] == expected
+
+
+def test_flags_override_the_file_and_the_file_overrides_the_task(clipline, tmp_path):
+    (tmp_path / "c.toml").write_text(
+        'users = 300\ncohort = 30\nrounds = 9\nquantile = 0.9\nserver = "adam"\nepsilon = 9.0\n'
+    )
+    code, out, err = clipline(
+        "train", "--config", "c.toml", "--rounds", "2", "--noise-multiplier", "0.8", "--out", "run"
+    )
+    assert code == 0, err
+    settings = tomllib.loads((tmp_path / "run" / "settings.toml").read_text())
+    assert (settings["rounds"], settings["quantile"], settings["server"]) == (2, 0.9, "adam")
+    assert settings["noise_multiplier"] == 0.8
+    assert "epsilon" not in settings
+
+
+def test_a_run_repeats_from_its_stored_settings(clipline, tmp_path):
+    clipline("train", *SMALL, "--noise-multiplier", "0.7", "--seed", "5", "--out", "first")
+    clipline("train", "--config", "first/settings.toml", "--out", "second")
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_an_interrupted_run_resumes_to_the_same_model(clipline, tmp_path, monkeypatch):
+    flags = ["--users", "300", "--cohort", "30", "--rounds", "6", "--noise-multiplier", "0.7"]
+    clipline("train", *flags, "--out", "whole")
+    from clipline.cli.progress import TrainProgress
+
+    show = TrainProgress.show
+
+    def interrupting(self, report, state):
+        show(self, report, state)
+        if report.round_index == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainProgress, "show", interrupting)
+        code, out, _ = clipline("train", *flags, "--out", "part")
+    assert code == 0
+    assert "interrupted: go on with  clipline train --resume part" in out
+    assert Ledger.read(tmp_path / "part" / "ledger.jsonl").rounds == 3
+    code, out, err = clipline("train", "--resume", "part")
+    assert code == 0, err
+    whole, part = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part"))
+    assert all(torch.equal(whole[name], part[name]) for name in whole)
+    for name in ("ledger.jsonl", "settings.toml"):
+        assert (tmp_path / "whole" / name).read_text() == (tmp_path / "part" / name).read_text()
+    assert sorted(path.name for path in (tmp_path / "part").iterdir()) == FILES
+    code, _, err = clipline("train", "--resume", "part")
+    assert code == 2
+    assert "holds no checkpoint.safetensors" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["handwritting"], "task='handwritting' must be one of handwriting: did you mean 'handwriting'?"),
+        (["--rounds", "-1"], "rounds=-1 must be a whole number at least 1"),
+        (["--noise-multiplier", "nan"], "noise_multiplier=nan"),
+        (["--noise-multiplier", "-1"], "noise_multiplier=-1.0"),
+        (["--epsilon", "0"], "epsilon=0.0 must be a finite number above 0"),
+        (["--epsilon", "2", "--noise-multiplier", "1"], "one follows from the other"),
+        (["--delta", "0"], "delta=0.0 must be a finite number above 0 and below 1"),
+        (["--delta", "1.5"], "delta=1.5"),
+        (["--cohort", "500"], "cohort=500 must be at most the population, 300 users: lower the cohort or raise users"),
+        (
+            ["--clip", "quantil"],
+            "clip='quantil' must be one of quantile, fixed, none or a number: did you mean 'quantile'?",
+        ),
+        (["--clip", "-3"], "clip=-3.0"),
+        (["--clip", "none"], "clip=inf must be finite where noise is added"),
+        (["--quantile", "1.2"], "quantile=1.2"),
+        (["--sampling", "shuffle"], "sampling='shuffle'"),
+        (["--seed", "-4"], "seed=-4"),
+        (["--classes", "63"], "classes=63"),
+        (["--users", "0"], "users=0"),
+        (["--device", "tpu9"], "device='tpu9'"),
+        (["--config", "missing.toml"], "config='missing.toml' does not exist"),
+        (["--config", "bad.toml"], "config 'bad.toml' has the unknown key 'ronds': did you mean 'rounds'?"),
+        (["--config", "broken.toml"], "cannot be read as TOML"),
+        (["--config", "typed.toml"], "rounds='many' must be a whole number"),
+        (["--noise-multiplier", "9"], "raise count_stddev or cohort_size, or lower noise_multiplier"),
+        (["--out", "used"], "out='used' must be a folder that is new or empty"),
+        (["--resume", "nowhere"], "does not exist"),
+    ],
+)
+def test_bad_input_is_one_sentence_exit_code_2_and_no_directory(clipline, tmp_path, arguments, words):
+    (tmp_path / "bad.toml").write_text("ronds = 3\n")
+    (tmp_path / "broken.toml").write_text("rounds = = 3\n")
+    (tmp_path / "typed.toml").write_text('rounds = "many"\n')
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "mine.txt").write_text("keep me")
+    before = sorted(tmp_path.rglob("*"))
+    base = [] if arguments[0] == "--resume" else ["--users", "300", "--cohort", "30", "--rounds", "2"]
+    out = [] if arguments[0] in ("--out", "--resume") else ["--out", "new"]
+    code, _, err = clipline("train", *base, *out, *arguments)
+    assert code == 2
+    last = err.splitlines()[-1]
+    assert words in last
+    assert last.startswith("clipline: ")
+    assert "Traceback" not in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_unknown_flag_is_refused_with_the_nearest(clipline):
+    code, _, err = clipline("train", "--roundz", "3")
+    assert code == 2
+    assert "--rounds" in err
+
+
+def test_help_is_there_for_everything(clipline):
+    code, out, _ = clipline("--help")
+    assert code == 0
+    assert "train" in out
+    assert "reproduce" in out
+    code, out, _ = clipline("train", "--help")
+    for flag in ("--config", "--rounds", "--cohort", "--sampling", "--clip", "--quantile", "--noise-multiplier",
+                 "--epsilon", "--delta", "--seed", "--out", "--device", "--json"):  # fmt: skip
+        assert flag in out
+    code, out, _ = clipline("--version")
+    assert out.strip() == "clipline 0.1.0"
