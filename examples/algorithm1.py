@@ -1,7 +1,7 @@
 """Algorithm 1 of "Differentially Private Learning with Adaptive Clipping" (Andrew et al., 2021) in plain NumPy.
 
-Nothing is imported from clipline, whose tests use this file as reference. `python examples/algorithm1.py` trains a small
-classifier and prints how the clip finds the median by itself.
+Nothing is imported from clipline, whose tests use this file as reference. `python examples/algorithm1.py` trains a
+small classifier and prints how the clip finds the median by itself.
 """
 
 import math

@@ -132,7 +132,7 @@ def test_pitfall_sampler_does_not_match_accountant():
 def test_pitfall_per_layer_or_wrong_norm_clipping():
     """One Euclidean norm over all layers: 3-4-12 has norm 13, not 4 + 12 and not clipped piece by piece."""
     deltas = torch.tensor([[3.0, 4.0, 12.0]])
-    clipped, within = clip_rows(deltas, 6.5)
+    clipped, _ = clip_rows(deltas, 6.5)
     assert clipped[0].tolist() == pytest.approx([1.5, 2.0, 6.0], rel=1e-6)
     assert clip_rows(deltas, 13.0)[1].tolist() == [True]
     assert clip_rows(deltas, 12.999)[1].tolist() == [False]

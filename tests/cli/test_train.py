@@ -3,6 +3,7 @@ import os
 import signal
 import sys
 import tomllib
+from pathlib import Path
 
 import matplotlib.image
 import pytest
@@ -41,7 +42,7 @@ def lines(path):
 
 
 def test_a_run_leaves_everything_that_a_reviewer_needs(clipline, tmp_path):
-    code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--out", "run")
+    code, _, err = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--out", "run")
     assert code == 0, err
     run = tmp_path / "run"
     assert sorted(path.name for path in run.iterdir()) == FILES
@@ -97,11 +98,11 @@ def test_without_noise_it_says_not_private_everywhere(clipline, tmp_path):
 
 
 def test_a_target_epsilon_is_met_and_not_passed(clipline):
-    code, out, _ = clipline("train", *SMALL, "--epsilon", "6", "--delta", "1e-3", "--json")
+    _, out, _ = clipline("train", *SMALL, "--epsilon", "6", "--delta", "1e-3", "--json")
     answer = json.loads(out.splitlines()[-1])
     assert 5.9 < answer["epsilon"] <= 6
     assert (answer["delta"], answer["stopped"]) == (1e-3, "finished")
-    assert answer["run_dir"].startswith(os.path.join("runs", "handwriting-"))
+    assert answer["run_dir"].startswith(str(Path("runs") / "handwriting-"))
 
 
 def test_max_epsilon_stops_before_it_is_passed(clipline, tmp_path):
@@ -122,9 +123,7 @@ def test_flags_override_the_file_and_the_file_overrides_the_task(clipline, tmp_p
     (tmp_path / "c.toml").write_text(
         'users = 300\ncohort = 30\nrounds = 9\nquantile = 0.9\nserver = "adam"\nepsilon = 9.0\n'
     )
-    code, out, err = clipline(
-        "train", "--config", "c.toml", "--rounds", "2", "--noise-multiplier", "0.8", "--out", "run"
-    )
+    code, _, err = clipline("train", "--config", "c.toml", "--rounds", "2", "--noise-multiplier", "0.8", "--out", "run")
     assert code == 0, err
     settings = tomllib.loads((tmp_path / "run" / "settings.toml").read_text())
     assert (settings["rounds"], settings["quantile"], settings["server"]) == (2, 0.9, "adam")

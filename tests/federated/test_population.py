@@ -66,7 +66,7 @@ def test_a_damaged_store_is_refused_with_the_reason(tmp_path):
     (path / "population.json").write_text(json.dumps({"version": 99}))
     with pytest.raises(PopulationError, match="version 99 but this clipline reads 1"):
         Population.open(path)
-    with pytest.raises(PopulationError, match="holds no population.json"):
+    with pytest.raises(PopulationError, match=r"holds no population\.json"):
         Population.open(tmp_path / "nowhere")
 
 

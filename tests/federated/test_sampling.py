@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -57,7 +59,7 @@ def test_poisson_inclusions_of_two_users_are_independent():
 def test_rounds_are_drawn_independently_from_the_whole_population(kind):
     sampler, streams = kind(100, 50), Streams(0)
     cohorts = [set(sampler.draw(streams.sampling(t)).users.tolist()) for t in range(400)]
-    overlap = [len(a & b) for a, b in zip(cohorts, cohorts[1:], strict=False)]
+    overlap = [len(a & b) for a, b in pairwise(cohorts)]
     # half of one cohort is in the next: a cycle through the population would give 0, repetition 50
     assert np.mean(overlap) == pytest.approx(25, abs=1.5)
 

@@ -69,8 +69,8 @@ def check_module(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         if getattr(layer, "track_running_stats", False):
             raise ModuleError(
-                f"layer {name or 'model'!r} ({type(layer).__name__}) keeps running statistics of the users' data, which would "
-                "leave without clipping or noise: use torch.nn.GroupNorm or LayerNorm, or track_running_stats=False"
+                f"layer {name or 'model'!r} ({type(layer).__name__}) keeps running statistics of users' data, which "
+                "would pass the clip and the noise: use torch.nn.GroupNorm or LayerNorm, or track_running_stats=False"
             )
     dtypes = {p.dtype for p in module.parameters() if p.requires_grad}
     if not dtypes:

@@ -1,7 +1,7 @@
 """The skeletons of 62 handwritten characters, as strokes in the unit square, and the distance of the plane to each.
 
 The square is ruled like a page: x grows to the right, y grows upwards; capitals and digits stand on the baseline and
-reach the top, small letters reach the middle line or the top, and tails hang down to 0.
+reach the top, small letters reach the middle line or rise towards the top, tails hang down to 0.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ..errors import check_whole
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # the order of EMNIST by class
 TOP, MIDDLE, BASE = 1.0, 0.66, 0.2
-LOW = "acemnorsuvwxz"  # letters between base and middle: standing alone, they are written larger
-ENLARGED = np.array([1.4, 1.55])
+LOW = "acemnorsuvwxz"  # letters between base and middle, which people write larger when they stand alone:
+ENLARGED = np.array([1.4, 1.55])  # by so much across and upwards, which makes c, o, s, v, w, x, z nearly capitals
 MARGIN = 0.25  # the fields reach this far beyond each side of the unit square
 
 Stroke = NDArray[np.float64]  # (points, 2): x, y
@@ -134,11 +134,14 @@ def _small_letters() -> dict[str, list[Stroke]]:
 
 @lru_cache(maxsize=1)
 def skeletons() -> tuple[tuple[Stroke, ...], ...]:
-    """The strokes of each of the 62 characters, in the order of `CHARACTERS`."""
+    """The strokes of each of the 62 characters, in the order of `CHARACTERS`. The arrays are not writable."""
     small = _small_letters()
     for character in LOW:
         small[character] = [(stroke - (0.5, BASE)) * ENLARGED + (0.5, BASE) for stroke in small[character]]
     drawn = _digits() | _capitals() | small
+    for strokes in drawn.values():
+        for stroke in strokes:
+            stroke.setflags(write=False)
     return tuple(tuple(drawn[character]) for character in CHARACTERS)
 
 
@@ -163,9 +166,9 @@ def _distance(strokes: tuple[Stroke, ...], x: NDArray[np.float64], y: NDArray[np
     squared: NDArray[np.float64] = np.full(np.broadcast_shapes(x.shape, y.shape), np.inf)
     for stroke in strokes:
         for (x0, y0), (dx, dy) in zip(stroke[:-1], np.diff(stroke, axis=0), strict=True):
-            length = dx * dx + dy * dy
-            if length == 0:  # two parts of a path that meet: their point belongs to the neighbouring segments
+            squared_length = dx * dx + dy * dy
+            if squared_length == 0:  # two parts of a path that meet: their point belongs to the neighbouring segments
                 continue
-            along = np.clip(((x - x0) * dx + (y - y0) * dy) / length, 0, 1)
+            along = np.clip(((x - x0) * dx + (y - y0) * dy) / squared_length, 0, 1)
             np.minimum(squared, (x - x0 - along * dx) ** 2 + (y - y0 - along * dy) ** 2, out=squared)
     return np.sqrt(squared, out=squared)
