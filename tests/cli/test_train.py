@@ -57,8 +57,11 @@ def test_a_run_leaves_everything_that_a_reviewer_needs(clipline, tmp_path):
     model.load_state_dict(load_file(run / "model.safetensors"))
     assert torch.isfinite(model(torch.zeros(1, 28, 28))).all()
     assert matplotlib.image.imread(run / "curves.png").shape[2] == 4
-    settings = tomllib.loads((run / "settings.toml").read_text())
+    text = (run / "settings.toml").read_text()
+    settings = tomllib.loads(text)
     assert (settings["users"], settings["noise_multiplier"], settings["task"]) == (300, 0.7, "handwriting")
+    assert "# count_stddev = 1.5" in text  # 30 / 20, resolved
+    assert "# delta_noise_multiplier = 0.71987" in text  # (0.7^-2 - 3^-2)^(-1/2)
 
 
 def test_the_summary_can_be_quoted(clipline):
@@ -113,7 +116,7 @@ def test_max_epsilon_stops_before_it_is_passed(clipline, tmp_path):
     assert (code, answer["stopped"], answer["rounds"], answer["epsilon"]) == (0, "budget", 2, limit)
 
 
-@pytest.mark.parametrize(("clip", "expected"), [("0.25", 0.25), ("fixed", 0.5)])
+@pytest.mark.parametrize(("clip", "expected"), [("0.25", 0.25), ("fixed", 0.7)])
 def test_a_fixed_clip_by_number_or_by_the_tasks_own_value(clipline, clip, expected):
     _, out, _ = clipline("train", *SMALL, "--noise-multiplier", "0.6", "--clip", clip, "--json")
     assert json.loads(out.splitlines()[-1])["clip"] == expected

@@ -89,7 +89,7 @@ def train(
 ) -> None:
     """Train a task with user-level differential privacy.
 
-    Without arguments: handwriting of 20,000 drawn writers at epsilon 4, the clip tracking the median update norm.
+    Without arguments: handwriting of 40,000 drawn writers at epsilon 4, the clip tracking the median update norm.
     """
     flags = {
         "rounds": rounds, "users": users, "classes": classes, "client_lr": client_lr, "server_lr": server_lr,
@@ -139,7 +139,7 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
         torch.set_num_threads(1)
     print(f"training {settings.rounds} rounds for {training.planned}", file=sys.stderr, flush=True)
     if resume is None:
-        directory, state = RunDirectory(path, settings), None
+        directory, state = RunDirectory(path, settings, training), None
     else:
         directory, state = RunDirectory.reopen(path, settings)
     progress = TrainProgress(settings.rounds, task.metric_name, 0 if state is None else state.round_index)

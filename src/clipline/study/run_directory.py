@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunError
 from ..federated.checkpoint import load_checkpoint, save_checkpoint, save_model
 from ..federated.round import TrainState
-from ..federated.training import RoundReport, TrainResult
+from ..federated.training import RoundReport, Training, TrainResult
 from ..plotting import new_figure, save_figure
 from ..privacy.accountant import Guarantee
 from ..privacy.ledger import ledger_line
@@ -34,12 +34,12 @@ def check_free(path: Path) -> None:
 class RunDirectory:
     """Writes one run as it happens. Every line holds released numbers only."""
 
-    def __init__(self, path: Path, settings: TrainSettings) -> None:
+    def __init__(self, path: Path, settings: TrainSettings, training: Training) -> None:
         check_free(path)
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.settings = settings
-        (path / SETTINGS).write_text(settings.to_toml())
+        (path / SETTINGS).write_text(settings.to_toml() + resolved_comments(training))
         (path / METRICS).touch()
         (path / LEDGER).touch()
 
@@ -79,6 +79,22 @@ class RunDirectory:
             save_checkpoint(self.path / CHECKPOINT, result.state)
         else:
             (self.path / CHECKPOINT).unlink(missing_ok=True)
+
+
+def resolved_comments(training: Training) -> str:
+    """What followed from the settings, as TOML comments: for the reader, not to be set twice."""
+    mechanism = training.algorithm.mechanism
+    values = {
+        "noise_multiplier": training.noise_multiplier,
+        "delta_noise_multiplier": mechanism.delta_noise_multiplier,
+        "count_stddev": mechanism.count_stddev,
+        "delta": training.delta,
+        "relation": str(training.relation),
+        "users": len(training.algorithm.clients.population),
+        "parameters": training.algorithm.clients.flat.dim,
+        "planned": str(training.planned),
+    }
+    return "\n# Resolved when the run began:\n" + "".join(f"# {name} = {value!r}\n" for name, value in values.items())
 
 
 def round_json(report: RoundReport) -> dict[str, Any]:

@@ -85,7 +85,10 @@ class TrainSettings:
             return QuantileClip(self.quantile, self.clip_start, self.clip_lr, rule, self.clamp_fraction)
         if self.clip == "none":
             return FixedClip(float("inf"))
-        return FixedClip(self.fixed_clip if self.clip == "fixed" else float(self.clip))
+        clip = self.fixed_clip if self.clip == "fixed" else self.clip
+        return FixedClip(
+            check_number("clip", clip, above=0, infinite=True, way_out="give a positive clip, or quantile")
+        )
 
     def overridden(self, changes: Mapping[str, Any], where: str) -> TrainSettings:
         """These settings with `changes`; an unknown key is refused with the nearest known one.

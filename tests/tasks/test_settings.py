@@ -1,0 +1,57 @@
+import math
+import tomllib
+
+import pytest
+
+from clipline import FixedClip, QuantileClip, SettingError
+from clipline.tasks.handwriting import TASK
+from clipline.tasks.settings import read_toml
+
+BASE = TASK.settings
+
+
+def test_what_is_written_reads_back_equal(tmp_path):
+    settings = BASE.overridden({"clip": 0.3, "delta": 1e-6, "clamp_fraction": True, "max_examples": 50}, "here")
+    (tmp_path / "s.toml").write_text(settings.to_toml())
+    assert BASE.overridden(read_toml(tmp_path / "s.toml"), "the file") == settings
+    assert "noise_multiplier" not in tomllib.loads(settings.to_toml())  # None is left out
+
+
+@pytest.mark.parametrize(
+    ("clip", "controller"),
+    [
+        ("quantile", QuantileClip(0.5, BASE.clip_start, 0.2)),
+        ("fixed", FixedClip(BASE.fixed_clip)),
+        ("none", FixedClip(math.inf)),
+        (0.25, FixedClip(0.25)),
+    ],
+)
+def test_the_clip_names_a_controller(clip, controller):
+    assert BASE.overridden({"clip": clip}, "here").controller() == controller
+
+
+def test_epsilon_and_noise_replace_each_other_but_never_stand_together():
+    noisy = BASE.overridden({"noise_multiplier": 1.0}, "here")
+    assert (noisy.epsilon, noisy.noise_multiplier) == (None, 1.0)
+    assert noisy.overridden({"epsilon": 2.0}, "here").noise_multiplier is None
+    with pytest.raises(SettingError, match="drop one of them"):
+        BASE.overridden({"epsilon": 2.0, "noise_multiplier": 1.0}, "here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quantlie": 0.3}, "here has the unknown key 'quantlie': did you mean 'quantile'?"),
+        ({"clamp_fraction": 1}, "clamp_fraction=1 must be true or false"),
+        ({"clip": True}, "clip=True"),
+        ({"server": "rmsprop"}, "server='rmsprop' must be one of sgd, adam, yogi"),
+        ({"fixed_clip": 0}, "fixed_clip=0"),
+        ({"clip_rule": "cubic"}, "clip_rule='cubic'"),
+        ({"clip_start": 0.0}, "clip_start=0.0"),
+        ({"users": 10}, "cohort="),
+    ],
+)
+def test_bad_settings_are_refused_on_construction(changes, words):
+    with pytest.raises(SettingError) as error:
+        BASE.overridden(changes, "here")
+    assert words in str(error.value)
