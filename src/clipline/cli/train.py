@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _WHAT = "What to train"
 _PRIVACY = "Privacy"
 _RUN = "The run"
-_SMALL_MODEL = 100_000  # parameters below which one thread is faster: the work per step is less than waking a second
 
 
 def train(
@@ -128,6 +127,7 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
     import torch
 
     from ..study.run_directory import RunDirectory, check_free
+    from ..tasks.task import SMALL_MODEL
     from .progress import TrainProgress
 
     path = resume or out or Path("runs") / time.strftime(f"{task.name}-%Y%m%d-%H%M%S")
@@ -135,7 +135,7 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
         check_free(path)
     print(f"preparing {task.title.format(users=f'{settings.users:,}')} ...", file=sys.stderr, flush=True)
     training = task.training(settings)
-    if training.algorithm.clients.flat.dim < _SMALL_MODEL:
+    if training.algorithm.clients.flat.dim < SMALL_MODEL:
         torch.set_num_threads(1)
     print(f"training {settings.rounds} rounds for {training.planned}", file=sys.stderr, flush=True)
     if resume is None:

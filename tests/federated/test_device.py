@@ -1,0 +1,40 @@
+"""A GPU gives what the CPU gives. These tests need one and say so where there is none."""
+
+import numpy as np
+import pytest
+import torch
+from samples import LOCAL, cross_entropy, small_population
+from torch import nn
+
+from clipline import QuantileClip, ServerAdam, ServerSGD, Training
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+
+def run(device, server, model, **changes):
+    settings = {"rounds": 8, "cohort_size": 20, "noise_multiplier": 0.4, "clip": QuantileClip(start=0.01), **changes}
+    return Training(
+        model, cross_entropy, small_population(), local=LOCAL, seed=1, server=server, device=device, **settings
+    ).run()
+
+
+@needs_cuda
+@pytest.mark.parametrize("server", [ServerSGD(0.5), ServerAdam(0.05)])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_a_gpu_trains_the_same_model_as_the_cpu(server, sampling):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    cpu, gpu = (run(device, server, model, sampling=sampling) for device in ("cpu", "cuda"))
+    np.testing.assert_allclose(gpu.state.params.cpu().numpy(), cpu.state.params.numpy(), rtol=1e-8, atol=1e-10)
+    assert [r.clip for r in gpu.reports] == pytest.approx([r.clip for r in cpu.reports], rel=1e-8)
+    assert {p.device.type for p in gpu.model.parameters()} == {"cpu"}  # the result is handed back on the CPU
+
+
+@needs_cuda
+def test_dropout_on_a_gpu_is_replayable_and_leaves_the_callers_generator_alone():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    before = torch.cuda.get_rng_state()
+    first, again = (run("cuda", ServerSGD(), model).state.params for _ in range(2))
+    assert torch.allclose(first, again, rtol=1e-5, atol=1e-6)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
