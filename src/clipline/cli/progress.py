@@ -6,7 +6,8 @@ import sys
 import time
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ..federated.round import TrainState
@@ -23,18 +24,19 @@ class TrainProgress:
         self.metric: float | None = None
         self.first, self.begun, self.printed = done, time.perf_counter(), time.perf_counter()
         self.console = Console(stderr=True, highlight=False)
-        self.live = Progress(
+        columns = (
             TextColumn("round"),
             MofNCompleteColumn(),
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[numbers]}"),
-            console=self.console,
-            disable=not self.console.is_terminal,
+            TextColumn("{task.fields[speed]}"),
         )
-        self.bar = self.live.add_task("train", total=rounds, completed=done, numbers="")
+        self.rows = Progress(*columns, expand=True)
+        self.bar = self.rows.add_task("train", total=rounds, completed=done, speed="")
+        self.live = Live(self.rows, console=self.console, refresh_per_second=5)
 
     def __enter__(self) -> TrainProgress:
-        self.live.start()
+        if self.console.is_terminal:
+            self.live.start()
         return self
 
     def __exit__(
@@ -47,21 +49,25 @@ class TrainProgress:
         self.metric = report.metrics.get(self.metric_name, self.metric)
         done = report.round_index + 1
         rate = (done - self.first) / (time.perf_counter() - self.begun)
+        speed = f"{rate:.1f} rounds/s  {_clock((self.rounds - done) / rate)} left"
         numbers = "  ".join(
             (
-                f"{self.metric_name} {'-' if self.metric is None else format(self.metric, '.3f')}",
+                f"{self.metric_name} {_short(self.metric, '.3f')}",
                 f"clip {report.clip:.3g}",
-                f"within {'-' if report.fraction_within is None else format(report.fraction_within, '.2f')}",
-                f"epsilon {report.guarantee.epsilon_text}",
-                f"{rate:.1f} rounds/s",
-                f"{_clock((self.rounds - done) / rate)} left",
+                f"fraction within {_short(report.fraction_within, '.2f')}",
+                f"epsilon so far {report.guarantee.epsilon_text}",
             )
         )
-        self.live.update(self.bar, completed=done, numbers=numbers)
+        self.rows.update(self.bar, completed=done, speed=speed)
+        self.live.update(Group(self.rows, numbers))
         quiet = time.perf_counter() - self.printed > _QUIET_SECONDS
         if not self.console.is_terminal and (report.metrics or quiet):
             self.printed = time.perf_counter()
-            print(f"round {done}/{self.rounds}  {numbers}", file=sys.stderr, flush=True)
+            print(f"round {done}/{self.rounds}  {numbers}  {speed}", file=sys.stderr, flush=True)
+
+
+def _short(number: float | None, digits: str) -> str:
+    return "-" if number is None else format(number, digits).replace("-0.00", "0.00")
 
 
 def _clock(seconds: float) -> str:

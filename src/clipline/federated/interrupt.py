@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 
@@ -33,3 +34,4 @@ class CtrlC:
         if self.pressed:
             raise KeyboardInterrupt
         self.pressed = True
+        print("\nstopping after this round (Ctrl-C again stops at once)", file=sys.stderr)
