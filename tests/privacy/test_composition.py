@@ -21,9 +21,10 @@ from clipline.privacy.events import (
     PoissonSampling,
     TruncatedPoissonSampling,
 )
+from clipline.privacy.gaussian import gaussian_epsilon
 from clipline.privacy.halves import Half, Kind, beyond
 from clipline.privacy.ledger import Ledger
-from clipline.privacy.loss import masses_on
+from clipline.privacy.loss import Direction, masses_on
 from clipline.privacy.pairs import dominating_pair
 from clipline.privacy.relations import Relation
 
@@ -178,3 +179,17 @@ def test_one_round_meets_its_lower_bound():
     for rate, z, delta in [(0.01, 1.0, 1e-6), (0.3, 2.0, 1e-4), (0.9, 0.5, 1e-8)]:
         lower = presence_lower_bound(rate, 1 / z, 1, delta)
         assert lower * (1 - 1e-9) <= spent(PoissonSampling(rate), z, 1, delta, ADD) <= lower * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("delta", [1e-15, 1e-6, 0.1])
+@pytest.mark.parametrize("counts", [(1, 0), (1000, 0), (300, 7)])
+def test_gaussians_convolved_are_the_one_gaussian_that_they_are(counts, delta):
+    # The lattice knows nothing of the closed form. Different rounds share one lattice and one transform.
+    shifts, rounds, mu = (0.03, 0.21), [], 0.0
+    for shift, count in zip(shifts, counts, strict=True):
+        if count:
+            whole = (Half(Kind.LEAVE, 1.0, shift),)
+            rounds.append((Direction(whole, whole), count))
+            mu = math.hypot(mu, shift * math.sqrt(count))
+    exact = gaussian_epsilon(mu, delta)
+    assert exact * (1 - 1e-9) <= epsilon_of(tuple(rounds), delta) <= exact + 3e-5

@@ -203,7 +203,7 @@ def _window(rounds: Rounds, best: int, epsilon: float, delta: float, room: float
     shortest: _Window | None = None
     for index in range(best, max(best - 12, -1), -1):
         slope = float(SLOPES[index])
-        if moments[index] - slope * epsilon - math.log(delta) > 14:  # rounding would begin to count
+        if moments[index] + _LOG_CONVERSION[index] - slope * epsilon - math.log(delta) > 14:  # rounding would count
             break
         lowest = epsilon - room / slope
         # Mass that wraps upwards keeps its untilted probability times exp(-slope width). Mass from beyond the top that
@@ -213,7 +213,8 @@ def _window(rounds: Rounds, best: int, epsilon: float, delta: float, room: float
         width = max(top - lowest, -spared / slope, float(downwards.min(initial=math.inf)))
         if math.isfinite(width) and (shortest is None or width < shortest.width):
             shortest = _Window(slope, top - width, width, float(SLOPES[highest]))
-    return shortest or _Window(float(SLOPES[best]), epsilon - room, 2 * room, float(SLOPES[highest]))
+    slope = float(SLOPES[best])
+    return shortest or _Window(slope, epsilon - room / slope, 2 * room / slope, float(SLOPES[highest]))
 
 
 def _step(rounds: Rounds, slope: float, epsilon: float, width: float, spare: float) -> float:

@@ -64,8 +64,7 @@ class TruncatedNegativeBinomial:
     def charge(self, orders: Array, divergences: Array) -> Array:
         """The Renyi curve of the released run, from the curve of one run at the same orders."""
         spread = (1 - 1 / orders) * divergences - math.log(self.gamma) / orders
-        least = min(float(spread.min()), -math.log(self.gamma))  # the last is order one
-        result: Array = divergences + (1 + self.eta) * least + math.log(self.mean) / (orders - 1)
+        result: Array = divergences + (1 + self.eta) * spread.min() + math.log(self.mean) / (orders - 1)
         return result
 
 
