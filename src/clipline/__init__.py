@@ -12,14 +12,19 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "CliplineError": "errors",
+    "DeltaNoise": "privacy.split",
     "FixedClip": "federated.controllers",
     "FixedSizeSampler": "federated.sampling",
+    "FixedSizeSampling": "privacy.events",
     "GaussianEvent": "privacy.events",
     "GaussianMechanism": "federated.mechanism",
-    "Guarantee": "privacy.accountant",
+    "Guarantee": "privacy.guarantee",
     "Ledger": "privacy.ledger",
     "LocalSGD": "federated.clients",
+    "NoSampling": "privacy.events",
+    "PoissonRuns": "privacy.selection",
     "PoissonSampler": "federated.sampling",
+    "PoissonSampling": "privacy.events",
     "Population": "federated.population",
     "QuantileClip": "federated.controllers",
     "Relation": "privacy.relations",
@@ -30,9 +35,19 @@ _HOMES = {
     "SettingError": "errors",
     "TrainResult": "federated.training",
     "Training": "federated.training",
+    "TruncatedNegativeBinomial": "privacy.selection",
+    "TruncatedPoissonSampling": "privacy.events",
     "account": "privacy.accountant",
+    "account_grid": "privacy.selection",
+    "account_search": "privacy.selection",
+    "cohort_within": "privacy.calibration",
+    "delta_at": "privacy.accountant",
+    "gaussian_mu": "privacy.gaussian",
     "join_noise": "privacy.split",
+    "least_scale": "privacy.calibration",
     "noise_multiplier_for": "privacy.calibration",
+    "privacy_curve": "privacy.accountant",
+    "rounds_within": "privacy.calibration",
     "split_noise": "privacy.split",
     "task_named": "tasks",
 }
@@ -47,12 +62,21 @@ if TYPE_CHECKING:
     from .federated.sampling import FixedSizeSampler, PoissonSampler
     from .federated.server import ServerAdam, ServerSGD, ServerYogi
     from .federated.training import Training, TrainResult
-    from .privacy.accountant import Guarantee, account
-    from .privacy.calibration import noise_multiplier_for
-    from .privacy.events import GaussianEvent
+    from .privacy.accountant import account, delta_at, privacy_curve
+    from .privacy.calibration import cohort_within, least_scale, noise_multiplier_for, rounds_within
+    from .privacy.events import (
+        FixedSizeSampling,
+        GaussianEvent,
+        NoSampling,
+        PoissonSampling,
+        TruncatedPoissonSampling,
+    )
+    from .privacy.gaussian import gaussian_mu
+    from .privacy.guarantee import Guarantee
     from .privacy.ledger import Ledger
     from .privacy.relations import Relation
-    from .privacy.split import join_noise, split_noise
+    from .privacy.selection import PoissonRuns, TruncatedNegativeBinomial, account_grid, account_search
+    from .privacy.split import DeltaNoise, join_noise, split_noise
     from .tasks import task_named
 
 

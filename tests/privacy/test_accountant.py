@@ -1,21 +1,23 @@
-"""Epsilons against published and certified values, on stated lists of orders and with the best real order."""
+"""What ledgers guarantee, against exact values."""
 
-import itertools
 import math
 import time
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from conftest import delta_of_row
 
 from clipline.errors import SettingError
-from clipline.privacy.accountant import Guarantee, account, default_relation
-from clipline.privacy.conversion import epsilon_at, epsilons
-from clipline.privacy.events import FixedSizeSampling, GaussianEvent, NoSampling, PoissonSampling
-from clipline.privacy.ledger import Ledger
+from clipline.privacy.accountant import account, default_relation, delta_at, privacy_curve
+from clipline.privacy.events import (
+    FixedSizeSampling,
+    GaussianEvent,
+    NoSampling,
+    PoissonSampling,
+    TruncatedPoissonSampling,
+)
+from clipline.privacy.guarantee import Guarantee
+from clipline.privacy.ledger import Ledger, ledger_line
 from clipline.privacy.relations import Relation
-from clipline.privacy.renyi import fixed_size_curve, gaussian_curve, poisson_curve
 from clipline.privacy.split import split_noise
 
 DELTA = 10**-6.6  # a million users to the power -1.1
@@ -23,121 +25,137 @@ ADD, REPLACE = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE
 STACK_OVERFLOW = PoissonSampling(0.013958)
 STACK_OVERFLOW_FIXED = FixedSizeSampling(13958, 10**6)
 
-GRIDS = {
-    "int2_64+128+256": np.array([*range(2, 65), 128, 256], dtype=float),
-    "dp_accounting_default": np.array([*(1 + k / 10 for k in range(1, 100)), *range(11, 64), 128, 256, 512, 1024]),
-}
-CURVES = {
-    "rdp_gaussian": lambda q, s, orders: gaussian_curve(s, orders),
-    "rdp_poisson": poisson_curve,
-    "rdp_wor_tight": fixed_size_curve,
-}
-
 
 def spent(sampling, z, rounds, delta, relation):
     return account(Ledger().add(GaussianEvent(sampling, z), rounds), delta=delta, relation=relation).epsilon
 
 
-def test_every_renyi_row_of_the_oracle_table_is_met_and_the_best_order_is_no_worse(oracle):
-    rows = [row for row in oracle("epsilon.csv") if row["method"] in CURVES]
-    assert len(rows) == 21
-    for row in rows:
-        exact_delta = int(row["n"]) ** -1.1 if row["n"] else math.nan
-        delta = exact_delta if math.isclose(exact_delta, float(row["delta"]), rel_tol=1e-9) else float(row["delta"])
-        rate = int(row["m"]) / int(row["n"]) if row["n"] else float(row["q"])
-        rounds, stddev, orders = int(row["T"]), float(row["sigma_eff"]), GRIDS[row["orders"]]
-
-        def curve(orders, rounds=rounds, rate=rate, stddev=stddev, method=row["method"]):
-            return rounds * CURVES[method](rate, stddev, np.array(orders))
-
-        if row["conversion"] == "cks":
-            on_grid = epsilons(curve(orders), orders, delta).min()
-            assert epsilon_at(curve, delta)[0] <= on_grid * (1 + 1e-7), row["row_id"]
-        else:
-            on_grid = (curve(orders) - math.log(delta) / (orders - 1)).min()
-        assert on_grid == pytest.approx(float(row["epsilon"]), rel=1e-9), row["row_id"]
+# (sampling, noise multiplier, rounds, delta, relation, exact epsilon): analytic Gaussian, or contour inversion of the
+# moments of the loss (epsilon.csv); the two with a cap by an independent accountant, to the digits given.
+EXACT = [
+    (NoSampling(), 1, 1, 1e-5, ADD, 4.377178095681),
+    (NoSampling(), 5, 100, 1e-6, REPLACE, 26.35696392533),
+    (PoissonSampling(0.01), 1, 1000, 1e-5, ADD, 1.8282366665),
+    (PoissonSampling(256 / 60000), 1.1, 14062, 1e-5, ADD, 2.3815969214),
+    (PoissonSampling(0.002231), 0.6693, 4000, DELTA, ADD, 3.2630004331),
+    (STACK_OVERFLOW, 1.3958, 1500, DELTA, ADD, 2.223353466),
+    (STACK_OVERFLOW, 1.3958, 1500, DELTA, REPLACE, 3.964853328),
+    (FixedSizeSampling(100, 10000), 2, 1000, 1e-5, REPLACE, 2.1989099489),
+    (STACK_OVERFLOW_FIXED, 1.3958, 1500, DELTA, REPLACE, 11.022224779),
+    (STACK_OVERFLOW_FIXED, 1.3958, 1500, DELTA, Relation.ZERO_OUT, 7.2556683311),
+    (FixedSizeSampling(13958, 10**6 + 1), 1.3958, 1500, DELTA, ADD, 9.4689882021),
+]
 
 
-def test_epsilons_are_never_below_the_exact_ones_of_the_oracle_table(oracle):
-    # Exact: analytic Gaussian, or contour inversion of the privacy loss. Renyi accounting can only lie above.
-    kinds = {
-        "gaussian_exact": lambda row: NoSampling(),
-        "pld_poisson_add_remove": lambda row: PoissonSampling(float(row["q"])),
-        "pld_wor_replace_one": lambda row: FixedSizeSampling(int(row["m"]), int(row["n"])),
-    }
-    relations = {"add_remove": ADD, "replace_one": REPLACE, "zero_out": Relation.ZERO_OUT}
-    rows = [row for row in oracle("epsilon.csv") if row["method"] in kinds and row["sound"] == "yes"]
-    rows = [row for row in rows if row["n"] or row["method"] != "pld_wor_replace_one"]
-    assert len(rows) >= 10
-    for row in rows:
-        sampling = kinds[row["method"]](row)
-        epsilon = spent(sampling, float(row["z"]), int(row["T"]), float(row["delta"]), relations[row["relation"]])
-        assert epsilon >= float(row["epsilon"]), row["row_id"]
+@pytest.mark.parametrize(("sampling", "z", "rounds", "delta", "relation", "exact"), EXACT)
+def test_epsilon_is_the_exact_one_to_four_digits_after_the_point_and_never_less(
+    sampling, z, rounds, delta, relation, exact
+):
+    assert exact - 1e-9 <= spent(sampling, z, rounds, delta, relation) <= exact + 3e-5
 
 
+# The caption of Figure 2, exactly: the bit alone, count_stddev 5, 200 rounds, 100 of a million users. The paper's
+# 0.034 is the floor of a list of Renyi orders that ends at 256.
 @pytest.mark.parametrize(
-    ("sampling", "z", "rounds", "delta", "relation", "on_grid", "exact"),
+    ("sampling", "z", "relation", "exact"),
     [
-        (NoSampling(), 5, 100, 1e-6, ADD, 11.85538999316, 10.99715121422),
-        (NoSampling(), 10, 100, 1e-6, REPLACE, 11.85538999316, 10.99715121422),
-        (PoissonSampling(0.01), 1, 1000, 1e-5, ADD, 2.107753075452, 1.8282366665),
-        (STACK_OVERFLOW, 1.3958, 1500, DELTA, ADD, 2.392492019652, 2.223353466),
-        (PoissonSampling(0.5), 10, 50, 1e-5, ADD, 1.504279312403, 1.3767939512),
-        (FixedSizeSampling(100, 10000), 2, 1000, 1e-5, REPLACE, 2.472936880045, 2.1989099489),
-        (STACK_OVERFLOW_FIXED, 1.3958, 1500, DELTA, REPLACE, 12.05489462025, 11.022224779),
-        (FixedSizeSampling(5000, 50000), 6, 2000, 1e-6, REPLACE, 9.58291815159, 8.9981957475),
+        (FixedSizeSampling(100, 10**6), 10, REPLACE, 0.00085636708777),
+        (PoissonSampling(1e-4), 10, ADD, 0.0003637386414),
+        (PoissonSampling(1e-4), 5, ADD, 0.00080530730817),
     ],
 )
-def test_the_best_real_order_lies_between_the_exact_epsilon_and_a_list_of_orders(
-    sampling, z, rounds, delta, relation, on_grid, exact
-):
-    assert exact <= spent(sampling, z, rounds, delta, relation) <= on_grid
+def test_a_tiny_epsilon_is_exact_to_eight_digits_after_the_point(sampling, z, relation, exact):
+    assert exact - 1e-12 <= spent(sampling, z, 200, DELTA, relation) <= exact + 1e-8
 
 
-def test_the_gaussian_epsilon_is_the_minimum_over_a_very_fine_list_of_orders():
-    orders = 1 + np.logspace(-3, 3, 200_001)
-    for z, rounds in [(1.0, 1), (5.0, 100), (300.0, 10)]:
-        finest = epsilons(rounds * gaussian_curve(z, orders), orders, 1e-6).min()
-        assert spent(NoSampling(), z, rounds, 1e-6, ADD) == pytest.approx(finest, rel=1e-6)
+RELATIONS = {"add_remove": ADD, "replace_one": REPLACE, "zero_out": Relation.ZERO_OUT}
 
 
-def test_a_tiny_cost_is_not_hidden_by_the_largest_order():
-    # Figure 2 of the paper prints 0.034, which is the floor of a list of orders that ends at 256. Exact: 8.564e-4 for
-    # fixed size; for Poisson 3.637e-4, and 0.00722 with a list that ends at 1024.
-    assert 8.564e-4 < spent(FixedSizeSampling(100, 10**6), 10, 200, DELTA, REPLACE) < 0.0339
-    assert 3.637e-4 < spent(PoissonSampling(1e-4), 10, 200, DELTA, ADD) < 0.00722
+def sampling_of(row):
+    if row["sampler"] == "none":
+        return NoSampling()
+    if row["sampler"] == "wor":
+        # In the rows for add-or-remove n is the smaller population; a sampling names the one at hand, the larger.
+        return FixedSizeSampling(int(row["m"]), int(row["n"]) + (row["method"] == "pld_wor_add_remove"))
+    return PoissonSampling(int(row["m"]) / int(row["n"]) if row["n"] else float(row["q"]))
+
+
+def test_every_exact_row_of_the_oracle_table_is_met(oracle):
+    rows = [row for row in oracle("epsilon.csv") if row["method"].startswith(("pld", "gaussian_exact"))]
+    assert len(rows) == 31
+    for row in rows:
+        relation, exact = RELATIONS[row["relation"]], float(row["epsilon"])
+        epsilon = spent(sampling_of(row), float(row["z"]), int(row["T"]), delta_of_row(row), relation)
+        if row["method"] == "gaussian_exact":
+            assert epsilon == pytest.approx(exact, rel=1e-8), row["row_id"]
+        else:
+            tolerance = 1e-8 if row["row_id"] in ("E063", "E064", "E065") else 1e-4
+            assert exact - 1e-6 * min(exact, 1) <= epsilon <= exact + tolerance, row["row_id"]
+
+
+def test_every_row_of_the_paper_convention_is_met(oracle):
+    rows = [row for row in oracle("epsilon.csv") if row["sound"] == "no"]
+    assert len(rows) == 5
+    for row in rows:
+        epsilon = spent(sampling_of(row), float(row["z"]), int(row["T"]), delta_of_row(row), Relation.PAPER)
+        assert epsilon == pytest.approx(float(row["epsilon"]), rel=1e-9), row["row_id"]
+
+
+def test_the_paper_convention_is_printed_as_a_warning_and_is_not_sound():
+    guarantee = account(Ledger().add(GaussianEvent(STACK_OVERFLOW_FIXED, 1.3958), 1500), delta=DELTA, relation="paper")
+    assert guarantee.epsilon == pytest.approx(4.999990107759, rel=1e-9)
+    assert not guarantee.sound
+    assert str(guarantee).startswith("WARNING, not a guarantee: (epsilon 5")
+    with pytest.raises(SettingError, match=r"relation='paper' cannot be accounted with Poisson.*use add-or-remove"):
+        spent(STACK_OVERFLOW, 1.0, 1, 1e-5, Relation.PAPER)
+
+
+def test_the_report_says_which_accountant_was_tighter():
+    by_loss = account(Ledger().add(GaussianEvent(STACK_OVERFLOW, 1.3958), 1500), delta=DELTA, relation=ADD)
+    assert (by_loss.accountant, by_loss.order) == ("privacy loss", None)
+    # A million rounds with rare and enormous losses: their lattice may not be as fine as it would have to be.
+    by_renyi = account(Ledger().add(GaussianEvent(PoissonSampling(1e-9), 0.2), 10**6), delta=1e-15, relation=ADD)
+    assert by_renyi.accountant == "renyi"
+    assert by_renyi.order > 1
+
+
+def test_a_cap_five_deviations_up_costs_next_to_nothing_and_one_at_two_much():
+    # The tail of the binomial is 3e-7 and 0.02. Poisson sampling alone gives 2.22335, a fixed size 9.469.
+    for cap, low, high in [(10**6 + 1, 2.22335, 2.2234), (14549, 2.2234, 2.2237), (14200, 3.5, 4.0)]:
+        capped = TruncatedPoissonSampling(0.013958, 10**6, cap)
+        assert low < spent(capped, 1.3958, 1500, DELTA, ADD) < high
+    tight = TruncatedPoissonSampling(0.013958, 10**6, 10000)  # always full
+    assert spent(tight, 1.3958, 1500, DELTA, ADD) <= spent(STACK_OVERFLOW_FIXED, 1.3958, 1500, DELTA, ADD)
 
 
 def test_pitfall_accountant_fed_z_delta_instead_of_z_understates_epsilon():
-    # The updates carry more noise than the round as a whole: the bit spends the difference.
+    # The updates carry more noise than the round as a whole: the bit spends the difference. By hand, 1/z^2 is 4/3 of
+    # 1/z_delta^2. The types forbid this; the test forces it.
     z, count_stddev = 1.0, 1.0
-    z_delta = split_noise(z, count_stddev)
+    z_delta = float(split_noise(z, count_stddev))
     assert z_delta == pytest.approx(2 / math.sqrt(3))
     wrong, right = (spent(STACK_OVERFLOW, noise, 1500, DELTA, ADD) for noise in (z_delta, z))
     assert wrong < 0.85 * right
-    # By hand without sampling: 1/z^2 is 4/3 of 1/z_delta^2, and so is the Renyi cost at every order.
-    orders = np.array([1.5, 8.0, 100.0])
-    np.testing.assert_allclose(gaussian_curve(z, orders) / gaussian_curve(z_delta, orders), 4 / 3)
 
 
 def test_pitfall_replace_one_needs_factor_two():
     # Replacing a clipped update moves the sum by 2C. The paper's convention forgets this and prints 5; a pair of data
     # sets is known that reaches at least 9.43.
-    claimed, certified = 5, 9.43
-    forgotten, _ = epsilon_at(lambda orders: 1500 * fixed_size_curve(0.013958, 1.3958, np.array(orders)), DELTA)
+    claimed = spent(STACK_OVERFLOW_FIXED, 1.3958, 1500, DELTA, Relation.PAPER)
     ours = spent(STACK_OVERFLOW_FIXED, 1.3958, 1500, DELTA, REPLACE)
-    assert forgotten < claimed < certified < ours
-    assert ours == pytest.approx(12.043, abs=2e-3)
+    assert claimed < 5 < 9.43 < ours
 
 
 def test_nothing_spent_is_nothing_and_no_noise_is_everything():
     empty = account(Ledger(), delta=1e-5, relation=ADD)
     assert (empty.epsilon, empty.rounds, empty.order, empty.sampler, empty.private) == (0, 0, None, "none", True)
+    assert delta_at(Ledger(), epsilon=0, relation=ADD) == 0
     one_slip = Ledger().add(GaussianEvent(STACK_OVERFLOW, 2.0), 99).add(GaussianEvent(STACK_OVERFLOW, 0.0))
     guarantee = account(one_slip, delta=1e-5, relation=ADD)
     assert math.isinf(guarantee.epsilon)
     assert not guarantee.private
     assert str(guarantee).startswith("not private: no noise was added")
+    assert delta_at(one_slip, epsilon=3, relation=ADD) == 1
 
 
 def test_different_rounds_add_up():
@@ -190,9 +208,9 @@ def test_an_unknown_relation_is_refused_and_a_known_one_may_be_given_as_text():
 
 
 def test_an_unsound_pair_is_refused_even_when_the_run_is_not_private():
-    ledger = Ledger().add(GaussianEvent(STACK_OVERFLOW_FIXED, 0.0))
-    with pytest.raises(SettingError, match="use replace-one"):
-        account(ledger, delta=1e-5, relation=ADD)
+    ledger = Ledger().add(GaussianEvent(STACK_OVERFLOW, 0.0))
+    with pytest.raises(SettingError, match="use add-or-remove"):
+        account(ledger, delta=1e-5, relation=Relation.PAPER)
 
 
 def test_each_sampling_has_the_relation_under_which_it_can_be_accounted():
@@ -200,56 +218,98 @@ def test_each_sampling_has_the_relation_under_which_it_can_be_accounted():
     assert default_relation(FixedSizeSampling(1, 10)) is REPLACE
 
 
-samplings = st.one_of(
-    st.just(NoSampling()),
-    st.floats(1e-6, 1).map(PoissonSampling),
-    st.integers(1, 10**6).map(lambda m: FixedSizeSampling(m, 10**6)),
+@pytest.mark.parametrize(
+    ("sampling", "relation"),
+    [
+        (NoSampling(), ADD),
+        (STACK_OVERFLOW, ADD),
+        (STACK_OVERFLOW, REPLACE),
+        (STACK_OVERFLOW_FIXED, REPLACE),
+        (STACK_OVERFLOW_FIXED, Relation.PAPER),
+    ],
 )
+def test_delta_for_an_epsilon_undoes_epsilon_for_a_delta(sampling, relation):
+    ledger = Ledger().add(GaussianEvent(sampling, 3.0), 100)
+    points = privacy_curve(ledger, relation=relation, deltas=[1e-9, 1e-6, 1e-3])
+    assert [delta for _, delta in points] == [1e-9, 1e-6, 1e-3]
+    for epsilon, delta in points:
+        assert delta_at(ledger, epsilon=epsilon, relation=relation) == pytest.approx(delta, rel=1e-3)
+    ((_, delta),) = privacy_curve(ledger, relation=relation, epsilons=[points[1][0]])
+    assert delta == pytest.approx(1e-6, rel=1e-3)
 
 
-@given(
-    sampling=samplings,
-    z=st.floats(0.3, 50),
-    rounds=st.integers(1, 10**5),
-    log_delta=st.floats(-12, -1),
-    more=st.floats(1.01, 3),
-)
-@settings(derandomize=True, deadline=None, max_examples=40)
-def test_epsilon_rises_with_rounds_and_falls_with_noise_and_delta(sampling, z, rounds, log_delta, more):
-    relation, delta = default_relation(sampling), 10**log_delta
-    epsilon = spent(sampling, z, rounds, delta, relation)
-    slack = 1 + 1e-6  # of the lattice of orders
-    assert spent(sampling, z, math.ceil(rounds * more), delta, relation) * slack >= epsilon
-    assert spent(sampling, z * more, rounds, delta, relation) <= epsilon * slack
-    assert spent(sampling, z, rounds, min(delta * more, 0.5), relation) <= epsilon * slack
+def test_a_curve_is_read_at_deltas_or_at_epsilons():
+    with pytest.raises(SettingError, match="exactly one of them"):
+        privacy_curve(Ledger(), relation=ADD)
 
 
-@given(rate=st.floats(1e-6, 0.5), z=st.floats(0.3, 50), rounds=st.integers(1, 10**4), more=st.floats(1.01, 2))
-@settings(derandomize=True, deadline=None, max_examples=30)
-def test_epsilon_rises_with_the_rate_up_to_no_sampling(rate, z, rounds, more):
-    chain = [PoissonSampling(rate), PoissonSampling(rate * more), NoSampling()]
-    values = [spent(sampling, z, rounds, 1e-6, ADD) for sampling in chain]
-    assert values[0] <= values[1] * (1 + 1e-6)
-    assert values[1] <= values[2] * (1 + 1e-6)
+def test_rounds_may_change_and_their_order_and_grouping_do_not_matter_to_the_last_digit():
+    events = [
+        (GaussianEvent(PoissonSampling(0.01), 1.0), 120),
+        (GaussianEvent(PoissonSampling(0.02), 1.5), 300),
+        (GaussianEvent(PoissonSampling(0.01), 0.9), 80),
+        (GaussianEvent(NoSampling(), 40.0), 5),
+        (GaussianEvent(TruncatedPoissonSampling(0.01, 10**5, 1200), 1.1), 50),
+    ]
+    values = set()
+    for order in ([0, 1, 2, 3, 4], [3, 4, 1, 0, 2]):
+        ledger = Ledger()
+        for index in order:
+            event, count = events[index]
+            ledger = ledger.add(event, count // 2)
+        for index in reversed(order):
+            event, count = events[index]
+            ledger = ledger.add(event, count - count // 2)
+        guarantee = account(ledger, delta=1e-6, relation=ADD)
+        values.add(guarantee.epsilon)
+        assert (guarantee.sampler, guarantee.rounds) == ("mixed", 555)
+    assert len(values) == 1
 
 
-def test_the_whole_domain_gives_numbers_from_zero_up():
-    # Warnings are errors in this suite, so that this also finds every overflow.
-    population = 10**9
-    for rate, z in itertools.product([1e-9, 1e-5, 0.01, 0.5, 1.0], [0.2, 1.0, 30.0, 1e3]):
-        fixed = FixedSizeSampling(round(rate * population), population)
-        for sampling in (PoissonSampling(rate), fixed):
-            for rounds, delta in itertools.product([1, 10**6], [1e-15, 1e-6, 0.1]):
-                epsilon = spent(sampling, z, rounds, delta, default_relation(sampling))
-                assert math.isfinite(epsilon)
-                assert epsilon >= 0
+def test_equal_rounds_written_as_different_ones_cost_the_same():
+    # q and z that differ in the last digits make different events: convolving them is not the same computation.
+    same = spent(PoissonSampling(0.01), 1.0, 1000, 1e-5, ADD)
+    ledger = Ledger()
+    for k in range(4):
+        ledger = ledger.add(GaussianEvent(PoissonSampling(0.01), 1.0 + k * 1e-13), 250)
+    assert account(ledger, delta=1e-5, relation=ADD).epsilon == pytest.approx(same, rel=1e-6)
+
+
+def test_gaussian_rounds_among_sampled_ones_are_one_gaussian():
+    # Sampling everyone is no sampling: 9 / 6^2 + 1 / 2^2 = 1 / 2, one Gaussian with multiplier sqrt(2).
+    nearly = Ledger().add(GaussianEvent(NoSampling(), math.sqrt(2.0))).add(GaussianEvent(PoissonSampling(1e-9), 50.0))
+    assert account(nearly, delta=1e-5, relation=ADD).epsilon == pytest.approx(
+        spent(NoSampling(), math.sqrt(2), 1, 1e-5, ADD), abs=3e-5
+    )
+
+
+def test_a_ledger_file_gives_the_live_epsilon_to_the_last_digit(tmp_path):
+    live, path = Ledger(), tmp_path / "ledger.jsonl"
+    with path.open("w") as file:
+        for index in range(30):
+            event = GaussianEvent(PoissonSampling((0.01 + index // 10) / 3), 1 / 1.1 + index % 3)
+            live = live.add(event)
+            file.write(ledger_line(index, event) + "\n")
+    assert account(Ledger.read(path), delta=1e-6, relation=ADD) == account(live, delta=1e-6, relation=ADD)
 
 
 def test_accounting_after_every_round_is_fast():
-    # Two milliseconds are promised; the mean over 200 growing ledgers is far below, so that a busy machine passes too.
-    event, ledger = GaussianEvent(STACK_OVERFLOW_FIXED, 1.1), Ledger()
-    start = time.perf_counter()
-    for _ in range(200):
-        ledger = ledger.add(event)
-        account(ledger, delta=DELTA, relation=REPLACE)
-    assert (time.perf_counter() - start) / 200 < 0.002
+    # Three milliseconds are promised on a quiet machine; twice that, so that a busy one passes too.
+    for event, relation in [
+        (GaussianEvent(STACK_OVERFLOW_FIXED, 1.1), REPLACE),
+        (GaussianEvent(STACK_OVERFLOW, 1.1), ADD),
+    ]:
+        ledger, start = Ledger(), time.perf_counter()
+        for _ in range(300):
+            ledger = ledger.add(event)
+            account(ledger, delta=DELTA, relation=relation)
+        assert (time.perf_counter() - start) / 300 < 0.006
+
+
+def test_one_epsilon_takes_less_than_a_tenth_of_a_second():
+    times = []
+    for z in (1.39, 1.40, 1.41):
+        start = time.perf_counter()
+        spent(STACK_OVERFLOW_FIXED, z, 1500, DELTA, REPLACE)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.1

@@ -5,24 +5,34 @@ import numpy as np
 import pytest
 
 from clipline.errors import SettingError
-from clipline.privacy.events import FixedSizeSampling, GaussianEvent, NoSampling, PoissonSampling
+from clipline.privacy.events import (
+    FixedSizeSampling,
+    GaussianEvent,
+    NoSampling,
+    PoissonSampling,
+    TruncatedPoissonSampling,
+)
 from clipline.privacy.relations import Relation
+from clipline.privacy.split import split_noise
 
 EVENTS = [
     GaussianEvent(NoSampling(), 0.0),
     GaussianEvent(PoissonSampling(0.1), 1.3958),
     GaussianEvent(FixedSizeSampling(100, 3400), 0.513),
+    GaussianEvent(TruncatedPoissonSampling(0.1, 3400, 400), 0.7),
 ]
 
 
 def test_every_relation_says_what_it_means():
     assert Relation("add-or-remove").meaning == "one user more or one user less"
-    assert len({relation.meaning for relation in Relation}) == 3
+    assert len({relation.meaning for relation in Relation}) == 4
     assert [relation.phrase for relation in Relation] == [
         "add-or-remove one user",
         "replace one user",
         "zero-out one user",
+        "the paper's convention",
     ]
+    assert [relation.sound for relation in Relation] == [True, True, True, False]
 
 
 def test_samplings_describe_themselves():
@@ -65,7 +75,7 @@ def test_the_json_of_an_event_is_flat():
     ("entries", "message"),
     [
         ({"sampling": "poison", "rate": 0.1, "noise_multiplier": 1}, "sampling='poison'.*did you mean 'poisson'"),
-        ({"rate": 0.1, "noise_multiplier": 1}, "sampling=None must be one of none, poisson, fixed"),
+        ({"rate": 0.1, "noise_multiplier": 1}, "sampling=None must be one of none, poisson, truncated-poisson, fixed"),
         ({"sampling": "none", "rate": 0.1, "noise_multiplier": 1}, "unknown key 'rate' in an event with none sampling"),
         ({"sampling": "poisson", "noise_multiplier": 1}, "rate is missing"),
         ({"sampling": "poisson", "rate": 0.1}, "noise_multiplier is missing"),
@@ -98,12 +108,25 @@ def test_a_noise_multiplier_that_is_not_a_number_from_zero_up_is_refused(noise_m
         GaussianEvent(NoSampling(), noise_multiplier)
 
 
-def test_a_sampling_given_by_name_is_refused_with_the_three_that_exist():
+def test_a_sampling_given_by_name_is_refused_with_those_that_exist():
     with pytest.raises(SettingError, match=r"sampling='poisson'.*PoissonSampling\(rate\)"):
         GaussianEvent("poisson", 1.0)
 
 
+def test_pitfall_the_accountant_cannot_be_handed_the_noise_of_the_updates_alone():
+    with pytest.raises(SettingError, match=r"DeltaNoise.*must be that of the whole round.*join_noise"):
+        GaussianEvent(NoSampling(), split_noise(1.0, 5.0))
+
+
+@pytest.mark.parametrize(
+    ("entries", "name"), [((0, 9, 3), "rate=0"), ((0.5, 0, 3), "population_size=0"), ((0.5, 9, 0), "cap=0")]
+)
+def test_a_cap_that_cannot_be_is_refused(entries, name):
+    with pytest.raises(SettingError, match=name):
+        TruncatedPoissonSampling(*entries)
+
+
 def test_accounting_needs_no_array_framework():
-    code = "import sys, clipline.privacy.calibration; print([m for m in ('torch', 'scipy') if m in sys.modules])"
+    code = "import sys, clipline.privacy.selection; print([m for m in ('torch', 'scipy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -6,15 +6,15 @@ import mpmath
 import numpy as np
 import pytest
 
-from clipline.errors import SettingError
+from clipline.privacy.curves import renyi_curve
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent, NoSampling, PoissonSampling
 from clipline.privacy.relations import Relation
 from clipline.privacy.renyi import (
+    discrete_gaussian_curve,
     fixed_size_curve,
     gaussian_curve,
     poisson_curve,
     poisson_curve_at_whole_orders,
-    renyi_curve,
 )
 
 SAMPLED = [poisson_curve, fixed_size_curve]
@@ -143,17 +143,34 @@ def test_the_table_gives_replace_one_half_the_noise_multiplier():
         np.testing.assert_array_equal(curve_of(PoissonSampling(0.01), relation), poisson_curve(0.01, 2.0, ORDERS))
 
 
-@pytest.mark.parametrize(
-    ("sampling", "relation", "way_out"),
-    [
-        (PoissonSampling(0.1), Relation.REPLACE_ONE, "use add-or-remove or zero-out"),
-        (FixedSizeSampling(1, 10), Relation.ADD_OR_REMOVE, "use replace-one"),
-        (FixedSizeSampling(1, 10), Relation.ZERO_OUT, "use replace-one, which covers zero-out"),
-    ],
-)
-def test_a_pair_without_a_sound_curve_is_refused_with_the_nearest_sound_one(sampling, relation, way_out):
-    with pytest.raises(SettingError, match=f"relation='{relation}' cannot be accounted with {sampling}: .*{way_out}"):
-        curve_of(sampling, relation)
+def test_a_fixed_size_costs_one_more_or_less_what_poisson_sampling_costs_at_half_the_noise():
+    fixed = curve_of(FixedSizeSampling(1, 100), Relation.ADD_OR_REMOVE)
+    np.testing.assert_array_equal(fixed, poisson_curve(0.01, 1.0, ORDERS))
+
+
+@pytest.mark.parametrize("order", [1.3, 2.0, 4.5, 17.0])
+def test_a_curve_from_the_lattice_of_losses_is_an_upper_bound_and_close(order):
+    # Poisson sampling, replace-one: E over Q of (P/Q)^a, with both mixtures written out.
+    rate, z = 0.02, 1.3
+    with mpmath.workdps(20):
+        q, a = mpmath.mpf(rate), mpmath.mpf(order)
+        p, other = (lambda y, s=s: (1 - q) * mpmath.npdf(y, 0, z) + q * mpmath.npdf(y, s, z) for s in (1, -1))
+        moment = mpmath.quad(lambda y: p(y) ** a * other(y) ** (1 - a), mpmath.linspace(-20, 50, 40))
+        exact = float(mpmath.log(moment) / (a - 1))
+    ours = renyi_curve(GaussianEvent(PoissonSampling(rate), z), Relation.REPLACE_ONE, (order,))[0]
+    assert exact <= ours <= exact * (1 + 0.002 * order)
+
+
+def test_a_discrete_gaussian_diverges_no_more_than_the_continuous_one():
+    # Summed over the integers, from the definition.
+    k = np.arange(-400, 401)
+    for stddev, shift in [(0.4, 1), (1.0, 1), (3.0, 2), (20.0, 5)]:
+        log_p, log_q = (-((k - c) ** 2) / (2 * stddev**2) for c in (shift, 0))
+        log_total = np.logaddexp.reduce(log_q)
+        for order in (1.5, 2.0, 8.0):
+            moment = np.logaddexp.reduce(order * log_p + (1 - order) * log_q) - log_total
+            bound = discrete_gaussian_curve(stddev / shift, np.array([order]))[0]
+            assert moment / (order - 1) <= bound * (1 + 1e-12)
 
 
 def test_no_noise_costs_infinitely_much():

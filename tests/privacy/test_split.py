@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clipline.errors import SettingError
 from clipline.privacy.renyi import gaussian_curve
-from clipline.privacy.split import join_noise, split_noise
+from clipline.privacy.split import CENTRED, UNCENTRED, DeltaNoise, join_noise, quantile_bound, split_noise
 
 PAPER = [
     (1.0, 5.0),
@@ -25,13 +25,13 @@ PAPER = [
 
 
 def test_counting_costs_half_a_percent_more_noise_at_100_users():
-    assert split_noise(1.0, 5.0) == pytest.approx(1.00503781525921, rel=1e-14)
+    assert float(split_noise(1.0, 5.0)) == pytest.approx(1.00503781525921, rel=1e-14)
 
 
 def test_pitfall_uncentred_bit_needs_its_own_formula():
     # A bit that is not centred moves the count by 1, not by 1/2; the centred formula would add too little noise.
     uncentred = split_noise(1.0, 5.0, bit_bound=1.0)
-    assert uncentred == pytest.approx(1.02062, abs=1e-5)
+    assert float(uncentred) == pytest.approx(1.02062, abs=1e-5)
     assert uncentred > split_noise(1.0, 5.0)
     assert join_noise(split_noise(1.0, 5.0), 5.0, bit_bound=1.0) < 1.0
 
@@ -42,7 +42,8 @@ def test_the_oracle_table_of_theorem_1_is_met(oracle):
     for row in rows:
         z, stddev, bound = float(row["z"]), float(row["sigma_b"]), float(row["bit_bound"])
         if row["z_delta"]:
-            assert split_noise(z, stddev, bit_bound=bound) == pytest.approx(float(row["z_delta"]), rel=2e-14)
+            z_delta = float(split_noise(z, stddev, bit_bound=bound))
+            assert z_delta == pytest.approx(float(row["z_delta"]), rel=2e-14)
         else:
             with pytest.raises(SettingError):
                 split_noise(z, stddev, bit_bound=bound)
@@ -55,9 +56,10 @@ def test_both_directions_are_exact_to_the_last_digits(z, stddev, bound):
         exact_z, bit = mpmath.mpf(z), mpmath.mpf(stddev) / mpmath.mpf(bound)
         if exact_z < bit:
             exact = 1 / mpmath.sqrt(exact_z**-2 - bit**-2)
-            assert abs(split_noise(z, stddev, bit_bound=bound) / exact - 1) < 1e-15 * max(1, 1 / (1 - exact_z / bit))
+            ours = float(split_noise(z, stddev, bit_bound=bound))
+            assert abs(ours / exact - 1) < 1e-15 * max(1, 1 / (1 - exact_z / bit))
         exact = 1 / mpmath.sqrt(exact_z**-2 + bit**-2)
-        assert abs(join_noise(z, stddev, bit_bound=bound) / exact - 1) < 1e-15
+        assert abs(join_noise(DeltaNoise(z), stddev, bit_bound=bound) / exact - 1) < 1e-15
 
 
 @given(z=st.floats(1e-6, 1e3), share=st.floats(1e-6, 0.999), bound=st.sampled_from([0.5, 1.0]))
@@ -70,20 +72,20 @@ def test_joining_undoes_splitting(z, share, bound):
 @pytest.mark.parametrize(("z", "stddev"), PAPER)
 def test_the_two_releases_together_cost_what_one_gaussian_costs(z, stddev):
     orders = 1 + np.logspace(-4, 6, 40)
-    update, bit = gaussian_curve(split_noise(z, stddev), orders), gaussian_curve(2 * stddev, orders)
+    update, bit = gaussian_curve(float(split_noise(z, stddev)), orders), gaussian_curve(2 * stddev, orders)
     np.testing.assert_allclose(update + bit, orders / (2 * z * z), rtol=1e-12)
 
 
 def test_no_privacy_needs_no_noise_whatever_the_count():
-    assert split_noise(0, 0) == split_noise(0.0, 5.0) == split_noise(0, math.inf) == 0
+    assert split_noise(0, 0) == split_noise(0.0, 5.0) == split_noise(0, math.inf) == DeltaNoise(0)
 
 
 def test_a_part_released_without_noise_leaves_no_privacy():
-    assert join_noise(0, 5.0) == join_noise(1.0, 0) == join_noise(0, 0) == 0
+    assert join_noise(DeltaNoise(0), 5.0) == join_noise(DeltaNoise(1.0), 0) == join_noise(DeltaNoise(0), 0) == 0
 
 
 def test_without_a_bit_all_noise_goes_to_the_updates():
-    assert split_noise(1.3, math.inf) == join_noise(1.3, math.inf) == 1.3
+    assert float(split_noise(1.3, math.inf)) == join_noise(DeltaNoise(1.3), math.inf) == 1.3
 
 
 @pytest.mark.parametrize(
@@ -102,3 +104,17 @@ def test_settings_outside_their_limits_are_refused_by_name(bad):
     (name,) = bad
     with pytest.raises(SettingError, match=f"{name}="):
         split_noise(**{"noise_multiplier": 1.0, "count_stddev": 5.0, **bad})
+
+
+def test_centring_at_the_quantile_costs_between_the_median_and_no_centring():
+    # By hand: at the quantile 0.8 a bit moves the centred count by 0.2 or 0.8.
+    assert quantile_bound(0.5) == CENTRED
+    assert quantile_bound(0.8) == quantile_bound(0.2) == 0.8
+    assert quantile_bound(0) == quantile_bound(1) == UNCENTRED
+    at_quantile = float(split_noise(1.0, 5.0, bit_bound=quantile_bound(0.8)))
+    assert at_quantile == pytest.approx((1 - 0.8**2 / 25) ** -0.5, rel=1e-14)
+
+
+def test_a_bare_number_is_not_taken_for_the_noise_of_the_updates():
+    with pytest.raises(SettingError, match=r"delta_noise=1.0 must be a DeltaNoise: wrap"):
+        join_noise(1.0, 5.0)

@@ -52,7 +52,7 @@ class GaussianMechanism:
         """Noise multiplier of the summed updates alone (z_delta of Theorem 1)."""
         if self.count_stddev is None:
             return self.noise_multiplier
-        return split_noise(self.noise_multiplier, self.count_stddev)
+        return float(split_noise(self.noise_multiplier, self.count_stddev))
 
     def release(self, total: ClippedSum, rng: np.random.Generator) -> Release:
         """Add noise made for the bound that clipped, then divide by the declared cohort size."""

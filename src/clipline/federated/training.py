@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from ..errors import SettingError, check_number, check_whole, refuse
-from ..privacy.accountant import Guarantee, account, default_relation
-from ..privacy.calibration import noise_multiplier_for
+from ..privacy.accountant import account, default_relation
+from ..privacy.calibration import noise_multiplier_for, rounds_within
 from ..privacy.events import Sampling
+from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
 from ..streams import NoiseSource, Streams
@@ -106,6 +107,8 @@ class Training:
                 check_number(name, value, above=0, way_out="give 4.0, say, or leave it out")
         sampler = sampler_named(sampling, len(population), cohort_size)
         self.relation = default_relation(sampler.sampling) if relation is None else Relation(relation)
+        if not self.relation.sound:
+            raise refuse("relation", self.relation.value, "one that a guarantee can be given for", "leave it out")
         self.delta = check_number(
             "delta",
             len(population) ** -1.1 if delta is None else delta,
@@ -137,9 +140,10 @@ class Training:
         reports: list[RoundReport] = []
         metrics: Mapping[str, float] = {}
         stopped: Stopped = "finished"
+        last = state.round_index + self._affordable(state.ledger, self.rounds - state.round_index)
         with CtrlC() as ctrl_c:
             while state.round_index < self.rounds:
-                if not self._affordable(state.ledger.add(self.algorithm.event)):
+                if state.round_index >= last:
                     stopped = "budget"
                     break
                 if ctrl_c.pressed:
@@ -183,8 +187,22 @@ class Training:
             )
         return check_number("noise_multiplier", noise_multiplier, at_least=0, way_out="0 is no noise and no privacy")
 
-    def _affordable(self, ledger: Ledger) -> bool:
-        return self.max_epsilon is None or self.guarantee_of(ledger).epsilon <= self.max_epsilon
+    def _affordable(self, ledger: Ledger, remaining: int) -> int:
+        """How many of the remaining rounds the budget allows: every round is the same event, so this is known at once.
+
+        Asked of the same accountant that chose the noise, for the whole plan first: a plan that was calibrated to the
+        budget is not cut short.
+        """
+        if self.max_epsilon is None:
+            return remaining
+        return rounds_within(
+            self.algorithm.event,
+            epsilon=self.max_epsilon,
+            delta=self.delta,
+            relation=self.relation,
+            after=ledger,
+            at_most=remaining,
+        )
 
     def _measure(self, state: TrainState) -> Mapping[str, float]:
         if self.evaluate is None:

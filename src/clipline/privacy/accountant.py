@@ -1,111 +1,161 @@
-"""What a ledger of rounds guarantees."""
+"""What a ledger of rounds guarantees: the tighter of the Renyi and the privacy-loss accountant, and which it was.
+
+Both accountants read the same table (`pairs`). The privacy-loss distribution is tighter almost always; the Renyi curve
+wins where a lattice would need more points than are allowed. Rounds without sampling are exact.
+
+Calling `account` after every round of training is meant: one-round curves and transforms are kept, so that one more
+round costs about a millisecond or two.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context, Decimal
-from typing import Literal
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
-from ..errors import check_choice, check_number
-from .conversion import epsilon_at
-from .events import NoSampling, PoissonSampling, Sampling, SamplingName
+from ..errors import SettingError, check_choice, check_number
+from .composition import Rounds, delta_of, epsilon_from_moments, epsilon_of
+from .conversion import deltas, epsilon_at, epsilons
+from .curves import renyi_curve
+from .events import FixedSizeSampling, GaussianEvent, NoSampling, Sampling
+from .gaussian import gaussian_delta, gaussian_epsilon
+from .guarantee import AccountantName, Guarantee
+from .halves import Array, Half, Kind
 from .ledger import Ledger
-from .quadrature import Array
+from .loss import Direction
+from .pairs import check_supported, dominating_pair
 from .relations import Relation
-from .renyi import check_supported, renyi_curve
+from .theorem27 import PAPER_ORDERS
 
-_SAMPLERS = {
-    "none": "no sampling",
-    "poisson": "Poisson sampling",
-    "fixed": "fixed-size sampling",
-    "mixed": "mixed sampling",
-}
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """(epsilon, delta) differential privacy for one user, with everything needed to quote it.
-
-    `sampler` is "none", "poisson" or "fixed", or "mixed" when rounds differ in kind. `order` is the Renyi order that
-    gave epsilon; there is none for an empty ledger nor for a run that is not private.
-    """
-
-    epsilon: float
-    delta: float
-    relation: Relation
-    sampler: SamplingName | Literal["mixed"]
-    accountant: str
-    order: float | None
-    rounds: int
-
-    @property
-    def private(self) -> bool:
-        """Whether anything is guaranteed at all, that is, whether epsilon is finite."""
-        return math.isfinite(self.epsilon)
-
-    def __str__(self) -> str:
-        """One sentence to quote; epsilon and delta are rounded up at the last digit printed."""
-        rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
-        terms = f"{_SAMPLERS[self.sampler]}, {rounds}, {self.accountant.capitalize()} accountant"
-        if not self.private:
-            return f"not private: no noise was added ({terms})"
-        return f"(epsilon {self.epsilon_text}, delta {self.delta_text})-DP for {self.relation.phrase}, {terms}"
-
-    @property
-    def epsilon_text(self) -> str:
-        """Epsilon to print: three digits, rounded up; "infinite" where there is no guarantee."""
-        if not self.private:
-            return "infinite (not private)"
-        epsilon = _rounded_up(Decimal(self.epsilon), 3)
-        return f"{epsilon:f}" if epsilon < 1_000_000 else f"{float(epsilon):.3g}"
-
-    @property
-    def delta_text(self) -> str:
-        """Delta to print: three digits, rounded up."""
-        # Delta is given, not computed: rounding up its shortest decimal form keeps 1e-05 as 1e-05.
-        return f"{float(_rounded_up(Decimal(repr(self.delta)), 3)):.3g}"
+Events = tuple[tuple[GaussianEvent, int], ...]
 
 
 def account(ledger: Ledger, *, delta: float, relation: Relation) -> Guarantee:
-    """The guarantee of all rounds in `ledger` together, by Renyi composition and the best real order.
+    """The guarantee of all rounds in `ledger` together.
 
     An empty ledger costs nothing. One round without noise makes the whole run not private. A pair of sampling and
-    relation that has no sound curve is refused, even then. Curves are kept, so that calling it after every round of
-    training costs a fraction of a millisecond.
+    relation that is not in the table is refused, even then. The order of the rounds does not matter, to the last digit.
     """
     delta = check_number("delta", delta, above=0, below=1, way_out="give less than one over the number of users")
-    relation = Relation(check_choice("relation", relation, [known.value for known in Relation]))
-    events = ledger.events
-    for event in events:
-        check_supported(event, relation)
-    epsilon: float
-    order: float | None
-    if not events:
-        epsilon, order = 0.0, None
-    elif any(event.noise_multiplier == 0 for event in events):
-        epsilon, order = math.inf, None
-    else:
-
-        def curve(orders: tuple[float, ...]) -> Array:
-            total = np.zeros(len(orders))
-            for event, count in events.items():
-                total += count * renyi_curve(event, relation, orders)
-            return total
-
-        epsilon, order = epsilon_at(curve, delta)
-    kinds = {event.sampling.name for event in events} or {NoSampling.name}
+    relation, events = _read(ledger, relation)
+    epsilon, accountant, order = _spent(events, delta, relation)
+    kinds = {event.sampling.name for event, _ in events} or {NoSampling.name}
     sampler = kinds.pop() if len(kinds) == 1 else "mixed"
-    return Guarantee(epsilon, delta, relation, sampler, "renyi", order, ledger.rounds)
+    hidden = all(event.noise_multiplier > 0 for event, _ in events)
+    return Guarantee(epsilon, delta, relation, sampler, accountant, order, ledger.rounds, noisy=hidden)
+
+
+def delta_at(ledger: Ledger, *, epsilon: float, relation: Relation) -> float:
+    """The least delta that can be shown for `epsilon`: 1 if nothing can, 0 for an empty ledger."""
+    epsilon = check_number("epsilon", epsilon, at_least=0, way_out="give an epsilon such as 1")
+    relation, events = _read(ledger, relation)
+    if not events:
+        return 0.0
+    if any(event.noise_multiplier == 0 for event, _ in events):
+        return 1.0
+    if relation is Relation.PAPER:
+        return min(float(deltas(_total_curve(events, relation, tuple(PAPER_ORDERS)), PAPER_ORDERS, epsilon).min()), 1.0)
+    mu, ways = _ways(events, relation)
+    if not ways:
+        return gaussian_delta(mu, epsilon)
+    return max(delta_of(rounds, epsilon) for rounds in ways)
+
+
+def privacy_curve(
+    ledger: Ledger,
+    *,
+    relation: Relation,
+    deltas: Sequence[float] | None = None,
+    epsilons: Sequence[float] | None = None,
+) -> tuple[tuple[float, float], ...]:
+    """Points (epsilon, delta) that the rounds satisfy, at the given deltas or at the given epsilons.
+
+    All points hold at once: it is one promise, read at several places.
+    """
+    if (deltas is None) == (epsilons is None):
+        raise SettingError(f"{deltas=} and {epsilons=}, but exactly one of them must be given: say where to read")
+    if deltas is not None:
+        return tuple((account(ledger, delta=delta, relation=relation).epsilon, delta) for delta in deltas)
+    assert epsilons is not None
+    return tuple((epsilon, delta_at(ledger, epsilon=epsilon, relation=relation)) for epsilon in epsilons)
 
 
 def default_relation(sampling: Sampling) -> Relation:
     """The relation under which a sampling is best understood: add-or-remove, but replace-one for a fixed size."""
-    return Relation.ADD_OR_REMOVE if isinstance(sampling, NoSampling | PoissonSampling) else Relation.REPLACE_ONE
+    return Relation.REPLACE_ONE if isinstance(sampling, FixedSizeSampling) else Relation.ADD_OR_REMOVE
 
 
-def _rounded_up(value: Decimal, digits: int) -> Decimal:
-    """`value` at `digits` significant digits, never below itself: 3.961 becomes 3.97."""
-    return Context(prec=digits, rounding=ROUND_CEILING).plus(value)
+def _read(ledger: Ledger, relation: Relation) -> tuple[Relation, Events]:
+    """The relation, and the events in an order that depends on nothing but themselves."""
+    relation = Relation(check_choice("relation", relation, [known.value for known in Relation]))
+    events = tuple(sorted(ledger.events.items(), key=lambda item: repr(item[0])))
+    for event, _ in events:
+        check_supported(event, relation)
+    return relation, events
+
+
+@lru_cache(maxsize=4096)
+def _spent(events: Events, delta: float, relation: Relation) -> tuple[float, AccountantName, float | None]:
+    """(epsilon, which accountant, Renyi order)."""
+    if not events:
+        return 0.0, "privacy loss", None
+    if any(event.noise_multiplier == 0 for event, _ in events):
+        return math.inf, "privacy loss", None
+    if relation is Relation.PAPER:
+        bounds = epsilons(_total_curve(events, relation, tuple(PAPER_ORDERS)), PAPER_ORDERS, delta)
+        best = int(np.argmin(bounds))
+        return max(float(bounds[best]), 0.0), "renyi", float(PAPER_ORDERS[best])
+    mu, ways = _ways(events, relation)
+    if not ways:
+        return gaussian_epsilon(mu, delta), "privacy loss", None
+    by_loss = _worst_epsilon(ways, delta)
+    if all(dominating_pair(event, relation).curve for event, _ in events):
+        by_renyi, order = epsilon_at(lambda orders: _total_curve(events, relation, orders), delta)
+        if by_renyi < by_loss:
+            return by_renyi, "renyi", order
+    return by_loss, "privacy loss", None
+
+
+def quick_epsilon(ledger: Ledger, *, delta: float, relation: Relation) -> float:
+    """An epsilon at or above that of `account`, in a fraction of its time: for searches to begin with."""
+    relation, events = _read(ledger, relation)
+    if relation is Relation.PAPER or any(event.noise_multiplier == 0 for event, _ in events):
+        return _spent(events, delta, relation)[0]
+    mu, ways = _ways(events, relation)
+    if not ways:
+        return gaussian_epsilon(mu, delta)
+    return max(epsilon_from_moments(rounds, delta)[0] for rounds in ways)
+
+
+def _worst_epsilon(ways: tuple[Rounds, ...], delta: float) -> float:
+    """The greater epsilon of the two directions. One whose quick bound lies below the other's need not be refined."""
+    quick = [epsilon_from_moments(rounds, delta)[0] for rounds in ways]
+    worst = 0.0
+    for index in sorted(range(len(ways)), key=lambda i: -quick[i]):
+        if quick[index] > worst:
+            worst = max(worst, epsilon_of(ways[index], delta))
+    return worst
+
+
+def _ways(events: Events, relation: Relation) -> tuple[float, tuple[Rounds, ...]]:
+    """All rounds as pairs, once for each direction; none if all are Gaussian, whose total distance comes first."""
+    pairs = [(dominating_pair(event, relation), count) for event, count in events]
+    mu = math.sqrt(math.fsum(count * pair.mu**2 for pair, count in pairs if pair.mu is not None))
+    sampled = [(pair, count) for pair, count in pairs if pair.mu is None]
+    if not sampled:
+        return mu, ()
+    # All rounds without sampling are one Gaussian round.
+    whole = Direction((Half(Kind.LEAVE, 1.0, mu),), (Half(Kind.LEAVE, 1.0, mu),))
+    first: Rounds = ((whole, 1),) if mu > 0 else ()
+    number = max(len(pair.directions) for pair, _ in sampled)
+    ways = (tuple((pair.directions[i % len(pair.directions)], n) for pair, n in sampled) for i in range(number))
+    return mu, tuple((*first, *rounds) for rounds in ways)
+
+
+def _total_curve(events: Events, relation: Relation, orders: tuple[float, ...]) -> Array:
+    total = np.zeros(len(orders))
+    for event, count in events:
+        total += count * renyi_curve(event, relation, orders)
+    return total

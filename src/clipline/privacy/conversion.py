@@ -43,6 +43,14 @@ def epsilons(divergences: Array, orders: Array, delta: float) -> Array:
     return bound
 
 
+def deltas(divergences: Array, orders: Array, epsilon: float) -> Array:
+    """The delta that each order gives at `epsilon`; any of them is valid, at most 1 or not."""
+    slopes = orders - 1
+    exponents = slopes * (divergences - epsilon + np.log1p(-1 / orders)) - np.log(orders)
+    result: Array = np.exp(np.minimum(exponents, 1.0))
+    return result
+
+
 def _least(
     curve: Callable[[tuple[float, ...]], Array], delta: float, per_decade: int, first: int, last: int
 ) -> tuple[float, int]:

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from ..errors import SettingError, check_choice, check_number, check_whole, nearest
+from .split import DeltaNoise
 
-SamplingName = Literal["none", "poisson", "fixed"]
+SamplingName = Literal["none", "poisson", "truncated-poisson", "fixed"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,32 @@ class PoissonSampling:
 
     def __str__(self) -> str:
         return f"Poisson sampling at rate {self.rate:g}"
+
+
+@dataclass(frozen=True)
+class TruncatedPoissonSampling:
+    """Poisson sampling at `rate` from `population_size` users, but never more than `cap` of them.
+
+    If more than `cap` are drawn, `cap` of those are kept, every such set equally likely; the others are not told apart
+    from users who were never drawn. A cap a few standard deviations above the expected cohort costs next to nothing.
+    """
+
+    rate: float
+    population_size: int
+    cap: int
+    name: ClassVar[SamplingName] = "truncated-poisson"
+
+    def __post_init__(self) -> None:
+        way_out = "give the share of users expected in a round, such as 0.01"
+        object.__setattr__(self, "rate", check_number("rate", self.rate, above=0, at_most=1, way_out=way_out))
+        way_out = "give the number of users in the population"
+        population = check_whole("population_size", self.population_size, at_least=1, way_out=way_out)
+        object.__setattr__(self, "population_size", population)
+        way_out = "give the most users that a round can take, well above rate * population_size"
+        object.__setattr__(self, "cap", check_whole("cap", self.cap, at_least=1, way_out=way_out))
+
+    def __str__(self) -> str:
+        return f"Poisson sampling at rate {self.rate:g} of {self.population_size} users, at most {self.cap}"
 
 
 @dataclass(frozen=True)
@@ -68,17 +95,27 @@ class FixedSizeSampling:
         return f"fixed-size sampling, {self.cohort_size} of {self.population_size} users"
 
 
-Sampling = NoSampling | PoissonSampling | FixedSizeSampling
+Sampling = NoSampling | PoissonSampling | TruncatedPoissonSampling | FixedSizeSampling
 
-_SAMPLINGS: dict[str, type[Sampling]] = {kind.name: kind for kind in (NoSampling, PoissonSampling, FixedSizeSampling)}
+_SAMPLINGS: dict[str, type[Sampling]] = {
+    kind.name: kind for kind in (NoSampling, PoissonSampling, TruncatedPoissonSampling, FixedSizeSampling)
+}
+
+
+def sampling_named(name: str, cohort_size: int, population_size: int) -> PoissonSampling | FixedSizeSampling:
+    """The sampling that settings call "poisson" (of this expected size) or "fixed"."""
+    fixed = FixedSizeSampling(cohort_size, population_size)  # checks both sizes
+    is_poisson = check_choice("sampling", name, ("poisson", "fixed")) == "poisson"
+    return PoissonSampling(fixed.rate) if is_poisson else fixed
 
 
 @dataclass(frozen=True)
 class GaussianEvent:
     """One round that released a noisy sum over sampled users.
 
-    `noise_multiplier` is that of the whole round, update and bit together (z, not z_delta; see `split`). Zero is
-    allowed and means that nothing was hidden: epsilon is then infinite.
+    `noise_multiplier` is that of the whole round, update and bit together. z_delta, the noise of the updates alone, is
+    a `DeltaNoise` (see `split`) and is refused here, by type checkers and at run time. Zero is allowed and means that
+    nothing was hidden: epsilon is then infinite.
     """
 
     sampling: Sampling
@@ -88,7 +125,13 @@ class GaussianEvent:
         if not isinstance(self.sampling, Sampling):
             raise SettingError(
                 f"sampling={self.sampling!r} must be a sampling: "
-                "give NoSampling(), PoissonSampling(rate) or FixedSizeSampling(cohort_size, population_size)"
+                "give NoSampling(), PoissonSampling(rate), TruncatedPoissonSampling(rate, population_size, cap) or "
+                "FixedSizeSampling(cohort_size, population_size)"
+            )
+        if isinstance(self.noise_multiplier, DeltaNoise):
+            raise SettingError(
+                f"noise_multiplier={self.noise_multiplier!r} must be that of the whole round, not of its updates: "
+                "give the number that was split, or join_noise(delta_noise, count_stddev)"
             )
         way_out = "give the noise of the round over its bound, such as 1.0, or 0 for no privacy"
         checked = check_number("noise_multiplier", self.noise_multiplier, at_least=0, way_out=way_out)

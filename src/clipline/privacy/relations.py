@@ -9,6 +9,12 @@ class Relation(StrEnum):
     ADD_OR_REMOVE = "add-or-remove"
     REPLACE_ONE = "replace-one"
     ZERO_OUT = "zero-out"
+    PAPER = "paper"
+
+    @property
+    def sound(self) -> bool:
+        """Whether an epsilon under this relation is a guarantee; the paper's convention only reproduces a table."""
+        return self is not Relation.PAPER
 
     @property
     def meaning(self) -> str:
@@ -18,6 +24,8 @@ class Relation(StrEnum):
     @property
     def phrase(self) -> str:
         """What a neighbour does to one user, as it stands in a guarantee: "replace one user"."""
+        if self is Relation.PAPER:
+            return "the paper's convention"
         return f"{self.value.removesuffix('-one')} one user"
 
 
@@ -26,4 +34,6 @@ _MEANINGS = {
     Relation.REPLACE_ONE: "one user exchanged for any other",
     # The bit is centred: a silent user adds 0 to the sum of (within - 1/2), which is not what a zero update would add.
     Relation.ZERO_OUT: "one user made silent, who then adds nothing to the updates nor to the centred count",
+    # Fixed-size sampling accounted as if exchanging a user moved the sum by one clip norm; it moves it by two.
+    Relation.PAPER: "one user exchanged for another who differs by one clip norm only, which no clipping ensures",
 }

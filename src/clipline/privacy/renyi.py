@@ -6,23 +6,19 @@ to "the user is not there", the curves are (order a, b = a - 1):
 
     no sampling                 a / (2 stddev^2)
     Poisson sampling            log(1 + E[r^a - 1 - a (r - 1)]) / b                         Mironov, Talwar, Zhang 2019
-    fixed size, replace one     log(1 + E[1{r > 1} (r^a + r^(1-a) - r - 1)]) / b            PRIVACY.md 2.3
+    fixed size, replace one     log(1 + E[1{r > 1} (r^a + r^(1-a) - r - 1)]) / b            docs/guarantees.md
 
 Both expectations are of terms that are never negative, so that a cost of 10^-30 is computed as well as one of 10^3.
+Which pair of sampling and relation has which curve is said in `pairs`, and nowhere else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import lru_cache
 
 import numpy as np
 
-from ..errors import SettingError
-from .events import GaussianEvent
 from .quadrature import Array, log_integral
-from .relations import Relation
 
 # The sampled curves grow with the rate and fall with the noise, so that using the nearest limit here can only overstate
 # the cost. Below the least stddev the quadrature would need too many nodes, and sampling is not counted at all.
@@ -34,6 +30,17 @@ def gaussian_curve(stddev: float, orders: Array) -> Array:
     """Without sampling: a / (2 stddev^2)."""
     with np.errstate(over="ignore"):  # infinite beyond 10^308, as it should be
         return 0.5 * (orders / stddev) / stddev
+
+
+def discrete_gaussian_curve(stddev: float, orders: Array) -> Array:
+    """The same for noise drawn from the discrete Gaussian on the integers and integer sums that move by at most 1.
+
+    Canonne, Kamath and Steinke (2020, Proposition 5): the divergence of a discrete Gaussian from itself shifted by an
+    integer is at most that of the continuous one with the same parameter, at every order and every parameter. Vectors
+    follow coordinate by coordinate, with the Euclidean norm of the shift. A bound for rounds without sampling; with
+    Poisson sampling `poisson_curve_at_whole_orders` holds for it too, since the binomial sum uses nothing but moments.
+    """
+    return gaussian_curve(stddev, orders)
 
 
 def poisson_curve(rate: float, stddev: float, orders: Array) -> Array:
@@ -140,59 +147,3 @@ def _summits(rate: float, stddev: float, orders: Array) -> Array:
     for _ in range(30):
         x = top / (1 + np.exp(np.minimum(-log_odds - (x - middle) / stddev, 700.0)))
     return np.stack([np.zeros_like(top), np.full_like(top, 2 / stddev), x[0], x[1]], axis=1)
-
-
-Curve = Callable[[GaussianEvent, Array], Array]
-
-_CURVES: dict[tuple[str, Relation], Curve] = {
-    ("none", Relation.ADD_OR_REMOVE): lambda event, orders: gaussian_curve(event.noise_multiplier, orders),
-    ("none", Relation.ZERO_OUT): lambda event, orders: gaussian_curve(event.noise_multiplier, orders),
-    # Exchanging a user moves the sum by twice what one user may contribute.
-    ("none", Relation.REPLACE_ONE): lambda event, orders: gaussian_curve(event.noise_multiplier / 2, orders),
-    ("poisson", Relation.ADD_OR_REMOVE): lambda event, orders: poisson_curve(
-        event.sampling.rate, event.noise_multiplier, orders
-    ),
-    ("poisson", Relation.ZERO_OUT): lambda event, orders: poisson_curve(
-        event.sampling.rate, event.noise_multiplier, orders
-    ),
-    ("fixed", Relation.REPLACE_ONE): lambda event, orders: fixed_size_curve(
-        event.sampling.rate, event.noise_multiplier / 2, orders
-    ),
-}
-
-_REFUSALS: dict[tuple[str, Relation], str] = {
-    ("poisson", Relation.REPLACE_ONE): (
-        "the Renyi curve of Poisson sampling holds for one user more or less, not for an exchange: "
-        "use add-or-remove or zero-out, or fixed-size sampling with replace-one"
-    ),
-    ("fixed", Relation.ADD_OR_REMOVE): (
-        "in a cohort of fixed size a user who joins displaces another one, so that the sum moves by twice the clip: "
-        "use replace-one, or Poisson sampling with add-or-remove"
-    ),
-    ("fixed", Relation.ZERO_OUT): (
-        "in a cohort of fixed size a sampled user takes the place of another one: "
-        "use replace-one, which covers zero-out, or Poisson sampling with zero-out"
-    ),
-}
-
-
-def check_supported(event: GaussianEvent, relation: Relation) -> None:
-    """Refuse a pair of sampling and relation for which no sound curve is in the table, with the nearest sound one."""
-    reason = _REFUSALS.get((event.sampling.name, relation))
-    if reason is not None:
-        raise SettingError(f"relation={relation.value!r} cannot be accounted with {event.sampling}: {reason}")
-
-
-@lru_cache(maxsize=1024)
-def renyi_curve(event: GaussianEvent, relation: Relation, orders: tuple[float, ...]) -> Array:
-    """The Renyi divergence of one round at each order (all above 1): read-only, and kept, since rounds repeat.
-
-    Infinite at every order for a round without noise. A pair (sampling, relation) outside the table is refused.
-    """
-    check_supported(event, relation)
-    if event.noise_multiplier == 0:
-        curve = np.full(len(orders), np.inf)
-    else:
-        curve = _CURVES[event.sampling.name, relation](event, np.array(orders, dtype=np.float64))
-    curve.flags.writeable = False
-    return curve

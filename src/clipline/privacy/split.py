@@ -5,19 +5,50 @@ bit_bound / count_stddev. Both releases together are as private as one Gaussian 
 
     noise_multiplier^-2 = delta_noise_multiplier^-2 + (bit_bound / count_stddev)^2
 
-`bit_bound` is how far one user moves the count: 1/2 when each bit is centred (within - 1/2) before the sum, 1 when it
-is not. An uncentred sum also reveals the size of the cohort, which under Poisson sampling is secret.
+`bit_bound` is how far one user moves the count, and depends on what is subtracted from each bit before the sum:
+
+    1/2                        CENTRED: within - 1/2, what this library releases
+    1                          UNCENTRED: within itself; the sum also reveals the size of the cohort, which under
+                               Poisson sampling is secret
+    max(quantile, 1-quantile)  `quantile_bound(quantile)`: within - quantile, which keeps the clip where it should
+                               settle even if the divisor is wrong
+
+Under replace-one both parts move by twice as much, whatever is subtracted: the split is the same, and it is the
+accountant that halves the noise multiplier.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from ..errors import check_number, refuse
 
+CENTRED, UNCENTRED = 0.5, 1.0
 
-def split_noise(noise_multiplier: float, count_stddev: float, *, bit_bound: float = 0.5) -> float:
-    """The `delta_noise_multiplier` that leaves the whole round at `noise_multiplier`.
+
+def quantile_bound(quantile: float) -> float:
+    """The `bit_bound` of bits from which `quantile` is subtracted."""
+    way_out = "give the quantile that the clip follows, such as 0.5"
+    share = check_number("quantile", quantile, at_least=0, at_most=1, way_out=way_out)
+    return max(share, 1 - share)
+
+
+@dataclass(frozen=True, order=True)
+class DeltaNoise:
+    """The noise multiplier of the summed updates alone (z_delta): what noise is made with, never what is accounted.
+
+    Not a number, so that it cannot be handed to the accountant by mistake; `float(...)` gives the number.
+    """
+
+    multiplier: float
+
+    def __float__(self) -> float:
+        return self.multiplier
+
+
+def split_noise(noise_multiplier: float, count_stddev: float, *, bit_bound: float = CENTRED) -> DeltaNoise:
+    """The noise on the updates that leaves the whole round at `noise_multiplier`.
 
     Zero gives zero whatever `count_stddev` is: a round without privacy needs no noise. An infinite `count_stddev`
     stands for a round that releases no bit, and gives `noise_multiplier` back. From `count_stddev / bit_bound` on the
@@ -26,7 +57,7 @@ def split_noise(noise_multiplier: float, count_stddev: float, *, bit_bound: floa
     z = check_number("noise_multiplier", noise_multiplier, at_least=0, way_out="give a multiplier such as 1.0")
     limit = _bit_noise_multiplier(count_stddev, bit_bound)
     if z == 0:
-        return 0.0
+        return DeltaNoise(0.0)
     if z >= limit:
         raise refuse(
             "noise_multiplier",
@@ -36,16 +67,18 @@ def split_noise(noise_multiplier: float, count_stddev: float, *, bit_bound: floa
         )
     share = z / limit
     # The difference of inverse squares would cancel to nothing when the bit has far more noise than the updates.
-    return z / math.sqrt((1 - share) * (1 + share))
+    return DeltaNoise(z / math.sqrt((1 - share) * (1 + share)))
 
 
-def join_noise(delta_noise_multiplier: float, count_stddev: float, *, bit_bound: float = 0.5) -> float:
+def join_noise(delta_noise: DeltaNoise, count_stddev: float, *, bit_bound: float = CENTRED) -> float:
     """The `noise_multiplier` of a round whose updates and bit carry these two noises: the inverse of `split_noise`.
 
     Zero as soon as either noise is zero, since that part of the release then hides nothing.
     """
+    if not isinstance(delta_noise, DeltaNoise):
+        raise refuse("delta_noise", delta_noise, "a DeltaNoise", "wrap the multiplier of the updates: DeltaNoise(1.0)")
     z_delta = check_number(
-        "delta_noise_multiplier", delta_noise_multiplier, at_least=0, way_out="give a multiplier such as 1.0"
+        "delta_noise", delta_noise.multiplier, at_least=0, way_out="give a multiplier such as DeltaNoise(1.0)"
     )
     limit = _bit_noise_multiplier(count_stddev, bit_bound)
     return z_delta / math.hypot(1, z_delta / limit) if limit > 0 else 0.0

@@ -13,7 +13,7 @@ from ..federated.checkpoint import load_checkpoint, save_checkpoint, save_model
 from ..federated.round import TrainState
 from ..federated.training import RoundReport, Training, TrainResult
 from ..plotting import new_figure, save_figure
-from ..privacy.accountant import Guarantee
+from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import ledger_line
 from ..tasks.settings import TrainSettings
 

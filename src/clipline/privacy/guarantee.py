@@ -1,0 +1,92 @@
+"""What is promised, with everything needed to quote it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Literal
+
+from .events import SamplingName
+from .gaussian import gaussian_mu
+from .relations import Relation
+
+AccountantName = Literal["renyi", "privacy loss"]
+
+_SAMPLERS = {
+    "none": "no sampling",
+    "poisson": "Poisson sampling",
+    "truncated-poisson": "Poisson sampling with a cap",
+    "fixed": "fixed-size sampling",
+    "mixed": "mixed sampling",
+}
+_ACCOUNTANTS = {"renyi": "Renyi accountant", "privacy loss": "privacy-loss accountant"}
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(epsilon, delta) differential privacy for one user.
+
+    `sampler` is "none", "poisson", "truncated-poisson" or "fixed", or "mixed" when rounds differ in kind. `accountant`
+    says which of the two gave epsilon; `order` is the Renyi order that did, and None for the other. `noisy` is whether
+    every round had noise.
+    """
+
+    epsilon: float
+    delta: float
+    relation: Relation
+    sampler: SamplingName | Literal["mixed"]
+    accountant: AccountantName
+    order: float | None
+    rounds: int
+    noisy: bool = True
+
+    @property
+    def private(self) -> bool:
+        """Whether anything is guaranteed at all, that is, whether epsilon is finite."""
+        return math.isfinite(self.epsilon)
+
+    @property
+    def sound(self) -> bool:
+        """Whether this may be claimed. False for the paper's convention, which reproduces a table and no more."""
+        return self.relation.sound
+
+    @property
+    def mu(self) -> float:
+        """The Gaussian-DP mu whose trade-off curve passes through (epsilon, delta); see `gaussian_mu`."""
+        return gaussian_mu(self.epsilon, self.delta)
+
+    def __str__(self) -> str:
+        """One sentence to quote; epsilon and delta are rounded up at the last digit printed."""
+        rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
+        terms = f"{_SAMPLERS[self.sampler]}, {rounds}, {_ACCOUNTANTS[self.accountant]}"
+        if not self.private and self.noisy:
+            return f"no finite epsilon: the noise is too small for float64 to account ({terms})"
+        if not self.private:
+            return f"not private: no noise was added ({terms})"
+        promise = f"(epsilon {self.epsilon_text}, delta {self.delta_text})"
+        if not self.sound:
+            return (
+                f"WARNING, not a guarantee: {promise} in the paper's convention, which takes the exchange of a user to "
+                f"move the sum by one clip norm where it moves it by two ({terms})"
+            )
+        return f"{promise}-DP for {self.relation.phrase}, {terms}"
+
+    @property
+    def epsilon_text(self) -> str:
+        """Epsilon to print: three digits, rounded up; "infinite" where there is no guarantee."""
+        if not self.private:
+            return "infinite (not private)"
+        epsilon = _rounded_up(Decimal(self.epsilon), 3)
+        return f"{epsilon:f}" if epsilon < 1_000_000 else f"{float(epsilon):.3g}"
+
+    @property
+    def delta_text(self) -> str:
+        """Delta to print: three digits, rounded up."""
+        # Delta is given, not computed: rounding up its shortest decimal form keeps 1e-05 as 1e-05.
+        return f"{float(_rounded_up(Decimal(repr(self.delta)), 3)):.3g}"
+
+
+def _rounded_up(value: Decimal, digits: int) -> Decimal:
+    """`value` at `digits` significant digits, never below itself: 3.961 becomes 3.97."""
+    return Context(prec=digits, rounding=ROUND_CEILING).plus(value)

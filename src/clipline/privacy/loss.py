@@ -1,0 +1,139 @@
+"""The privacy loss of one round as masses on a lattice, by connect-the-dots (Doroshenko et al. 2022).
+
+The mass P(l < L < l') between two neighbouring points is divided between them so that its total under P and under Q
+stays what it is. The hockey-stick profile of the result interpolates the true one linearly in exp(l), and since a
+profile is convex the result lies above it: an upper bound, and one that is exact to second order in the spacing.
+What lies beyond the last point counts as an infinite loss; what lies below the first is raised to it.
+
+Masses are differences of tails and not second differences of the profile, so that a spacing of 10^-8 loses nothing:
+rounding errors telescope, and the share that goes up is raised by as much as rounding can have lowered it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from .halves import Array, Halves, beyond
+
+_ROUNDING = 16 * np.finfo(np.float64).eps  # relative error of a tail, generously
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A dominating pair read in one direction: where its loss is positive, and where that of the reverse pair is."""
+
+    positive: Halves
+    negative: Halves
+
+
+@dataclass(frozen=True, eq=False)
+class Masses:
+    """P-probability `mass` at each of the ascending `losses`, and `infinite` at an infinite loss: total one."""
+
+    losses: Array
+    mass: Array
+    infinite: float
+
+    def log_moments(self, slopes: Array) -> Array:
+        """Log of E[exp(slope L); L finite] for each slope, without overflow."""
+        (kept,) = np.nonzero(self.mass)
+        losses, log_mass = self.losses[kept], np.log(self.mass[kept])
+        result = np.empty(len(slopes))
+        for block in np.array_split(np.arange(len(slopes)), -(-len(slopes) * max(len(kept), 1) // (1 << 18))):
+            exponents = slopes[block, None] * losses + log_mass
+            top = exponents.max(axis=1)
+            result[block] = top + np.log(np.exp(exponents - top[:, None]).sum(axis=1))
+        return result
+
+
+def masses_on(direction: Direction, positive: Array, negative: Array) -> Masses:
+    """The pair on the lattice -negative[-1] ... 0 ... positive[-1]; both arrays ascend from 0."""
+    p, q = beyond(direction.positive, positive)
+    up, stay = _divide(p[:-1] - p[1:], q[:-1] - q[1:], positive[:-1], np.diff(positive), p[:-1])
+    reverse_p, reverse_q = beyond(direction.negative, negative)
+    steps = np.diff(negative)
+    raised, kept = _divide(
+        reverse_q[:-1] - reverse_q[1:], reverse_p[:-1] - reverse_p[1:], -negative[1:], steps, reverse_q[:-1]
+    )
+    above, below = np.zeros(len(positive)), np.zeros(len(negative))
+    above[1:] += up
+    above[:-1] += stay
+    below[:-1] += raised
+    below[1:] += kept
+    below[-1] += reverse_q[-1]
+    # What no half describes has no loss at all. A glued profile has an atom there, any other a rounding error.
+    above[0] += below[0] + max(1 - p[0] - reverse_q[0], 0.0)
+    return Masses(np.concatenate([-negative[:0:-1], positive]), np.concatenate([below[:0:-1], above]), float(p[-1]))
+
+
+def _divide(under_p: Array, under_q: Array, lower: Array, steps: Array, tail: Array) -> tuple[Array, Array]:
+    """Each cell's P-mass as (what goes to its upper end, what to its lower end)."""
+    under_p = np.maximum(under_p, 0.0)
+    some = under_p > 0
+    span = -np.expm1(-steps)
+    share = np.ones_like(under_p)  # where nothing is known, all goes up
+    known = some & (lower < 700)
+    with np.errstate(invalid="ignore", over="ignore"):
+        excess = under_p - under_q * np.exp(np.minimum(lower, 700)) + _ROUNDING * tail
+        share[known] = excess[known] / (under_p * span)[known]
+    share = np.clip(share, 0.0, 1.0)
+    up = under_p * share
+    return up, under_p - up
+
+
+# 5 percent apart, and 2 percent where a loss times an order is rarely small
+_COARSE: Array = np.concatenate(
+    [
+        [0.0],
+        np.logspace(-15, -2, 13 * 48, endpoint=False),
+        np.logspace(-2, 3, 5 * 120, endpoint=False),
+        np.logspace(3, 8, 5 * 48 + 1),
+    ]
+)
+_LEAST_MASS = 1e-60
+
+# Orders less one, 16 a decade, that curves and Chernoff bounds are looked up at.
+SLOPES: Array = np.logspace(-4, 12, 16 * 16 + 1)
+
+
+@lru_cache(maxsize=256)
+def coarse_log_moments(direction: Direction) -> tuple[Array, float]:
+    """Log E[exp(slope L)] at each of `SLOPES`, from a lattice 2 to 5 percent apart, and the mass left out at infinity.
+
+    An upper bound; divergences are within a thousandth of the truth at low orders and a few hundredths at high ones.
+    It serves to find where to look, and as the Renyi curve of pairs that have no closed one. The mass left out is below
+    10^-60.
+    """
+    masses = _coarse_masses(direction)
+    moments = masses.log_moments(SLOPES)
+    moments.flags.writeable = False
+    return moments, masses.infinite
+
+
+def coarse_curve(direction: Direction, orders: Array) -> Array:
+    """The Renyi divergence at any orders above 1 from the same lattice, without the mass left out."""
+    curve: Array = np.maximum(_coarse_masses(direction).log_moments(orders - 1), 0.0) / (orders - 1)
+    return curve
+
+
+@lru_cache(maxsize=64)
+def _coarse_masses(direction: Direction) -> Masses:
+    positive, negative = reach(direction, _LEAST_MASS, _LEAST_MASS)
+    return masses_on(direction, _COARSE[positive >= _COARSE], _COARSE[negative >= _COARSE])
+
+
+@lru_cache(maxsize=1024)
+def reach(direction: Direction, above: float, below: float) -> tuple[float, float]:
+    """How far the positive and the negative losses reach, but for P-masses `above` and `below`."""
+    p, _ = beyond(direction.positive, _COARSE)
+    _, reverse_q = beyond(direction.negative, _COARSE)
+    return _first_below(p, above), _first_below(reverse_q, below)
+
+
+def _first_below(tail: Array, limit: float) -> float:
+    inside = np.nonzero(tail > limit)[0]
+    last = min(int(inside[-1]) + 1, len(_COARSE) - 1) if len(inside) else 1
+    return float(_COARSE[last])

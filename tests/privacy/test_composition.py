@@ -1,0 +1,195 @@
+"""Privacy losses: profiles against their definition, and epsilons against monotonicity and certified lower bounds."""
+
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lower_bounds import presence_lower_bound
+
+from clipline.privacy.accountant import account, default_relation
+from clipline.privacy.composition import delta_of, epsilon_from_moments, epsilon_of
+from clipline.privacy.conversion import epsilon_at
+from clipline.privacy.curves import renyi_curve
+from clipline.privacy.events import (
+    FixedSizeSampling,
+    GaussianEvent,
+    NoSampling,
+    PoissonSampling,
+    TruncatedPoissonSampling,
+)
+from clipline.privacy.gaussian import gaussian_epsilon
+from clipline.privacy.halves import Half, Kind, beyond
+from clipline.privacy.ledger import Ledger
+from clipline.privacy.loss import Direction, masses_on
+from clipline.privacy.pairs import dominating_pair
+from clipline.privacy.relations import Relation
+
+ADD, REPLACE, SILENT = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE, Relation.ZERO_OUT
+
+# places of the two normals, in units of the shift, of (P, Q)
+PLACES = {Kind.LEAVE: (1, 0), Kind.JOIN: (0, 1), Kind.SWAP: (1, -1), Kind.SILENCE: (2, 1)}
+
+
+def spent(sampling, z, rounds, delta, relation):
+    return account(Ledger().add(GaussianEvent(sampling, z), rounds), delta=delta, relation=relation).epsilon
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize(("rate", "shift"), [(0.013, 0.7), (0.5, 2.0), (1e-6, 4.0), (0.97, 0.1)])
+def test_hockey_sticks_are_those_of_the_two_mixtures(kind, rate, shift):
+    # H = P(L > l) - e^l Q(L > l), against the integral of max(p - e^l q, 0) by the trapezoid rule.
+    y = np.linspace(-12, 12 + 2 * shift, 400_001)
+    p, q = (
+        ((1 - rate) * np.exp(-(y**2) / 2) + rate * np.exp(-((y - place * shift) ** 2) / 2)) / math.sqrt(2 * math.pi)
+        for place in PLACES[kind]
+    )
+    for loss in (1e-4, 0.01, 0.3):
+        p_tail, q_tail = (float(x[0]) for x in beyond((Half(kind, rate, shift),), np.array([loss])))
+        stick = np.maximum(p - math.exp(loss) * q, 0).sum() * (y[1] - y[0])
+        assert p_tail - math.exp(loss) * q_tail == pytest.approx(stick, rel=1e-6, abs=1e-14)
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE, SILENT])
+@pytest.mark.parametrize(
+    "sampling", [PoissonSampling(0.1), FixedSizeSampling(7, 50), TruncatedPoissonSampling(0.1, 500, 60), NoSampling()]
+)
+def test_connected_dots_keep_both_totals_and_lie_above_the_profile(sampling, relation):
+    for direction in dominating_pair(GaussianEvent(sampling, 1.2), relation).directions:
+        fine = np.linspace(0, 12, 12001)
+        coarse = masses_on(direction, fine[::50], fine[::50])
+        assert coarse.mass.sum() + coarse.infinite == pytest.approx(1, abs=1e-12)
+        assert np.all(coarse.mass >= 0)
+        # Under Q the total is at most one: what is missing has an infinite or a raised loss.
+        assert (coarse.mass * np.exp(-coarse.losses)).sum() <= 1 + 1e-9
+        for epsilon in (0.0, 0.013, 0.2, 1.1):
+            p_tail, q_tail = (x[0] for x in beyond(direction.positive, np.array([epsilon])))
+            above = coarse.losses > epsilon
+            stick = (coarse.mass[above] * -np.expm1(epsilon - coarse.losses[above])).sum() + coarse.infinite
+            assert stick >= p_tail - math.exp(epsilon) * q_tail - 1e-13
+
+
+def test_one_round_of_exchange_covers_every_two_users_on_a_line():
+    # Fixed size: any three contributions in [-1, 1] of the two users and of the one whose place is taken.
+    rate, z = 0.2, 1.5
+    (direction,) = dominating_pair(GaussianEvent(FixedSizeSampling(2, 10), z), REPLACE).directions
+    y = np.linspace(-16, 16, 32001)
+    normal = lambda c: np.exp(-((y - c) ** 2) / (2 * z * z)) / (z * math.sqrt(2 * math.pi))  # noqa: E731
+    for x, other, displaced in itertools.product((-1, -0.3, 0.4, 1), repeat=3):
+        p, q = ((1 - rate) * normal(displaced) + rate * normal(user) for user in (x, other))
+        for epsilon in (0.0, 0.1, 0.5):
+            p_tail, q_tail = (t[0] for t in beyond(direction.positive, np.array([epsilon])))
+            stick = np.maximum(p - math.exp(epsilon) * q, 0).sum() * (y[1] - y[0])
+            assert stick <= p_tail - math.exp(epsilon) * q_tail + 1e-6
+
+
+def test_both_directions_are_computed_and_the_worse_counts():
+    # Stack Overflow's plan: leaving costs 2.223, joining alone would give 1.959.
+    leave, join = dominating_pair(GaussianEvent(PoissonSampling(0.013958), 1.3958), ADD).directions
+    values = [epsilon_of(((direction, 1500),), 10**-6.6) for direction in (leave, join)]
+    assert values == pytest.approx([2.223353466, 1.959], abs=1e-3)
+    assert spent(PoissonSampling(0.013958), 1.3958, 1500, 10**-6.6, ADD) == values[0]
+
+
+def test_the_quick_bound_lies_above_and_delta_undoes_epsilon():
+    for sampling, relation in [(PoissonSampling(0.02), REPLACE), (FixedSizeSampling(3, 100), SILENT)]:
+        for direction in dominating_pair(GaussianEvent(sampling, 1.1), relation).directions:
+            rounds = ((direction, 300),)
+            for delta in (1e-12, 1e-5, 0.05):
+                epsilon = epsilon_of(rounds, delta)
+                assert 0 < epsilon <= epsilon_from_moments(rounds, delta)[0]
+                assert delta_of(rounds, epsilon) == pytest.approx(delta, rel=1e-3)
+
+
+samplings = st.one_of(
+    st.just(NoSampling()),
+    st.floats(1e-6, 1).map(PoissonSampling),
+    st.integers(1, 10**6).map(lambda m: FixedSizeSampling(m, 10**6)),
+    st.floats(1e-3, 1).map(lambda q: TruncatedPoissonSampling(q, 10**4, math.ceil(1e4 * q + 300))),
+)
+SLACK = 1 + 2e-5  # of the lattice of losses
+
+
+@given(
+    sampling=samplings,
+    relation=st.sampled_from([ADD, REPLACE, SILENT]),
+    z=st.floats(0.3, 50),
+    rounds=st.integers(1, 10**5),
+    log_delta=st.floats(-12, -1),
+    more=st.floats(1.01, 3),
+)
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_epsilon_rises_with_rounds_and_falls_with_noise_and_delta(sampling, relation, z, rounds, log_delta, more):
+    delta = 10**log_delta
+    epsilon = spent(sampling, z, rounds, delta, relation)
+    assert spent(sampling, z, math.ceil(rounds * more), delta, relation) * SLACK + 1e-9 >= epsilon
+    assert spent(sampling, z * more, rounds, delta, relation) <= epsilon * SLACK + 1e-9
+    assert spent(sampling, z, rounds, min(delta * more, 0.5), relation) <= epsilon * SLACK + 1e-9
+
+
+@given(rate=st.floats(1e-6, 0.5), z=st.floats(0.3, 50), rounds=st.integers(1, 10**4), more=st.floats(1.01, 2))
+@settings(derandomize=True, deadline=None, max_examples=30)
+def test_epsilon_rises_with_the_rate_up_to_no_sampling_and_a_fixed_size_costs_more(rate, z, rounds, more):
+    chain = [PoissonSampling(rate), PoissonSampling(rate * more), NoSampling()]
+    values = [spent(sampling, z, rounds, 1e-6, ADD) for sampling in chain]
+    assert values[0] <= values[1] * SLACK
+    assert values[1] <= values[2] * SLACK
+    fixed = FixedSizeSampling(max(1, round(rate * 10**6)), 10**6)
+    for relation in (ADD, REPLACE, SILENT):
+        poisson = spent(PoissonSampling(fixed.rate), z, rounds, 1e-6, relation)
+        assert poisson <= spent(fixed, z, rounds, 1e-6, relation) * SLACK
+
+
+@given(sampling=samplings, z=st.floats(0.4, 20), rounds=st.integers(1, 10**4), log_delta=st.floats(-10, -2))
+@settings(derandomize=True, deadline=None, max_examples=30)
+def test_privacy_losses_are_tighter_than_the_renyi_curve(sampling, z, rounds, log_delta):
+    event, relation, delta = GaussianEvent(sampling, z), default_relation(sampling), 10**log_delta
+    by_renyi, _ = epsilon_at(lambda orders: rounds * renyi_curve(event, relation, orders), delta)
+    by_loss = max(epsilon_of(((way, rounds),), delta) for way in dominating_pair(event, relation).directions)
+    assert by_loss <= by_renyi * (1 + 1e-4) + 1e-9
+
+
+def test_the_whole_domain_gives_numbers_at_or_above_certified_lower_bounds_in_time():
+    # Warnings are errors in this suite, so that this also finds every overflow.
+    population = 10**9
+    for rate, z in itertools.product([1e-9, 1e-5, 0.01, 0.5, 1.0], [0.2, 1.0, 30.0, 1e3]):
+        fixed = FixedSizeSampling(round(rate * population), population)
+        capped = TruncatedPoissonSampling(rate, population, math.ceil(rate * population + 4e4 * math.sqrt(rate)))
+        for rounds, delta in [(1, 1e-15), (1, 0.1), (1000, 1e-6), (10**6, 1e-15), (10**6, 0.1)]:
+            lower = [presence_lower_bound(rate, shift / z, rounds, delta) for shift in (1, 2)]
+            for sampling, relation, bound in [
+                (PoissonSampling(rate), ADD, lower[0]),
+                (PoissonSampling(rate), REPLACE, lower[0]),
+                (fixed, REPLACE, lower[1]),
+                (fixed, SILENT, lower[0]),
+                (capped, ADD, lower[0]),
+            ]:
+                start = time.perf_counter()
+                epsilon = spent(sampling, z, rounds, delta, relation)
+                assert time.perf_counter() - start < 2
+                assert math.isfinite(epsilon)
+                assert epsilon >= bound * (1 - 1e-9)
+
+
+def test_one_round_meets_its_lower_bound():
+    # For a single round the threshold test is the best there is, so that the lower bound is the truth.
+    for rate, z, delta in [(0.01, 1.0, 1e-6), (0.3, 2.0, 1e-4), (0.9, 0.5, 1e-8)]:
+        lower = presence_lower_bound(rate, 1 / z, 1, delta)
+        assert lower * (1 - 1e-9) <= spent(PoissonSampling(rate), z, 1, delta, ADD) <= lower * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("delta", [1e-15, 1e-6, 0.1])
+@pytest.mark.parametrize("counts", [(1, 0), (1000, 0), (300, 7)])
+def test_gaussians_convolved_are_the_one_gaussian_that_they_are(counts, delta):
+    # The lattice knows nothing of the closed form. Different rounds share one lattice and one transform.
+    shifts, rounds, mu = (0.03, 0.21), [], 0.0
+    for shift, count in zip(shifts, counts, strict=True):
+        if count:
+            whole = (Half(Kind.LEAVE, 1.0, shift),)
+            rounds.append((Direction(whole, whole), count))
+            mu = math.hypot(mu, shift * math.sqrt(count))
+    exact = gaussian_epsilon(mu, delta)
+    assert exact * (1 - 1e-9) <= epsilon_of(tuple(rounds), delta) <= exact + 3e-5
