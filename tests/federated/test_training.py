@@ -200,7 +200,8 @@ def test_a_user_who_diverges_contributes_zero_and_training_goes_on():
         ({"noise_multiplier": 2.5}, "raise count_stddev or cohort_size, or lower noise_multiplier"),
         ({"clip": FixedClip(math.inf)}, "clip=inf must be finite where noise is added"),
         ({"noise_source": "dice"}, "noise_source='dice'"),
-        ({"relation": Relation.REPLACE_ONE}, "replace-one"),
+        ({"relation": Relation.PAPER}, "relation='paper' must be one that a guarantee can be given for"),
+        ({"relation": "paper", "sampling": "fixed"}, "relation='paper'"),
     ],
 )
 def test_bad_settings_are_refused_before_any_work(changes, words):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,10 +24,3 @@ def oracle() -> Callable[[str], Rows]:
             return list(csv.DictReader(file))
 
     return read
-
-
-def delta_of_row(row: dict[str, str]) -> float:
-    """The delta of a row, n^-1.1 in full precision where that is what is printed to twelve digits."""
-    printed = float(row["delta"])
-    exact = int(row["n"]) ** -1.1 if row["n"] else printed
-    return exact if math.isclose(exact, printed, rel_tol=1e-9) else printed

@@ -4,7 +4,7 @@ import math
 import time
 
 import pytest
-from conftest import delta_of_row
+from oracle_rows import delta_of_row
 
 from clipline.errors import SettingError
 from clipline.privacy.accountant import account, default_relation, delta_at, privacy_curve

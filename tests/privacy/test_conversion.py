@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import delta_of_row
+from oracle_rows import delta_of_row
 
 from clipline.privacy.conversion import deltas, epsilon_at, epsilons
 from clipline.privacy.renyi import fixed_size_curve, gaussian_curve, poisson_curve
