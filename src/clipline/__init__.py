@@ -22,6 +22,7 @@ _HOMES = {
     "Ledger": "privacy.ledger",
     "LocalSGD": "federated.clients",
     "NoSampling": "privacy.events",
+    "Plan": "privacy.planning",
     "PoissonRuns": "privacy.selection",
     "PoissonSampler": "federated.sampling",
     "PoissonSampling": "privacy.events",
@@ -46,6 +47,7 @@ _HOMES = {
     "join_noise": "privacy.split",
     "least_scale": "privacy.calibration",
     "noise_multiplier_for": "privacy.calibration",
+    "plan": "privacy.planning",
     "privacy_curve": "privacy.accountant",
     "rounds_within": "privacy.calibration",
     "split_noise": "privacy.split",
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from .privacy.gaussian import gaussian_mu
     from .privacy.guarantee import Guarantee
     from .privacy.ledger import Ledger
+    from .privacy.planning import Plan, plan
     from .privacy.relations import Relation
     from .privacy.selection import PoissonRuns, TruncatedNegativeBinomial, account_grid, account_search
     from .privacy.split import DeltaNoise, join_noise, split_noise

@@ -106,7 +106,7 @@ class Training:
             if value is not None:
                 check_number(name, value, above=0, way_out="give 4.0, say, or leave it out")
         sampler = sampler_named(sampling, len(population), cohort_size)
-        self.relation = default_relation(sampler.sampling) if relation is None else Relation(relation)
+        self.relation = default_relation(sampler.sampling) if relation is None else Relation.named(relation)
         if not self.relation.sound:
             raise refuse("relation", self.relation.value, "one that a guarantee can be given for", "leave it out")
         self.delta = check_number(

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..errors import SettingError, check_choice, check_number
+from ..errors import SettingError, check_number
 from .composition import Rounds, delta_of, epsilon_from_moments, epsilon_of
 from .conversion import deltas, epsilon_at, epsilons
 from .curves import renyi_curve
@@ -89,7 +89,7 @@ def default_relation(sampling: Sampling) -> Relation:
 
 def _read(ledger: Ledger, relation: Relation) -> tuple[Relation, Events]:
     """The relation, and the events in an order that depends on nothing but themselves."""
-    relation = Relation(check_choice("relation", relation, [known.value for known in Relation]))
+    relation = Relation.named(relation)
     events = tuple(sorted(ledger.events.items(), key=lambda item: repr(item[0])))
     for event, _ in events:
         check_supported(event, relation)
@@ -116,6 +116,16 @@ def _spent(events: Events, delta: float, relation: Relation) -> tuple[float, Acc
         if by_renyi < by_loss:
             return by_renyi, "renyi", order
     return by_loss, "privacy loss", None
+
+
+def renyi_epsilon(ledger: Ledger, *, delta: float, relation: Relation) -> float | None:
+    """What the Renyi accountant alone can show, for comparison; None where a round has no Renyi curve."""
+    relation, events = _read(ledger, relation)
+    if not events or relation is Relation.PAPER or any(event.noise_multiplier == 0 for event, _ in events):
+        return None
+    if any(dominating_pair(event, relation).curve is None for event, _ in events):
+        return None
+    return epsilon_at(lambda orders: _total_curve(events, relation, orders), delta)[0]
 
 
 def quick_epsilon(ledger: Ledger, *, delta: float, relation: Relation) -> float:

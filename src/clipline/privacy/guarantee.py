@@ -77,14 +77,21 @@ class Guarantee:
         """Epsilon to print: three digits, rounded up; "infinite" where there is no guarantee."""
         if not self.private:
             return "infinite (not private)"
-        epsilon = _rounded_up(Decimal(self.epsilon), 3)
-        return f"{epsilon:f}" if epsilon < 1_000_000 else f"{float(epsilon):.3g}"
+        return rounded_up(self.epsilon, 3)
 
     @property
     def delta_text(self) -> str:
         """Delta to print: three digits, rounded up."""
         # Delta is given, not computed: rounding up its shortest decimal form keeps 1e-05 as 1e-05.
         return f"{float(_rounded_up(Decimal(repr(self.delta)), 3)):.3g}"
+
+
+def rounded_up(value: float, digits: int) -> str:
+    """A number to print, never below itself: 3.961 at three digits is 3.97."""
+    if not math.isfinite(value):
+        return "infinite"
+    rounded = _rounded_up(Decimal(value), digits)
+    return f"{rounded:f}" if rounded < 1_000_000 else f"{float(rounded):.{digits}g}"
 
 
 def _rounded_up(value: Decimal, digits: int) -> Decimal:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from ..errors import check_choice
+
 
 class Relation(StrEnum):
     """Which two populations are neighbours, that is, what a guarantee hides about one user."""
@@ -10,6 +12,11 @@ class Relation(StrEnum):
     REPLACE_ONE = "replace-one"
     ZERO_OUT = "zero-out"
     PAPER = "paper"
+
+    @classmethod
+    def named(cls, name: str) -> Relation:
+        """The relation of this name; an unknown one is refused with the nearest."""
+        return cls(check_choice("relation", name, [relation.value for relation in cls]))
 
     @property
     def sound(self) -> bool:

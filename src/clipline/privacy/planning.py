@@ -1,0 +1,296 @@
+"""Before training: of epsilon, noise, cohort and rounds, the one that the others leave open."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import SettingError, check_number, check_whole, refuse
+from .accountant import account, default_relation, renyi_epsilon
+from .calibration import cohort_within, least_scale, noise_multiplier_for, rounds_within
+from .events import GaussianEvent, sampling_named
+from .guarantee import Guarantee, rounded_up
+from .ledger import Ledger
+from .relations import Relation
+from .split import split_noise
+
+CURVE_POINTS = 32
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training that has not been run: its settings, complete, and what they guarantee. Prints as one screen."""
+
+    found: str  # which of epsilon, noise_multiplier, cohort and rounds was asked for; or "scale"
+    guarantee: Guarantee
+    renyi_epsilon: float | None  # of the Renyi accountant alone; None where it has no curve
+    noise_multiplier: float
+    delta_noise_multiplier: float | None  # None: the count would reveal more than the round may
+    count_stddev: float
+    cohort: int
+    users: int
+    rounds: int
+    sampling: str
+    comparison: tuple[tuple[str, Relation, float], ...] = field(repr=False)  # sampling, relation, epsilon
+    curve: tuple[tuple[int, float], ...] = field(repr=False)  # rounds, epsilon
+
+    @property
+    def rate(self) -> float:
+        """The chance of a user to take part in a round."""
+        return self.cohort / self.users
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; an infinite epsilon is null."""
+        guarantee = self.guarantee
+        return {
+            "found": self.found,
+            "epsilon": guarantee.epsilon if guarantee.private else None,
+            "delta": guarantee.delta,
+            "noise_multiplier": self.noise_multiplier,
+            "delta_noise_multiplier": self.delta_noise_multiplier,
+            "count_stddev": self.count_stddev,
+            "cohort": self.cohort,
+            "users": self.users,
+            "rounds": self.rounds,
+            "sampling": self.sampling,
+            "relation": str(guarantee.relation),
+            "accountant": guarantee.accountant,
+            "sound": guarantee.sound,
+            "guarantee": str(guarantee),
+            "renyi_epsilon": self.renyi_epsilon,
+            "mu": guarantee.mu if guarantee.private else None,
+            "comparison": [
+                {
+                    "sampling": sampling,
+                    "relation": str(relation),
+                    "epsilon": epsilon if math.isfinite(epsilon) else None,
+                }
+                for sampling, relation, epsilon in self.comparison
+            ],
+            "curve": [{"rounds": rounds, "epsilon": epsilon} for rounds, epsilon in self.curve],
+        }
+
+    def __str__(self) -> str:
+        guarantee = self.guarantee
+        lines = [str(guarantee), ""]
+        rows = [
+            ("users", f"{self.users:,}"),
+            ("cohort", f"{self.cohort:,}{self._spread()}, each user with chance {self.rate:.3g} a round"),
+            ("rounds", f"{self.rounds:,}, so that a user takes part {self.rate * self.rounds:.3g} times on average"),
+            ("noise multiplier", f"{_up(self.noise_multiplier)} of the whole round"),
+            ("adaptive clip", self._cost_of_counting()),
+            ("noise", self._noise()),
+            ("accountant", self._accountants()),
+        ]
+        found = {"scale": ("cohort", "noise multiplier")}.get(self.found, (self.found.replace("_", " "),))
+        lines += [f"{'> ' if name in found else '  '}{name:<18}{text}" for name, text in rows]
+        lines += ["", "  the same noise, cohort and rounds under other terms (epsilon):", *self._table()]
+        lines += ["", "  epsilon over rounds:", *text_curve(self.curve)]
+        return "\n".join(lines)
+
+    def _spread(self) -> str:
+        if self.sampling == "fixed":
+            return " exactly"
+        return f" expected, give or take {math.sqrt(self.cohort * (1 - self.rate)):.3g} (one standard deviation)"
+
+    def _cost_of_counting(self) -> str:
+        if self.delta_noise_multiplier is None:
+            needed = f"{self.noise_multiplier / 2:.3g}"
+            return f"not possible with {self.count_stddev:g} users of noise on the count: it needs more than {needed}"
+        if self.noise_multiplier == 0:
+            return "free, as there is no noise at all"
+        percent = 100 * (self.delta_noise_multiplier / self.noise_multiplier - 1)
+        return (
+            f"updates get {_up(self.delta_noise_multiplier)} (+{percent:.2g}%), "
+            f"the count {self.count_stddev:g} users of noise"
+        )
+
+    def _noise(self) -> str:
+        multiplier = self.noise_multiplier if self.delta_noise_multiplier is None else self.delta_noise_multiplier
+        return (
+            f"{multiplier:.4g} clips a coordinate on the sum, {multiplier / self.cohort:.3g} clips on the mean update"
+        )
+
+    def _accountants(self) -> str:
+        other = self.renyi_epsilon
+        if not self.guarantee.private or other is None or not self.guarantee.sound:
+            return f"{self.guarantee.accountant}"
+        if self.guarantee.accountant == "renyi":
+            return "renyi, tighter here than the privacy loss"
+        return f"privacy loss, {100 * (1 - self.guarantee.epsilon / other):.2g}% below Renyi's {rounded_up(other, 4)}"
+
+    def _table(self) -> list[str]:
+        relations = list(dict.fromkeys(relation for _, relation, _ in self.comparison))
+        lines = ["    " + f"{'':10}" + "".join(f"{relation!s:>16}" for relation in relations)]
+        for sampling in dict.fromkeys(sampling for sampling, _, _ in self.comparison):
+            cells = {relation: epsilon for name, relation, epsilon in self.comparison if name == sampling}
+            lines.append("    " + f"{sampling:10}" + "".join(f"{rounded_up(cells[r], 4):>16}" for r in relations))
+        return lines
+
+
+def plan(
+    *,
+    users: int,
+    cohort: int | None = None,
+    rounds: int | None = None,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float | None = None,
+    sampling: str = "poisson",
+    relation: Relation | str | None = None,
+    count_stddev: float | None = None,
+    scale: tuple[int, float] | None = None,
+) -> Plan:
+    """Find the one of epsilon, noise_multiplier, cohort and rounds that is left out.
+
+    For epsilon the least that can be shown; for noise the least; for cohort and rounds the most that epsilon allows.
+    `delta` is users^-1.1 if left out, the relation follows the sampling. `scale=(m, z)` does the third step of the
+    paper's recipe instead: with epsilon and rounds given, the least multiple of both that reaches epsilon.
+    """
+    users = check_whole("users", users, at_least=2, way_out="give the number of users in the population")
+    delta = check_number(
+        "delta", users**-1.1 if delta is None else delta, above=0, below=1, way_out="users^-1.1 is usual"
+    )
+    kind = default_relation(sampling_named(sampling, 1, users)) if relation is None else Relation.named(relation)
+    terms: dict[str, Any] = {"delta": delta, "relation": kind}
+    found = _left_out(cohort, rounds, epsilon, noise_multiplier, scale)
+    if rounds is not None:
+        check_whole("rounds", rounds, at_least=1, way_out="train for at least one round")
+    if cohort is not None:
+        _check_cohort(cohort, users)
+    if found == "scale":
+        cohort, noise_multiplier = _scaled(scale, users, sampling, rounds, epsilon, terms)
+    elif found == "noise_multiplier":
+        assert cohort is not None
+        noise_multiplier = noise_multiplier_for(
+            sampling=sampling_named(sampling, cohort, users), rounds=_given(rounds), epsilon=_given(epsilon), **terms
+        )
+    elif found == "cohort":
+        cohort = cohort_within(
+            noise_multiplier=_given(noise_multiplier), population_size=users, sampling=sampling, rounds=_given(rounds),
+            epsilon=_given(epsilon), **terms,
+        )  # fmt: skip
+        if cohort == 0:
+            raise refuse("epsilon", epsilon, "enough for a cohort of one user", "raise noise_multiplier or epsilon")
+    elif found == "rounds":
+        assert cohort is not None
+        event = GaussianEvent(sampling_named(sampling, cohort, users), _given(noise_multiplier))
+        rounds = rounds_within(event, epsilon=_given(epsilon), **terms)
+        if rounds == 0:
+            raise refuse(
+                "epsilon", epsilon, "enough for one round", "raise noise_multiplier or epsilon, or lower cohort"
+            )
+    return _complete(
+        found, _given(cohort), users, _given(rounds), _given(noise_multiplier), sampling, count_stddev, terms
+    )
+
+
+def _complete(
+    found: str, cohort: int, users: int, rounds: int, z: float, sampling: str, count_stddev: float | None, terms: Any
+) -> Plan:
+    relation = terms["relation"]
+
+    def ledger(name: str, count: int) -> Ledger:
+        return Ledger().add(GaussianEvent(sampling_named(name, cohort, users), z), count)
+
+    guarantee = account(ledger(sampling, rounds), **terms)
+    count_stddev = (cohort / 20 if z > 0 else 0.0) if count_stddev is None else count_stddev
+    try:
+        delta_noise: float | None = float(split_noise(z, count_stddev))
+    except SettingError:
+        delta_noise = None
+    comparison = tuple(
+        (name, other, account(ledger(name, rounds), delta=terms["delta"], relation=other).epsilon)
+        for name in ("poisson", "fixed")
+        for other in Relation
+        if other.sound
+    )
+    steps = sorted({max(1, round(rounds * k / CURVE_POINTS)) for k in range(1, CURVE_POINTS + 1)})
+    curve = tuple((t, account(ledger(sampling, t), **terms).epsilon) for t in steps) if guarantee.private else ()
+    return Plan(
+        found, guarantee, renyi_epsilon(ledger(sampling, rounds), delta=terms["delta"], relation=relation), z,
+        delta_noise, count_stddev, cohort, users, rounds, sampling, comparison, curve,
+    )  # fmt: skip
+
+
+def _left_out(
+    cohort: int | None,
+    rounds: int | None,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    scale: tuple[int, float] | None,
+) -> str:
+    given = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "cohort": cohort, "rounds": rounds}
+    missing = [name for name, value in given.items() if value is None]
+    if scale is not None:
+        if sorted(missing) != ["cohort", "noise_multiplier"]:
+            raise SettingError(
+                f"{scale=} stands for cohort and noise_multiplier, with epsilon and rounds given: "
+                f"give those two and no others (left out now: {', '.join(missing) or 'nothing'})"
+            )
+        return "scale"
+    if len(missing) != 1:
+        raise SettingError(
+            f"of epsilon, noise_multiplier, cohort and rounds exactly one must be left out, and it is "
+            f"{', '.join(missing) or 'none'}: leave out the one to be found"
+        )
+    return missing[0]
+
+
+def _scaled(
+    scale: Any, users: int, sampling: str, rounds: int | None, epsilon: float | None, terms: Any
+) -> tuple[int, float]:
+    cohort, z = scale
+    _check_cohort(cohort, users)
+    check_number("noise_multiplier", z, above=0, way_out="give the noise that the model bears at this cohort")
+    try:
+        scaled = least_scale(
+            cohort_size=cohort, noise_multiplier=z, population_size=users, sampling=sampling, rounds=_given(rounds),
+            epsilon=_given(epsilon), **terms,
+        )  # fmt: skip
+    except SettingError:
+        event = GaussianEvent(sampling_named(sampling, users, users), z * users / cohort)
+        best = account(Ledger().add(event, _given(rounds)), **terms)
+        allowed = rounds_within(event, epsilon=_given(epsilon), **terms)
+        needed = noise_multiplier_for(sampling=event.sampling, rounds=_given(rounds), epsilon=_given(epsilon), **terms)
+        raise SettingError(
+            f"scale='m={cohort},z={z:g}' must reach {epsilon=} with at most the {users} users there are, and does not: take "
+            f"epsilon {best.epsilon_text}, which all users in every round reach, or {allowed} rounds, or find a model that "
+            f"bears z={rounded_up(needed * cohort / users, 3)} at m={cohort}"
+        ) from None
+    return scaled, z * scaled / cohort
+
+
+def _check_cohort(cohort: int, users: int) -> None:
+    check_whole("cohort", cohort, at_least=1, way_out="sample at least one user a round")
+    if cohort > users:
+        raise refuse("cohort", cohort, f"at most the population, {users} users", "lower the cohort or bring more users")
+
+
+def _up(noise: float) -> str:
+    """A noise multiplier to print: six digits, rounded up, but not for the last bit of a float."""
+    return rounded_up(noise * (1 - 1e-12), 6)
+
+
+def _given(value: Any) -> Any:
+    assert value is not None
+    return value
+
+
+def text_curve(points: tuple[tuple[int, float], ...], height: int = 6) -> list[str]:
+    """A small picture in eighths of a character, with the axis labelled at both ends."""
+    if not points:
+        return ["    none: not private"]
+    top = max(epsilon for _, epsilon in points)
+    lines = []
+    for row in range(height, 0, -1):
+        bar = "".join(_eighths(epsilon / top * height - (row - 1) if top > 0 else 0.0) for _, epsilon in points)
+        label = rounded_up(top, 3) if row == height else "0" if row == 1 else ""
+        lines.append(f"    {label:>8} |{bar}")
+    first, last = f"{points[0][0]}", f"{points[-1][0]} rounds"
+    return [*lines, f"    {'':>8} +{first}{'-' * max(1, len(points) - len(first) - len(last))}{last}"]
+
+
+def _eighths(part: float) -> str:
+    return " ▁▂▃▄▅▆▇█"[round(min(max(part, 0.0), 1.0) * 8)]
