@@ -11,6 +11,7 @@ loss          the privacy loss of one round on a lattice
 pairs         THE TABLE: (sampling, relation) -> dominating pair
 curves        the Renyi curve of any event
 conversion    from a Renyi curve to epsilon at delta, and back
+windows       which part of a total loss to compute, and how finely
 composition   from privacy losses to epsilon at delta, and back
 gaussian      rounds without sampling, exactly
 ledger        the rounds of a run, in memory and as JSON lines

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..errors import SettingError, check_number
-from .composition import Rounds, delta_of, epsilon_from_moments, epsilon_of
+from .composition import delta_of, epsilon_from_moments, epsilon_of
 from .conversion import deltas, epsilon_at, epsilons
 from .curves import renyi_curve
 from .events import FixedSizeSampling, GaussianEvent, NoSampling, Sampling
@@ -28,6 +28,7 @@ from .loss import Direction
 from .pairs import check_supported, dominating_pair
 from .relations import Relation
 from .theorem27 import PAPER_ORDERS
+from .windows import Rounds
 
 Events = tuple[tuple[GaussianEvent, int], ...]
 
@@ -38,13 +39,17 @@ def account(ledger: Ledger, *, delta: float, relation: Relation) -> Guarantee:
     An empty ledger costs nothing. One round without noise makes the whole run not private. A pair of sampling and
     relation that is not in the table is refused, even then. The order of the rounds does not matter, to the last digit.
     """
-    delta = check_number("delta", delta, above=0, below=1, way_out="give less than one over the number of users")
-    relation, events = _read(ledger, relation)
-    epsilon, accountant, order = _spent(events, delta, relation)
-    kinds = {event.sampling.name for event, _ in events} or {NoSampling.name}
-    sampler = kinds.pop() if len(kinds) == 1 else "mixed"
-    hidden = all(event.noise_multiplier > 0 for event, _ in events)
-    return Guarantee(epsilon, delta, relation, sampler, accountant, order, ledger.rounds, noisy=hidden)
+    delta, relation, events = _check_delta(delta), *_read(ledger, relation)
+    return _guarantee(ledger, events, delta, relation, _spent(events, delta, relation))
+
+
+def account_renyi(ledger: Ledger, *, delta: float, relation: Relation) -> Guarantee:
+    """The guarantee by the Renyi curve alone: at or above that of `account`, for comparison with other accountants."""
+    delta, relation, events = _check_delta(delta), *_read(ledger, relation)
+    if relation is Relation.PAPER or not events or any(event.noise_multiplier == 0 for event, _ in events):
+        return account(ledger, delta=delta, relation=relation)
+    by_renyi, order = epsilon_at(lambda orders: _total_curve(events, relation, orders), delta)
+    return _guarantee(ledger, events, delta, relation, (by_renyi, "renyi", order))
 
 
 def delta_at(ledger: Ledger, *, epsilon: float, relation: Relation) -> float:
@@ -87,6 +92,20 @@ def default_relation(sampling: Sampling) -> Relation:
     return Relation.REPLACE_ONE if isinstance(sampling, FixedSizeSampling) else Relation.ADD_OR_REMOVE
 
 
+def _guarantee(
+    ledger: Ledger, events: Events, delta: float, relation: Relation, spent: tuple[float, AccountantName, float | None]
+) -> Guarantee:
+    kinds = {event.sampling.name for event, _ in events} or {NoSampling.name}
+    sampler = kinds.pop() if len(kinds) == 1 else "mixed"
+    hidden = all(event.noise_multiplier > 0 for event, _ in events)
+    epsilon, accountant, order = spent
+    return Guarantee(epsilon, delta, relation, sampler, accountant, order, ledger.rounds, noisy=hidden)
+
+
+def _check_delta(delta: float) -> float:
+    return check_number("delta", delta, above=0, below=1, way_out="give less than one over the number of users")
+
+
 def _read(ledger: Ledger, relation: Relation) -> tuple[Relation, Events]:
     """The relation, and the events in an order that depends on nothing but themselves."""
     relation = Relation.named(relation)
@@ -116,16 +135,6 @@ def _spent(events: Events, delta: float, relation: Relation) -> tuple[float, Acc
         if by_renyi < by_loss:
             return by_renyi, "renyi", order
     return by_loss, "privacy loss", None
-
-
-def renyi_epsilon(ledger: Ledger, *, delta: float, relation: Relation) -> float | None:
-    """What the Renyi accountant alone can show, for comparison; None where a round has no Renyi curve."""
-    relation, events = _read(ledger, relation)
-    if not events or relation is Relation.PAPER or any(event.noise_multiplier == 0 for event, _ in events):
-        return None
-    if any(dominating_pair(event, relation).curve is None for event, _ in events):
-        return None
-    return epsilon_at(lambda orders: _total_curve(events, relation, orders), delta)[0]
 
 
 def quick_epsilon(ledger: Ledger, *, delta: float, relation: Relation) -> float:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 from ..errors import SettingError, check_number, check_whole
 from .accountant import account, quick_epsilon
 from .events import GaussianEvent, Sampling, sampling_named
+from .guarantee import Guarantee
 from .ledger import Ledger
 from .relations import Relation
 
@@ -22,11 +24,28 @@ _MOST_ROUNDS = 10**12
 Epsilon = Callable[[float], float]
 
 
-def noise_multiplier_for(*, sampling: Sampling, rounds: int, epsilon: float, delta: float, relation: Relation) -> float:
+class Accountant(Protocol):
+    """`account` or `account_renyi`."""
+
+    def __call__(self, ledger: Ledger, *, delta: float, relation: Relation) -> Guarantee:
+        """The guarantee of a ledger."""
+        ...
+
+
+def noise_multiplier_for(
+    *,
+    sampling: Sampling,
+    rounds: int,
+    epsilon: float,
+    delta: float,
+    relation: Relation,
+    accountant: Accountant = account,
+) -> float:
     """The least noise multiplier of the whole round with which `rounds` rounds stay within (epsilon, delta).
 
-    `account` gives at most `epsilon` for the answer itself, and less by at most 0.002 percent. Never below 0.05: a
-    target so loose that less noise would do protects nobody. A target that no noise reaches is refused.
+    `accountant` (`account`, or `account_renyi`) gives at most `epsilon` for the answer itself, and less by at most
+    0.002 percent. Never below 0.05: a target so loose that less noise would do protects nobody. A target that no noise
+    reaches is refused.
     """
     check_whole("rounds", rounds, at_least=1, way_out="give the number of rounds to train")
     check_number("epsilon", epsilon, above=0, way_out="give a target such as 5")
@@ -34,13 +53,15 @@ def noise_multiplier_for(*, sampling: Sampling, rounds: int, epsilon: float, del
     def ledger(noise_multiplier: float) -> Ledger:
         return Ledger().add(GaussianEvent(sampling, noise_multiplier), rounds)
 
+    def spent(noise_multiplier: float) -> float:
+        return accountant(ledger(noise_multiplier), delta=delta, relation=relation).epsilon
+
     def quick(noise_multiplier: float) -> float:
+        if accountant is not account:
+            return spent(noise_multiplier)
         return quick_epsilon(ledger(noise_multiplier), delta=delta, relation=relation)
 
-    def spent(noise_multiplier: float) -> float:
-        return account(ledger(noise_multiplier), delta=delta, relation=relation).epsilon
-
-    account(ledger(1.0), delta=delta, relation=relation)  # refuses a bad delta or relation before any search
+    accountant(ledger(1.0), delta=delta, relation=relation)  # refuses a bad delta or relation before any search
     high = 1.0
     while quick(high) > epsilon and spent(high) > epsilon:
         high *= 4

@@ -28,23 +28,19 @@ from functools import lru_cache
 import numpy as np
 
 from .halves import Array
-from .loss import SLOPES, Direction, coarse_log_moments, masses_on, reach
+from .loss import SLOPES, Direction, masses_on, reach
+from .windows import LOG_CONVERSION, SPARED, Rounds, fast_size, lattice_step, total_moments, window_around
 
-Rounds = tuple[tuple[Direction, int], ...]  # how often each pair occurs, all read in the same direction
-
-_SPARED = 1e-9  # share of delta that each truncation may use up
-_MOST_POINTS = 1 << 19
 _NEGLIGIBLE = 46.0  # frequencies below exp(-46) of the greatest are left out
 _UNIT = float(np.finfo(np.float64).eps)
-_LOG_CONVERSION: Array = -np.log1p(SLOPES) - SLOPES * np.log1p(1 / SLOPES)  # Canonne, Kamath, Steinke 2020
 
 
 def epsilon_from_moments(rounds: Rounds, delta: float) -> tuple[float, int]:
     """A first epsilon, by the best order of the coarse Renyi curve, and the index of its slope. Valid by itself."""
-    moments, infinite = _total_moments(rounds)
+    moments, infinite = total_moments(rounds)
     if infinite >= delta:
         return math.inf, len(SLOPES) - 1
-    bounds = (moments + _LOG_CONVERSION - math.log(delta - infinite)) / SLOPES
+    bounds = (moments + LOG_CONVERSION - math.log(delta - infinite)) / SLOPES
     best = int(np.argmin(bounds))
     return max(float(bounds[best]), 0.0), best
 
@@ -66,8 +62,8 @@ def epsilon_of(rounds: Rounds, delta: float) -> float:
 
 def delta_of(rounds: Rounds, epsilon: float) -> float:
     """The least delta that can be shown for `epsilon`, at most 1."""
-    moments, infinite = _total_moments(rounds)
-    bounds = moments + _LOG_CONVERSION - SLOPES * epsilon
+    moments, infinite = total_moments(rounds)
+    bounds = moments + LOG_CONVERSION - SLOPES * epsilon
     best = int(np.argmin(bounds))
     first = min(math.exp(min(float(bounds[best]), 0.0)) + infinite, 1.0)
     if first < 1e-250:
@@ -147,11 +143,11 @@ class _Total:
 def _compose(rounds: Rounds, best: int, epsilon: float, delta: float, room: float) -> _Total:
     """The total loss around `epsilon`, tilted by a slope at or below that with index `best`."""
     count = sum(number for _, number in rounds)
-    window = _window(rounds, best, epsilon, delta, room)
+    window = window_around(rounds, best, epsilon, delta, room)
     slope, tail_slope = window.slope, window.tail_slope
-    spare = 10.0 ** math.floor(math.log10(_SPARED * delta / count))
-    step = _step(rounds, slope, epsilon, window.width, spare)
-    size = _fast_size(window.width / step + 2)
+    spare = 10.0 ** math.floor(math.log10(SPARED * delta / count))
+    step = lattice_step(rounds, slope, epsilon, window.width, spare)
+    size = fast_size(window.width / step + 2)
     first = math.floor(window.bottom / step)
     spectra = [(_spectrum(direction, slope, tail_slope, step, size, spare), n) for direction, n in rounds]
 
@@ -182,56 +178,6 @@ def _compose(rounds: Rounds, best: int, epsilon: float, delta: float, room: floa
     return _Total(start, step, slope, masses, epsilon, log_scale, noise, infinite + above)
 
 
-@dataclass(frozen=True)
-class _Window:
-    slope: float
-    bottom: float
-    width: float
-    tail_slope: float  # bounds what lies above the window
-
-
-def _window(rounds: Rounds, best: int, epsilon: float, delta: float, room: float) -> _Window:
-    """The shortest window around `epsilon`, over the slopes not far below the one with index `best`.
-
-    `room` is how far below `epsilon` the window must reach, in units of 1 / slope.
-    """
-    moments, _ = _total_moments(rounds)
-    spared = math.log(_SPARED * delta)
-    tops = (moments - spared) / SLOPES
-    highest = int(np.argmin(tops))
-    top = float(tops[highest])
-    shortest: _Window | None = None
-    for index in range(best, max(best - 12, -1), -1):
-        slope = float(SLOPES[index])
-        if moments[index] + _LOG_CONVERSION[index] - slope * epsilon - math.log(delta) > 14:  # rounding would count
-            break
-        lowest = epsilon - room / slope
-        # Mass that wraps upwards keeps its untilted probability times exp(-slope width). Mass from beyond the top that
-        # wraps downwards is enlarged by as much, and must not lie above the width plus epsilon to begin with.
-        higher = SLOPES[index + 1 :]
-        downwards = (moments[index + 1 :] - higher * lowest - spared) / (higher - slope)
-        width = max(top - lowest, -spared / slope, float(downwards.min(initial=math.inf)))
-        if math.isfinite(width) and (shortest is None or width < shortest.width):
-            shortest = _Window(slope, top - width, width, float(SLOPES[highest]))
-    slope = float(SLOPES[best])
-    return shortest or _Window(slope, epsilon - room / slope, 2 * room / slope, float(SLOPES[highest]))
-
-
-def _step(rounds: Rounds, slope: float, epsilon: float, width: float, spare: float) -> float:
-    """The spacing whose error is a few millionths of epsilon, unless that would take too many points."""
-    count = sum(number for _, number in rounds)
-    wanted = math.sqrt(12 * min(5e-6 * epsilon, 2e-5) / (count * (slope + 1)))
-    widest = max(width, *(sum(reach(direction, spare, spare)) for direction, _ in rounds))
-    coarsest = max(wanted, 1.5 * widest / _MOST_POINTS)
-    return float(2.0 ** (math.floor(4 * math.log2(coarsest)) / 4))  # few different ones, so that spectra are shared
-
-
-def _fast_size(least: float) -> int:
-    """A power of two, or three quarters of one."""
-    power = 1 << max(math.ceil(math.log2(least)), 6)
-    return 3 * power // 4 if 3 * power // 4 >= least else power
-
-
 @dataclass(frozen=True, eq=False)
 class _Spectrum:
     log_sizes: Array
@@ -256,12 +202,3 @@ def _spectrum(direction: Direction, slope: float, tail_slope: float, step: float
     with np.errstate(divide="ignore"):
         log_sizes = np.minimum(np.log(np.abs(transform)), 0.0)
     return _Spectrum(log_sizes, np.angle(transform), float(log_moment), float(tail_log_moment), masses.infinite)
-
-
-def _total_moments(rounds: Rounds) -> tuple[Array, float]:
-    total, infinite = np.zeros(len(SLOPES)), 0.0
-    for direction, number in rounds:
-        moments, mass = coarse_log_moments(direction)
-        total = total + number * moments
-        infinite += number * mass
-    return total, infinite

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 
 from ..errors import check_number
+from .normal import mills
 
 _SMALL = 1e-5
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -64,16 +65,9 @@ def _log_delta(mu: float, epsilon: float) -> float:
     x = epsilon / mu - mu / 2
     log_density = -0.5 * x * x - _LOG_SQRT_2PI
     if x < -30:  # the density underflows, and all but nothing lies on the other side
-        return math.log1p(-math.exp(log_density + math.log(_mills(-x) + _mills(x + mu))))
-    slope = 1 - x * _mills(x) if x < 50 else 1 / (x * x)  # below x = 50 little cancels; above, an upper bound
+        return math.log1p(-math.exp(log_density + math.log(mills(-x) + mills(x + mu))))
+    slope = 1 - x * mills(x) if x < 50 else 1 / (x * x)  # below x = 50 little cancels; above, an upper bound
     if mu < _SMALL:
         return log_density + math.log(mu * slope)
-    difference = _mills(x) - _mills(x + mu)
+    difference = mills(x) - mills(x + mu)
     return log_density + math.log(min(difference, mu * slope) if difference > 0 else mu * slope)
-
-
-def _mills(x: float) -> float:
-    """(1 - Phi(x)) / phi(x), for x above about -37."""
-    from scipy.special import erfcx
-
-    return math.sqrt(math.pi / 2) * float(erfcx(x / math.sqrt(2)))

@@ -23,6 +23,8 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from .normal import tail
+
 Array = NDArray[np.float64]
 
 
@@ -64,14 +66,14 @@ def beyond(halves: Halves, losses: Array) -> tuple[Array, Array]:
 
 def _leave(losses: Array, rate: float, shift: float) -> tuple[Array, Array]:
     y = _log_odds_above(losses, rate) / shift + shift / 2
-    absent = _tail(y)
-    return (1 - rate) * absent + rate * _tail(y - shift), absent
+    absent = tail(y)
+    return (1 - rate) * absent + rate * tail(y - shift), absent
 
 
 def _join(losses: Array, rate: float, shift: float) -> tuple[Array, Array]:
     y = _log_odds_below(losses, rate) / shift + shift / 2
-    absent = _tail(-y)
-    return absent, (1 - rate) * absent + rate * _tail(shift - y)
+    absent = tail(-y)
+    return absent, (1 - rate) * absent + rate * tail(shift - y)
 
 
 def _swap(losses: Array, rate: float, shift: float) -> tuple[Array, Array]:
@@ -81,16 +83,16 @@ def _swap(losses: Array, rate: float, shift: float) -> tuple[Array, Array]:
     # asinh(x) = log(2 x) beyond the reach of exp
     arc = np.where(log_ratio > 300, log_ratio + math.log(2), np.arcsinh(np.exp(np.minimum(log_ratio, 300))))
     y = (losses / 2 + arc) / shift
-    unsampled = (1 - rate) * _tail(y)
-    return unsampled + rate * _tail(y - shift), unsampled + rate * _tail(y + shift)
+    unsampled = (1 - rate) * tail(y)
+    return unsampled + rate * tail(y - shift), unsampled + rate * tail(y + shift)
 
 
 def _silence(losses: Array, rate: float, shift: float) -> tuple[Array, Array]:
     # (1-q) + A u^2 = e^l ((1-q) + B u), with u = exp(s y), A = q exp(-2 s^2), B = q exp(-s^2 / 2)
     x = 4 * (1 - rate) / rate * math.exp(-(shift**2)) * -np.expm1(-losses) * np.exp(-losses)
     y = (losses + 1.5 * shift**2 + np.log1p(np.sqrt(1 + x)) - math.log(2)) / shift
-    unsampled = (1 - rate) * _tail(y)
-    return unsampled + rate * _tail(y - 2 * shift), unsampled + rate * _tail(y - shift)
+    unsampled = (1 - rate) * tail(y)
+    return unsampled + rate * tail(y - 2 * shift), unsampled + rate * tail(y - shift)
 
 
 _BEYOND: dict[Kind, Callable[[Array, float, float], tuple[Array, Array]]] = {
@@ -118,11 +120,3 @@ def _log_odds_below(losses: Array, rate: float) -> Array:
     near = np.log1p(np.maximum(odds, -0.5))
     far = -inside - math.log(rate) + np.log1p(-np.minimum((1 - rate) * np.exp(inside), 1 - 1e-16))
     return np.where(possible, np.where(odds > -0.5, near, far), -np.inf)
-
-
-def _tail(x: Array) -> Array:
-    """The probability that a standard normal exceeds x."""
-    from scipy.special import ndtr  # here, since it takes longer to import than all of this package
-
-    tail: Array = ndtr(-x)
-    return tail

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import SettingError, check_number, check_whole, refuse
-from .accountant import account, default_relation, renyi_epsilon
+from .accountant import account, account_renyi, default_relation
 from .calibration import cohort_within, least_scale, noise_multiplier_for, rounds_within
 from .events import GaussianEvent, sampling_named
 from .guarantee import Guarantee, rounded_up
@@ -15,7 +15,7 @@ from .ledger import Ledger
 from .relations import Relation
 from .split import split_noise
 
-CURVE_POINTS = 32
+CURVE_POINTS = 20
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Plan:
 
     found: str  # which of epsilon, noise_multiplier, cohort and rounds was asked for; or "scale"
     guarantee: Guarantee
-    renyi_epsilon: float | None  # of the Renyi accountant alone; None where it has no curve
+    renyi_epsilon: float  # of the Renyi accountant alone
     noise_multiplier: float
     delta_noise_multiplier: float | None  # None: the count would reveal more than the round may
     count_stddev: float
@@ -114,7 +114,7 @@ class Plan:
 
     def _accountants(self) -> str:
         other = self.renyi_epsilon
-        if not self.guarantee.private or other is None or not self.guarantee.sound:
+        if not self.guarantee.private or not self.guarantee.sound:
             return f"{self.guarantee.accountant}"
         if self.guarantee.accountant == "renyi":
             return "renyi, tighter here than the privacy loss"
@@ -189,8 +189,6 @@ def plan(
 def _complete(
     found: str, cohort: int, users: int, rounds: int, z: float, sampling: str, count_stddev: float | None, terms: Any
 ) -> Plan:
-    relation = terms["relation"]
-
     def ledger(name: str, count: int) -> Ledger:
         return Ledger().add(GaussianEvent(sampling_named(name, cohort, users), z), count)
 
@@ -209,7 +207,7 @@ def _complete(
     steps = sorted({max(1, round(rounds * k / CURVE_POINTS)) for k in range(1, CURVE_POINTS + 1)})
     curve = tuple((t, account(ledger(sampling, t), **terms).epsilon) for t in steps) if guarantee.private else ()
     return Plan(
-        found, guarantee, renyi_epsilon(ledger(sampling, rounds), delta=terms["delta"], relation=relation), z,
+        found, guarantee, account_renyi(ledger(sampling, rounds), **terms).epsilon, z,
         delta_noise, count_stddev, cohort, users, rounds, sampling, comparison, curve,
     )  # fmt: skip
 
@@ -255,9 +253,9 @@ def _scaled(
         allowed = rounds_within(event, epsilon=_given(epsilon), **terms)
         needed = noise_multiplier_for(sampling=event.sampling, rounds=_given(rounds), epsilon=_given(epsilon), **terms)
         raise SettingError(
-            f"scale='m={cohort},z={z:g}' must reach {epsilon=} with at most the {users} users there are, and does not: take "
-            f"epsilon {best.epsilon_text}, which all users in every round reach, or {allowed} rounds, or find a model that "
-            f"bears z={rounded_up(needed * cohort / users, 3)} at m={cohort}"
+            f"scale='m={cohort},z={z:g}' must reach {epsilon=} with the {users} users there are, and does not: take "
+            f"epsilon {best.epsilon_text}, which all users in every round reach, or {allowed} rounds, or find a "
+            f"model that bears z={rounded_up(needed * cohort / users, 3)} at m={cohort}"
         ) from None
     return scaled, z * scaled / cohort
 
@@ -285,11 +283,11 @@ def text_curve(points: tuple[tuple[int, float], ...], height: int = 6) -> list[s
     top = max(epsilon for _, epsilon in points)
     lines = []
     for row in range(height, 0, -1):
-        bar = "".join(_eighths(epsilon / top * height - (row - 1) if top > 0 else 0.0) for _, epsilon in points)
+        bar = "".join(2 * _eighths(epsilon / top * height - (row - 1) if top > 0 else 0.0) for _, epsilon in points)
         label = rounded_up(top, 3) if row == height else "0" if row == 1 else ""
         lines.append(f"    {label:>8} |{bar}")
     first, last = f"{points[0][0]}", f"{points[-1][0]} rounds"
-    return [*lines, f"    {'':>8} +{first}{'-' * max(1, len(points) - len(first) - len(last))}{last}"]
+    return [*lines, f"    {'':>8} +{first}{'-' * max(1, 2 * len(points) - len(first) - len(last))}{last}"]
 
 
 def _eighths(part: float) -> str:

@@ -1,0 +1,96 @@
+import json
+import subprocess
+import sys
+
+import matplotlib.image
+import pytest
+
+from clipline.cli import main
+
+ASK = ["--users", "40000", "--cohort", "300", "--rounds", "150"]
+
+
+@pytest.fixture
+def clipline(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["clipline", "plan", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_a_plan_prints_and_speaks_json(clipline):
+    code, out, err = clipline(*ASK, "--epsilon", "4")
+    assert code == 0, err
+    assert out.startswith("(epsilon 4.00, delta 8.67e-06)-DP for add-or-remove one user")
+    code, out, _ = clipline(*ASK, "--epsilon", "4", "--json")
+    answer = json.loads(out)
+    for key in ("epsilon", "delta", "noise_multiplier", "delta_noise_multiplier", "count_stddev", "cohort", "users"):
+        assert answer[key] > 0
+    assert (answer["sampling"], answer["relation"], answer["rounds"]) == ("poisson", "add-or-remove", 150)
+
+
+def test_the_papers_convention_comes_with_a_warning(clipline):
+    code, out, _ = clipline(
+        "--users", "1000000", "--rounds", "1500", "--epsilon", "5", "--scale", "m=100,z=0.1", "--sampling", "fixed",
+        "--relation", "paper",
+    )  # fmt: skip
+    assert code == 0
+    assert out.startswith("WARNING, not a guarantee")
+    assert "513 exactly" in out
+
+
+def test_a_training_file_is_a_question_too(clipline, tmp_path):
+    (tmp_path / "t.toml").write_text("users = 40000\ncohort = 300\nrounds = 150\nepsilon = 4.0\nserver_lr = 0.5\n")
+    _, by_file, _ = clipline("--config", "t.toml", "--json")
+    _, by_flags, _ = clipline(*ASK, "--epsilon", "4", "--json")
+    assert json.loads(by_file) == json.loads(by_flags)
+    _, out, _ = clipline("--config", "t.toml", "--noise-multiplier", "1.0", "--json")
+    assert json.loads(out)["found"] == "epsilon"
+
+
+def test_a_plot_is_drawn_once(clipline, tmp_path):
+    code, _, err = clipline(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
+    assert code == 0, err
+    assert matplotlib.image.imread(tmp_path / "p.png").std() > 0.02
+    code, _, err = clipline(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
+    assert code == 2
+    assert "plot='p.png' is in use" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cohort", "3"], "users is missing"),
+        ([*ASK], "exactly one must be left out"),
+        ([*ASK, "--epsilon", "x"], "--epsilon"),
+        (["--users", "100", "--rounds", "3", "--epsilon", "1", "--scale", "100x0.1"], "of the form m=100,z=0.03"),
+        (["--config", "bad.toml"], "unknown key 'chort': did you mean 'cohort'?"),
+    ],
+)
+def test_bad_questions_get_one_sentence(clipline, tmp_path, arguments, words):
+    (tmp_path / "bad.toml").write_text("chort = 3\n")
+    code, _, err = clipline(*arguments)
+    assert code == 2
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_planning_needs_no_torch():
+    code = (
+        "import sys; sys.argv = ['clipline', 'plan', '--users', '1000', '--cohort', '10', '--rounds', '5', "
+        "'--noise-multiplier', '1', '--json']\n"
+        "from clipline.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print([name for name in ('torch', 'matplotlib', 'scipy') if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
