@@ -56,11 +56,10 @@ def noise_multiplier_for(
     def spent(noise_multiplier: float) -> float:
         return accountant(ledger(noise_multiplier), delta=delta, relation=relation).epsilon
 
-    def quick(noise_multiplier: float) -> float:
-        if accountant is not account:
-            return spent(noise_multiplier)
+    def bound(noise_multiplier: float) -> float:
         return quick_epsilon(ledger(noise_multiplier), delta=delta, relation=relation)
 
+    quick = bound if accountant is account else spent
     accountant(ledger(1.0), delta=delta, relation=relation)  # refuses a bad delta or relation before any search
     high = 1.0
     while quick(high) > epsilon and spent(high) > epsilon:
@@ -73,10 +72,11 @@ def noise_multiplier_for(
     low = max(high / 4, _LEAST)
     while quick(low) <= epsilon and low > _LEAST:
         high, low = low, max(low / 4, _LEAST)
-    while high > 1.05 * low:  # the quick bound rules out nothing, but is nowhere near the edge for long
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if quick(middle) <= epsilon else (middle, high)
-    # The truth lies below the quick bound, so that `high` is private and `low` may be.
+    if quick(low) > epsilon:
+        high = _edge(quick, epsilon, low, high, slack=_SLACK if quick is spent else 0.02)
+    if quick is spent:
+        return high
+    # The truth lies below the quick bound, so that `high` is private and less may be.
     low = high
     while spent(low) <= epsilon:
         if low == _LEAST:
@@ -192,18 +192,28 @@ def cohort_within(
     return _most(spent, epsilon, enough, too_many)
 
 
-def _edge(spent: Epsilon, epsilon: float, low: float, high: float) -> float:
-    """The least private number between `low`, which is not, and `high`, which is: epsilon is all but a power law."""
-    below, above = spent(low), spent(high)
-    for turn in range(60):
-        if above >= epsilon * (1 - _SLACK) or high <= low * (1 + 1e-9):
+def _edge(spent: Epsilon, epsilon: float, low: float, high: float, slack: float = _SLACK) -> float:
+    """The least private number between `low`, which is not, and `high`, which is.
+
+    By the Illinois method on logarithms, since epsilon is not far from a power law: false position, with the weight of
+    an end halved when it stays twice.
+    """
+    slack = min(slack, 5e-5 / epsilon)
+    aim = epsilon * (1 - slack / 2)
+    above = spent(high)
+    over, under, stays = math.log(min(spent(low), 1e300) / aim), math.log(max(above, 1e-300) / aim), 0
+    for _ in range(80):
+        if above >= epsilon * (1 - slack) or high <= low * (1 + 1e-9):
             break
-        middle = math.sqrt(low * high)
-        if turn % 3 < 2 and math.isfinite(below) and above > 0:
-            share = math.log(epsilon * (1 - _SLACK / 2) / above) / math.log(below / above)
-            middle = high * (low / high) ** min(max(share, 0.001), 0.999)
+        share = min(max(under / (under - over), 1e-3), 1 - 1e-3) if over > under else 0.5
+        middle = high * (low / high) ** share
         value = spent(middle)
-        low, below, high, above = (low, below, middle, value) if value <= epsilon else (middle, value, high, above)
+        if value <= epsilon:
+            high, above, under = middle, value, math.log(max(value, 1e-300) / aim)
+            over, stays = (over / 2 if stays > 0 else over), 1
+        else:
+            low, over = middle, math.log(min(value, 1e300) / aim)
+            under, stays = (under / 2 if stays < 0 else under), -1
     return high
 
 
