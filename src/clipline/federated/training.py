@@ -41,7 +41,7 @@ class RoundReport:
     fraction_within: float | None  # noisy
     guarantee: Guarantee  # of all rounds so far
     metrics: Mapping[str, float]  # empty where this round was not evaluated
-    seconds: float
+    unprivate_seconds: float  # how long the round took, which tells something of how many users came
 
 
 @dataclass(frozen=True, eq=False)

@@ -105,7 +105,7 @@ def round_json(report: RoundReport) -> dict[str, Any]:
         "fraction_within": report.fraction_within,
         "epsilon": finite_or_none(report.guarantee.epsilon),
         "delta": report.guarantee.delta,
-        "seconds": round(report.seconds, 6),
+        "unprivate_seconds": round(report.unprivate_seconds, 6),
         **report.metrics,
     }
 
