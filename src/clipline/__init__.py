@@ -40,6 +40,7 @@ _HOMES = {
     "TruncatedPoissonSampling": "privacy.events",
     "account": "privacy.accountant",
     "account_grid": "privacy.selection",
+    "account_renyi": "privacy.accountant",
     "account_search": "privacy.selection",
     "cohort_within": "privacy.calibration",
     "delta_at": "privacy.accountant",
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from .federated.sampling import FixedSizeSampler, PoissonSampler
     from .federated.server import ServerAdam, ServerSGD, ServerYogi
     from .federated.training import Training, TrainResult
-    from .privacy.accountant import account, delta_at, privacy_curve
+    from .privacy.accountant import account, account_renyi, delta_at, privacy_curve
     from .privacy.calibration import cohort_within, least_scale, noise_multiplier_for, rounds_within
     from .privacy.events import (
         FixedSizeSampling,

@@ -187,7 +187,7 @@ class _Spectrum:
     infinite: float
 
 
-@lru_cache(maxsize=48)
+@lru_cache(maxsize=24)
 def _spectrum(direction: Direction, slope: float, tail_slope: float, step: float, size: int, spare: float) -> _Spectrum:
     """The transform of one round's tilted masses: the costly part, kept, since it serves any number of rounds."""
     positive, negative = (math.ceil(far / step) + 1 for far in reach(direction, spare, spare))

@@ -18,7 +18,7 @@ from .quadrature import Array
 # Orders are 1 + 10^(i / per_decade). The finest are a fixed lattice too, not wherever a minimiser happens to land: the
 # curve is then asked for the same orders round after round, and its cache answers.
 _LEAST_DECADE, _MOST_DECADE = -4, 6
-_PER_DECADE, _REFINEMENT, _LEVELS = 6, 22, 2  # 6, 132, 2904 orders a decade
+_PER_DECADE, _REFINEMENT, _LEVELS = 2, 12, 3  # 2, 24, 288, 3456 orders a decade
 
 
 def epsilon_at(curve: Callable[[tuple[float, ...]], Array], delta: float) -> tuple[float, float]:
