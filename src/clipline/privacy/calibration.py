@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..errors import SettingError, check_number, check_whole
-from .accountant import account, quick_epsilon
+from .accountant import account, check_delta, quick_epsilon
 from .events import GaussianEvent, Sampling, sampling_named
 from .guarantee import Guarantee
 from .ledger import Ledger
@@ -60,7 +60,7 @@ def noise_multiplier_for(
         return quick_epsilon(ledger(noise_multiplier), delta=delta, relation=relation)
 
     quick = bound if accountant is account else spent
-    accountant(ledger(1.0), delta=delta, relation=relation)  # refuses a bad delta or relation before any search
+    check_delta(delta)
     high = 1.0
     while quick(high) > epsilon and spent(high) > epsilon:
         high *= 4
@@ -73,7 +73,7 @@ def noise_multiplier_for(
     while quick(low) <= epsilon and low > _LEAST:
         high, low = low, max(low / 4, _LEAST)
     if quick(low) > epsilon:
-        high = _edge(quick, epsilon, low, high, slack=_SLACK if quick is spent else 0.02)
+        high = _edge(quick, epsilon, low, high, slack=_slack(epsilon) if quick is spent else 0.02)
     if quick is spent:
         return high
     # The truth lies below the quick bound, so that `high` is private and less may be.
@@ -82,7 +82,7 @@ def noise_multiplier_for(
         if low == _LEAST:
             return _LEAST
         high, low = low, max(low / 1.08, _LEAST)
-    return _edge(spent, epsilon, low, high)
+    return _edge(spent, epsilon, low, high, slack=_slack(epsilon))
 
 
 def rounds_within(
@@ -192,13 +192,17 @@ def cohort_within(
     return _most(spent, epsilon, enough, too_many)
 
 
-def _edge(spent: Epsilon, epsilon: float, low: float, high: float, slack: float = _SLACK) -> float:
-    """The least private number between `low`, which is not, and `high`, which is.
+def _slack(epsilon: float) -> float:
+    """How far below its target, relative, an epsilon may be left: _SLACK, and never more than 5e-5 in all."""
+    return min(_SLACK, 5e-5 / epsilon)
+
+
+def _edge(spent: Epsilon, epsilon: float, low: float, high: float, slack: float) -> float:
+    """A private number between `low`, which is not private, and `high`, which is, with epsilon within `slack`.
 
     By the Illinois method on logarithms, since epsilon is not far from a power law: false position, with the weight of
     an end halved when it stays twice.
     """
-    slack = min(slack, 5e-5 / epsilon)
     aim = epsilon * (1 - slack / 2)
     above = spent(high)
     over, under, stays = math.log(min(spent(low), 1e300) / aim), math.log(max(above, 1e-300) / aim), 0

@@ -58,9 +58,13 @@ def window_around(rounds: Rounds, best: int, epsilon: float, delta: float, room:
 
 
 def lattice_step(rounds: Rounds, slope: float, epsilon: float, width: float, spare: float) -> float:
-    """The spacing whose error is a few millionths of epsilon, unless that would take too many points."""
+    """The spacing whose error is a few millionths of epsilon, unless that would take too many points.
+
+    Up to 15 an epsilon is wanted to four digits after the point; beyond, where it protects little, to five in all.
+    """
     count = sum(number for _, number in rounds)
-    wanted = math.sqrt(12 * min(4e-6 * epsilon, 1.5e-5) / (count * (slope + 1)))
+    error = 4e-6 * epsilon if epsilon > 15 else min(4e-6 * epsilon, 1.5e-5)
+    wanted = math.sqrt(12 * error / (count * (slope + 1)))
     widest = max(width, *(sum(reach(direction, spare, spare)) for direction, _ in rounds))
     coarsest = max(wanted, 1.5 * widest / _MOST_POINTS)
     return float(2.0 ** (math.floor(4 * math.log2(coarsest)) / 4))  # few different ones, so that spectra are shared
