@@ -81,6 +81,8 @@ def test_a_damaged_store_is_refused_with_the_reason(tmp_path):
         (lambda: Population.from_arrays([1.0, float("nan")], x=[1, 2]), "user_ids holds NaN"),
         (lambda: Population(np.array([0, 3]), {"x": np.zeros(2)}), "field 'x' has 2 rows but must have 3"),
         (lambda: Population(np.array([1, 3]), {"x": np.zeros(3)}), "offsets start at 1"),
+        (lambda: Population(np.array([0, 3, 2, 4]), {"x": np.zeros(4)}), "offsets fall somewhere but must never fall"),
+        (lambda: Population.from_arrays([1, 2], known_users=["3"], x=[1, 2]), "both must be text or both numbers"),
         (lambda: Population(np.array([0, 1]), {"x": np.zeros(1)}, np.arange(5)), "user_ids has 5 entries"),
     ],
 )
@@ -89,10 +91,3 @@ def test_data_that_is_no_population_is_refused_with_a_way_out(make, words):
         make()
     assert words in str(error.value)
     assert ": " in str(error.value)
-
-
-def test_offsets_that_fall_are_not_stored(tmp_path):
-    broken = Population(np.array([0, 3, 2, 4]), {"x": np.zeros(4)})
-    with pytest.raises(PopulationError, match="must never fall"):
-        broken.save(tmp_path / "p")
-    assert not (tmp_path / "p").exists()

@@ -43,6 +43,9 @@ class Population:
                 )
         if int(self.offsets[0]) != 0:
             raise PopulationError(f"offsets start at {int(self.offsets[0])} but must start at 0: give users+1 offsets")
+        # A memory map is not read through just to be opened: `save` has checked it.
+        if not isinstance(self.offsets, np.memmap) and bool((np.diff(self.offsets) < 0).any()):
+            raise PopulationError("offsets fall somewhere but must never fall: give running totals of the user sizes")
         if self.user_ids is not None and len(self.user_ids) != len(self):
             raise PopulationError(
                 f"user_ids has {len(self.user_ids)} entries but must have {len(self)}, one for each user: "
@@ -73,7 +76,13 @@ class Population:
                     f"field {name!r} has {rows} rows but must have {len(ids)}, one for each entry of user_ids: "
                     "give arrays of equal length"
                 )
-        everyone = ids if known_users is None else np.concatenate([ids, np.asarray(known_users)])
+        known = ids[:0] if known_users is None else np.asarray(known_users)
+        if len(known) and len(ids) and (known.dtype.kind in "US") != (ids.dtype.kind in "US"):
+            raise PopulationError(
+                f"known_users are {known.dtype} and user_ids are {ids.dtype} but both must be text or both numbers: "
+                "convert one of them"
+            )
+        everyone = np.concatenate([ids, known]) if len(known) else ids
         users, owner = np.unique(everyone, return_inverse=True)
         owner = owner[: len(ids)]
         if (np.diff(owner) < 0).any():
@@ -115,8 +124,6 @@ class Population:
         path = Path(folder)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise PopulationError(f"{str(path)!r} is in use: give a folder that is new or empty")
-        if bool((np.diff(self.offsets) < 0).any()):
-            raise PopulationError("offsets fall somewhere but must never fall: give running totals of the user sizes")
         path.mkdir(parents=True, exist_ok=True)
         np.save(path / "offsets.npy", self.offsets)
         for name, field in self.fields.items():

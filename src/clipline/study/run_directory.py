@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from ..federated.round import TrainState
 from ..federated.training import RoundReport, Training, TrainResult
 from ..plotting import new_figure, save_figure
 from ..privacy.guarantee import Guarantee
-from ..privacy.ledger import ledger_line
+from ..privacy.ledger import Ledger, ledger_line
 from ..tasks.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -45,26 +46,34 @@ class RunDirectory:
 
     @classmethod
     def reopen(cls, path: Path, settings: TrainSettings) -> tuple[RunDirectory, TrainState]:
-        """An interrupted run and its last checkpoint; lines of later rounds are dropped, they will be written again."""
+        """An interrupted run and its last checkpoint.
+
+        Rounds after the checkpoint are run again. From the same seed they release the same numbers, so that their lines
+        are dropped and written again. Noise from the system differs: what was released stays charged, in the ledger and
+        in the state.
+        """
         if not (path / CHECKPOINT).is_file():
             raise RunError(f"resume={str(path)!r} holds no {CHECKPOINT}: it is finished, or never reached a checkpoint")
         directory = cls.__new__(cls)
         directory.path, directory.settings = path, settings
         state = load_checkpoint(path / CHECKPOINT)
-        for name in (METRICS, LEDGER):
-            lines = (path / name).read_text().splitlines(keepends=True)[: state.round_index]
-            if len(lines) < state.round_index:
-                raise RunError(f"{str(path / name)!r} has {len(lines)} rounds but the checkpoint {state.round_index}")
-            (path / name).write_text("".join(lines))
-        return directory, state
+        _rewrite(path / METRICS, _whole_lines(path / METRICS)[: state.round_index])
+        charged = state.ledger
+        if settings.noise_source == "system":
+            _rewrite(path / LEDGER, _whole_lines(path / LEDGER))
+            written = Ledger.read(path / LEDGER)
+            charged = max(charged, written, key=lambda ledger: ledger.rounds)
+        _rewrite(path / LEDGER, [ledger_line(index, event) + "\n" for index, event in enumerate(charged)])
+        return directory, replace(state, ledger=charged)
 
     def write_round(self, report: RoundReport, state: TrainState) -> None:
-        """One line of metrics, one of the ledger, and a checkpoint when the round was evaluated.
+        """A line of the ledger before anything else of the round is let out, a line of metrics, perhaps a checkpoint.
 
-        Where the noise comes from the system a round cannot be replayed, so that every round is a checkpoint.
+        A checkpoint comes when the round was evaluated; and always where the noise comes from the system, since such a
+        round cannot be replayed.
         """
         event = state.ledger.runs[-1][0]
-        _append(self.path / LEDGER, ledger_line(report.round_index, event))
+        _append(self.path / LEDGER, ledger_line(state.ledger.rounds - 1, event))
         _append(self.path / METRICS, json.dumps(round_json(report)))
         if report.metrics or self.settings.noise_source == "system":
             save_checkpoint(self.path / CHECKPOINT, state)
@@ -155,3 +164,15 @@ def _say(axis: Axes, title: str, text: str) -> None:
 def _append(path: Path, line: str) -> None:
     with path.open("a") as file:
         file.write(line + "\n")
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a file, less a last one that a crash cut short; none if there is no file."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [line for line in lines if line.endswith("\n")]
+
+
+def _rewrite(path: Path, lines: list[str]) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text("".join(lines))
+    partial.replace(path)
