@@ -174,7 +174,7 @@ def test_an_interrupted_run_resumes_to_the_same_model(clipline, tmp_path, monkey
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["handwritting"], "task='handwritting' must be one of handwriting: did you mean 'handwriting'?"),
+        (["handwritting"], "emnist_ae, shakespeare, so_nwp, so_lr: did you mean 'handwriting'?"),
         (["--rounds", "-1"], "rounds=-1 must be a whole number at least 1"),
         (["--noise-multiplier", "nan"], "noise_multiplier=nan"),
         (["--noise-multiplier", "-1"], "noise_multiplier=-1.0"),

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from ..errors import CliplineError
-from . import plan, reproduce, train
+from . import plan, reproduce, tasks, train
 
 app = typer.Typer(
     name="clipline",
@@ -17,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("train")(train.train)
+app.command("tasks")(tasks.tasks)
 app.command("plan")(plan.plan)
 app.command("reproduce")(reproduce.reproduce)
 

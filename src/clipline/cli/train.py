@@ -36,6 +36,16 @@ def train(
     classes: Annotated[
         int | None, typer.Option(help="Classes in a generated population.", rich_help_panel=_WHAT)
     ] = None,
+    test_users: Annotated[
+        int | None, typer.Option(help="Users to measure on, outside a generated population.", rich_help_panel=_WHAT)
+    ] = None,
+    evaluate_on: Annotated[
+        str | None,
+        typer.Option(
+            help="validation or test (disjoint halves of the test users), or original (all of them).",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     client_lr: Annotated[float | None, typer.Option(help="Learning rate of users.", rich_help_panel=_WHAT)] = None,
     server_lr: Annotated[float | None, typer.Option(help="Learning rate of the server.", rich_help_panel=_WHAT)] = None,
     cohort: Annotated[
@@ -91,8 +101,9 @@ def train(
     Without arguments: handwriting of 40,000 drawn writers at epsilon 4, the clip tracking the median update norm.
     """
     flags = {
-        "rounds": rounds, "users": users, "classes": classes, "client_lr": client_lr, "server_lr": server_lr,
-        "cohort": cohort, "sampling": sampling, "clip": _clip(clip), "quantile": quantile,
+        "rounds": rounds, "users": users, "classes": classes, "test_users": test_users, "evaluate_on": evaluate_on,
+        "client_lr": client_lr, "server_lr": server_lr, "cohort": cohort, "sampling": sampling,
+        "clip": _clip(clip), "quantile": quantile,
         "noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta, "max_epsilon": max_epsilon,
         "noise_source": noise_source, "seed": seed, "device": device,
     }  # fmt: skip
@@ -150,7 +161,7 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
 
     with progress:
         result = training.run(observe=observe, state=state)
-    directory.finish(result, task.metric_name)
+    directory.finish(result, task.metric_name, task.data)
     if as_json:
         print(json.dumps(summary_json(task, settings, result, path)))
     else:
@@ -164,13 +175,16 @@ def summary(task: Task, settings: TrainSettings, result: TrainResult, path: Path
         if settings.clip == "none"
         else f"{settings.controller().first().clip:.3g} -> {result.state.clip.clip:.3g}"
     )
+    part = "" if settings.evaluate_on is None else f" ({settings.evaluate_on})"
     lines = [
-        f"{task.metric_name} {result.metrics[task.metric_name]:.4f} on users outside the training population",
+        f"{task.metric_name} {result.metrics[task.metric_name]:.4f} on users outside the training population{part}",
         str(result.guarantee),
         f"clip {clip}"
         + (f", tracking quantile {settings.quantile:g} of the update norms" if settings.clip == "quantile" else ""),
         f"files in {path}: " + ", ".join(sorted(file.name for file in path.iterdir())),
     ]
+    if task.data == "stand-in":
+        lines.insert(1, "data: a stand-in, generated; not comparable with results on the original data set")
     if result.stopped == "budget":
         lines.append(f"stopped after {result.guarantee.rounds} rounds: the next one would have passed the budget")
     if result.stopped == "interrupted":
@@ -187,6 +201,8 @@ def summary_json(task: Task, settings: TrainSettings, result: TrainResult, path:
     guarantee = result.guarantee
     return {
         "task": task.name,
+        "data": task.data,
+        "evaluate_on": settings.evaluate_on,
         "metric": result.metrics[task.metric_name],
         "metric_name": task.metric_name,
         "epsilon": finite_or_none(guarantee.epsilon),

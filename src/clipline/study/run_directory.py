@@ -78,12 +78,16 @@ class RunDirectory:
         if report.metrics or self.settings.noise_source == "system":
             save_checkpoint(self.path / CHECKPOINT, state)
 
-    def finish(self, result: TrainResult, metric_name: str) -> None:
-        """The model and the curves; the checkpoint stays only where there are rounds left to resume."""
-        save_model(self.path / MODEL, result.model, {"guarantee": str(result.guarantee), "task": self.settings.task})
+    def finish(self, result: TrainResult, metric_name: str, data: str) -> None:
+        """The model and the curves; the checkpoint stays only where there are rounds left to resume.
+
+        `data` says what the model was trained on, such as "stand-in", and is written beside every result.
+        """
+        facts = {"guarantee": str(result.guarantee), "task": self.settings.task, "data": data}
+        save_model(self.path / MODEL, result.model, facts)
         rounds = [json.loads(line) for line in (self.path / METRICS).read_text().splitlines()]
         if rounds:
-            draw_curves(self.path / CURVES, rounds, metric_name, self.settings, result.guarantee)
+            draw_curves(self.path / CURVES, rounds, metric_name, self.settings, result.guarantee, data)
         if result.stopped == "interrupted":
             save_checkpoint(self.path / CHECKPOINT, result.state)
         else:
@@ -125,7 +129,12 @@ def finite_or_none(number: float) -> float | None:
 
 
 def draw_curves(
-    path: Path, rounds: list[Mapping[str, Any]], metric_name: str, settings: TrainSettings, guarantee: Guarantee
+    path: Path,
+    rounds: list[Mapping[str, Any]],
+    metric_name: str,
+    settings: TrainSettings,
+    guarantee: Guarantee,
+    data: str,
 ) -> None:
     """Metric, clip, epsilon and fraction within over the rounds."""
     figure, (metric, clip, epsilon, within) = new_figure(2, 2, width=11, height=6.4)
@@ -152,7 +161,7 @@ def draw_curves(
     for axis in (metric, clip, epsilon, within):
         axis.set_xlim(0, number[-1] + 1)
         axis.set_xlabel("round")
-    figure.suptitle(f"{settings.task}: {guarantee}", fontsize=10)
+    figure.suptitle(f"{settings.task} ({data} data): {guarantee}", fontsize=10)
     save_figure(figure, path)
 
 

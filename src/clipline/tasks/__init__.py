@@ -6,11 +6,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 from ..errors import check_choice
+from .facts import FACTS
 
 if TYPE_CHECKING:
     from .task import Task
 
-TASK_NAMES = ("handwriting",)
+TASK_NAMES = tuple(FACTS)
 DEFAULT_TASK = "handwriting"
 
 

@@ -47,12 +47,12 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 def load(settings: TrainSettings) -> LoadedTask:
     """Draw the training writers, and test writers whom no training ever sees."""
     way_out = "10 are the digits, 36 with capitals, 62 with small letters"
-    check_whole("classes", settings.classes, at_least=2, at_most=len(CHARACTERS), way_out=way_out)
-    population = writers_population(0, settings.users, settings.classes)
-    test = writers_population(_TEST_FIRST, TEST_WRITERS, settings.classes)
+    classes = check_whole("classes", settings.classes, at_least=2, at_most=len(CHARACTERS), way_out=way_out)
+    population = writers_population(0, settings.users, classes)
+    test = writers_population(_TEST_FIRST, TEST_WRITERS, classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(Streams(settings.seed).initial())
-        model = HandwritingNet(settings.classes)
+        model = HandwritingNet(classes)
     pixels = torch.from_numpy(test.fields["pixels"])
     labels = torch.from_numpy(test.fields["labels"])
 

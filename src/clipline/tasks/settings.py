@@ -12,6 +12,8 @@ from typing import Any
 from ..errors import SettingError, check_choice, check_number, check_whole, nearest, refuse
 from ..federated.controllers import ClipController, FixedClip, QuantileClip
 
+_NOT_EVERYWHERE = ("classes", "test_users", "evaluate_on", "augment", "group_count", "padding_in_loss")
+
 
 @dataclass(frozen=True)
 class TrainSettings:
@@ -25,7 +27,6 @@ class TrainSettings:
     server_lr: float
     fixed_clip: float  # what `clip = "fixed"` means on this task
     users: int  # of a generated population
-    classes: int  # of a generated population
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float | None = None  # None: users^-1.1
@@ -46,6 +47,13 @@ class TrainSettings:
     noise_source: str = "seed"  # "seed", "system"
     evaluate_every: int = 10
     device: str = "auto"
+    # Settings that some tasks have and others have not: None is "has not", and cannot be set to anything else.
+    classes: int | None = None  # of a generated population
+    test_users: int | None = None  # of a generated population, to measure on
+    evaluate_on: str | None = None  # "validation", "test" (two disjoint halves of the test users) or "original" (all)
+    augment: bool | None = None  # random crops and flips in training
+    group_count: int | None = None  # of group normalisation
+    padding_in_loss: bool | None = None  # whether the training loss averages over padding too
 
     def __post_init__(self) -> None:
         check_choice("sampling", self.sampling, ("poisson", "fixed"))
@@ -76,6 +84,13 @@ class TrainSettings:
             check_number("noise_multiplier", self.noise_multiplier, at_least=0, way_out="0 is no noise and no privacy")
         if self.delta is not None:
             check_number("delta", self.delta, above=0, below=1, way_out="leave it out for users^-1.1")
+        if self.test_users is not None:
+            check_whole("test_users", self.test_users, at_least=2, way_out="one to validate on and one to test on")
+        if self.evaluate_on is not None:
+            check_choice("evaluate_on", self.evaluate_on, ("validation", "test", "original"))
+        for name in ("augment", "padding_in_loss"):
+            if getattr(self, name) not in (None, True, False):
+                raise refuse(name, getattr(self, name), "true or false", "leave it out for the original's choice")
         self.controller()  # checks quantile, clip, clip_start and clip_lr
 
     def controller(self) -> ClipController:
@@ -99,6 +114,8 @@ class TrainSettings:
         for key in changes:
             if key not in known:
                 raise SettingError(f"{where} has the unknown key {key!r}: {nearest(key, known)}")
+            if key in _NOT_EVERYWHERE and changes[key] is not None and getattr(self, key) is None:
+                raise refuse(key, changes[key], f"left out, as task {self.task!r} has no such setting", "drop it")
         changes = dict(changes)
         if "epsilon" in changes:
             changes.setdefault("noise_multiplier", None)

@@ -38,6 +38,7 @@ class Task:
     metric_name: str
     settings: TrainSettings
     load: Callable[[TrainSettings], LoadedTask]
+    data: str = "embedded"  # "stand-in" where generated users take the place of the original ones
 
     def training(self, settings: TrainSettings) -> Training:
         """Everything checked and ready to run."""

@@ -1,0 +1,73 @@
+"""EMNIST-AE: squeeze handwritten characters through 30 numbers and draw them again, by a deep autoencoder."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+from ..federated.clients import Batch
+from ..federated.population import Population
+from .emnist_cr import FIELDS
+from .initialisers import keras_linear
+from .measure import Counts, evaluator
+from .paper_task import initialised, paper_task
+from .settings import TrainSettings
+from .stand_ins.writing import writing
+from .task import LoadedTask
+
+WIDTHS = (784, 1000, 500, 250, 30, 250, 500, 1000, 784)
+CODE = 3  # the layer whose 30 outputs are linear; all others end in a sigmoid
+
+
+class Autoencoder(nn.Module):
+    """Eight dense layers; 2,837,314 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(keras_linear(width, after) for width, after in itertools.pairwise(WIDTHS))
+
+    def forward(self, ink: Tensor) -> Tensor:
+        """(batch, 784) in [0, 1] -> the same, drawn again."""
+        for number, layer in enumerate(self.layers):
+            ink = layer(ink) if number == CODE else torch.sigmoid(layer(ink))
+        return ink
+
+
+def ink_of(pixels: Tensor, dtype: torch.dtype) -> Tensor:
+    """(batch, 28, 28) bytes, paper 255 -> (batch, 784), paper 0 and full ink 1: input and target alike."""
+    return 1 - pixels.flatten(1).to(dtype) / 255
+
+
+def squared_errors(model: nn.Module, batch: Batch) -> Tensor:
+    """(batch,): of each example, the mean over its 784 pixels."""
+    ink = ink_of(batch["pixels"], next(model.parameters()).dtype)
+    errors: Tensor = (model(ink) - ink).square().mean(dim=1)
+    return errors
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The SUM over the batch: the learning rate of Table 1 belongs to it and would be 20 times too small for a mean."""
+    return squared_errors(model, batch).sum()
+
+
+def count(model: nn.Module, batch: Batch) -> Counts:
+    """Mean squared error: lower is better."""
+    return {"mean_squared_error": (squared_errors(model, batch).double().sum(), len(batch["pixels"]))}
+
+
+def build(settings: TrainSettings, population: Population, test: Population) -> LoadedTask:
+    """The task on these users."""
+    model = initialised(Autoencoder, settings.seed)
+    return LoadedTask(population, model, loss, evaluator(count, test, str(settings.evaluate_on), batch_size=500))
+
+
+TASK = paper_task(
+    "emnist_ae",
+    title="EMNIST-62 by writer: {users} drawn writers",
+    stand_in=writing,
+    fields=FIELDS,
+    build=build,
+    test_users=100,
+)

@@ -1,0 +1,38 @@
+"""Keras' initialisers, by the fans of the matrix that a weight stands for."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+_SPREAD_OF_CUT_NORMAL = 0.87962566103423978  # standard deviation of a normal number cut at two standard deviations
+
+
+def glorot_uniform_(weight: Tensor, *, fan_out: int, fan_in: int | None = None) -> Tensor:
+    """Uniform within sqrt(6 / (fan_in + fan_out)); fan_in is the second axis unless given."""
+    limit = math.sqrt(6 / ((weight.shape[1] if fan_in is None else fan_in) + fan_out))
+    return nn.init.uniform_(weight, -limit, limit)
+
+
+def he_normal_(weight: Tensor) -> Tensor:
+    """Normal, cut at two standard deviations, with variance 2 / fan_in after the cut; fan_in is the second axis."""
+    spread = math.sqrt(2 / weight.shape[1]) / _SPREAD_OF_CUT_NORMAL
+    return nn.init.trunc_normal_(weight, std=spread, a=-2 * spread, b=2 * spread)
+
+
+def keras_linear(in_features: int, out_features: int) -> nn.Linear:
+    """`nn.Linear` that starts as Keras' `Dense` does: Glorot-uniform weights and no bias."""
+    layer = nn.Linear(in_features, out_features)
+    glorot_uniform_(layer.weight.data, fan_out=out_features)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def keras_embedding(rows: int, columns: int) -> nn.Embedding:
+    """`nn.Embedding` that starts as Keras' does: uniform within 0.05, also the row of the padding."""
+    layer = nn.Embedding(rows, columns)
+    with torch.no_grad():
+        layer.weight.uniform_(-0.05, 0.05)
+    return layer

@@ -1,0 +1,147 @@
+"""Layers that train alone and also in a stack of users, each user with weights of his own.
+
+`torch.func.vmap` over stacked weights turns a product by a matrix into one batched product, which is fast, and a
+library convolution or recurrence into a grouped or looped one, which is slow or refused. These layers are products by
+matrices; their arguments are those of `torch.nn`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import check_choice, check_whole
+from .initialisers import glorot_uniform_
+
+Padding = int | Literal["same", "valid"]
+
+
+def stacked(*tensors: Tensor) -> bool:
+    """Whether any of these carries a hidden axis of users, inside `torch.func.vmap` or another transform."""
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
+
+
+class PatchConv2d(nn.Module):
+    """`nn.Conv2d` on (batch, channels, height, width), as channels-last patches times a matrix.
+
+    `weight` is (out_channels, kernel_size^2 * in_channels), its columns ordered by row of the kernel, column, channel.
+    Padding is a number of zeros on every side, "valid" (none), or "same": ceil(side / stride) out, and where the zeros
+    do not divide evenly the odd one is below and to the right, as in TensorFlow.
+
+    Alone the library's kernel computes the same with the same weights, faster on a processor core.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        padding: Padding = 0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.kernel_size = check_whole("kernel_size", kernel_size, at_least=1, way_out="3 is usual")
+        self.stride = check_whole("stride", stride, at_least=1, way_out="1 is usual")
+        if isinstance(padding, str):
+            check_choice("padding", padding, ("same", "valid"))
+        self.padding = padding
+        self.in_channels = in_channels
+        self.weight = nn.Parameter(torch.empty(out_channels, kernel_size * kernel_size * in_channels))
+        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+        glorot_uniform_(self.weight, fan_out=kernel_size * kernel_size * out_channels)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, in_channels, height, width) -> (batch, out_channels, height, width), channels last in memory."""
+        size, stride = self.kernel_size, self.stride
+        images = F.pad(images, self._zeros(images.shape[2]), value=0.0) if self.padding not in (0, "valid") else images
+        if not stacked(images, self.weight):
+            kernel = self.weight.view(len(self.weight), size, size, self.in_channels).permute(0, 3, 1, 2)
+            return F.conv2d(images.contiguous(memory_format=torch.channels_last), kernel, self.bias, stride)
+        pixels = images.permute(0, 2, 3, 1)
+        height, width = ((side - size) // stride + 1 for side in pixels.shape[1:3])
+        # Slices, not `unfold`: their gradient is a few additions, and unfold's a slow scatter.
+        patches = [
+            pixels[:, i : i + stride * (height - 1) + 1 : stride, j : j + stride * (width - 1) + 1 : stride]
+            for i in range(size)
+            for j in range(size)
+        ]
+        rows = torch.cat(patches, dim=-1).reshape(-1, self.weight.shape[1])
+        out = F.linear(rows, self.weight, self.bias)
+        return out.view(len(images), height, width, -1).permute(0, 3, 1, 2)
+
+    def _zeros(self, side: int) -> tuple[int, int, int, int]:
+        """Zeros to the left, right, top and bottom of a square image."""
+        if isinstance(self.padding, int):
+            return (self.padding,) * 4
+        total = max(0, (-(-side // self.stride) - 1) * self.stride + self.kernel_size - side)
+        before, after = total // 2, total - total // 2
+        return before, after, before, after
+
+
+class MatrixLSTM(nn.Module):
+    """One layer of long short-term memory over (batch, time, input_size), in plain matrix products.
+
+    The gates are input, forget, candidate, output, as in Keras and in `nn.LSTM`; there is one bias, as in Keras, and
+    its forget part starts at 1; the recurrent weights start orthogonal. State starts at zero.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.weight_ih = nn.Parameter(torch.empty(4 * hidden_size, input_size))
+        self.weight_hh = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
+        self.bias = nn.Parameter(torch.zeros(4 * hidden_size))
+        glorot_uniform_(self.weight_ih, fan_out=4 * hidden_size)
+        nn.init.orthogonal_(self.weight_hh)
+        with torch.no_grad():
+            self.bias[hidden_size : 2 * hidden_size] = 1.0
+
+    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(batch, time, input_size) -> (batch, time, hidden_size).
+
+        Where `mask` (batch, time) is false the state is held and given out again, as Keras does with `mask_zero`.
+        """
+        driven = F.linear(inputs, self.weight_ih, self.bias)
+        hidden = driven.new_zeros(len(inputs), self.hidden_size)
+        cell = hidden
+        outputs = []
+        for step, drive in enumerate(driven.unbind(1)):
+            gates = drive + F.linear(hidden, self.weight_hh)
+            enter, keep, candidate, leave = gates.chunk(4, dim=1)
+            new_cell = torch.sigmoid(keep) * cell + torch.sigmoid(enter) * torch.tanh(candidate)
+            new_hidden = torch.sigmoid(leave) * torch.tanh(new_cell)
+            if mask is None:
+                cell, hidden = new_cell, new_hidden
+            else:
+                awake = mask[:, step, None]
+                cell, hidden = torch.where(awake, new_cell, cell), torch.where(awake, new_hidden, hidden)
+            outputs.append(hidden)
+        return torch.stack(outputs, dim=1)
+
+
+class BagLinear(nn.Module):
+    """`nn.Linear` on sparse rows, each a few distinct features and their values; no dense row is ever formed.
+
+    `weight` is (in_features, out_features), the other way round than `nn.Linear`: a feature's weights lie together.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(in_features, out_features))
+        self.bias = nn.Parameter(torch.zeros(out_features))
+        glorot_uniform_(self.weight, fan_out=out_features, fan_in=in_features)
+
+    def forward(self, features: Tensor, values: Tensor) -> Tensor:
+        """(batch, width) whole numbers and (batch, width) values -> (batch, out_features).
+
+        A place with value 0 is padding, whatever its number; numbers beyond the last feature are allowed only there.
+        """
+        places = features.long().clamp(max=len(self.weight) - 1)
+        if not stacked(places, values, self.weight):
+            return F.embedding_bag(places, self.weight, per_sample_weights=values, mode="sum") + self.bias
+        # torch.func has no rule for embedding_bag and would loop over the users.
+        return torch.bmm(values.unsqueeze(1), F.embedding(places, self.weight)).squeeze(1) + self.bias

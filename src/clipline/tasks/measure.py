@@ -1,0 +1,93 @@
+"""Metrics on users outside the population: ratios of sums over their examples, batch by batch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..errors import check_choice
+from ..federated.clients import Batch
+from ..federated.population import Population
+from ..federated.training import Evaluate
+
+# A metric of a batch: what is summed above and below the line. Below may be None, for a plain sum.
+Counts = Mapping[str, tuple[Tensor, Tensor | int | None]]
+
+
+def evaluator(
+    count: Callable[[nn.Module, Batch], Counts],
+    test: Population,
+    part: str,
+    *,
+    batch_size: int,
+    first: int | None = None,
+) -> Evaluate:
+    """The metrics over the examples of `held_out(test, part)`: sums above divided by sums below, 0 where below is 0.
+
+    On "validation" and "original" no more than the `first` so many examples count.
+    """
+    rows = held_out(test, part)
+    if part != "test" and first is not None:
+        rows = rows[:first]
+
+    def evaluate(model: nn.Module) -> Mapping[str, float]:
+        above: dict[str, float] = defaultdict(float)
+        below: dict[str, float] = defaultdict(float)
+        plain = set()
+        for batch in batches(test, rows, batch_size, next(model.parameters())):
+            for name, (top, bottom) in count(model, batch).items():
+                above[name] += float(top)
+                below[name] += 0.0 if bottom is None else float(bottom)
+                plain |= {name} if bottom is None else set()
+        return {
+            name: value if name in plain else value / below[name] if below[name] else 0.0
+            for name, value in above.items()
+        }
+
+    return evaluate
+
+
+def held_out(test: Population, part: str) -> NDArray[np.int64]:
+    """Rows of the test users' examples: of every other user from the first ("validation") or second ("test") on.
+
+    "original" is everybody: the original programs chose settings and reported results on the same users.
+    """
+    check_choice("evaluate_on", part, ("validation", "test", "original"))
+    first, step = {"validation": (0, 2), "test": (1, 2), "original": (0, 1)}[part]
+    owned = [np.arange(test.offsets[user], test.offsets[user + 1]) for user in range(first, len(test), step)]
+    return np.concatenate([np.zeros(0, np.int64), *owned])
+
+
+def batches(test: Population, rows: NDArray[np.int64], batch_size: int, like: Tensor) -> Iterator[Batch]:
+    """The rows in order, the last batch as small as it comes, on the device of `like`; fractions take its type."""
+    for start in range(0, len(rows), batch_size):
+        chosen = rows[start : start + batch_size]
+        fields = {name: torch.from_numpy(field[chosen]) for name, field in test.fields.items()}
+        yield {
+            name: field.to(like.device, like.dtype if field.is_floating_point() else None)
+            for name, field in fields.items()
+        }
+
+
+def sequence_loss(losses: Tensor, targets: Tensor, padding_in_loss: bool) -> Tensor:
+    """Mean of (batch, time) losses over all positions, or over those whose target is not the padding 0.
+
+    The original programs average over all: the framework passed the loss no mask. A batch of padding alone costs 0.
+    """
+    if padding_in_loss:
+        return losses.mean()
+    kept = (targets != 0).to(losses.dtype)
+    return (losses * kept).sum() / kept.sum().clamp(min=1)
+
+
+def hits_without(logits: Tensor, targets: Tensor, ignored: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """How many targets (batch, time) are guessed right and how many there are, leaving out those in `ignored`."""
+    kept = torch.ones_like(targets, dtype=torch.bool)
+    for token in ignored:
+        kept &= targets != token
+    return ((logits.argmax(dim=-1) == targets) & kept).sum(), kept.sum()

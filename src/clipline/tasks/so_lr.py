@@ -1,0 +1,75 @@
+"""SO-LR: predict the tags of Stack Overflow posts from their words, by logistic regression for each of 500 tags."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..federated.clients import Batch
+from ..federated.population import Population
+from .layers import BagLinear
+from .measure import Counts, evaluator
+from .paper_task import Fields, initialised, paper_task
+from .settings import TrainSettings
+from .stand_ins.topics import tagged_posts
+from .task import LoadedTask
+from .text import BAG, TAGS, WORDS
+
+FIELDS: Fields = {"words": ((BAG,), "whole"), "weights": ((BAG,), "fraction"), "tags": ((None,), "whole")}
+VALIDATION_POSTS = 10_000  # the original validates on the first so many posts of the test users
+GUESSES = 5
+
+
+class TagRegression(nn.Module):
+    """10,000 words to 500 tags, 5,000,500 parameters; see `BagLinear` for the rows that are never dense."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags = BagLinear(WORDS, TAGS)
+
+    def forward(self, words: Tensor, weights: Tensor) -> Tensor:
+        """(batch, 128) word numbers and weights -> (batch, 500) logits."""
+        logits: Tensor = self.tags(words, weights)
+        return logits
+
+
+def multi_hot(tags: Tensor, like: Tensor) -> Tensor:
+    """(batch, any) different tag numbers, padded with -1 -> (batch, 500) of 0 and 1."""
+    places = tags.long()
+    spare = places.masked_fill(places < 0, TAGS)  # one more column takes the padding
+    return like.new_zeros(len(tags), TAGS + 1).scatter(1, spare, 1.0)[:, :TAGS]
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Binary cross-entropy, mean over the tags and SUM over the batch: the client learning rate belongs to that."""
+    logits = model(batch["words"], batch["weights"])
+    total = F.binary_cross_entropy_with_logits(logits, multi_hot(batch["tags"], logits), reduction="sum")
+    return total / TAGS
+
+
+def count(model: nn.Module, batch: Batch) -> Counts:
+    """Recall among the five highest scores, over all true tags of all posts; precision of scores above a half."""
+    logits = model(batch["words"], batch["weights"])
+    true = multi_hot(batch["tags"], logits)
+    guessed = logits > 0
+    return {
+        "recall_at_5": (true.gather(1, logits.topk(GUESSES, dim=1).indices).sum(), true.sum()),
+        "precision": ((true * guessed).sum(), guessed.sum()),
+    }
+
+
+def build(settings: TrainSettings, population: Population, test: Population) -> LoadedTask:
+    """The task on these users. Of a user's posts the first 1000 are taken, then shuffled."""
+    model = initialised(TagRegression, settings.seed)
+    part = str(settings.evaluate_on)
+    return LoadedTask(population, model, loss, evaluator(count, test, part, batch_size=500, first=VALIDATION_POSTS))
+
+
+TASK = paper_task(
+    "so_lr",
+    title="tagged Stack Overflow by user: {users} users who write of their topics",
+    stand_in=tagged_posts,
+    fields=FIELDS,
+    build=build,
+    test_users=100,
+)

@@ -1,0 +1,157 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+from clipline import SettingError
+from clipline.tasks.layers import BagLinear, MatrixLSTM, PatchConv2d, stacked
+
+DOUBLE = torch.float64
+
+
+def as_matrix(kernel):
+    """(out, in, rows, columns) of `nn.Conv2d` to the layout of `PatchConv2d`."""
+    return kernel.permute(0, 2, 3, 1).reshape(len(kernel), -1)
+
+
+def in_a_stack_of_one(layer, inputs):
+    params = {name: param.detach().unsqueeze(0) for name, param in layer.named_parameters()}
+    return vmap(lambda p: functional_call(layer, p, inputs))(params)[0]
+
+
+def gradients(output, tensors):
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=output.dtype)
+    return torch.autograd.grad((output * weights).sum(), tensors)
+
+
+CASES = [(3, 1, 0, True), (3, 2, 1, True), (5, 1, 2, False), (1, 1, 0, False), (1, 2, 0, True), (7, 3, 3, True)]
+
+
+@pytest.mark.parametrize(("size", "stride", "padding", "bias"), CASES)
+def test_convolution_equals_the_librarys_forward_and_backward_alone_and_stacked(size, stride, padding, bias):
+    torch.manual_seed(0)
+    ours = PatchConv2d(4, 6, size, stride, padding, bias).to(DOUBLE)
+    theirs = nn.Conv2d(4, 6, size, stride, padding, bias=bias).to(DOUBLE)
+    ours.weight.data = as_matrix(theirs.weight.data)
+    if bias:
+        ours.bias.data = theirs.bias.data.clone()
+    images = torch.randn(3, 4, 11, 11, dtype=DOUBLE, requires_grad=True)
+    expected = theirs(images)
+    expected_grads = gradients(expected, [images, theirs.weight, *([theirs.bias] if bias else [])])
+    expected_grads = [expected_grads[0], as_matrix(expected_grads[1]), *expected_grads[2:]]
+    torch.testing.assert_close(ours(images), expected, rtol=0, atol=1e-10)
+    for got, want in zip(gradients(ours(images), [images, *ours.parameters()]), expected_grads, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+
+    torch.testing.assert_close(in_a_stack_of_one(ours, (images,)), expected, rtol=0, atol=1e-10)
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
+    params = {name: param.detach().unsqueeze(0) for name, param in ours.named_parameters()}
+    per_user = vmap(grad(lambda p: (functional_call(ours, p, (images.detach(),)) * weights).sum()))(params)
+    for name, want in zip([name for name, _ in ours.named_parameters()], expected_grads[1:], strict=True):
+        torch.testing.assert_close(per_user[name][0], want, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("side", [5, 6, 12, 24])
+@pytest.mark.parametrize(("size", "stride"), [(3, 1), (7, 2), (3, 2), (1, 1), (2, 2)])
+def test_same_padding_puts_the_odd_zero_below_and_to_the_right_as_tensorflow_does(side, size, stride):
+    torch.manual_seed(0)
+    layer = PatchConv2d(2, 3, size, stride, "same", bias=False).to(DOUBLE)
+    images = torch.randn(2, 2, side, side, dtype=DOUBLE)
+    out = -(-side // stride)
+    total = max((out - 1) * stride + size - side, 0)  # the formula of TensorFlow's documentation
+    padded = F.pad(images, (total // 2, total - total // 2) * 2)
+    kernel = layer.weight.view(3, size, size, 2).permute(0, 3, 1, 2)
+    expected = F.conv2d(padded, kernel, stride=stride)
+    assert expected.shape[-2:] == (out, out)
+    torch.testing.assert_close(layer(images), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(in_a_stack_of_one(layer, (images,)), expected, rtol=0, atol=1e-10)
+
+
+def test_the_stem_of_cifar_pads_two_before_and_three_after():
+    assert PatchConv2d(3, 64, 7, 2, "same")._zeros(24) == (2, 3, 2, 3)
+
+
+def test_unknown_padding_is_refused():
+    with pytest.raises(SettingError, match=r"padding='sane'.*did you mean 'same'"):
+        PatchConv2d(1, 1, 3, padding="sane")
+
+
+def library_lstm(ours, input_size):
+    theirs = nn.LSTM(input_size, ours.hidden_size, batch_first=True).to(DOUBLE)
+    theirs.weight_ih_l0.data, theirs.weight_hh_l0.data = ours.weight_ih.data.clone(), ours.weight_hh.data.clone()
+    theirs.bias_ih_l0.data, theirs.bias_hh_l0.data = ours.bias.data.clone(), torch.zeros_like(ours.bias)
+    return theirs
+
+
+def test_lstm_equals_the_librarys_forward_and_backward():
+    torch.manual_seed(0)
+    ours = MatrixLSTM(5, 7).to(DOUBLE)
+    theirs = library_lstm(ours, 5)
+    inputs = torch.randn(3, 9, 5, dtype=DOUBLE, requires_grad=True)
+    expected = theirs(inputs)[0]
+    torch.testing.assert_close(ours(inputs), expected, rtol=0, atol=1e-10)
+    wanted = gradients(expected, [inputs, theirs.weight_ih_l0, theirs.weight_hh_l0, theirs.bias_ih_l0])
+    got = gradients(ours(inputs), [inputs, ours.weight_ih, ours.weight_hh, ours.bias])
+    for mine, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-10)
+
+
+def test_lstm_holds_its_state_where_the_mask_is_false():
+    torch.manual_seed(0)
+    ours = MatrixLSTM(5, 7).to(DOUBLE)
+    inputs = torch.randn(2, 6, 5, dtype=DOUBLE)
+    mask = torch.tensor([[True, True, False, True, False, False], [False, True, True, True, True, True]])
+    got = ours(inputs, mask)
+    awake = ours(inputs[:1, [0, 1, 3]])[0]  # as if the masked steps had never been
+    torch.testing.assert_close(got[0], awake[[0, 1, 1, 2, 2, 2]], rtol=0, atol=1e-12)
+    torch.testing.assert_close(got[1, 1:], ours(inputs[1:, 1:])[0], rtol=0, atol=1e-12)
+    assert got[1, 0].abs().max() == 0  # nothing has been read yet
+
+
+def test_lstm_starts_as_in_keras():
+    torch.manual_seed(0)
+    layer = MatrixLSTM(8, 16)
+    assert layer.bias.tolist() == [0.0] * 16 + [1.0] * 16 + [0.0] * 32
+    torch.testing.assert_close(layer.weight_hh.T @ layer.weight_hh, torch.eye(16), rtol=0, atol=1e-5)
+    assert layer.weight_ih.abs().max() <= (6 / (8 + 64)) ** 0.5
+
+
+@pytest.mark.parametrize("make", [lambda: PatchConv2d(2, 3, 3, 2, "same"), lambda: MatrixLSTM(4, 3)])
+def test_three_users_in_a_stack_are_three_users_alone(make):
+    torch.manual_seed(0)
+    users = [make().to(DOUBLE) for _ in range(3)]
+    inputs = (
+        torch.randn(3, 2, 5, 4, dtype=DOUBLE)
+        if isinstance(users[0], MatrixLSTM)
+        else torch.randn(3, 2, 2, 5, 5, dtype=DOUBLE)
+    )
+    params, _ = stack_module_state(users)
+    together = vmap(lambda p, x: functional_call(users[0], p, (x,)))(params, inputs)
+    for user, layer in enumerate(users):
+        torch.testing.assert_close(together[user], layer(inputs[user]), rtol=0, atol=1e-12)
+
+
+def test_sparse_rows_equal_the_dense_linear_layer_forward_and_backward():
+    torch.manual_seed(0)
+    ours = BagLinear(50, 7).to(DOUBLE)
+    features = torch.stack([torch.randperm(50)[:6] for _ in range(4)])
+    values = torch.rand(4, 6, dtype=DOUBLE)
+    features[0, 3:], values[0, 3:] = 50, 0.0  # padding, beyond the last feature
+    dense = torch.zeros(4, 51, dtype=DOUBLE).scatter(1, features, values)[:, :50]
+    weight, bias = ours.weight.detach().clone().requires_grad_(), ours.bias.detach().clone().requires_grad_()
+    expected = F.linear(dense, weight.T, bias)
+    torch.testing.assert_close(ours(features, values), expected, rtol=0, atol=1e-10)
+    wanted = gradients(expected, [weight, bias])
+    for mine, other in zip(gradients(ours(features, values), [ours.weight, ours.bias]), wanted, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-10)
+    params = {name: param.detach().unsqueeze(0) for name, param in ours.named_parameters()}
+    out = vmap(lambda p: functional_call(ours, p, (features, values)))(params)[0]
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-10)
+
+
+def test_only_tensors_of_a_stack_are_stacked():
+    seen = []
+    vmap(lambda x: seen.append(stacked(x)) or x)(torch.zeros(2))
+    assert seen == [True]
+    assert not stacked(torch.zeros(2))

@@ -1,0 +1,193 @@
+"""The six tasks together: Table 1 as settings, stand-ins with the right fields, and training that trains."""
+
+import numpy as np
+import pytest
+import torch
+
+from clipline import Population, SettingError, task_named
+from clipline.errors import PopulationError
+from clipline.tasks import TASK_NAMES
+from clipline.tasks.facts import FACTS
+from clipline.tasks.paper_task import TEST_FIRST, check_fields
+from clipline.tasks.stand_ins import pictures, roles, topics, writing
+
+PAPER = [name for name in TASK_NAMES if name != "handwriting"]
+# Table 1 and Figure 7 of the paper, as printed: users, rounds, learning rates, clip range, z*, C*.
+PRINTED = {
+    "cifar100": (500, 4000, "0.1", "0.32", 0.75, 2.2, 0.03, 0.98),
+    "emnist_cr": (3400, 1500, "0.032", "1", 0.28, 0.85, 0.1, 0.37),
+    "emnist_ae": (3400, 3000, "3.2", "1.78", 0.22, 0.95, 0.03, 0.32),
+    "shakespeare": (715, 1200, "1", "0.32", 0.25, 3.6, 0.1, 0.95),
+    "so_nwp": (342_477, 1500, "0.18", "1.78", 0.3, 1.6, 0.01, 0.3),
+    "so_lr": (342_477, 1500, "320", "1.78", 16.0, 135.0, 0.01, 16.0),
+}
+
+
+def settings_of(name, **changes):
+    small = {"users": 5, "cohort": 5, "test_users": 2, "rounds": 2, "max_examples": 4, "sampling": "fixed"}
+    return task_named(name).settings.overridden({**small, **changes}, "the test")
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    cache = {}
+
+    def load(name):
+        if name not in cache:
+            cache[name] = task_named(name).load(settings_of(name))
+        return cache[name]
+
+    return load
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_facts_are_those_that_the_paper_prints(name):
+    facts = FACTS[name]
+    users, rounds, client_lr, server_lr, *rest = PRINTED[name]
+    assert (facts.users, facts.rounds) == (users, rounds)
+    for value, printed in ((facts.client_lr, client_lr), (facts.server_lr, server_lr)):
+        assert value == pytest.approx(float(printed), rel=0.02)
+        assert np.log10(value) * 4 == pytest.approx(round(np.log10(value) * 4), abs=1e-12)  # a power 10^(k/4)
+    assert [facts.clip_min, facts.clip_max, facts.noise_at_100, facts.best_clip] == rest
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_settings_are_the_papers(name):
+    task, facts = task_named(name), FACTS[name]
+    settings = task.settings
+    assert (settings.cohort, settings.server_momentum, settings.client_epochs) == (100, 0.9, 1)
+    assert (settings.quantile, settings.clip_start, settings.clip_lr) == (0.5, 0.1, 0.2)
+    assert (settings.noise_multiplier, settings.fixed_clip) == (facts.noise_at_100, facts.best_clip)
+    assert (settings.rounds, settings.client_lr, settings.server_lr) == (facts.rounds, facts.client_lr, facts.server_lr)
+    assert (settings.batch_size, settings.max_examples) == (facts.batch_size, facts.max_examples)
+    assert settings.evaluate_on == "validation"
+    assert task.metric_name == facts.metric_name
+    assert task.data == "stand-in"
+    assert task.title.startswith("stand-in")
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_parameters_are_those_of_the_facts(name, loaded):
+    assert sum(p.numel() for p in loaded(name).model.parameters()) == FACTS[name].parameters
+
+
+def test_the_embedded_task_has_facts_that_hold():
+    task, facts = task_named("handwriting"), FACTS["handwriting"]
+    assert (facts.users, facts.rounds) == (task.settings.users, task.settings.rounds)
+    assert (facts.client_lr, facts.server_lr, facts.best_clip) == (0.5, 1.0, task.settings.fixed_clip)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_two_rounds_of_five_users_train_and_measure(name):
+    task = task_named(name)
+    training = task.training(settings_of(name))
+    before = training.algorithm.first().params.clone()
+    result = training.run()
+    assert len(result.reports) == 2
+    assert np.isfinite(result.metrics[task.metric_name])
+    assert torch.isfinite(result.state.params).all()
+    assert not torch.equal(result.state.params, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "lr"),
+    [
+        ("cifar100", 0.05),
+        ("emnist_cr", 0.03),
+        ("emnist_ae", 3.0),
+        ("shakespeare", 1.0),
+        ("so_nwp", 1.0),
+        ("so_lr", 300.0),
+    ],
+)
+def test_the_loss_falls_on_a_repeated_batch(name, lr, loaded):
+    task = loaded(name)
+    batch = {field: torch.from_numpy(rows[:4]) for field, rows in task.population.of(0).items()}
+    model, losses = task.model, []
+    model.eval()  # without dropout; the random crops of CIFAR stay
+    torch.manual_seed(0)
+    for _ in range(6):
+        loss = task.loss(model, batch)
+        losses.append(loss.item())
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for param in model.parameters():
+                param -= lr * param.grad
+    assert losses[-1] < losses[0]
+
+
+GENERATORS = {
+    "writing": lambda first, users: writing.writing(first, users, mean_examples=10),
+    "roles": roles.roles,
+    "sentences": topics.sentences,
+    "tagged_posts": topics.tagged_posts,
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_users_do_not_depend_on_how_many_there_are_and_test_users_are_others(name):
+    make = GENERATORS[name]
+    few, many, later = make(0, 3), make(0, 6), make(2, 1)
+    for field in few.fields:
+        for user in range(3):
+            np.testing.assert_array_equal(few.of(user)[field], many.of(user)[field])
+        np.testing.assert_array_equal(later.of(0)[field], few.of(2)[field])
+    field = next(iter(few.fields))
+    test = {row.tobytes() for row in make(TEST_FIRST, 6).fields[field]}
+    shared = [row.tobytes() in test for row in many.fields[field]]
+    assert np.mean(shared) < 0.02  # the shortest sentences meet by chance
+
+
+def test_pictures_are_the_same_every_time_and_their_labels_are_uneven_by_user():
+    first, again = pictures.pictures(0, 4), pictures.pictures(0, 4)
+    np.testing.assert_array_equal(first.fields["pixels"], again.fields["pixels"])
+    assert [first.size(user) for user in range(4)] == [100] * 4
+    assert np.bincount(first.fields["labels"], minlength=100).tolist() == [4] * 100
+    assert len(np.unique(first.of(0)["labels"] // 5)) < 20
+    other = pictures.pictures(TEST_FIRST, 4)
+    assert not {p.tobytes() for p in first.fields["pixels"]} & {p.tobytes() for p in other.fields["pixels"]}
+
+
+def test_stand_ins_keep_to_the_rules_of_the_text_tasks():
+    rows = roles.roles(0, 30).fields["tokens"]
+    assert rows.max() == 89
+    assert ((rows == 88).sum(axis=1) <= 1).all()
+    assert (rows[:, 0] == 88).sum() == (rows == 88).sum()  # a snippet begins a row
+    tokens = topics.sentences(0, 5).fields["tokens"]
+    assert tokens.dtype == np.int16
+    assert (tokens[:, 0] == 10_002).all()
+    full = (tokens[:, 1:] != 0).all(axis=1) & (tokens[:, -1] != 10_003)
+    np.testing.assert_array_equal((tokens == 10_003).sum(axis=1), np.where(full, 0, 1))
+    posts = topics.tagged_posts(0, 5).fields
+    assert posts["weights"].sum(axis=1).max() <= 1 + 1e-5
+    assert ((posts["words"] == 10_000) == (posts["weights"] == 0)).all()
+    assert posts["tags"].max() < 500
+    assert (posts["tags"][:, 0] >= 0).all()
+
+
+def test_nobody_in_the_stack_overflow_stand_in_has_more_than_a_thousand_examples():
+    sizes = np.diff(topics.sentences(0, 60).offsets)
+    assert sizes.max() == 1000
+    assert sizes.min() >= 1
+    assert 100 < sizes.mean() < 450
+
+
+def test_a_population_without_the_right_fields_is_refused():
+    fields = {"tokens": ((21,), "whole")}
+    good = Population(np.array([0, 2]), {"tokens": np.zeros((2, 21), np.uint16)})
+    assert check_fields(good, fields) is good
+    with pytest.raises(PopulationError, match="no field 'tokens' but words"):
+        check_fields(Population(np.array([0, 2]), {"words": np.zeros((2, 21))}), fields)
+    for bad in (np.zeros((2, 20), np.int16), np.zeros((2, 21), np.float32), np.zeros(2, np.int16)):
+        with pytest.raises(PopulationError, match="field 'tokens' is"):
+            check_fields(Population(np.array([0, 2]), {"tokens": bad}), fields)
+
+
+@pytest.mark.parametrize(("name", "changes"), [
+    ("cifar100", {"classes": 10}), ("so_lr", {"padding_in_loss": False}), ("emnist_cr", {"augment": True}),
+    ("handwriting", {"group_count": 2}), ("shakespeare", {"group_count": 32}),
+])  # fmt: skip
+def test_a_setting_that_a_task_has_not_is_refused(name, changes):
+    with pytest.raises(SettingError, match=f"must be left out, as task '{name}' has no such setting"):
+        task_named(name).settings.overridden(changes, "here")
