@@ -15,6 +15,7 @@ from clipline import (
     PoissonSampler,
     Population,
     QuantileClip,
+    SettingError,
     Training,
 )
 from clipline.federated.clipping import ClippedSum, aggregate, clip_rows, join_bit
@@ -49,7 +50,7 @@ def test_pitfall_noise_scaled_by_the_next_rounds_clip():
     )  # fmt: skip
     streams = run.algorithm.streams
     state, release = run.algorithm.round(run.algorithm.first())
-    split = GaussianMechanism(50, 1.0, 3.0).delta_noise_multiplier
+    split = float(GaussianMechanism(50, 1.0, 3.0).delta_noise_multiplier)
     expected = split * 1e6 * streams.noise(0).standard_normal(19)[:-1] / 50
     assert state.clip.clip < 0.5e6
     np.testing.assert_allclose(
@@ -89,7 +90,10 @@ def test_pitfall_realised_versus_declared_count():
 def test_pitfall_accountant_fed_z_delta_instead_of_z():
     """The update alone gets more noise than z, and the ledger still says z."""
     run = training(noise_multiplier=0.9, count_stddev=0.5)
-    assert run.algorithm.mechanism.delta_noise_multiplier == pytest.approx((0.9**-2 - 1) ** -0.5)  # 2.06
+    delta_noise = run.algorithm.mechanism.delta_noise_multiplier
+    assert float(delta_noise) == pytest.approx((0.9**-2 - 1) ** -0.5)  # 2.06
+    with pytest.raises(SettingError, match="of the whole round, not of its updates"):
+        GaussianEvent(SAMPLING, delta_noise)
     assert {event.noise_multiplier for event in run.run().state.ledger} == {0.9}
 
 
@@ -141,7 +145,7 @@ def test_pitfall_per_layer_or_wrong_norm_clipping():
 def test_pitfall_noise_that_vanishes_or_replaces_the_model():
     """Round after round the noise has its stated size, and it is added to the mean, not put in its place."""
     mechanism, streams = GaussianMechanism(10, 1.0, 2.0), Streams(0)
-    stddev = mechanism.delta_noise_multiplier * 0.5 / 10
+    stddev = float(mechanism.delta_noise_multiplier) * 0.5 / 10
     total = ClippedSum(torch.full((10_001,), 100.0, dtype=torch.float64), 0.5, SAMPLING)
     for t in range(60):
         mean = mechanism.release(total, streams.noise(t)).mean
@@ -156,7 +160,7 @@ def test_pitfall_zero_and_non_finite_norms():
     clipped, within = clip_rows(deltas, 1.0)
     assert clipped.isfinite().all()
     assert within.tolist() == [True, False, True]
-    assert torch.equal(clipped[[0, 2]], deltas[[0, 2]])
+    assert torch.equal(clipped[[0, 2]], deltas[[0, 2]].double())
 
 
 class Counter(torch.nn.Module):

@@ -56,7 +56,10 @@ def check_number(
     limit = f"{'a number' if infinite else 'a finite number'} {' and '.join(limits)}".rstrip()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise refuse(name, value, limit, way_out)
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise refuse(name, "a number of too many digits", limit, way_out) from None
     inside = (
         (infinite or math.isfinite(number))
         and not math.isnan(number)
@@ -81,7 +84,8 @@ def check_whole(
         or (at_least is not None and int(value) < at_least)
         or (at_most is not None and int(value) > at_most)
     ):
-        raise refuse(name, value, f"a whole number {' and '.join(limits)}".rstrip(), way_out)
+        shown = "a number of too many digits" if isinstance(value, int) and abs(value) > 10**30 else value
+        raise refuse(name, shown, f"a whole number {' and '.join(limits)}".rstrip(), way_out)
     return int(value)
 
 

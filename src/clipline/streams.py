@@ -27,9 +27,9 @@ NoiseSource = Literal["seed", "system"]
 class Streams:
     """All randomness of a run.
 
-    `noise_source="seed"` makes the privacy noise replayable, which a simulation wants; whoever knows the seed can then
-    subtract the noise. `noise_source="system"` keys the noise from the operating system's entropy and stores the key
-    nowhere: use it when the model leaves the house.
+    `noise_source="seed"` makes cohorts and noise replayable, which a simulation wants; whoever knows the seed can then
+    tell who took part and subtract the noise. `noise_source="system"` keys both from the operating system's entropy
+    and stores the keys nowhere: use it when the model leaves the house. No seed should serve twice on differing data.
     """
 
     seed: int
@@ -40,14 +40,12 @@ class Streams:
         check_choice("noise_source", self.noise_source, ("seed", "system"))
 
     def sampling(self, round_index: int) -> np.random.Generator:
-        """Who takes part in this round."""
-        return self._generator("sampling", round_index)
+        """Who takes part in this round. As secret as the noise: amplification by sampling rests on it."""
+        return self._fresh() if self.noise_source == "system" else self._generator("sampling", round_index)
 
     def noise(self, round_index: int) -> np.random.Generator:
         """The noise of this round's release."""
-        if self.noise_source == "system":
-            return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
-        return self._generator("noise", round_index)
+        return self._fresh() if self.noise_source == "system" else self._generator("noise", round_index)
 
     def initial(self) -> int:
         """The 63-bit seed of the model's initial parameters."""
@@ -57,6 +55,10 @@ class Streams:
         """The 64-bit key of one user's randomness for one purpose in one round; feed it to `user_bits`."""
         base = int.from_bytes(self._digest(purpose, round_index)[:8], "little")
         return _mix(base ^ _mix((user + 1) * _GOLDEN & _MASK))
+
+    @staticmethod
+    def _fresh() -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
 
     def _generator(self, purpose: str, round_index: int) -> np.random.Generator:
         key = int.from_bytes(self._digest(purpose, round_index), "little")

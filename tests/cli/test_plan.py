@@ -63,7 +63,7 @@ def test_a_plot_is_drawn_once(clipline, tmp_path):
     assert matplotlib.image.imread(tmp_path / "p.png").std() > 0.02
     code, _, err = clipline(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
     assert code == 2
-    assert "plot='p.png' is in use" in err
+    assert "plot='p.png' must be a new file" in err
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,9 @@ def test_a_plot_is_drawn_once(clipline, tmp_path):
     [
         (["--cohort", "3"], "users is missing"),
         ([*ASK], "exactly one must be left out"),
+        ([*ASK, "--epsilon", "4", "--count-stddev", "-5"], "count_stddev=-5.0"),
+        ([*ASK, "--epsilon", "4", "--plot", "x.abc"], "must be a new file that ends in .png"),
+        ([*ASK, "--epsilon", "4", "--plot", "bad.toml/x.png"], "bad.toml"),
         ([*ASK, "--epsilon", "x"], "--epsilon"),
         (["--users", "100", "--rounds", "3", "--epsilon", "1", "--scale", "100x0.1"], "of the form m=100,z=0.03"),
         (["--config", "bad.toml"], "unknown key 'chort': did you mean 'cohort'?"),

@@ -142,7 +142,7 @@ def test_a_run_repeats_from_its_stored_settings(clipline, tmp_path):
 
 
 def test_an_interrupted_run_resumes_to_the_same_model(clipline, tmp_path, monkeypatch):
-    flags = ["--users", "300", "--cohort", "30", "--rounds", "6", "--noise-multiplier", "0.7"]
+    flags = ["--users", "300", "--cohort", "30", "--rounds", "6", "--noise-multiplier", "0.7", "--seed", "1"]
     clipline("train", *flags, "--out", "whole")
     from clipline.cli.progress import TrainProgress
 
@@ -200,6 +200,12 @@ def test_an_interrupted_run_resumes_to_the_same_model(clipline, tmp_path, monkey
         (["--config", "broken.toml"], "cannot be read as TOML"),
         (["--config", "typed.toml"], "rounds='many' must be a whole number"),
         (["--noise-multiplier", "9"], "raise count_stddev or cohort_size, or lower noise_multiplier"),
+        (["--out", "bad.toml/x"], "bad.toml"),
+        (["--out", "x" * 300], "name too long"),
+        (["--config", "huge.toml"], "client_lr='a number of too many digits'"),
+        (["--config", "device.toml"], "device=1.5 must be auto, cpu or cuda"),
+        (["--client-lr", "1e300"], "client_lr=1e+300"),
+        (["--noise-multiplier", "0", "--max-epsilon", "4"], "max_epsilon=4.0 must be left out where there is no noise"),
         (["--out", "used"], "out='used' must be a folder that is new or empty"),
         (["--resume", "nowhere"], "does not exist"),
     ],
@@ -208,11 +214,14 @@ def test_bad_input_is_one_sentence_exit_code_2_and_no_directory(clipline, tmp_pa
     (tmp_path / "bad.toml").write_text("ronds = 3\n")
     (tmp_path / "broken.toml").write_text("rounds = = 3\n")
     (tmp_path / "typed.toml").write_text('rounds = "many"\n')
+    (tmp_path / "huge.toml").write_text(f"client_lr = {10**400}\n")
+    (tmp_path / "device.toml").write_text("device = 1.5\n")
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "mine.txt").write_text("keep me")
     before = sorted(tmp_path.rglob("*"))
     base = [] if arguments[0] == "--resume" else ["--users", "300", "--cohort", "30", "--rounds", "2"]
     out = [] if arguments[0] in ("--out", "--resume") else ["--out", "new"]
+    words = words.replace("name too long", "File name too long")
     code, _, err = clipline("train", *base, *out, *arguments)
     assert code == 2
     last = err.splitlines()[-1]

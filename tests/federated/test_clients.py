@@ -152,12 +152,41 @@ class Remembering(nn.Module):
         return self.linear(x)
 
 
-def test_any_other_buffer_that_moves_is_refused_when_it_moves():
-    engine = clients(small_population(), Remembering())
+class Replacing(Remembering):
+    """Puts a new tensor in the buffer's place instead of changing it."""
+
+    def forward(self, x):
+        self.seen = 0.5 * self.seen + x.sum().detach()
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("kind", [Remembering, Replacing])
+def test_any_other_buffer_that_moves_is_refused_when_it_moves(kind):
+    engine = clients(small_population(), kind())
     user = next(u for u in range(60) if engine.population.size(u))
-    with pytest.raises(ModuleError, match="a buffer of the model changed while a user trained"):
+    with pytest.raises(ModuleError, match="buffer 'seen' of the model changed while a user trained"):
         engine.update_of(user, engine.flat.vector.clone(), 0)
     assert float(engine.flat.module.seen) == 0.0
+
+
+def test_a_buffer_that_stays_is_welcome_even_if_it_is_not_a_number():
+    model = Remembering()
+    model.forward = model.linear.forward
+    model.seen.fill_(float("nan"))
+    engine = clients(small_population(), model, lambda m, b: m.linear(b["x"]).square().mean())
+    user = next(u for u in range(60) if engine.population.size(u))
+    assert engine.update_of(user, engine.flat.vector.clone(), 0).isfinite().all()
+
+
+def test_a_loss_that_clears_gradients_is_refused_instead_of_training_nothing():
+    def loss(model, batch):
+        model.zero_grad()
+        return cross_entropy(model, batch)
+
+    engine = clients(small_population(), loss=loss)
+    user = next(u for u in range(60) if engine.population.size(u))
+    with pytest.raises(ModuleError, match="zero_grad"):
+        engine.update_of(user, engine.flat.vector.clone(), 0)
 
 
 def test_models_and_losses_that_cannot_train_are_refused():

@@ -15,12 +15,31 @@ def test_a_row_within_is_unchanged_and_a_longer_one_is_scaled_to_the_clip():
     clipped, within = clip_rows(deltas, 1.0)
     assert within.tolist() == [False, True, True]
     assert clipped[0].tolist() == pytest.approx([0.6, 0.8], rel=1e-6)
-    assert torch.equal(clipped[1:], deltas[1:])
+    assert torch.equal(clipped[1:], deltas[1:].double())
 
 
 def test_a_norm_equal_to_the_clip_is_within():
     _, within = clip_rows(torch.tensor([[3.0, 4.0]]), 5.0)
     assert within.tolist() == [True]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "clip", "size", "entry"),
+    [
+        (torch.float16, 0.01, 100, 3e4),
+        (torch.float32, 0.01, 100_000, 3e38),
+        (torch.float32, 0.01, 4096, 2.7e38),
+        (torch.float32, 1e-30, 10, 1e12),
+        (torch.float64, 1.0, 1000, 1e306),
+        (torch.float64, 1e-30, 1000, 1e-25),
+    ],
+)
+def test_huge_rows_and_tiny_clips_of_any_type_end_within_the_clip(dtype, clip, size, entry):
+    rows = torch.full((1, size), entry, dtype=dtype)
+    clipped, within = clip_rows(rows, clip)
+    assert within.tolist() == [False]
+    length = math.sqrt(math.fsum((float(value) / clip) ** 2 for value in clipped[0]))
+    assert 1 - 1e-9 < length <= 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

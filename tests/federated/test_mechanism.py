@@ -52,7 +52,7 @@ def test_without_noise_the_release_is_the_plain_mean_and_fraction():
 
 def test_a_fixed_clip_releases_no_bit_and_spends_all_of_z_on_the_update():
     mechanism = GaussianMechanism(20, 0.8)
-    assert mechanism.delta_noise_multiplier == 0.8
+    assert float(mechanism.delta_noise_multiplier) == 0.8
     assert mechanism.release(zero_sum(4, 1.0), Streams(0).noise(0)).fraction_within is None
 
 
@@ -62,7 +62,7 @@ def test_the_event_carries_z_of_the_whole_round_and_the_sampling_of_the_sum():
 
 
 def test_counting_costs_half_a_percent_more_noise_at_100_users():
-    assert GaussianMechanism(100, 1.0, 5.0).delta_noise_multiplier == pytest.approx(1.00504, abs=1e-5)
+    assert float(GaussianMechanism(100, 1.0, 5.0).delta_noise_multiplier) == pytest.approx(1.00504, abs=1e-5)
     assert float(split_noise(1.0, 5.0)) == pytest.approx(1.00503781525921, rel=1e-14)
 
 

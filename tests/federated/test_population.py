@@ -78,6 +78,7 @@ def test_a_damaged_store_is_refused_with_the_reason(tmp_path):
         (lambda: Population.from_arrays([1, 2], x=[1, 2, 3]), "field 'x' has 3 rows but must have 2"),
         (lambda: Population.from_arrays([1, 2], x=[1, 2], y=7), "field 'y' has 0 rows but must have 2"),
         (lambda: Population.from_arrays([[1], [2]], x=[1, 2]), "user_ids has shape (2, 1)"),
+        (lambda: Population.from_arrays([1, None], x=[1, 2]), "user_ids mixes types or holds None"),
         (lambda: Population.from_arrays([1.0, float("nan")], x=[1, 2]), "user_ids holds NaN"),
         (lambda: Population(np.array([0, 3]), {"x": np.zeros(2)}), "field 'x' has 2 rows but must have 3"),
         (lambda: Population(np.array([1, 3]), {"x": np.zeros(3)}), "offsets start at 1"),

@@ -1,7 +1,6 @@
 """What ledgers guarantee, against exact values."""
 
 import math
-import time
 
 import pytest
 from oracle_rows import delta_of_row
@@ -293,28 +292,6 @@ def test_a_ledger_file_gives_the_live_epsilon_to_the_last_digit(tmp_path):
     assert account(Ledger.read(path), delta=1e-6, relation=ADD) == account(live, delta=1e-6, relation=ADD)
 
 
-def test_accounting_after_every_round_is_fast():
-    # Three milliseconds are promised on a quiet machine; twice that, so that a busy one passes too.
-    for event, relation in [
-        (GaussianEvent(STACK_OVERFLOW_FIXED, 1.1), REPLACE),
-        (GaussianEvent(STACK_OVERFLOW, 1.1), ADD),
-    ]:
-        ledger, start = Ledger(), time.perf_counter()
-        for _ in range(300):
-            ledger = ledger.add(event)
-            account(ledger, delta=DELTA, relation=relation)
-        assert (time.perf_counter() - start) / 300 < 0.006
-
-
-def test_one_epsilon_takes_less_than_a_tenth_of_a_second():
-    times = []
-    for z in (1.39, 1.40, 1.41):
-        start = time.perf_counter()
-        spent(STACK_OVERFLOW_FIXED, z, 1500, DELTA, REPLACE)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.1
-
-
 def test_the_renyi_accountant_alone_gives_the_known_value_and_never_less_than_both_together():
     # 2.392488 with a real order; 2.392492 on whole orders (oracle E012).
     ledger = Ledger().add(GaussianEvent(STACK_OVERFLOW, 1.3958), 1500)
@@ -323,3 +300,20 @@ def test_the_renyi_accountant_alone_gives_the_known_value_and_never_less_than_bo
     assert alone.accountant == "renyi"
     assert account(ledger, delta=DELTA, relation=ADD).epsilon < alone.epsilon
     assert account_renyi(Ledger(), delta=DELTA, relation=ADD).epsilon == 0
+
+
+def test_a_cap_in_a_tiny_population_costs_at_least_what_two_explicit_users_reveal():
+    # Two users, each drawn with probability 1/2, a cohort of one at most; the victim adds +1, the other -1, noise 0.2.
+    # Nobody with 1/4; the victim alone 1/4; the other alone 1/4; both, and then one of them, 1/4. Without the victim:
+    # nobody 1/2, the other 1/2. By quadrature on a fine grid: the total variation distance, delta at epsilon 0.
+    y = np.linspace(-3, 3, 60_001)
+
+    def normal(centre):
+        return np.exp(-0.5 * ((y - centre) / 0.2) ** 2) / (0.2 * math.sqrt(2 * math.pi))
+
+    with_victim = 0.25 * normal(0) + 0.375 * normal(1) + 0.375 * normal(-1)
+    without = 0.5 * normal(0) + 0.5 * normal(-1)
+    truth = float(np.maximum(with_victim - without, 0).sum() * (y[1] - y[0]))
+    assert truth == pytest.approx(0.375, abs=0.01)
+    ledger = Ledger().add(GaussianEvent(TruncatedPoissonSampling(0.5, 2, 1), 0.2))
+    assert delta_at(ledger, epsilon=0.0, relation=ADD) >= truth

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import math
 
 import pytest
@@ -59,7 +60,7 @@ def test_a_scale_beyond_the_population_names_what_is_feasible():
 def test_counting_costs_what_theorem_1_says():
     found = plan(users=10_000, cohort=100, rounds=10, noise_multiplier=1.0)
     assert found.count_stddev == 5.0
-    assert found.delta_noise_multiplier == pytest.approx(1.00503781525921, rel=1e-12)
+    assert float(found.delta_noise_multiplier) == pytest.approx(1.00503781525921, rel=1e-12)
     assert "(+0.5%)" in str(found)
     crowded = plan(users=10_000, cohort=10, rounds=10, noise_multiplier=2.0)
     assert crowded.delta_noise_multiplier is None
@@ -110,6 +111,7 @@ def test_without_noise_nothing_is_promised():
     assert not found.guarantee.private
     assert "not private" in str(found)
     assert found.to_json()["epsilon"] is None
+    json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_a_plan_is_frozen_and_complete_as_json():

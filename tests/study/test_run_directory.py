@@ -49,10 +49,10 @@ def crashed_run(path, noise_source, after):
 @pytest.mark.parametrize("after", [3, 4, 5])
 def test_a_crashed_run_replays_from_its_seed_and_charges_every_round_once(tmp_path, after):
     settings = crashed_run(tmp_path / "r", "seed", after)
-    directory, state = RunDirectory.reopen(tmp_path / "r", settings)
+    directory, state = RunDirectory.reopen(tmp_path / "r", settings, training())
     assert state.round_index == after - after % 2  # the last evaluated round
     result = training().run(observe=directory.write_round, state=state)
-    directory.finish(result, "accuracy")
+    directory.finish(result, "accuracy", "test")
     whole = training().run()
     assert torch.equal(result.state.params, whole.state.params)
     assert Ledger.read(tmp_path / "r" / LEDGER) == whole.state.ledger
@@ -68,8 +68,9 @@ def test_rounds_that_cannot_be_replayed_stay_charged(tmp_path):
     run.run(observe=lambda report, state: states.append(state))
     from clipline.federated.checkpoint import save_checkpoint
 
-    save_checkpoint(tmp_path / "r" / CHECKPOINT, states[2])  # three rounds
-    directory, state = RunDirectory.reopen(tmp_path / "r", settings)
+    whole = RunDirectory(tmp_path / "other", settings, run)
+    save_checkpoint(tmp_path / "r" / CHECKPOINT, states[2], whole.circumstances)  # three rounds
+    directory, state = RunDirectory.reopen(tmp_path / "r", settings, run)
     assert (state.round_index, state.ledger.rounds) == (3, 4)
     result = training("system").run(observe=directory.write_round, state=state)
     assert result.guarantee.rounds == 7  # six that count and one that was released twice
@@ -80,7 +81,7 @@ def test_a_line_cut_short_by_a_crash_is_dropped(tmp_path):
     settings = crashed_run(tmp_path / "r", "system", 4)
     with (tmp_path / "r" / LEDGER).open("a") as file:
         file.write('{"version": 1, "rou')
-    _, state = RunDirectory.reopen(tmp_path / "r", settings)
+    _, state = RunDirectory.reopen(tmp_path / "r", settings, training("system"))
     assert state.ledger.rounds == 4
     assert Ledger.read(tmp_path / "r" / LEDGER).rounds == 4
 
@@ -88,14 +89,48 @@ def test_a_line_cut_short_by_a_crash_is_dropped(tmp_path):
 def test_a_lost_ledger_is_restored_from_the_checkpoint(tmp_path):
     settings = crashed_run(tmp_path / "r", "seed", 4)
     (tmp_path / "r" / LEDGER).unlink()
-    _, state = RunDirectory.reopen(tmp_path / "r", settings)
+    _, state = RunDirectory.reopen(tmp_path / "r", settings, training())
     assert Ledger.read(tmp_path / "r" / LEDGER) == state.ledger
+
+
+def test_rounds_that_were_once_charged_stay_charged_when_a_replay_ends_early(tmp_path):
+    settings = crashed_run(tmp_path / "r", "seed", 5)  # checkpoint at 4, five rounds in the ledger
+    run = training(rounds=4)
+    directory, state = RunDirectory.reopen(tmp_path / "r", settings, run)
+    result = directory.charged(run.run(observe=directory.write_round, state=state), run)
+    assert (result.state.round_index, result.guarantee.rounds) == (4, 5)
+    assert Ledger.read(tmp_path / "r" / LEDGER).rounds == 5
+
+
+def test_other_settings_than_those_of_the_checkpoint_are_refused(tmp_path):
+    settings = crashed_run(tmp_path / "r", "seed", 4)
+    other = settings.overridden({"client_lr": 0.4}, "the test")
+    with pytest.raises(RunError, match=r"'client_lr = 0\.5' then, 'client_lr = 0\.4' now"):
+        RunDirectory.reopen(tmp_path / "r", other, training())
+
+
+def test_a_ledger_of_another_run_is_refused(tmp_path):
+    settings = crashed_run(tmp_path / "r", "seed", 4)
+    text = (tmp_path / "r" / LEDGER).read_text().replace('"noise_multiplier": 0.5', '"noise_multiplier": 700.0')
+    (tmp_path / "r" / LEDGER).write_text(text)
+    with pytest.raises(RunError, match="holds rounds of another run"):
+        RunDirectory.reopen(tmp_path / "r", settings, training())
+
+
+def test_damaged_metrics_do_not_stop_a_run_from_going_on(tmp_path):
+    settings = crashed_run(tmp_path / "r", "seed", 4)
+    with (tmp_path / "r" / METRICS).open("ab") as file:
+        file.write(b'{"round": \xff\n not json \n')
+    run = training()
+    directory, state = RunDirectory.reopen(tmp_path / "r", settings, run)
+    directory.finish(run.run(observe=directory.write_round, state=state), "accuracy", "test")
+    assert (tmp_path / "r" / "curves.png").exists()
 
 
 def test_a_finished_run_has_nothing_to_resume(tmp_path):
     settings = TASK.settings
     run = training()
     directory = RunDirectory(tmp_path / "r", settings, run)
-    directory.finish(run.run(observe=directory.write_round), "accuracy")
+    directory.finish(run.run(observe=directory.write_round), "accuracy", "test")
     with pytest.raises(RunError, match="finished, or never reached a checkpoint"):
-        RunDirectory.reopen(tmp_path / "r", settings)
+        RunDirectory.reopen(tmp_path / "r", settings, run)

@@ -44,3 +44,6 @@ def main() -> None:
     except CliplineError as error:
         print(f"clipline: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:  # a path that cannot be read or written; nothing of ours raises it otherwise
+        print(f"clipline: {error.filename or 'a file'}: {error.strerror or error}: give another path", file=sys.stderr)
+        sys.exit(2)

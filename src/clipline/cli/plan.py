@@ -54,12 +54,12 @@ def plan(
     settings = {**(_from_file(config, given, scale) if config else {}), **given}
     if "users" not in settings:
         raise SettingError("users is missing: give --users, the number of users in the population")
-    if plot is not None and plot.exists():
-        raise RunError(f"plot={str(plot)!r} is in use: give another file")
+    if plot is not None and (plot.exists() or plot.suffix != ".png"):
+        raise RunError(f"plot={str(plot)!r} must be a new file that ends in .png: give another name")
     result = find(**settings, scale=None if scale is None else _parse_scale(scale))
     if plot is not None:
         _draw(result, plot)
-    typer.echo(json.dumps(result.to_json()) if as_json else str(result))
+    typer.echo(json.dumps(result.to_json(), allow_nan=False) if as_json else str(result))
 
 
 def _from_file(config: Path, flags: dict[str, Any], scale: str | None) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class TrainProgress:
 
 
 def _short(number: float | None, digits: str) -> str:
-    return "-" if number is None else format(number, digits).replace("-0.00", "0.00")
+    return "-" if number is None else format(number, digits)
 
 
 def _clock(seconds: float) -> str:

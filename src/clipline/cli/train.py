@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import time
 from pathlib import Path
@@ -84,7 +85,9 @@ def train(
             rich_help_panel=_PRIVACY,
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all randomness.", rich_help_panel=_RUN)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of all randomness.", show_default="drawn, and stored", rich_help_panel=_RUN)
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run directory, new or empty.", show_default="runs/...", rich_help_panel=_RUN)
     ] = None,
@@ -129,7 +132,8 @@ def resolve(task: str | None, config: Path | None, flags: dict[str, Any]) -> tup
 
     file = {} if config is None else read_toml(config)
     chosen = task_named(task or file.get("task", DEFAULT_TASK))
-    settings = chosen.settings.overridden({**file, "task": chosen.name}, f"config {str(config)!r}")
+    seed = {"seed": secrets.randbits(62)}  # two runs that were not told otherwise must not share their noise
+    settings = chosen.settings.overridden({**seed, **file, "task": chosen.name}, f"config {str(config)!r}")
     return chosen, settings.overridden(flags, "the command line")
 
 
@@ -152,7 +156,7 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
     if resume is None:
         directory, state = RunDirectory(path, settings, training), None
     else:
-        directory, state = RunDirectory.reopen(path, settings)
+        directory, state = RunDirectory.reopen(path, settings, training)
     progress = TrainProgress(settings.rounds, task.metric_name, 0 if state is None else state.round_index)
 
     def observe(report: RoundReport, after: TrainState) -> None:
@@ -160,7 +164,7 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
         progress.show(report, after)
 
     with progress:
-        result = training.run(observe=observe, state=state)
+        result = directory.charged(training.run(observe=observe, state=state), training)
     directory.finish(result, task.metric_name, task.data)
     if as_json:
         print(json.dumps(summary_json(task, settings, result, path)))

@@ -36,9 +36,9 @@ class LocalSGD:
     max_examples: int | None = None
 
     def __post_init__(self) -> None:
-        check_number("client_lr", self.lr, above=0, way_out="0.1 is a usual start")
-        check_whole("batch_size", self.batch_size, at_least=1, way_out="the paper's tasks use 4 to 100")
-        check_whole("client_epochs", self.epochs, at_least=1, way_out="the paper uses 1")
+        check_number("client_lr", self.lr, above=0, at_most=1e30, way_out="0.1 is a usual start")
+        check_whole("batch_size", self.batch_size, at_least=1, at_most=10**9, way_out="the paper's tasks use 4 to 100")
+        check_whole("client_epochs", self.epochs, at_least=1, at_most=10**6, way_out="the paper uses 1")
         if self.max_examples is not None:
             check_whole("max_examples", self.max_examples, at_least=1, way_out="leave it out for no limit")
 
@@ -89,6 +89,7 @@ class OneByOne:
                 got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
                 raise ModuleError(f"loss returned {got} but must return one number: take the mean over the batch")
             torch.autograd.backward(loss)
+            self.flat.check_gradients()
             vector.add_(gradient, alpha=-self.local.lr)
         self.flat.check_buffers()
         return vector - params

@@ -11,6 +11,8 @@ from torch import Tensor
 from ..privacy.events import Sampling
 from .sampling import Cohort
 
+_MARGIN = 64  # roundings that a clipped row is kept below the clip: more than a norm of any length accumulates
+
 
 @dataclass(frozen=True, eq=False)
 class ClippedSum:
@@ -37,17 +39,21 @@ def aggregate(blocks: Iterable[Tensor], clip: float, cohort: Cohort, dim: int) -
 
 
 def clip_rows(deltas: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Scale each row so that its norm is at most `clip`; also say which rows were within: (users, dim), (users,) bool.
+    """Scale each row so that its norm is at most `clip`; say which were within: (users, dim) float64, (users,) bool.
 
     A row already within is unchanged; a zero row stays zero; a row that is not finite becomes zero and is not within.
-    The norm is taken in float64 over all of the row, and a scaled row ends a few roundings below the clip, never above.
+    All of it is in float64, whatever the model's type: in float32 the factor for a huge row is rounded so coarsely that
+    the row could end above the clip. A scaled row ends a few roundings below the clip, never above.
     """
-    norms = torch.linalg.vector_norm(deltas, dim=1, dtype=torch.float64)
+    rows = deltas.double()
+    # The norm of a row that is divided by its greatest entry neither overflows nor underflows.
+    greatest = rows.abs().amax(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
+    norms = greatest * torch.linalg.vector_norm(rows / greatest.unsqueeze(1), dim=1)
     finite = norms.isfinite()
     within = norms <= clip  # NaN <= clip is false
-    just_inside = clip * (1 - 2 * torch.finfo(deltas.dtype).eps)
-    scale = torch.where(within, 1.0, just_inside / norms).to(deltas.dtype)
-    clipped = deltas * scale.unsqueeze(1)
+    just_inside = clip * (1 - _MARGIN * torch.finfo(torch.float64).eps)
+    scale = torch.where(within, 1.0, just_inside / norms)
+    clipped = rows * scale.unsqueeze(1)
     if not bool(finite.all()):
         clipped = torch.where(finite.unsqueeze(1), clipped, 0.0)
         within = within & finite

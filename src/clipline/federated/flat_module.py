@@ -30,7 +30,9 @@ class FlatModule:
             param.data = self.vector[start:stop].view_as(param)
             param.grad = self.gradient[start:stop].view_as(param)
             start = stop
-        self._buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        self._trainable = trainable
+        self._gradients = [param.grad for param in trainable]
+        self._buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
 
     @property
     def dim(self) -> int:
@@ -53,13 +55,31 @@ class FlatModule:
 
     def check_buffers(self) -> None:
         """Refuse, and undo, a change of a buffer during local training: it would carry a user's data unclipped."""
-        for buffer, before in self._buffers:
-            if not torch.equal(buffer, before):
-                buffer.copy_(before)
-                raise ModuleError(
-                    "a buffer of the model changed while a user trained, and would carry private statistics past the "
-                    "clip: freeze it, or use a layer that keeps none (GroupNorm or LayerNorm instead of batch norm)"
-                )
+        now = dict(self.module.named_buffers())  # read anew: a module may also put another tensor in a buffer's place
+        changed = [name for name, before in self._buffers.items() if not _same(now.get(name), before)]
+        changed += [name for name in now if name not in self._buffers]
+        if changed:
+            for name, before in self._buffers.items():
+                self.module.get_submodule(name.rpartition(".")[0])._buffers[name.rpartition(".")[2]] = before.clone()
+            raise ModuleError(
+                f"buffer {changed[0]!r} of the model changed while a user trained, and would carry private statistics "
+                "past the clip: freeze it, or use a layer that keeps none (GroupNorm or LayerNorm, not batch norm)"
+            )
+
+    def check_gradients(self) -> None:
+        """Refuse a loss that detaches the gradients from the flat vector, which would then not move."""
+        if any(param.grad is not grad for param, grad in zip(self._trainable, self._gradients, strict=True)):
+            raise ModuleError(
+                "the loss replaced or cleared the gradients of the model (zero_grad?), which are set and read here: "
+                "return the loss and leave gradients alone"
+            )
+
+
+def _same(now: Tensor | None, before: Tensor) -> bool:
+    """Equal to the last bit, NaN to NaN."""
+    if now is None or now.shape != before.shape or now.dtype != before.dtype:
+        return False
+    return bool(((now == before) | ((now != now) & (before != before))).all())
 
 
 def check_module(module: nn.Module) -> None:

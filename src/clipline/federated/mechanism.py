@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import check_number, check_whole, refuse
 from ..privacy.events import GaussianEvent
-from ..privacy.split import split_noise
+from ..privacy.split import DeltaNoise, split_noise
 from .clipping import ClippedSum
 
 
@@ -48,18 +48,18 @@ class GaussianMechanism:
         _ = self.delta_noise_multiplier  # refuses a split that does not exist
 
     @property
-    def delta_noise_multiplier(self) -> float:
-        """Noise multiplier of the summed updates alone (z_delta of Theorem 1)."""
+    def delta_noise_multiplier(self) -> DeltaNoise:
+        """Noise multiplier of the summed updates alone (z_delta of Theorem 1): a type that no event accepts."""
         if self.count_stddev is None:
-            return self.noise_multiplier
-        return float(split_noise(self.noise_multiplier, self.count_stddev))
+            return DeltaNoise(self.noise_multiplier)
+        return split_noise(self.noise_multiplier, self.count_stddev)
 
     def release(self, total: ClippedSum, rng: np.random.Generator) -> Release:
         """Add noise made for the bound that clipped, then divide by the declared cohort size."""
         if not math.isfinite(total.bound) and self.noise_multiplier > 0:
             raise refuse("clip", total.bound, "finite where noise is added", "set a clip, or noise_multiplier=0")
         dim = len(total.total) - 1
-        delta_stddev = self.delta_noise_multiplier * total.bound if self.noise_multiplier > 0 else 0.0
+        delta_stddev = float(self.delta_noise_multiplier) * total.bound if self.noise_multiplier > 0 else 0.0
         noise = rng.standard_normal(dim + 1)  # one joint draw; the last coordinate is the bit's
         noise[:-1] *= delta_stddev
         noise[-1] *= self.count_stddev or 0.0

@@ -66,6 +66,8 @@ class Population:
             raise PopulationError(
                 f"user_ids has shape {ids.shape} but must have one axis: give one id for each example"
             )
+        if ids.dtype.kind == "O":
+            raise PopulationError("user_ids mixes types or holds None but must be all numbers or all text: convert it")
         if ids.dtype.kind == "f" and not np.isfinite(ids).all():
             raise PopulationError("user_ids holds NaN or infinity but must hold finite ids: drop those examples first")
         arrays = {name: np.asarray(field) for name, field in fields.items()}

@@ -97,7 +97,7 @@ class Training:
         evaluate_every: int = 10,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.rounds = check_whole("rounds", rounds, at_least=1, way_out="train for at least one round")
+        self.rounds = check_whole("rounds", rounds, at_least=1, at_most=10**9, way_out="train for at least one round")
         self.evaluate = evaluate
         self.evaluate_every = check_whole(
             "evaluate_every", evaluate_every, at_least=1, way_out="1 is after every round"
@@ -105,6 +105,16 @@ class Training:
         for name, value in (("epsilon", epsilon), ("max_epsilon", max_epsilon)):
             if value is not None:
                 check_number(name, value, above=0, way_out="give 4.0, say, or leave it out")
+        for name, part, kind, example in (
+            ("population", population, Population, "Population.from_arrays(user_ids, x=x, y=y)"),
+            ("local", local, LocalSGD, "LocalSGD(lr=0.1)"),
+        ):
+            if not isinstance(part, kind):
+                raise refuse(name, part, f"a {kind.__name__}", f"give {example}")
+        if clip is not None and not hasattr(clip, "first"):
+            raise refuse("clip", clip, "a clip object", "give FixedClip(1.0)")
+        if server is not None and not hasattr(server, "first"):
+            raise refuse("server", server, "a server object", "give ServerSGD(1.0)")
         sampler = sampler_named(sampling, len(population), cohort_size)
         self.relation = default_relation(sampler.sampling) if relation is None else Relation.named(relation)
         if not self.relation.sound:

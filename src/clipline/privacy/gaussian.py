@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ..errors import check_number
 from .normal import mills
 
-_SMALL = 1e-5
+_SMALL = 1e-4
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 

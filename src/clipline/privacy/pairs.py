@@ -21,9 +21,10 @@ join are sampled with m / (n + 1)). In a cohort of fixed size whoever joins disp
 Truncated Poisson sampling. Let K be how many of the others are drawn. While K < cap the user takes nobody's place, and
 the round is one of Poisson sampling. If K >= cap the user, once drawn (probability q), is kept with probability
 cap / (K + 1) and then takes the place of one of the others in an otherwise equal cohort: a round of fixed-size sampling
-at a rate of at most q cap / (cap + 1). K does not depend on the user, so that by joint convexity the profile of the
-round is at most the mixture of the two profiles with tau = P(K >= cap). K is binomial; n others are counted, which
-covers joining as well as leaving.
+at a rate of at most q. K does not depend on the user, so that by joint convexity the profile of the round is at most
+the mixture of the two profiles with tau = P(K >= cap). K is binomial; n others are counted, which overstates tau for a
+user who leaves, and that is safe because at equal rate the profile of the row below is nowhere under that of the row
+above.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def _truncated(rate: float, population: int, cap: int, relation: Relation, shift
     roomy = _poisson(rate, relation, shift)
     if cap > population:
         return roomy
-    full = _fixed(rate * cap / (cap + 1), relation, shift)
+    full = _fixed(rate, relation, shift)
     tau = _chance_of_at_least(cap, population, rate)
     directions = tuple(
         Direction(_mixed(a.positive, b.positive, tau), _mixed(a.negative, b.negative, tau))

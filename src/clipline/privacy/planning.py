@@ -13,7 +13,7 @@ from .events import GaussianEvent, sampling_named
 from .guarantee import Guarantee, rounded_up
 from .ledger import Ledger
 from .relations import Relation
-from .split import split_noise
+from .split import DeltaNoise, split_noise
 
 CURVE_POINTS = 10
 
@@ -26,7 +26,7 @@ class Plan:
     guarantee: Guarantee
     renyi_epsilon: float  # of the Renyi accountant alone
     noise_multiplier: float
-    delta_noise_multiplier: float | None  # None: the count would reveal more than the round may
+    delta_noise_multiplier: DeltaNoise | None  # None: the count would reveal more than the round may
     count_stddev: float
     cohort: int
     users: int
@@ -40,6 +40,10 @@ class Plan:
         """The chance of a user to take part in a round."""
         return self.cohort / self.users
 
+    @property
+    def _update_noise(self) -> float:
+        return self.noise_multiplier if self.delta_noise_multiplier is None else float(self.delta_noise_multiplier)
+
     def to_json(self) -> dict[str, Any]:
         """For programs; an infinite epsilon is null."""
         guarantee = self.guarantee
@@ -48,7 +52,7 @@ class Plan:
             "epsilon": guarantee.epsilon if guarantee.private else None,
             "delta": guarantee.delta,
             "noise_multiplier": self.noise_multiplier,
-            "delta_noise_multiplier": self.delta_noise_multiplier,
+            "delta_noise_multiplier": None if self.delta_noise_multiplier is None else self._update_noise,
             "count_stddev": self.count_stddev,
             "cohort": self.cohort,
             "users": self.users,
@@ -58,7 +62,7 @@ class Plan:
             "accountant": guarantee.accountant,
             "sound": guarantee.sound,
             "guarantee": str(guarantee),
-            "renyi_epsilon": self.renyi_epsilon,
+            "renyi_epsilon": self.renyi_epsilon if math.isfinite(self.renyi_epsilon) else None,
             "mu": guarantee.mu if guarantee.private else None,
             "comparison": [
                 {
@@ -100,14 +104,16 @@ class Plan:
             return f"not possible with {self.count_stddev:g} users of noise on the count: it needs more than {needed}"
         if self.noise_multiplier == 0:
             return "free, as there is no noise at all"
-        percent = 100 * (self.delta_noise_multiplier / self.noise_multiplier - 1)
+        percent = 100 * (float(self.delta_noise_multiplier) / self.noise_multiplier - 1)
         return (
-            f"updates get {_up(self.delta_noise_multiplier)} (+{percent:.2g}%), "
+            f"updates get {_up(float(self.delta_noise_multiplier))} (+{percent:.2g}%), "
             f"the count {self.count_stddev:g} users of noise"
         )
 
     def _noise(self) -> str:
-        multiplier = self.noise_multiplier if self.delta_noise_multiplier is None else self.delta_noise_multiplier
+        multiplier = (
+            self.noise_multiplier if self.delta_noise_multiplier is None else float(self.delta_noise_multiplier)
+        )
         return (
             f"{multiplier:.4g} clips a coordinate on the sum, {multiplier / self.cohort:.3g} clips on the mean update"
         )
@@ -148,7 +154,9 @@ def plan(
     `delta` is users^-1.1 if left out, the relation follows the sampling. `scale=(m, z)` does the third step of the
     paper's recipe instead: with epsilon and rounds given, the least multiple of both that reaches epsilon.
     """
-    users = check_whole("users", users, at_least=2, way_out="give the number of users in the population")
+    users = check_whole(
+        "users", users, at_least=2, at_most=10**12, way_out="give the number of users in the population"
+    )
     delta = check_number(
         "delta", users**-1.1 if delta is None else delta, above=0, below=1, way_out="users^-1.1 is usual"
     )
@@ -156,7 +164,7 @@ def plan(
     terms: dict[str, Any] = {"delta": delta, "relation": kind}
     found = _left_out(cohort, rounds, epsilon, noise_multiplier, scale)
     if rounds is not None:
-        check_whole("rounds", rounds, at_least=1, way_out="train for at least one round")
+        check_whole("rounds", rounds, at_least=1, at_most=10**12, way_out="train for at least one round")
     if cohort is not None:
         _check_cohort(cohort, users)
     if found == "scale":
@@ -194,8 +202,9 @@ def _complete(
 
     guarantee = account(ledger(sampling, rounds), **terms)
     count_stddev = (cohort / 20 if z > 0 else 0.0) if count_stddev is None else count_stddev
+    check_number("count_stddev", count_stddev, at_least=0, way_out="cohort / 20 is the paper's choice")
     try:
-        delta_noise: float | None = float(split_noise(z, count_stddev))
+        delta_noise: DeltaNoise | None = split_noise(z, count_stddev)
     except SettingError:
         delta_noise = None
     comparison = tuple(
@@ -251,10 +260,11 @@ def _scaled(
         event = GaussianEvent(sampling_named(sampling, users, users), z * users / cohort)
         best = account(Ledger().add(event, _given(rounds)), **terms)
         allowed = rounds_within(event, epsilon=_given(epsilon), **terms)
+        fewer = f", or {allowed} rounds" if allowed else ""
         needed = noise_multiplier_for(sampling=event.sampling, rounds=_given(rounds), epsilon=_given(epsilon), **terms)
         raise SettingError(
             f"scale='m={cohort},z={z:g}' must reach {epsilon=} with the {users} users there are, and does not: take "
-            f"epsilon {best.epsilon_text}, which all users in every round reach, or {allowed} rounds, or find a "
+            f"epsilon {best.epsilon_text}, which all users in every round reach{fewer}, or find a "
             f"model that bears z={rounded_up(needed * cohort / users, 3)} at m={cohort}"
         ) from None
     return scaled, z * scaled / cohort

@@ -90,6 +90,7 @@ def figure1(folder: Path, *, overwrite: bool = False) -> list[Path]:
 
 def figure2(folder: Path, *, seed: int = 0, overwrite: bool = False) -> list[Path]:
     """Five quantiles tracked on three log-normal populations: `fig2.csv` and `fig2.png`."""
+    Streams(seed)  # refuses what is no seed
     table, picture = _targets(folder, "fig2", overwrite)
     figure, axes = new_figure(1, len(FIGURE2_POPULATIONS), width=13, height=4.4)
     rows = []

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..errors import RunError
 from ..federated.checkpoint import load_checkpoint, save_checkpoint, save_model
 from ..federated.round import TrainState
@@ -38,33 +40,39 @@ class RunDirectory:
     def __init__(self, path: Path, settings: TrainSettings, training: Training) -> None:
         check_free(path)
         path.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        self.settings = settings
+        self._open(path, settings, training, Ledger())
         (path / SETTINGS).write_text(settings.to_toml() + resolved_comments(training))
         (path / METRICS).touch()
         (path / LEDGER).touch()
 
-    @classmethod
-    def reopen(cls, path: Path, settings: TrainSettings) -> tuple[RunDirectory, TrainState]:
-        """An interrupted run and its last checkpoint.
+    def _open(self, path: Path, settings: TrainSettings, training: Training, written: Ledger) -> None:
+        self.path, self.settings, self.written = path, settings, written
+        device = training.algorithm.clients.device.type
+        self.circumstances = f"{settings.to_toml()}torch {torch.__version__} on {device}\n"
 
-        Rounds after the checkpoint are run again. From the same seed they release the same numbers, so that their lines
-        are dropped and written again. Noise from the system differs: what was released stays charged, in the ledger and
-        in the state.
+    @classmethod
+    def reopen(cls, path: Path, settings: TrainSettings, training: Training) -> tuple[RunDirectory, TrainState]:
+        """An interrupted run and its last checkpoint; refused where settings, torch or the device have changed.
+
+        Rounds after the checkpoint are run again. From the same seed they release the same numbers: their lines in the
+        ledger stay and count once. Noise and cohorts from the system differ: there a round that is run again is one
+        more round. Either way nothing that was ever charged is forgotten.
         """
         if not (path / CHECKPOINT).is_file():
             raise RunError(f"resume={str(path)!r} holds no {CHECKPOINT}: it is finished, or never reached a checkpoint")
         directory = cls.__new__(cls)
-        directory.path, directory.settings = path, settings
-        state = load_checkpoint(path / CHECKPOINT)
-        _rewrite(path / METRICS, _whole_lines(path / METRICS)[: state.round_index])
-        charged = state.ledger
-        if settings.noise_source == "system":
-            _rewrite(path / LEDGER, _whole_lines(path / LEDGER))
-            written = Ledger.read(path / LEDGER)
-            charged = max(charged, written, key=lambda ledger: ledger.rounds)
+        directory._open(path, settings, training, Ledger())
+        device = training.algorithm.clients.device
+        state = load_checkpoint(path / CHECKPOINT, device, directory.circumstances)
+        _rewrite(path / LEDGER, _whole_lines(path / LEDGER))
+        written = Ledger.read(path / LEDGER)
+        if set(written.events) - {training.algorithm.event}:
+            raise RunError(f"{str(path / LEDGER)!r} holds rounds of another run: restore it, or start a new run")
+        charged = max(state.ledger, written, key=lambda ledger: ledger.rounds)
         _rewrite(path / LEDGER, [ledger_line(index, event) + "\n" for index, event in enumerate(charged)])
-        return directory, replace(state, ledger=charged)
+        _rewrite(path / METRICS, _metrics_before(path / METRICS, state.round_index))
+        directory.written = charged
+        return directory, replace(state, ledger=charged) if settings.noise_source == "system" else state
 
     def write_round(self, report: RoundReport, state: TrainState) -> None:
         """A line of the ledger before anything else of the round is let out, a line of metrics, perhaps a checkpoint.
@@ -72,11 +80,16 @@ class RunDirectory:
         A checkpoint comes when the round was evaluated; and always where the noise comes from the system, since such a
         round cannot be replayed.
         """
-        event = state.ledger.runs[-1][0]
-        _append(self.path / LEDGER, ledger_line(state.ledger.rounds - 1, event))
+        if state.ledger.rounds > self.written.rounds:
+            _append(self.path / LEDGER, ledger_line(state.ledger.rounds - 1, state.ledger.runs[-1][0]))
+            self.written = state.ledger
         _append(self.path / METRICS, json.dumps(round_json(report)))
         if report.metrics or self.settings.noise_source == "system":
-            save_checkpoint(self.path / CHECKPOINT, state)
+            save_checkpoint(self.path / CHECKPOINT, state, self.circumstances)
+
+    def charged(self, result: TrainResult, training: Training) -> TrainResult:
+        """The result with the guarantee of everything the ledger holds, which may be more than this state has seen."""
+        return replace(result, guarantee=training.guarantee_of(self.written)) if self.written.rounds else result
 
     def finish(self, result: TrainResult, metric_name: str, data: str) -> None:
         """The model and the curves; the checkpoint stays only where there are rounds left to resume.
@@ -89,7 +102,7 @@ class RunDirectory:
         if rounds:
             draw_curves(self.path / CURVES, rounds, metric_name, self.settings, result.guarantee, data)
         if result.stopped == "interrupted":
-            save_checkpoint(self.path / CHECKPOINT, result.state)
+            save_checkpoint(self.path / CHECKPOINT, result.state, self.circumstances)
         else:
             (self.path / CHECKPOINT).unlink(missing_ok=True)
 
@@ -99,7 +112,7 @@ def resolved_comments(training: Training) -> str:
     mechanism = training.algorithm.mechanism
     values = {
         "noise_multiplier": training.noise_multiplier,
-        "delta_noise_multiplier": mechanism.delta_noise_multiplier,
+        "delta_noise_multiplier": float(mechanism.delta_noise_multiplier),
         "count_stddev": mechanism.count_stddev,
         "delta": training.delta,
         "relation": str(training.relation),
@@ -177,8 +190,20 @@ def _append(path: Path, line: str) -> None:
 
 def _whole_lines(path: Path) -> list[str]:
     """The lines of a file, less a last one that a crash cut short; none if there is no file."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    lines = path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else []
     return [line for line in lines if line.endswith("\n")]
+
+
+def _metrics_before(path: Path, round_index: int) -> list[str]:
+    """The lines of the rounds before this one; damaged ones are left out, as nothing is computed from them."""
+    kept = []
+    for line in _whole_lines(path):
+        try:
+            if json.loads(line)["round"] < round_index:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue
+    return kept
 
 
 def _rewrite(path: Path, lines: list[str]) -> None:

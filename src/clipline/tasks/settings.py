@@ -60,15 +60,17 @@ class TrainSettings:
         check_choice("clip_rule", self.clip_rule, ("geometric", "linear"))
         check_choice("server", self.server, ("sgd", "adam", "yogi"))
         check_choice("noise_source", self.noise_source, ("seed", "system"))
+        if not isinstance(self.device, str):
+            raise refuse("device", self.device, "auto, cpu or cuda", "leave it out to take what is there")
         words = ("quantile", "fixed", "none")
         if isinstance(self.clip, str) and self.clip not in words:
             raise refuse("clip", self.clip, "one of quantile, fixed, none or a number", nearest(self.clip, words))
         check_number("fixed_clip", self.fixed_clip, above=0, way_out="give a positive clip")
         if not isinstance(self.clamp_fraction, bool):
             raise refuse("clamp_fraction", self.clamp_fraction, "true or false", "false is the paper's choice")
-        check_whole("rounds", self.rounds, at_least=1, way_out="train for at least one round")
+        check_whole("rounds", self.rounds, at_least=1, at_most=10**9, way_out="train for at least one round")
         check_whole("cohort", self.cohort, at_least=1, way_out="sample at least one user a round")
-        check_whole("users", self.users, at_least=1, way_out="give a population with users")
+        check_whole("users", self.users, at_least=1, at_most=10**10, way_out="give a population with users")
         if self.cohort > self.users:
             limit = f"at most the population, {self.users} users"
             raise refuse("cohort", self.cohort, limit, "lower the cohort or raise users")
@@ -82,6 +84,10 @@ class TrainSettings:
                 check_number(name, getattr(self, name), above=0, way_out="4.0 is a usual target")
         if self.noise_multiplier is not None:
             check_number("noise_multiplier", self.noise_multiplier, at_least=0, way_out="0 is no noise and no privacy")
+            if self.noise_multiplier == 0 and self.max_epsilon is not None:
+                raise refuse(
+                    "max_epsilon", self.max_epsilon, "left out where there is no noise", "add noise or drop it"
+                )
         if self.delta is not None:
             check_number("delta", self.delta, above=0, below=1, way_out="leave it out for users^-1.1")
         if self.test_users is not None:
