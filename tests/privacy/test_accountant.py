@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from oracle_rows import delta_of_row
 
