@@ -84,29 +84,51 @@ def library_lstm(ours, input_size):
     return theirs
 
 
-def test_lstm_equals_the_librarys_forward_and_backward():
+@pytest.mark.parametrize("way", [MatrixLSTM.forward, MatrixLSTM._step_by_step])
+def test_lstm_equals_the_librarys_forward_and_backward(way):
     torch.manual_seed(0)
     ours = MatrixLSTM(5, 7).to(DOUBLE)
     theirs = library_lstm(ours, 5)
     inputs = torch.randn(3, 9, 5, dtype=DOUBLE, requires_grad=True)
     expected = theirs(inputs)[0]
-    torch.testing.assert_close(ours(inputs), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(way(ours, inputs, None), expected, rtol=0, atol=1e-10)
     wanted = gradients(expected, [inputs, theirs.weight_ih_l0, theirs.weight_hh_l0, theirs.bias_ih_l0])
-    got = gradients(ours(inputs), [inputs, ours.weight_ih, ours.weight_hh, ours.bias])
+    got = gradients(way(ours, inputs, None), [inputs, ours.weight_ih, ours.weight_hh, ours.bias])
     for mine, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-10)
 
 
-def test_lstm_holds_its_state_where_the_mask_is_false():
+REAL_FIRST = [[True] * 3 + [False] * 3, [True] * 6, [True] + [False] * 5, [False] * 6]
+ANY_ORDER = [[True, True, False, True, False, False], [False, True, True, True, True, True]]
+
+
+@pytest.mark.parametrize("mask", [REAL_FIRST, ANY_ORDER])
+def test_lstm_with_padding_is_the_same_alone_stacked_and_step_by_step(mask):
+    torch.manual_seed(0)
+    ours = MatrixLSTM(5, 7).to(DOUBLE)
+    mask = torch.tensor(mask)
+    inputs = torch.randn(*mask.shape, 5, dtype=DOUBLE, requires_grad=True)
+    expected = ours._step_by_step(inputs, mask)
+    torch.testing.assert_close(ours(inputs, mask), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(in_a_stack_of_one(ours, (inputs, mask)), expected, rtol=0, atol=1e-10)
+    tensors = [inputs, *ours.parameters()]
+    for mine, other in zip(gradients(ours(inputs, mask), tensors), gradients(expected, tensors), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("way", [MatrixLSTM.forward, MatrixLSTM._step_by_step])
+def test_lstm_holds_its_state_where_the_mask_is_false(way):
     torch.manual_seed(0)
     ours = MatrixLSTM(5, 7).to(DOUBLE)
     inputs = torch.randn(2, 6, 5, dtype=DOUBLE)
-    mask = torch.tensor([[True, True, False, True, False, False], [False, True, True, True, True, True]])
-    got = ours(inputs, mask)
+    got = way(ours, inputs, torch.tensor(ANY_ORDER))
     awake = ours(inputs[:1, [0, 1, 3]])[0]  # as if the masked steps had never been
     torch.testing.assert_close(got[0], awake[[0, 1, 1, 2, 2, 2]], rtol=0, atol=1e-12)
     torch.testing.assert_close(got[1, 1:], ours(inputs[1:, 1:])[0], rtol=0, atol=1e-12)
     assert got[1, 0].abs().max() == 0  # nothing has been read yet
+    padded = way(ours, inputs, torch.tensor([REAL_FIRST[0], REAL_FIRST[3]]))
+    torch.testing.assert_close(padded[0, 2:], padded[0, 2:3].expand(4, -1), rtol=0, atol=0)
+    assert padded[1].abs().max() == 0
 
 
 def test_lstm_starts_as_in_keras():

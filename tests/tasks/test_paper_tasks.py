@@ -1,12 +1,15 @@
 """The six tasks together: Table 1 as settings, stand-ins with the right fields, and training that trains."""
 
+import copy
+import functools
+
 import numpy as np
 import pytest
 import torch
 
 from clipline import Population, SettingError, task_named
 from clipline.errors import PopulationError
-from clipline.tasks import TASK_NAMES
+from clipline.tasks import TASK_NAMES, cifar100
 from clipline.tasks.facts import FACTS
 from clipline.tasks.paper_task import TEST_FIRST, check_fields
 from clipline.tasks.stand_ins import pictures, roles, topics, writing
@@ -115,6 +118,46 @@ def test_the_loss_falls_on_a_repeated_batch(name, lr, loaded):
             for param in model.parameters():
                 param -= lr * param.grad
     assert losses[-1] < losses[0]
+
+
+class WithLoss(torch.nn.Module):
+    """Model and loss as one module, so that a stack of parameters reaches both."""
+
+    def __init__(self, model, loss):
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, batch):
+        return self.loss(self.model, batch)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_gradients_of_two_users_in_a_stack_are_those_of_each_alone(name, loaded):
+    task = loaded(name)
+    whole = WithLoss(copy.deepcopy(task.model).double().eval(), task.loss)
+    if name == "cifar100":
+        whole.loss = functools.partial(cifar100.loss, augment=False)
+    torch.manual_seed(0)
+    stack = {
+        key: torch.stack([p.detach(), p.detach() + 0.01 * torch.randn_like(p)]) for key, p in whole.named_parameters()
+    }
+    fields = [
+        {field: torch.from_numpy(rows[:2]) for field, rows in task.population.of(user).items()} for user in (0, 1)
+    ]
+    batches = {key: torch.stack([f[key] for f in fields]) for key in fields[0]}
+    batches = {key: rows.double() if rows.is_floating_point() else rows for key, rows in batches.items()}
+
+    def loss_of(params, batch):
+        return torch.func.functional_call(whole, params, (batch,))
+
+    together = torch.func.vmap(torch.func.grad(loss_of))(stack, batches)
+    for user in (0, 1):
+        for key, param in whole.named_parameters():
+            param.data.copy_(stack[key][user])
+        whole.zero_grad()
+        whole({key: rows[user] for key, rows in batches.items()}).backward()
+        for key, param in whole.named_parameters():
+            torch.testing.assert_close(together[key][user], param.grad, rtol=1e-7, atol=1e-10)
 
 
 GENERATORS = {

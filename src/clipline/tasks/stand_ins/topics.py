@@ -8,6 +8,7 @@ examples that training would take.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,9 @@ MEAN_EXAMPLES = 135_818_730 / 342_477  # of the original, 397 a user, before the
 MOST_EXAMPLES = 1000
 UNEVENNESS = 1.4  # standard deviation of the logarithm of a user's number of examples
 TOPICS, TOPIC_WORDS, TOPIC_TAGS = 50, 200, 10
-MIXTURE = 0.2  # Dirichlet concentration of a user's topics: two or three make up most
+MIXTURE = 5.0  # sum of the Dirichlet concentrations of a user's topics: a few make up most
+TOPIC_SCALE = 12  # how many of a topic's words are frequent in it
+NAMED = 0.5  # how often a post has its tag's name among its words
 UNKNOWN, OF_TOPIC, FOLLOWS = 0.05, 0.3, 0.25  # how a word comes about; otherwise it is common
 SENTENCE_WORDS, POST_WORDS = 12, 30  # median lengths
 LENGTH_SPREAD = 0.5
@@ -59,48 +62,73 @@ def _tagged(user: int) -> dict[str, NDArray[np.generic]]:
     rng = _rng("posts", user)
     words, lengths, topics = _posts(rng, POST_WORDS, longest=BAG)
     count = len(words)
-    real = (np.arange(words.shape[1]) < lengths[:, None]) & (words != OOV)
-    pairs, times = np.unique(np.repeat(np.arange(count), real.sum(axis=1)) * WORDS + words[real], return_counts=True)
-    posts = pairs // WORDS
-    place = np.arange(len(pairs)) - np.searchsorted(posts, posts)  # among the different words of the post
-    bags, weights = np.full((count, BAG), BAG_PAD, np.int16), np.zeros((count, BAG), np.float32)
-    bags[posts, place] = pairs % WORDS
-    weights[posts, place] = times / lengths[posts]
     # The topic's ten tags in an order of chance that favours the first, cut after one to five.
     order = np.argsort(np.arange(TOPIC_TAGS) / 3 + rng.gumbel(size=(count, TOPIC_TAGS)), axis=1)[:, :TAGS_KEPT]
-    tags = (topics[:, None] * TOPIC_TAGS + order) % TAGS
+    tags = topics[:, None] * TOPIC_TAGS + order
     tags[np.arange(TAGS_KEPT) >= rng.integers(1, TAGS_KEPT + 1, count)[:, None]] = TAG_PAD
+    for tag in tags.T:
+        named = (tag != TAG_PAD) & (rng.random(count) < NAMED)
+        words[named, rng.integers(0, lengths[named])] = _language().name_of_tag[tag[named]]
+    bags, weights = _bags(words, lengths)
     return {"words": bags, "weights": weights, "tags": tags.astype(np.int16)}
+
+
+def _bags(words: Whole, lengths: Whole) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+    """Different known words of each row (rows, 128), and their shares of all words of the row, unknown ones too."""
+    rows = len(words)
+    known = (np.arange(words.shape[1]) < lengths[:, None]) & (words != OOV)
+    pairs, times = np.unique(np.repeat(np.arange(rows), known.sum(axis=1)) * WORDS + words[known], return_counts=True)
+    owner = pairs // WORDS
+    place = np.arange(len(pairs)) - np.searchsorted(owner, owner)
+    bags, weights = np.full((rows, BAG), BAG_PAD, np.int16), np.zeros((rows, BAG), np.float32)
+    bags[owner, place] = pairs % WORDS
+    weights[owner, place] = times / lengths[owner]
+    return bags, weights
 
 
 def _posts(rng: np.random.Generator, median: int, longest: int) -> tuple[Whole, Whole, Whole]:
     """Words (examples, longest) of which `lengths` (examples,) count, and the topic (examples,) of each."""
-    common, of_topic, successor = _language()
+    language = _language()
     drawn = (MEAN_EXAMPLES - 1) * rng.lognormal(0, UNEVENNESS) / np.exp(UNEVENNESS**2 / 2)
     count = min(1 + int(drawn), MOST_EXAMPLES)
-    topics = rng.choice(TOPICS, count, p=rng.dirichlet(np.full(TOPICS, MIXTURE)))
+    topics = rng.choice(TOPICS, count, p=rng.dirichlet(MIXTURE * language.popularity))
     lengths = np.clip((median * rng.lognormal(0, LENGTH_SPREAD, count)).astype(np.int64), 1, longest)
     shape = (count, longest)
-    words = np.searchsorted(common, rng.random(shape), side="right")
+    words = np.searchsorted(language.common, rng.random(shape), side="right")
     how = rng.random(shape)
-    favourite = np.minimum(rng.exponential(TOPIC_WORDS / 8, shape).astype(np.int64), TOPIC_WORDS - 1)
-    words = np.where(how < OF_TOPIC, of_topic[topics[:, None], favourite], words)
+    favourite = np.minimum(rng.exponential(TOPIC_SCALE, shape).astype(np.int64), TOPIC_WORDS - 1)
+    words = np.where(how < OF_TOPIC, language.of_topic[topics[:, None], favourite], words)
     follows = (how >= OF_TOPIC) & (how < OF_TOPIC + FOLLOWS)
-    words[:, 1:] = np.where(follows[:, 1:], successor[words[:, :-1]], words[:, 1:])
+    words[:, 1:] = np.where(follows[:, 1:], language.successor[words[:, :-1]], words[:, 1:])
     words[how > 1 - UNKNOWN] = OOV
     return words, lengths, topics
 
 
+class Language(NamedTuple):
+    """What all users share."""
+
+    common: NDArray[np.float64]  # (10000,) running totals of Zipf's law
+    popularity: NDArray[np.float64]  # (50,) of the topics, summing to 1
+    of_topic: Whole  # (50, 200) words, the frequent ones first
+    successor: Whole  # (10000,) the word that likes to follow each
+    name_of_tag: Whole  # (500,) words
+
+
 @lru_cache(maxsize=1)
-def _language() -> tuple[NDArray[np.float64], Whole, Whole]:
-    """Running totals of Zipf's law (10000,), each topic's words (50, 200), and the word that follows each (10000,)."""
+def _language() -> Language:
     rng = _rng("language", 0)
-    ends: NDArray[np.float64] = np.cumsum(1 / (np.arange(WORDS) + 2.7))
-    topics = np.stack([rng.choice(np.arange(100, WORDS), TOPIC_WORDS, replace=False) for _ in range(TOPICS)])
-    successor = np.minimum(rng.exponential(WORDS / 20, WORDS).astype(np.int64), WORDS - 1)
-    ends /= ends[-1]
-    ends[-1] = 1.0
-    return ends, topics, successor
+    common: NDArray[np.float64] = np.cumsum(1 / (np.arange(WORDS) + 2.7))
+    common /= common[-1]
+    common[-1] = 1.0
+    popularity = 1 / (np.arange(TOPICS) + 3.0)
+    rare = np.arange(100, WORDS)
+    return Language(
+        common,
+        popularity / popularity.sum(),
+        np.stack([rng.choice(rare, TOPIC_WORDS, replace=False) for _ in range(TOPICS)]),
+        np.minimum(rng.exponential(WORDS / 20, WORDS).astype(np.int64), WORDS - 1),
+        rng.choice(rare, TAGS, replace=False),
+    )
 
 
 def _rng(purpose: str, number: int) -> np.random.Generator:

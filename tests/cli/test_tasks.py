@@ -1,0 +1,102 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from safetensors import safe_open
+
+from clipline.cli import main
+from clipline.tasks import TASK_NAMES
+
+
+@pytest.fixture
+def clipline(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["clipline", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_every_task_is_listed_with_what_the_paper_prints(clipline):
+    code, out, _ = clipline("tasks", "--json")
+    assert code == 0
+    listed = {task["name"]: task for task in json.loads(out)}
+    assert tuple(listed) == TASK_NAMES
+    wanted = {"name", "parameters", "users", "rounds", "client_lr", "server_lr", "clip_min", "clip_max", "data"}
+    assert all(wanted <= set(task) for task in listed.values())
+    assert listed["so_lr"]["parameters"] == 5_000_500
+    assert listed["so_lr"]["client_lr"] == 10**2.5
+    assert (listed["cifar100"]["clip_min"], listed["cifar100"]["clip_max"]) == (0.75, 2.2)
+    assert {task["data"] for task in listed.values()} == {"embedded", "stand-in"}
+
+
+def test_the_list_is_a_table(clipline):
+    code, out, _ = clipline("tasks")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].split() == [
+        "name", "parameters", "users", "rounds", "client_lr", "server_lr", "clip_min", "clip_max", "data",
+    ]  # fmt: skip
+    assert [line.split()[0] for line in lines[1:]] == list(TASK_NAMES)
+    assert lines[-1].split() == [
+        "so_lr", "5,000,500", "342,477", "1,500", "316", "1.78", "16", "135", "stand-in,", "1,000", "users",
+    ]  # fmt: skip
+
+
+def test_the_list_needs_no_torch():
+    code = (
+        "import sys; sys.argv = ['clipline', 'tasks']\n"
+        "from clipline.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    print('torch' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "False"
+
+
+TINY = ["--users", 6, "--cohort", 3, "--rounds", 2, "--test-users", 2, "--sampling", "fixed", "--out", "run"]
+
+
+def test_a_stand_in_is_called_one_wherever_a_result_shows(clipline, tmp_path):
+    code, out, err = clipline("train", "emnist_ae", *TINY)
+    assert code == 0, err
+    assert "preparing stand-in for EMNIST-62 by writer: 6 drawn writers" in err
+    assert out.startswith("mean_squared_error 0.")
+    assert "outside the training population (validation)" in out.splitlines()[0]
+    assert out.splitlines()[1].startswith("data: a stand-in")
+    with safe_open(tmp_path / "run" / "model.safetensors", framework="numpy") as file:
+        assert file.metadata()["data"] == "stand-in"
+
+
+def test_json_says_which_data_and_which_part(clipline):
+    code, out, err = clipline("train", "emnist_ae", *TINY, "--evaluate-on", "test", "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert (answer["task"], answer["data"], answer["evaluate_on"]) == ("emnist_ae", "stand-in", "test")
+    assert answer["metric_name"] == "mean_squared_error"
+    assert answer["epsilon"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["cifar100", "--classes", "10"], "classes=10 must be left out, as task 'cifar100' has no such setting"),
+        (["handwriting", "--test-users", "10"], "test_users=10 must be left out"),
+        (["so_lr", "--test-users", "1"], "test_users=1 must be a whole number at least 2"),
+        (["so_lr", "--evaluate-on", "train"], "evaluate_on='train' must be one of validation, test, original"),
+        (["emnist"], "did you mean 'emnist_"),
+    ],
+)
+def test_what_a_task_has_not_is_refused_in_one_sentence(clipline, tmp_path, arguments, words):
+    code, _, err = clipline("train", *arguments, "--out", "run")
+    assert code == 2
+    assert words in err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
