@@ -7,7 +7,7 @@ import sys
 import typer
 
 from ..errors import CliplineError
-from . import plan, reproduce, train
+from . import data, plan, reproduce, train
 
 app = typer.Typer(
     name="clipline",
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.command("reproduce")(reproduce.reproduce)
+app.add_typer(data.app, name="data")
 
 
 def _version(wanted: bool) -> None:

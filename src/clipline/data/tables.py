@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
@@ -28,7 +28,7 @@ def read_table(
     fields: Sequence[str] | None = None,
     text: Text | None = None,
     progress: Progress = silent,
-) -> Iterator[Chunk]:
+) -> Generator[Chunk, None, None]:
     """The rows of a table, with the user column as ids and the chosen or all other columns as fields.
 
     The ending of the name says what it is. A column of lists becomes an array with one more axis, and all its lists

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from .chunks import CHUNK_BYTES, Chunk, Progress, chosen, existing_file, short, 
 
 def read_tff_hdf5(
     path: str | Path, *, fields: Sequence[str] | None = None, progress: Progress = silent
-) -> Iterator[Chunk]:
+) -> Generator[Chunk, None, None]:
     """The examples of every client in the file; a client's examples stay in one chunk.
 
     Data sets of text give arrays of `str`. All clients must have the same fields. `progress` counts clients.

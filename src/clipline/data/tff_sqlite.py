@@ -5,7 +5,7 @@ from __future__ import annotations
 import lzma
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def read_tff_sqlite(
     fields: Sequence[str] | None = None,
     scratch: str | Path | None = None,
     progress: Progress = silent,
-) -> Iterator[Chunk]:
+) -> Generator[Chunk, None, None]:
     """The examples of one split; numbers as (rows,) or (rows, entries), bytes as text.
 
     Rows of one client that follow each other stay in one chunk. A `.lzma` file is decompressed into a temporary file in
@@ -51,7 +51,7 @@ def read_tff_sqlite(
 
 
 @contextmanager
-def _decompressed(file: Path, folder: Path, progress: Any) -> Iterator[Path]:
+def _decompressed(file: Path, folder: Path, progress: Callable[[int], None]) -> Iterator[Path]:
     with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{file.stem}.", suffix=".sqlite") as plain:
         with file.open("rb") as raw, lzma.open(raw) as stream:
             while block := stream.read(_BLOCK):
