@@ -122,7 +122,7 @@ def test_public_names_exist_and_stand_once():
 
 @pytest.mark.parametrize("command", ["import clipline", "import clipline.cli", "import clipline.privacy.accountant"])
 def test_importing_stays_light(command):
-    heavy = "torch", "matplotlib", "scipy.stats", "scipy.signal", "pandas"
+    heavy = "torch", "matplotlib", "scipy.stats", "scipy.signal", "pandas", "h5py", "pyarrow"
     code = f"import sys; {command}; print([name for name in {heavy} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from ..errors import CliplineError
-from . import plan, reproduce, tasks, train
+from . import data, plan, reproduce, tasks, train
 
 app = typer.Typer(
     name="clipline",
@@ -20,6 +20,7 @@ app.command("train")(train.train)
 app.command("tasks")(tasks.tasks)
 app.command("plan")(plan.plan)
 app.command("reproduce")(reproduce.reproduce)
+app.add_typer(data.app, name="data")
 
 
 def _version(wanted: bool) -> None:

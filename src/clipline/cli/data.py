@@ -1,0 +1,151 @@
+"""`clipline data`: what is known, how to get it, and how to bring your own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import PopulationError
+from .file_progress import FileProgress
+
+if TYPE_CHECKING:
+    from ..data.chunks import Convert
+
+app = typer.Typer(help="List, fetch and prepare data.", no_args_is_help=True)
+
+TOKENISERS: dict[str, Convert] = {}  # name of the data or of the task -> what turns its text into numbers
+
+_NAME = "emnist, cifar100, shakespeare, stackoverflow, or a task that reads one of them"
+
+
+@app.command("list")
+def list_data(
+    folder: Annotated[Path, typer.Option("--in", help="Where to look for what is present.")] = Path("data"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say which data sets are known, which are present, and how to get them."""
+    from ..data.catalogue import CATALOGUE
+
+    prepared = _prepared(folder)
+    answer: dict[str, dict[str, Any]] = {}
+    for name, known in CATALOGUE.items():
+        files = [part.hdf5 for part in known.splits.values()]
+        for download in known.downloads:
+            files += [download.file, download.file.removesuffix(".lzma")]
+        answer[name] = {
+            "what": known.what,
+            "tasks": list(known.tasks),
+            "splits": {split: {"users": p.users, "examples": p.examples} for split, p in known.splits.items()},
+            "fields": list(known.fields),
+            "downloads": [asdict(download) for download in known.downloads],
+            "files": [str(folder / file) for file in dict.fromkeys(files) if (folder / file).is_file()],
+            "prepared": [place for place, source in prepared.items() if source.split(" ")[0] == name],
+            "by_hand": known.by_hand,
+        }
+    if as_json:
+        print(json.dumps(answer))
+        return
+    for name, entry in answer.items():
+        train = CATALOGUE[name].splits["train"]
+        print(f"{name}: {entry['what']} ({train.users:,} users, {train.examples:,} examples)")
+        print(f"  for      {', '.join(CATALOGUE[name].tasks)}")
+        print(f"  present  {', '.join([*entry['files'], *entry['prepared']]) or f'nothing in {folder}'}")
+        print(f"  get it   clipline data fetch {name} --to {folder}")
+        print(f"  by hand  {entry['by_hand']}")
+    print("table: your own Parquet, CSV, JSONL or NPZ\n  prepare  clipline data prepare table --from FILE --to DIR")
+
+
+@app.command("prepare")
+def prepare_data(
+    name: Annotated[str, typer.Argument(help=f"{_NAME}; or table, for your own.")],
+    source: Annotated[Path, typer.Option("--from", help="The file, or a folder with the original files.")],
+    target: Annotated[Path, typer.Option("--to", help="The folder to write; new or empty.")],
+    user_column: Annotated[str | None, typer.Option(help="The column that says whose row it is.")] = None,
+    fields: Annotated[str | None, typer.Option(help="Columns to keep, as a,b.", show_default="all others")] = None,
+    split: Annotated[str, typer.Option(help="train or test (stackoverflow: heldout too).")] = "train",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Turn a file into a store grouped by user, however large it is.
+
+    clipline data prepare table --from posts.parquet --to posts --user-column author
+    """
+    from ..data.prepare import prepare
+
+    begun = time.perf_counter()
+    columns = None if fields is None else [column.strip() for column in fields.split(",") if column.strip()]
+    with _terminated_cleanly(), FileProgress() as progress:
+        manifest = prepare(
+            name,
+            source,
+            target,
+            split=split,
+            user_column=user_column,
+            fields=columns,
+            tokenise=TOKENISERS.get(name),
+            progress=progress.show,
+        )
+    seconds = time.perf_counter() - begun
+    size = sum(path.stat().st_size for path in target.iterdir())
+    if as_json:
+        print(json.dumps({**asdict(manifest), "folder": str(target), "bytes": size, "seconds": round(seconds, 3)}))
+        return
+    print(
+        f"{target}: {manifest.users:,} users, {manifest.examples:,} examples of {', '.join(manifest.fields)} "
+        f"({size / 1e6:,.1f} MB in {seconds:.1f} s), from {manifest.source}"
+    )
+
+
+@app.command("fetch")
+def fetch_data(
+    name: Annotated[str, typer.Argument(help=f"{_NAME}.")],
+    target: Annotated[Path, typer.Option("--to", help="The folder to download into.")],
+) -> None:
+    """Download a known data set; the same command goes on with what was interrupted."""
+    from ..data.catalogue import data_set
+    from ..data.fetch import fetch
+
+    known = data_set(name)
+    if target.exists() and not target.is_dir():
+        raise PopulationError(f"{str(target)!r} is a file: give a folder")
+    for download in known.downloads:
+        with FileProgress() as progress:
+            path = fetch(download, target, by_hand=known.by_hand, progress=partial(progress.show, download.file))
+        checked = "checksum right" if download.sha256 else "no checksum is published"
+        print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB, {checked}")
+
+
+def _prepared(folder: Path) -> dict[str, str]:
+    """The stores in a folder, or the folder itself, and where each came from."""
+    found = {}
+    for path in sorted([*folder.glob("population.json"), *folder.glob("*/population.json")]):
+        try:
+            source: Any = json.loads(path.read_text()).get("source")
+        except (ValueError, OSError, AttributeError):
+            continue
+        if isinstance(source, str):
+            found[str(path.parent)] = source
+    return found
+
+
+@contextmanager
+def _terminated_cleanly() -> Iterator[None]:
+    """Let a polite kill end the command as an exception, so that temporary files go."""
+
+    def stop(*_: object) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,75 @@
+"""What readers give and the store takes: some rows at a time, each with the id of its user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import PopulationError, nearest
+
+Chunk = tuple[NDArray[Any], dict[str, NDArray[Any]]]  # ids (rows,), whole numbers or text; name -> (rows, ...)
+Convert = Callable[[Chunk], Chunk]  # may drop rows or add some, as long as ids and fields stay of equal length
+Text = Callable[[Sequence[str]], NDArray[Any]]  # texts of one column -> (rows, ...) numbers, every row equally wide
+Progress = Callable[[int, int], None]  # done and total, in the unit of the one who reports
+
+CHUNK_BYTES = 8 << 20  # what readers gather before they give a chunk: large enough to be fast, small beside any memory
+
+
+def silent(done: int, total: int) -> None:
+    """The progress that nobody watches."""
+
+
+def existing_file(path: str | Path) -> Path:
+    """`path` if a file with something in it is there; otherwise an error with a way out."""
+    file = Path(path)
+    if not file.exists():
+        raise PopulationError(f"{str(file)!r} does not exist: give the path of a file")
+    if not file.is_file():
+        raise PopulationError(f"{str(file)!r} is a folder but must be a file: give the path of one file")
+    if file.stat().st_size == 0:
+        raise PopulationError(f"{str(file)!r} is empty: give a file with examples, perhaps by copying it again")
+    return file
+
+
+def text_array(values: Iterable[str | bytes], where: str) -> NDArray[Any]:
+    """Texts as an array of `str` objects (rows,); bytes must be UTF-8."""
+    texts = list(values)
+    array = np.empty(len(texts), dtype=object)
+    try:
+        array[:] = [text.decode() if isinstance(text, bytes) else text for text in texts]
+    except UnicodeDecodeError as error:
+        raise PopulationError(f"{where} holds bytes that are not UTF-8 ({error.reason}): convert them first") from None
+    return array
+
+
+def chosen(names: Iterable[str], wanted: Iterable[str] | None, where: str) -> list[str]:
+    """The fields to read: all of `names`, or those `wanted`, which must be there."""
+    known = list(names)
+    if wanted is None:
+        return known
+    for name in wanted:
+        if name not in known:
+            raise PopulationError(f"{where} has no field {name!r}: {nearest(name, known)}")
+    return list(dict.fromkeys(wanted))
+
+
+def columns_of(file: Path, names: Sequence[str], user_column: str, fields: Sequence[str] | None) -> list[str]:
+    """The fields of a table to read, without the user column, which must be there."""
+    if user_column not in names:
+        raise PopulationError(f"{str(file)!r} has no user column {user_column!r}: {nearest(user_column, names)}")
+    return [name for name in chosen(names, fields, repr(str(file))) if name != user_column]
+
+
+def short(error: BaseException) -> str:
+    """The first line of a library's message, at most 160 characters."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+
+
+def converted(chunks: Iterable[Chunk], convert: Convert | None) -> Iterator[Chunk]:
+    """The chunks, each as `convert` makes it."""
+    for chunk in chunks:
+        yield chunk if convert is None else convert(chunk)

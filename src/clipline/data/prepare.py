@@ -1,0 +1,106 @@
+"""From a file that somebody has to a store that training reads."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from ..errors import PopulationError, SettingError, check_choice
+from .catalogue import CATALOGUE, TABLE, DataSet, data_set
+from .chunks import Chunk, Convert, Progress, Text, converted
+from .store import Manifest, check_target, write_store
+from .tables import read_table
+from .tff_hdf5 import read_tff_hdf5
+from .tff_sqlite import read_tff_sqlite
+
+Stages = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
+
+_HDF5 = (".h5", ".hdf5")
+_SQLITE = (".sqlite", ".sqlite.lzma")
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    pass
+
+
+def prepare(
+    name: str,
+    source: str | Path,
+    target: str | Path,
+    *,
+    split: str = "train",
+    user_column: str | None = None,
+    fields: Sequence[str] | None = None,
+    tokenise: Convert | None = None,
+    text: Text | None = None,
+    progress: Stages = _silent,
+) -> Manifest:
+    """Write the store of one split of a known data set, or of a table of your own (`name="table"`).
+
+    `source` is a TFF file (HDF5, SQLite), a table with a `user_column`, or a folder with a known data set under its
+    original file names. Data sets of text need `tokenise`: a chunk with arrays of `str` in, a chunk with numbers out; a
+    user's consecutive rows come in one chunk. For tables, `text` turns one column of text into numbers.
+    """
+    known = None if name == TABLE else _known(name)
+    check_target(target)
+    convert = None if known is None else known.convert or tokenise
+    if known is not None and convert is None:
+        raise SettingError(
+            f"data={name!r} is text and no tokeniser was given: call clipline.data.prepare.prepare with tokenise=..., "
+            "or prepare a table of numbers of your own"
+        )
+    if known is not None and fields is not None:
+        raise SettingError(f"fields={','.join(fields)!r} must be left out for {name!r}: its tasks say what they read")
+    file = known.find(Path(source), split) if known is not None and Path(source).is_dir() else Path(source)
+    wanted = fields if known is None else known.fields
+    with tempfile.TemporaryDirectory(prefix=".clipline.", dir=_existing(Path(target))) as scratch:
+        chunks = _read(
+            file, known, split, user_column, wanted, text, Path(scratch), lambda *now: progress("reading", *now)
+        )
+        with closing(chunks):  # before the scratch folder goes, also after an error
+            return write_store(
+                target,
+                converted(chunks, convert),
+                source=f"{name} from {file.name}" if known is None else f"{known.name} {split} from {file.name}",
+                progress=lambda *now: progress("grouping", *now),
+            )
+
+
+def _known(name: str) -> DataSet:
+    check_choice("data", name, [*CATALOGUE, *(task for data in CATALOGUE.values() for task in data.tasks), TABLE])
+    return data_set(name)
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder above a target that exists, on whose file system the target will be."""
+    return next(folder for folder in path.absolute().parents if folder.exists())
+
+
+def _read(
+    file: Path, known: DataSet | None, split: str, user_column: str | None, fields: Sequence[str] | None,
+    text: Text | None, scratch: Path, progress: Progress,
+) -> Generator[Chunk, None, None]:  # fmt: skip
+    """The reader for a file, chosen by the ending of its name."""
+    ending = file.name.lower()
+    if ending.endswith(_SQLITE):
+        part = split if known is None else known.split(split).sqlite
+        return read_tff_sqlite(file, part, fields=fields, scratch=scratch, progress=progress)
+    if ending.endswith(_HDF5):
+        if known is not None:
+            _check_split(file, known, split)
+        return read_tff_hdf5(file, fields=fields, progress=progress)
+    if user_column is None:
+        raise SettingError(
+            f"user_column is missing for {str(file)!r}: give --user-column, the column that says whose row"
+        )
+    return read_table(file, user_column, fields=fields, text=text, progress=progress)
+
+
+def _check_split(file: Path, known: DataSet, split: str) -> None:
+    """An HDF5 file holds one split, and only its name says which: training data must not become a test set."""
+    known.split(split)
+    for name, part in known.splits.items():
+        if file.name == part.hdf5 and name != split:
+            raise PopulationError(f"{file.name!r} holds the split {name!r}, not {split!r}: give --split {name}")

@@ -1,0 +1,211 @@
+"""A population store written from chunks in any order of users, without ever holding all examples.
+
+The first pass (`spill.py`) writes chunks to disk and counts rows per user; the second moves each row to its user's
+place. Everything is made in a hidden folder beside the target and renamed at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import __version__
+from ..errors import PopulationError
+from .chunks import Chunk, Progress, silent
+from .spill import Spill
+
+MANIFEST = "population.json"  # as Population.open reads it
+_VERSION = 1
+_INDEX_BYTES = 64  # working memory per row beside the row itself: owner, rank, order, position
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a prepared store says about itself."""
+
+    version: int
+    fields: list[str]
+    user_ids: bool
+    users: int
+    examples: int
+    source: str
+    made_by: str
+    sha256: dict[str, str]  # file name -> checksum
+
+
+def write_store(
+    folder: str | Path,
+    chunks: Iterable[Chunk],
+    *,
+    source: str,
+    known_users: Iterable[int | str] = (),
+    progress: Progress = silent,
+    memory_bytes: int = 32 << 20,
+) -> Manifest:
+    """Group the rows of all chunks by user and store them in `folder` for `Population.open`.
+
+    Users may come in any order and as often as they like; they are stored sorted by id, and the order of a user's own
+    examples is kept. Working memory is a few times `memory_bytes`, one chunk, and the list of users. The folder must
+    not exist yet or be empty; it is complete or, after an error or an interruption, untouched. `known_users` adds users
+    without any example. `progress` counts the rows of the second pass.
+    """
+    target = check_target(folder)
+    try:
+        with _staging(target) as staging:
+            (staging / "spill").mkdir()
+            (staging / "store").mkdir()
+            spill = Spill(staging / "spill")
+            with closing(spill):
+                for chunk in chunks:
+                    spill.add(chunk)
+                for user in known_users:
+                    spill.know(user)
+            manifest = _write(staging / "store", spill, source, progress, memory_bytes)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (staging / "store").rename(target)
+    except OSError as error:
+        raise PopulationError(
+            f"{str(target)!r} cannot be written ({error.strerror or error}): free some space or give another folder"
+        ) from error
+    return manifest
+
+
+def check_target(folder: str | Path) -> Path:
+    """`folder` if a store may be written there; otherwise an error with a way out."""
+    target = Path(folder).absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise PopulationError(f"{str(folder)!r} is in use: give a folder that is new or empty")
+    return target
+
+
+def read_manifest(folder: str | Path) -> Manifest:
+    """The manifest of a store that `write_store` made."""
+    path = Path(folder) / MANIFEST
+    try:
+        return Manifest(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise PopulationError(f"{str(folder)!r} holds no {MANIFEST}: give a folder made by clipline data") from None
+    except (ValueError, TypeError) as error:
+        raise PopulationError(
+            f"{str(path)!r} is no manifest with checksums ({error}): prepare the data again"
+        ) from None
+
+
+def verify_store(folder: str | Path) -> Manifest:
+    """Read every file of a store again and compare its checksum with the manifest; raise for the first that differs."""
+    manifest = read_manifest(folder)
+    for name, expected in manifest.sha256.items():
+        path = Path(folder) / name
+        if not path.is_file():
+            raise PopulationError(f"{str(path)!r} is missing: prepare the data again")
+        if (found := _sha256(path)) != expected:
+            raise PopulationError(
+                f"{str(path)!r} has checksum {found[:12]}... but the manifest says {expected[:12]}...: "
+                "the file was altered or damaged, prepare the data again"
+            )
+    return manifest
+
+
+@contextmanager
+def _staging(target: Path) -> Iterator[Path]:
+    """A hidden folder on the target's file system, gone afterwards whatever happens."""
+    parent = next(folder for folder in target.parents if folder.exists())
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(folder: Path, spill: Spill, source: str, progress: Progress, memory_bytes: int) -> Manifest:
+    if not spill.codes or not spill.layout:
+        raise PopulationError(f"{source} holds no example: give a file with at least one")
+    users = sorted(spill.codes)  # all numbers or all text, as Spill makes sure
+    by_rank = np.array([spill.codes[user] for user in users], dtype=np.int64)
+    counts = np.array(spill.counts, dtype=np.int64)
+    offsets = np.zeros(len(users) + 1, dtype=np.int64)
+    np.cumsum(counts[by_rank], out=offsets[1:])
+    ranks = np.empty_like(by_rank)
+    ranks[by_rank] = np.arange(len(users))
+    _scatter(folder, spill, ranks, offsets, progress, memory_bytes)
+    np.save(folder / "offsets.npy", offsets)
+    np.save(folder / "user_ids.npy", np.array(users))
+    sums = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
+    manifest = Manifest(
+        _VERSION, list(spill.layout), True, len(users), spill.rows, source, f"clipline {__version__}", sums
+    )
+    (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1))  # last: with a manifest it is complete
+    return manifest
+
+
+def _scatter(
+    folder: Path, spill: Spill, ranks: NDArray[np.int64], offsets: NDArray[np.int64], progress: Progress, memory: int
+) -> None:
+    """Move every spilled row to its user's place in the `.npy` files."""
+    cursor = offsets[:-1].copy()  # where the next row of each user goes, by rank
+    widths = {name: dtype.itemsize * int(np.prod(shape)) for name, (dtype, shape) in spill.layout.items()}
+    rows_at_once = max(1, memory // (max(widths.values()) + _INDEX_BYTES))
+    with ExitStack() as stack:
+        owners = stack.enter_context(spill.owners().open("rb")) if spill.rows else None
+        ends = {}
+        for name, (dtype, shape) in spill.layout.items():
+            raw = stack.enter_context(spill.field(name).open("rb"))
+            out = stack.enter_context((folder / f"field.{name}.npy").open("wb", buffering=0))
+            ends[name] = raw, out, _begin_npy(out, dtype, (spill.rows, *shape))
+        for begin in range(0, spill.rows, rows_at_once):
+            assert owners is not None
+            rows = min(rows_at_once, spill.rows - begin)
+            order, places = _places(ranks[np.fromfile(owners, np.int64, rows)], cursor)
+            breaks = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), rows]
+            starts = places[breaks[:-1]].tolist()
+            for name, (raw, out, header) in ends.items():
+                width = widths[name]
+                block = np.fromfile(raw, np.uint8, rows * width).reshape(rows, width)[order]
+                data = block.reshape(-1).data
+                for index, place in enumerate(starts):
+                    part = data[breaks[index] * width : breaks[index + 1] * width]
+                    _write_at(out.fileno(), part, header + place * width)
+            progress(begin + rows, spill.rows)
+
+
+def _places(ranks: NDArray[np.int64], cursor: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The order that sorts rows by user, and the place of each row so sorted, rising; moves `cursor` on."""
+    order = np.argsort(ranks, kind="stable")  # stable: a user's own examples keep their order
+    ordered = ranks[order]
+    first = np.flatnonzero(np.diff(ordered, prepend=-1))
+    sizes = np.diff(first, append=len(ordered))
+    places = np.arange(len(ordered)) + np.repeat(cursor[ordered[first]] - first, sizes)
+    cursor[ordered[first]] += sizes
+    return order, places
+
+
+def _begin_npy(out: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """Write the header of a `.npy` file of its final size; gives where the data begin."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(out, header)
+    begin = int(out.tell())
+    out.truncate(begin + dtype.itemsize * int(np.prod(shape)))
+    return begin
+
+
+def _write_at(descriptor: int, data: memoryview, place: int) -> None:
+    """`os.pwrite` until all is written: one call may write less than it was given."""
+    while data:
+        written = os.pwrite(descriptor, data, place)
+        data, place = data[written:], place + written
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

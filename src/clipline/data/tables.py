@@ -1,0 +1,175 @@
+"""Generic tables with a user column: Parquet, CSV, JSONL (also compressed) and NPZ, read a chunk at a time."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import PopulationError
+from .chunks import CHUNK_BYTES, Chunk, Progress, Text, columns_of, existing_file, short, silent
+from .npz import read_npz
+
+_CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
+_KINDS = (".parquet", ".csv", ".jsonl", ".npz")
+_WAY_OUT = f"give a file that ends in {', '.join(_KINDS)}; .csv and .jsonl also with {', '.join(_CODECS)}"
+
+
+def read_table(
+    path: str | Path,
+    user_column: str,
+    *,
+    fields: Sequence[str] | None = None,
+    text: Text | None = None,
+    progress: Progress = silent,
+) -> Generator[Chunk, None, None]:
+    """The rows of a table, with the user column as ids and the chosen or all other columns as fields.
+
+    The ending of the name says what it is. A column of lists becomes an array with one more axis, and all its lists
+    must be equally long. A column of text is refused unless `text` turns it into numbers; so is one with gaps.
+    `progress` counts bytes of the file.
+    """
+    file = existing_file(path)
+    kind, codec = _kind(file)
+    if kind in (".parquet", ".npz"):
+        if codec is not None:
+            raise PopulationError(
+                f"{str(file)!r} is compressed twice: decompress it to {kind}, which compresses itself"
+            )
+        read = _parquet if kind == ".parquet" else read_npz
+        yield from read(file, user_column, fields, text, progress)
+        return
+    yield from _lines(file, kind, codec, user_column, fields, text, progress)
+
+
+def _kind(file: Path) -> tuple[str, str | None]:
+    """The format and the compression that the name of the file says."""
+    endings = [ending.lower() for ending in file.suffixes]
+    codec = _CODECS.get(endings[-1]) if endings else None
+    kind = (endings[:-1] if codec else endings)[-1:]
+    if not kind or kind[0] not in _KINDS:
+        raise PopulationError(f"{str(file)!r} is of no known kind: {_WAY_OUT}")
+    return kind[0], codec
+
+
+def _parquet(
+    file: Path, user_column: str, fields: Sequence[str] | None, text: Text | None, progress: Progress
+) -> Iterator[Chunk]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file, pre_buffer=False) as table:
+            names = columns_of(file, table.schema_arrow.names, user_column, fields)
+            total, size, rows = table.metadata.num_rows, file.stat().st_size, 0
+            width = sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)) // max(
+                total, 1
+            )
+            at_once = max(1, min(65536, CHUNK_BYTES // max(width, 1)))
+            for batch in table.iter_batches(at_once, columns=[user_column, *names], use_threads=False):
+                yield _chunk(file, batch, user_column, names, text, rows)
+                rows += batch.num_rows
+                progress(size * rows // total, size)
+    except (pa.ArrowException, OSError) as error:
+        raise PopulationError(f"{str(file)!r} cannot be read as Parquet ({short(error)}): copy it again") from None
+
+
+def _lines(
+    file: Path, kind: str, codec: str | None, user_column: str, fields: Sequence[str] | None, text: Text | None,
+    progress: Progress,
+) -> Iterator[Chunk]:  # fmt: skip
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.json
+
+    size, rows = file.stat().st_size, 0
+    try:
+        with ExitStack() as stack:
+            raw = stack.enter_context(file.open("rb"))
+            stream = stack.enter_context(_opened(raw, codec))
+            if kind == ".csv":
+                csv = pyarrow.csv.ReadOptions(use_threads=False, block_size=CHUNK_BYTES)
+                reader = stack.enter_context(pyarrow.csv.open_csv(stream, read_options=csv))
+            else:
+                lines = pyarrow.json.ReadOptions(use_threads=False, block_size=CHUNK_BYTES)
+                reader = stack.enter_context(pyarrow.json.open_json(stream, read_options=lines))
+            names = columns_of(file, reader.schema.names, user_column, fields)
+            for batch in reader:
+                yield _chunk(file, batch, user_column, names, text, rows)
+                rows += batch.num_rows
+                progress(raw.tell(), size)
+    except (pa.ArrowException, OSError, EOFError, lzma.LZMAError) as error:
+        where = _damaged_line(file, codec) if kind == ".jsonl" else ""
+        raise PopulationError(
+            f"{str(file)!r} cannot be read{where} ({short(error)}): mend it or copy it again"
+        ) from None
+
+
+def _opened(raw: IO[bytes], codec: str | None) -> Any:
+    """A stream of Arrow over a file that may be compressed."""
+    import pyarrow as pa
+
+    if codec == "xz":  # the one that Arrow does not know
+        return pa.PythonFile(lzma.LZMAFile(raw), mode="r")
+    plain = pa.PythonFile(raw, mode="r")
+    return plain if codec is None else pa.CompressedInputStream(plain, codec)
+
+
+def _damaged_line(file: Path, codec: str | None) -> str:
+    """Where the first line that is no JSON object stands, in words: Arrow counts within its own blocks only."""
+    number = 0
+    try:
+        with file.open("rb") as raw, _opened(raw, codec) as stream:
+            rest = b""
+            while True:
+                block = stream.read(CHUNK_BYTES)
+                *lines, rest = (rest + block).split(b"\n") if block else (rest, b"")
+                for line in lines:
+                    number += 1
+                    if line.strip() and not isinstance(json.loads(line), dict):
+                        return f" in line {number}"
+                if not block:
+                    return ""
+    except ValueError:
+        return f" in line {number}"
+    except (OSError, EOFError, lzma.LZMAError):
+        return f" after line {number}"
+
+
+def _chunk(file: Path, batch: Any, user_column: str, names: list[str], text: Text | None, rows: int) -> Chunk:
+    ids = _array(file, user_column, batch.column(user_column), None, rows)
+    return ids, {name: _array(file, name, batch.column(name), text, rows) for name in names}
+
+
+def _array(file: Path, name: str, column: Any, text: Text | None, rows: int) -> NDArray[Any]:
+    """One column of a batch as an array (rows, ...); lists give further axes."""
+    import pyarrow as pa
+
+    if column.null_count:
+        row = rows + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]) + 1
+        raise PopulationError(
+            f"{str(file)!r} has no value for {name!r} in row {row}: fill the gaps or leave the column out"
+        )
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _array(file, name, column.dictionary_decode(), text, rows)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = _array(file, name, column.flatten(), None, rows)
+        widths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
+        if len(widths) > 1:
+            raise PopulationError(
+                f"{str(file)!r} has lists of {widths[0]} to {widths[-1]} entries in {name!r}: pad them to one length"
+            )
+        width = int(widths[0]) if len(widths) else 0
+        return inner.reshape(len(column), width, *inner.shape[1:])
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return np.asarray(column.to_numpy(zero_copy_only=False) if text is None else text(column.to_pylist()))
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise PopulationError(f"{str(file)!r} has {name!r} as {kind}: turn it into numbers, text or lists of numbers")
+    return np.asarray(column.to_numpy(zero_copy_only=False))

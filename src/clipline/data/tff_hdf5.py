@@ -1,0 +1,83 @@
+"""TFF's HDF5 files: `/examples/<client>/<field>`, one data set a field, its first axis the client's examples."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import PopulationError
+from .chunks import CHUNK_BYTES, Chunk, Progress, chosen, existing_file, short, silent, text_array
+
+
+def read_tff_hdf5(
+    path: str | Path, *, fields: Sequence[str] | None = None, progress: Progress = silent
+) -> Generator[Chunk, None, None]:
+    """The examples of every client in the file; a client's examples stay in one chunk.
+
+    Data sets of text give arrays of `str`. All clients must have the same fields. `progress` counts clients.
+    """
+    import h5py
+
+    file = existing_file(path)
+    try:
+        with h5py.File(file, "r") as root:
+            if "examples" not in root:
+                raise PopulationError(f"{str(file)!r} has no group 'examples': give a file in TFF's layout")
+            clients = root["examples"]
+            ids: list[str] = []
+            parts: list[dict[str, NDArray[Any]]] = []
+            names: list[str] | None = None
+            held = 0
+            for done, (client, group) in enumerate(clients.items(), start=1):
+                if not isinstance(group, h5py.Group):
+                    raise PopulationError(f"client {client!r} is no group: give a file in TFF's layout")
+                names = names or chosen(group, fields, repr(str(file)))
+                ids.append(client)
+                parts.append(_fields(client, group, names))
+                held += sum(_bytes(array) for array in parts[-1].values())
+                if held > CHUNK_BYTES:
+                    yield _joined(ids, parts)
+                    ids, parts, held = [], [], 0
+                    progress(done, len(clients))
+            if ids:
+                yield _joined(ids, parts)
+            progress(len(clients), len(clients))
+    except (OSError, RuntimeError, KeyError) as error:
+        raise PopulationError(
+            f"{str(file)!r} cannot be read as TFF's HDF5 ({short(error)}): copy or download it again"
+        ) from None
+
+
+def _fields(client: str, group: Any, names: list[str]) -> dict[str, NDArray[Any]]:
+    part: dict[str, NDArray[Any]] = {}
+    for name in names:
+        if name not in group:
+            raise PopulationError(f"client {client!r} has no field {name!r} as others have: leave it out of the fields")
+        array = np.asarray(group[name][()])
+        part[name] = text_array(array.reshape(-1), f"client {client!r}") if array.dtype.kind in "OS" else array
+    rows = {name: len(array) if array.ndim else 0 for name, array in part.items()}
+    if len(set(rows.values())) > 1:
+        counts = ", ".join(f"{count} of {name!r}" for name, count in rows.items())
+        raise PopulationError(f"client {client!r} has unequal numbers of examples ({counts}): copy the file again")
+    return part
+
+
+def _bytes(array: NDArray[Any]) -> int:
+    return array.nbytes if array.dtype.kind != "O" else sum(map(len, array))
+
+
+def _joined(ids: list[str], parts: list[dict[str, NDArray[Any]]]) -> Chunk:
+    """Clients end to end. What differs in shape or type between clients is refused here."""
+    rows = [len(next(iter(part.values()))) for part in parts]
+    for name, first in parts[0].items():
+        for client, part in zip(ids, parts, strict=True):
+            if (part[name].dtype, part[name].shape[1:]) != (first.dtype, first.shape[1:]):
+                raise PopulationError(
+                    f"client {client!r} has {name!r} as {part[name].dtype}{list(part[name].shape[1:])} but others as "
+                    f"{first.dtype}{list(first.shape[1:])}: only examples of equal shape can be stored"
+                )
+    return np.repeat(np.array(ids), rows), {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,128 @@
+"""TFF's SQLite files, plain or as `.lzma`: one row an example, serialized, with its client and its split."""
+
+from __future__ import annotations
+
+import lzma
+import sqlite3
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import PopulationError, nearest
+from .chunks import CHUNK_BYTES, Chunk, Progress, existing_file, short, silent, text_array
+from .tf_example import Value, parse_example
+
+_BLOCK = 1 << 20
+
+
+def read_tff_sqlite(
+    path: str | Path,
+    split: str,
+    *,
+    fields: Sequence[str] | None = None,
+    scratch: str | Path | None = None,
+    progress: Progress = silent,
+) -> Generator[Chunk, None, None]:
+    """The examples of one split; numbers as (rows,) or (rows, entries), bytes as text.
+
+    Rows of one client that follow each other stay in one chunk. A `.lzma` file is decompressed into a temporary file in
+    the folder `scratch` (the file's own folder unless given), gone afterwards. `progress` counts bytes of the file,
+    twice over if it has to be decompressed first.
+    """
+    file = existing_file(path)
+    size = file.stat().st_size
+    try:
+        if file.suffix.lower() != ".lzma":
+            yield from _examples(file, split, fields, lambda done, total: progress(size * done // total, size))
+            return
+        with _decompressed(file, Path(scratch or file.parent), lambda done: progress(done, 2 * size)) as plain:
+            yield from _examples(
+                plain, split, fields, lambda done, total: progress(size + size * done // total, 2 * size)
+            )
+    except (sqlite3.DatabaseError, lzma.LZMAError, EOFError) as error:
+        raise PopulationError(
+            f"{str(file)!r} cannot be read as TFF's SQLite ({short(error)}): copy or download it again"
+        ) from None
+
+
+@contextmanager
+def _decompressed(file: Path, folder: Path, progress: Callable[[int], None]) -> Iterator[Path]:
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{file.stem}.", suffix=".sqlite") as plain:
+        with file.open("rb") as raw, lzma.open(raw) as stream:
+            while block := stream.read(_BLOCK):
+                plain.write(block)
+                progress(raw.tell())
+        plain.flush()
+        yield Path(plain.name)
+
+
+def _examples(file: Path, split: str, fields: Sequence[str] | None, progress: Progress) -> Iterator[Chunk]:
+    with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as base:
+        total = _promised(base, split)
+        query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?"
+        names = None if fields is None else list(fields)
+        users: list[str] = []
+        rows: list[dict[str, Value]] = []
+        done = held = 0
+        for user, data in base.execute(query, (split,)):
+            if held > CHUNK_BYTES and user != users[-1]:
+                yield np.array(users), _columns(users, rows, names or [])
+                users, rows, held = [], [], 0
+                progress(done, total)
+            row = _parsed(user, data, names)
+            names = list(row) if names is None else names
+            users.append(user)
+            rows.append(row)
+            done += 1
+            held += len(data)
+        if done != total:
+            raise sqlite3.DatabaseError(f"{done} examples of {split!r} where its client_metadata promises {total}")
+        if users:
+            yield np.array(users), _columns(users, rows, names or [])
+        progress(max(done, 1), max(total, 1))
+
+
+def _promised(base: sqlite3.Connection, split: str) -> int:
+    """How many examples the split has, according to the file's own list of clients."""
+    splits = dict(base.execute("SELECT split_name, SUM(num_examples) FROM client_metadata GROUP BY split_name"))
+    if split not in splits:
+        raise PopulationError(f"the file has no split {split!r}: {nearest(split, splits)}")
+    return int(splits[split])
+
+
+def _parsed(user: str, data: bytes, names: list[str] | None) -> dict[str, Value]:
+    try:
+        row = parse_example(data, names)
+    except (ValueError, TypeError) as error:
+        raise sqlite3.DatabaseError(f"an example of client {user!r} is no tf.train.Example: {short(error)}") from None
+    for name in names or []:
+        if name not in row:
+            known = parse_example(data)
+            raise PopulationError(f"an example of client {user!r} has no field {name!r}: {nearest(name, known)}")
+    return row
+
+
+def _columns(users: list[str], rows: list[dict[str, Value]], names: list[str]) -> dict[str, NDArray[Any]]:
+    """Field by field instead of example by example."""
+    return {name: _column(users, name, [row[name] for row in rows]) for name in names}
+
+
+def _column(users: list[str], name: str, values: list[Value]) -> NDArray[Any]:
+    first = values[0]
+    for user, value in zip(users, values, strict=True):
+        if len(value) != len(first) or type(value) is not type(first):
+            raise PopulationError(
+                f"an example of client {user!r} has {len(value)} entries of {name!r} but others have {len(first)}: "
+                "only examples of equal shape can be stored"
+            )
+    if isinstance(first, list):
+        if len(first) != 1:
+            raise PopulationError(f"field {name!r} has {len(first)} texts in one example: only one can be read")
+        return text_array((value[0] for value in values if isinstance(value, list)), f"field {name!r}")
+    column = np.stack([np.asarray(value) for value in values])
+    return column[:, 0] if column.shape[1] == 1 else column

@@ -1,0 +1,169 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from samples import ROOT
+from tff_layouts import example, write_sqlite
+
+from clipline.cli import main
+from clipline.data.catalogue import CATALOGUE
+from clipline.data.store import verify_store
+from clipline.federated.population import Population
+
+
+@pytest.fixture
+def clipline(monkeypatch, capsys, tmp_path):
+    """Run the command line in an empty folder; gives exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["clipline", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def posts(tmp_path):
+    lines = [{"author": f"a{i % 3}", "hours": [i, i + 1], "score": i / 2, "note": "text"} for i in range(30)]
+    (tmp_path / "posts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_table_becomes_a_store(clipline, posts, tmp_path):
+    code, out, err = clipline(
+        "data", "prepare", "table", "--from", "posts.jsonl", "--to", "posts", "--user-column", "author",
+        "--fields", "hours, score", "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    answer = json.loads(out.splitlines()[-1])
+    assert (answer["users"], answer["examples"], answer["fields"]) == (3, 30, ["hours", "score"])
+    assert (answer["folder"], answer["source"]) == ("posts", "table from posts.jsonl")
+    assert answer["bytes"] == sum(path.stat().st_size for path in (tmp_path / "posts").iterdir())
+    assert "reading 100%" in err
+    assert "grouping 100%" in err
+    population = Population.open(tmp_path / "posts")
+    assert population.of(1)["hours"].tolist() == [[i, i + 1] for i in range(1, 30, 3)]
+    verify_store(tmp_path / "posts")
+
+
+def test_a_known_data_set_is_prepared_listed_and_described(clipline, tmp_path):
+    (tmp_path / "data").mkdir()
+    photo = np.arange(3072) % 256
+    rows = [("train", "0", example(coarse_label=[0], image=photo.tolist(), label=[9]))]
+    write_sqlite(tmp_path / "data" / "cifar100.sqlite", rows)
+    code, out, err = clipline("data", "prepare", "cifar100", "--from", "data", "--to", "data/train")
+    assert code == 0, err
+    assert "data/train: 1 users, 1 examples of pixels, labels" in out
+    _, out, _ = clipline("data", "list", "--json")
+    answer = json.loads(out)
+    assert list(answer) == ["emnist", "cifar100", "shakespeare", "stackoverflow"]
+    assert answer["cifar100"]["prepared"] == ["data/train"]
+    assert answer["cifar100"]["files"] == ["data/cifar100.sqlite"]
+    assert answer["emnist"]["prepared"] == answer["emnist"]["files"] == []
+    assert answer["stackoverflow"]["splits"]["heldout"] == {"users": 38_758, "examples": 16_491_230}
+    _, out, _ = clipline("data", "list")
+    assert "cifar100: photographs" in out
+    assert "present  data/cifar100.sqlite, data/train" in out
+    assert out.count("nothing in data") == 3
+    for known in CATALOGUE.values():
+        assert known.downloads[0].url in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["prepare", "tabel", "--from", "posts.jsonl", "--to", "new"], "did you mean 'table'?"),
+        (["prepare", "table", "--from", "posts.jsonl", "--to", "new"], "give --user-column"),
+        (["prepare", "table", "--from", "no.csv", "--to", "new", "--user-column", "a"], "does not exist"),
+        (
+            ["prepare", "table", "--from", "posts.jsonl", "--to", "new", "--user-column", "auhtor"],
+            "has no user column 'auhtor': did you mean 'author'?",
+        ),
+        (
+            ["prepare", "table", "--from", "posts.jsonl", "--to", "new", "--user-column", "author"],
+            "field 'note' is text but a store holds numbers: leave it out",
+        ),
+        (["prepare", "table", "--from", "posts.jsonl", "--to", "used", "--user-column", "author"], "'used' is in use"),
+        (["prepare", "shakespeare", "--from", "posts.jsonl", "--to", "new"], "no tokeniser"),
+        (["fetch", "mnist", "--to", "new"], "did you mean 'emnist'?"),
+        (["fetch", "emnist", "--to", "posts.jsonl"], "is a file: give a folder"),
+    ],
+)
+def test_bad_input_is_one_sentence_exit_code_2_and_nothing_made(clipline, posts, tmp_path, arguments, words):
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "mine.txt").write_text("keep me")
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = clipline("data", *arguments)
+    assert code == 2
+    assert words in err.splitlines()[-1]
+    assert err.splitlines()[-1].startswith("clipline: ")
+    assert "Traceback" not in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_without_a_network_fetch_fails_at_once_with_the_manual_way(clipline, tmp_path, monkeypatch):
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")  # nobody listens there
+    begun = time.perf_counter()
+    code, _, err = clipline("data", "fetch", "shakespeare", "--to", "new")
+    assert code == 2
+    assert "cannot be reached" in err
+    assert "clipline data prepare shakespeare --from shakespeare.sqlite.lzma" in err
+    assert time.perf_counter() - begun < 5
+    assert list(tmp_path.iterdir()) == []
+
+
+SLOW = """
+import sys, time
+import numpy as np
+from clipline.data import prepare
+def slow(*_, **__):
+    while True:
+        yield np.arange(100), {"x": np.zeros((100, 100))}
+        print("going", flush=True)
+        time.sleep(0.05)
+prepare.read_table = slow
+sys.argv = ["clipline", "data", "prepare", "table", "--from", "a.csv", "--to", "store", "--user-column", "u"]
+from clipline.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_preparation_leaves_nothing(tmp_path, stop):
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "going\n"
+        assert list(tmp_path.iterdir()) != []
+        os.kill(process.pid, stop)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode != 0
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_on_data_runs_as_printed(clipline, tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "data.md").read_text()
+    python = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    shell = re.findall(r"^```\n(clipline .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(python) == 3
+    exec(compile(python[0], "docs/data.md", "exec"), {})
+    commands = [line for block in shell for line in block.splitlines() if "emnist" not in line]
+    assert len(commands) >= 2
+    for command in commands:
+        code, _, err = clipline(*command.split()[1:])
+        assert code == 0, err
+    for block in python[1:]:
+        exec(compile(block, "docs/data.md", "exec"), {})
