@@ -5,7 +5,7 @@ import math
 import pytest
 
 from clipline import Plan, SettingError, plan
-from clipline.privacy.planning import text_curve
+from clipline.privacy.text_curve import text_curve
 
 
 def test_the_missing_noise_is_found_on_the_private_side():

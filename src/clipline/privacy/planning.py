@@ -14,6 +14,7 @@ from .guarantee import Guarantee, rounded_up
 from .ledger import Ledger
 from .relations import Relation
 from .split import DeltaNoise, split_noise
+from .text_curve import text_curve
 
 CURVE_POINTS = 10
 
@@ -284,21 +285,3 @@ def _up(noise: float) -> str:
 def _given(value: Any) -> Any:
     assert value is not None
     return value
-
-
-def text_curve(points: tuple[tuple[int, float], ...], height: int = 6) -> list[str]:
-    """A small picture in eighths of a character, with the axis labelled at both ends."""
-    if not points:
-        return ["    none: not private"]
-    top = max(epsilon for _, epsilon in points)
-    lines = []
-    for row in range(height, 0, -1):
-        bar = "".join(4 * _eighths(epsilon / top * height - (row - 1) if top > 0 else 0.0) for _, epsilon in points)
-        label = rounded_up(top, 3) if row == height else "0" if row == 1 else ""
-        lines.append(f"    {label:>8} |{bar}")
-    first, last = f"{points[0][0]}", f"{points[-1][0]} rounds"
-    return [*lines, f"    {'':>8} +{first}{'-' * max(1, 4 * len(points) - len(first) - len(last))}{last}"]
-
-
-def _eighths(part: float) -> str:
-    return " ▁▂▃▄▅▆▇█"[round(min(max(part, 0.0), 1.0) * 8)]
