@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BagLinear": "tasks.layers",
     "CliplineError": "errors",
     "DeltaNoise": "privacy.split",
     "FixedClip": "federated.controllers",
@@ -21,7 +22,9 @@ _HOMES = {
     "Guarantee": "privacy.guarantee",
     "Ledger": "privacy.ledger",
     "LocalSGD": "federated.clients",
+    "MatrixLSTM": "tasks.layers",
     "NoSampling": "privacy.events",
+    "PatchConv2d": "tasks.layers",
     "Plan": "privacy.planning",
     "PoissonRuns": "privacy.selection",
     "PoissonSampler": "federated.sampling",
@@ -82,6 +85,7 @@ if TYPE_CHECKING:
     from .privacy.selection import PoissonRuns, TruncatedNegativeBinomial, account_grid, account_search
     from .privacy.split import DeltaNoise, join_noise, split_noise
     from .tasks import task_named
+    from .tasks.layers import BagLinear, MatrixLSTM, PatchConv2d
 
 
 def __getattr__(name: str) -> Any:

@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from clipline import SettingError
-from clipline.tasks.layers import BagLinear, MatrixLSTM, PatchConv2d, stacked
+from clipline import BagLinear, MatrixLSTM, PatchConv2d, SettingError
+from clipline.tasks.layers import stacked
 
 DOUBLE = torch.float64
 
@@ -177,3 +177,24 @@ def test_only_tensors_of_a_stack_are_stacked():
     vmap(lambda x: seen.append(stacked(x)) or x)(torch.zeros(2))
     assert seen == [True]
     assert not stacked(torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        (PatchConv2d(2, 3, 3, 2, "same"), (torch.ones(2, 2, 5, 5),)),
+        (MatrixLSTM(4, 3), (torch.ones(2, 3, 4), torch.tensor([[True, True, False]] * 2))),
+        (BagLinear(9, 4), (torch.tensor([[1, 9], [8, 0]]), torch.tensor([[0.5, 0.0], [0.2, 0.3]]))),
+    ],
+    ids=lambda thing: type(thing).__name__,
+)
+def test_a_stack_compiles_in_one_piece_and_computes_the_same(layer, inputs):
+    stack = {name: torch.stack([param.detach(), 2 * param.detach()]) for name, param in layer.named_parameters()}
+
+    def gradients_of_all(params):
+        return vmap(grad(lambda own: functional_call(layer, own, inputs).square().sum()))(params)
+
+    expected = gradients_of_all(stack)
+    compiled = torch.compile(gradients_of_all, backend="aot_eager", fullgraph=True)(stack)
+    for name in stack:
+        torch.testing.assert_close(compiled[name], expected[name])

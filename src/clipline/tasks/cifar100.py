@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import check_choice
 from ..federated.clients import Batch
 from ..federated.population import Population
 from .initialisers import he_normal_
@@ -136,7 +135,6 @@ def count(model: nn.Module, batch: Batch) -> Counts:
 
 def build(settings: TrainSettings, population: Population, test: Population) -> LoadedTask:
     """The task on these users."""
-    check_choice("group_count", str(settings.group_count), ("2", "32"))
     model = initialised(partial(ResNet18, settings.group_count or 32), settings.seed)
     chosen = partial(loss, augment=bool(settings.augment))
     return LoadedTask(population, model, chosen, evaluator(count, test, str(settings.evaluate_on), batch_size=100))

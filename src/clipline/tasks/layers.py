@@ -20,8 +20,13 @@ Padding = int | Literal["same", "valid"]
 
 
 def stacked(*tensors: Tensor) -> bool:
-    """Whether any of these carries a hidden axis of users, inside `torch.func.vmap` or another transform."""
-    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
+    """Whether any of these carries a hidden axis of users, inside `torch.func.vmap` or another transform.
+
+    The compiler cannot ask, and compiles stacks: under `torch.compile` the answer is always yes.
+    """
+    return torch.compiler.is_compiling() or any(
+        torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors
+    )
 
 
 class PatchConv2d(nn.Module):

@@ -95,8 +95,10 @@ class TrainSettings:
         if self.evaluate_on is not None:
             check_choice("evaluate_on", self.evaluate_on, ("validation", "test", "original"))
         for name in ("augment", "padding_in_loss"):
-            if getattr(self, name) not in (None, True, False):
+            if not isinstance(getattr(self, name), bool | None):
                 raise refuse(name, getattr(self, name), "true or false", "leave it out for the original's choice")
+        if self.group_count not in (None, 2, 32):
+            raise refuse("group_count", self.group_count, "2 or 32", "the original had one of these")
         self.controller()  # checks quantile, clip, clip_start and clip_lr
 
     def controller(self) -> ClipController:

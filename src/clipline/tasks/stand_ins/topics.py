@@ -25,7 +25,7 @@ TOPICS, TOPIC_WORDS, TOPIC_TAGS = 50, 200, 10
 MIXTURE = 5.0  # sum of the Dirichlet concentrations of a user's topics: a few make up most
 TOPIC_SCALE = 12  # how many of a topic's words are frequent in it
 NAMED = 0.5  # how often a post has its tag's name among its words
-UNKNOWN, OF_TOPIC, FOLLOWS = 0.05, 0.3, 0.25  # how a word comes about; otherwise it is common
+UNKNOWN, OF_TOPIC, FOLLOWS = 0.03, 0.25, 0.3  # how a word comes about; otherwise it is common
 SENTENCE_WORDS, POST_WORDS = 12, 30  # median lengths
 LENGTH_SPREAD = 0.5
 OOV = WORDS  # here; words are 0 to 9,999
@@ -98,9 +98,10 @@ def _posts(rng: np.random.Generator, median: int, longest: int) -> tuple[Whole, 
     how = rng.random(shape)
     favourite = np.minimum(rng.exponential(TOPIC_SCALE, shape).astype(np.int64), TOPIC_WORDS - 1)
     words = np.where(how < OF_TOPIC, language.of_topic[topics[:, None], favourite], words)
-    follows = (how >= OF_TOPIC) & (how < OF_TOPIC + FOLLOWS)
-    words[:, 1:] = np.where(follows[:, 1:], language.successor[words[:, :-1]], words[:, 1:])
     words[how > 1 - UNKNOWN] = OOV
+    follows = (how >= OF_TOPIC) & (how < OF_TOPIC + FOLLOWS)
+    for place in range(1, int(lengths.max())):
+        words[:, place] = np.where(follows[:, place], language.successor[words[:, place - 1]], words[:, place])
     return words, lengths, topics
 
 
@@ -110,14 +111,14 @@ class Language(NamedTuple):
     common: NDArray[np.float64]  # (10000,) running totals of Zipf's law
     popularity: NDArray[np.float64]  # (50,) of the topics, summing to 1
     of_topic: Whole  # (50, 200) words, the frequent ones first
-    successor: Whole  # (10000,) the word that likes to follow each
+    successor: Whole  # (10001,) the word that likes to follow each, the unknown one last
     name_of_tag: Whole  # (500,) words
 
 
 @lru_cache(maxsize=1)
 def _language() -> Language:
     rng = _rng("language", 0)
-    common: NDArray[np.float64] = np.cumsum(1 / (np.arange(WORDS) + 2.7))
+    common: NDArray[np.float64] = np.cumsum(1 / (np.arange(WORDS) + 1.0))
     common /= common[-1]
     common[-1] = 1.0
     popularity = 1 / (np.arange(TOPICS) + 3.0)
@@ -126,7 +127,7 @@ def _language() -> Language:
         common,
         popularity / popularity.sum(),
         np.stack([rng.choice(rare, TOPIC_WORDS, replace=False) for _ in range(TOPICS)]),
-        np.minimum(rng.exponential(WORDS / 20, WORDS).astype(np.int64), WORDS - 1),
+        np.minimum(rng.exponential(WORDS / 20, WORDS + 1).astype(np.int64), WORDS - 1),
         rng.choice(rare, TAGS, replace=False),
     )
 
