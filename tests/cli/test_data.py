@@ -51,8 +51,7 @@ def test_a_table_becomes_a_store(clipline, posts, tmp_path):
     assert (answer["users"], answer["examples"], answer["fields"]) == (3, 30, ["hours", "score"])
     assert (answer["folder"], answer["source"]) == ("posts", "table from posts.jsonl")
     assert answer["bytes"] == sum(path.stat().st_size for path in (tmp_path / "posts").iterdir())
-    assert "reading 100%" in err
-    assert "grouping 100%" in err
+    assert err.splitlines() == ["reading 100%", "grouping 100%"]
     population = Population.open(tmp_path / "posts")
     assert population.of(1)["hours"].tolist() == [[i, i + 1] for i in range(1, 30, 3)]
     verify_store(tmp_path / "posts")

@@ -41,11 +41,11 @@ def prepare(
 
     `source` is a TFF file (HDF5, SQLite), a table with a `user_column`, or a folder with a known data set under its
     original file names. Data sets of text need `tokenise`: a chunk with arrays of `str` in, a chunk with numbers out; a
-    user's consecutive rows come in one chunk. For tables, `text` turns one column of text into numbers.
+    user's consecutive rows come in one chunk. For tables, `text` turns each column of text into numbers.
     """
     known = None if name == TABLE else _known(name)
     check_target(target)
-    convert = None if known is None else known.convert or tokenise
+    convert = tokenise if known is None else known.convert or tokenise
     if known is not None and convert is None:
         raise SettingError(
             f"data={name!r} is text and no tokeniser was given: call clipline.data.prepare.prepare with tokenise=..., "

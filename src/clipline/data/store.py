@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from ..errors import PopulationError
-from .chunks import Chunk, Progress, silent
+from .chunks import Chunk, Progress, short, silent
 from .spill import Spill
 
 MANIFEST = "population.json"  # as Population.open reads it
@@ -76,7 +76,7 @@ def write_store(
             (staging / "store").rename(target)
     except OSError as error:
         raise PopulationError(
-            f"{str(target)!r} cannot be written ({error.strerror or error}): free some space or give another folder"
+            f"{str(target)!r} cannot be written ({short(error)}): free some space or give another folder"
         ) from error
     return manifest
 
