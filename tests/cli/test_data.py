@@ -95,6 +95,10 @@ def test_a_known_data_set_is_prepared_listed_and_described(clipline, tmp_path):
             "field 'note' is text but a store holds numbers: leave it out",
         ),
         (["prepare", "table", "--from", "posts.jsonl", "--to", "used", "--user-column", "author"], "'used' is in use"),
+        (
+            ["prepare", "table", "--from", "posts.jsonl", "--to", "posts.jsonl/new", "--user-column", "author"],
+            "'posts.jsonl/new' cannot be written",
+        ),
         (["prepare", "shakespeare", "--from", "posts.jsonl", "--to", "new"], "no tokeniser"),
         (["fetch", "mnist", "--to", "new"], "did you mean 'emnist'?"),
         (["fetch", "emnist", "--to", "posts.jsonl"], "is a file: give a folder"),

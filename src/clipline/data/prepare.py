@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from ..errors import PopulationError, SettingError, check_choice
 from .catalogue import CATALOGUE, TABLE, DataSet, data_set
 from .chunks import Chunk, Convert, Progress, Text, converted
-from .store import Manifest, check_target, write_store
+from .store import Manifest, check_target, scratch_beside, write_store
 from .tables import read_table
 from .tff_hdf5 import read_tff_hdf5
 from .tff_sqlite import read_tff_sqlite
@@ -55,10 +54,8 @@ def prepare(
         raise SettingError(f"fields={','.join(fields)!r} must be left out for {name!r}: its tasks say what they read")
     file = known.find(Path(source), split) if known is not None and Path(source).is_dir() else Path(source)
     wanted = fields if known is None else known.fields
-    with tempfile.TemporaryDirectory(prefix=".clipline.", dir=_existing(Path(target))) as scratch:
-        chunks = _read(
-            file, known, split, user_column, wanted, text, Path(scratch), lambda *now: progress("reading", *now)
-        )
+    with scratch_beside(target) as scratch:
+        chunks = _read(file, known, split, user_column, wanted, text, scratch, lambda *now: progress("reading", *now))
         with closing(chunks):  # before the scratch folder goes, also after an error
             return write_store(
                 target,
@@ -71,11 +68,6 @@ def prepare(
 def _known(name: str) -> DataSet:
     check_choice("data", name, [*CATALOGUE, *(task for data in CATALOGUE.values() for task in data.tasks), TABLE])
     return data_set(name)
-
-
-def _existing(path: Path) -> Path:
-    """The nearest folder above a target that exists, on whose file system the target will be."""
-    return next(folder for folder in path.absolute().parents if folder.exists())
 
 
 def _read(

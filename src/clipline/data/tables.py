@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +92,7 @@ def _lines(
     size, rows = file.stat().st_size, 0
     try:
         with ExitStack() as stack:
-            raw = stack.enter_context(file.open("rb"))
+            raw = _Counted(stack.enter_context(file.open("rb")))
             stream = stack.enter_context(_opened(raw, codec))
             if kind == ".csv":
                 csv = pyarrow.csv.ReadOptions(use_threads=False, block_size=CHUNK_BYTES)
@@ -104,7 +105,7 @@ def _lines(
             for batch in reader:
                 yield _chunk(file, batch, user_column, names, text, rows)
                 rows += batch.num_rows
-                progress(raw.tell(), size)
+                progress(raw.done, size)
     except (pa.ArrowException, OSError, EOFError, lzma.LZMAError) as error:
         where = _damaged_line(file, codec) if kind == ".jsonl" else ""
         raise PopulationError(
@@ -112,7 +113,24 @@ def _lines(
         ) from None
 
 
-def _opened(raw: IO[bytes], codec: str | None) -> Any:
+class _Counted(io.RawIOBase):
+    """A file that says how much of it was read. Its own `tell` would not do: Arrow reads ahead in another thread."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self.file, self.done = file, 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes and count them."""
+        count = self.file.readinto(buffer)
+        self.done += count
+        return count
+
+
+def _opened(raw: Any, codec: str | None) -> Any:
     """A stream of Arrow over a file that may be compressed."""
     import pyarrow as pa
 
