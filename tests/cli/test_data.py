@@ -51,8 +51,7 @@ def test_a_table_becomes_a_store(clipline, posts, tmp_path):
     assert (answer["users"], answer["examples"], answer["fields"]) == (3, 30, ["hours", "score"])
     assert (answer["folder"], answer["source"]) == ("posts", "table from posts.jsonl")
     assert answer["bytes"] == sum(path.stat().st_size for path in (tmp_path / "posts").iterdir())
-    assert "reading 100%" in err
-    assert "grouping 100%" in err
+    assert err.splitlines() == ["reading 100%", "grouping 100%"]
     population = Population.open(tmp_path / "posts")
     assert population.of(1)["hours"].tolist() == [[i, i + 1] for i in range(1, 30, 3)]
     verify_store(tmp_path / "posts")
@@ -96,6 +95,10 @@ def test_a_known_data_set_is_prepared_listed_and_described(clipline, tmp_path):
             "field 'note' is text but a store holds numbers: leave it out",
         ),
         (["prepare", "table", "--from", "posts.jsonl", "--to", "used", "--user-column", "author"], "'used' is in use"),
+        (
+            ["prepare", "table", "--from", "posts.jsonl", "--to", "posts.jsonl/new", "--user-column", "author"],
+            "'posts.jsonl/new' cannot be written",
+        ),
         (["prepare", "shakespeare", "--from", "posts.jsonl", "--to", "new"], "no tokeniser"),
         (["fetch", "mnist", "--to", "new"], "did you mean 'emnist'?"),
         (["fetch", "emnist", "--to", "posts.jsonl"], "is a file: give a folder"),

@@ -100,6 +100,12 @@ def test_many_chunks_equal_one_and_progress_ends_at_the_size_of_the_file(tmp_pat
         assert seen == sorted(seen)
 
 
+def test_ids_in_csv_are_what_is_written(tmp_path):
+    (tmp_path / "data.csv").write_text("user,x\n007,1\n7,2\nNA,3\n")
+    ((ids, _),) = read_table(tmp_path / "data.csv", "user")
+    assert ids.tolist() == ["007", "7", "NA"]
+
+
 def test_only_the_chosen_fields_are_read(tmp_path):
     (tmp_path / "data.csv").write_bytes(csv())
     ((_, fields),) = read_table(tmp_path / "data.csv", "user", fields=["first"])
@@ -135,13 +141,17 @@ def damage(tmp_path, name, data):
         ("a.jsonl", jsonl() * 3 + b'{"user": "ann", "sco', "in line 19 "),
         ("a.jsonl", b'{"user": 1, "x": 2}\n[3]\n', "in line 2 "),
         ("a.jsonl", b'{"user": 1, "x": 2}\n{"user": 1}\n', "no value for 'x' in row 2"),
-        ("a.jsonl", b'{"user": 1, "x": [2]}\n{"user": 1, "x": [2, 3]}\n', "lists of 1 to 2 entries in 'x': pad them"),
+        (
+            "a.jsonl",
+            b'{"user": 1, "x": [2]}\n{"user": 1, "x": [2, 3]}\n',
+            "lists of 1 to 2 entries in 'x': pad them",
+        ),
         ("a.jsonl", b'{"user": 1, "x": {"y": 1}}\n', "turn it into numbers"),
         ("a.jsonl.gz", gzip.compress(jsonl())[:-20], "cannot be read"),
         ("a.jsonl.xz", lzma.compress(jsonl())[:-30], "cannot be read"),
         ("a.jsonl.xz", b"not compressed at all", "cannot be read"),
         ("a.csv", b"user,x\n1,2\n1,2,3\n", "Row #3: Expected 2 columns, got 3"),
-        ("a.csv", b"user,x\n1,2\n,3\n", "no value for 'user' in row 2"),
+        ("a.csv", b"user,x\n1,2\n,3\n", "row 2 has an empty user id"),
         ("a.csv", b"user,x\n", "a.csv holds no example"),
         ("a.csv", b"", "is empty"),
         ("a.csv", b"usr,x\n1,2\n", "has no user column 'user': did you mean 'usr'?"),

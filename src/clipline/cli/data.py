@@ -101,7 +101,7 @@ def prepare_data(
         return
     print(
         f"{target}: {manifest.users:,} users, {manifest.examples:,} examples of {', '.join(manifest.fields)} "
-        f"({size / 1e6:,.1f} MB in {seconds:.1f} s), from {manifest.source}"
+        f"({size / 1e6:,.1f} MB in {seconds:.1f} s); source: {manifest.source}"
     )
 
 

@@ -25,6 +25,7 @@ class FileProgress:
         )
         self.bars = Progress(*columns, console=self.console, expand=True)
         self.stages: dict[str, TaskID] = {}
+        self.ended: set[str] = set()
         self.printed = time.perf_counter()
 
     def __enter__(self) -> FileProgress:
@@ -35,7 +36,8 @@ class FileProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.bars.stop()
+        if self.console.is_terminal:
+            self.bars.stop()
 
     def show(self, stage: str, done: int, total: int) -> None:
         """`done` of `total` of a stage, in whatever unit."""
@@ -43,6 +45,7 @@ class FileProgress:
             if stage not in self.stages:
                 self.stages[stage] = self.bars.add_task(stage)
             self.bars.update(self.stages[stage], completed=done, total=total)
-        elif done >= total or time.perf_counter() - self.printed > _QUIET_SECONDS:
+        elif stage not in self.ended and (done >= total or time.perf_counter() - self.printed > _QUIET_SECONDS):
             self.printed = time.perf_counter()
+            self.ended |= {stage} if done >= total else set()
             print(f"{stage} {100 * done // max(total, 1)}%", file=sys.stderr, flush=True)

@@ -56,7 +56,7 @@ def read_npz(
                 if member.rows != total:
                     raise PopulationError(
                         f"{str(file)!r} has {member.rows} rows of {name!r} but {total} of {user_column!r}: "
-                        "give arrays of equal length"
+                        "give arrays of equal length, or choose some with fields"
                     )
             at_once = max(1, CHUNK_BYTES // max(1, sum(member.width for member in members.values())))
             while done < total:

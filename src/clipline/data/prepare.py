@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from ..errors import PopulationError, SettingError, check_choice
 from .catalogue import CATALOGUE, TABLE, DataSet, data_set
 from .chunks import Chunk, Convert, Progress, Text, converted
-from .store import Manifest, check_target, write_store
+from .store import Manifest, check_target, scratch_beside, write_store
 from .tables import read_table
 from .tff_hdf5 import read_tff_hdf5
 from .tff_sqlite import read_tff_sqlite
@@ -41,11 +40,11 @@ def prepare(
 
     `source` is a TFF file (HDF5, SQLite), a table with a `user_column`, or a folder with a known data set under its
     original file names. Data sets of text need `tokenise`: a chunk with arrays of `str` in, a chunk with numbers out; a
-    user's consecutive rows come in one chunk. For tables, `text` turns one column of text into numbers.
+    user's consecutive rows come in one chunk. For tables, `text` turns each column of text into numbers.
     """
     known = None if name == TABLE else _known(name)
     check_target(target)
-    convert = None if known is None else known.convert or tokenise
+    convert = tokenise if known is None else known.convert or tokenise
     if known is not None and convert is None:
         raise SettingError(
             f"data={name!r} is text and no tokeniser was given: call clipline.data.prepare.prepare with tokenise=..., "
@@ -55,10 +54,8 @@ def prepare(
         raise SettingError(f"fields={','.join(fields)!r} must be left out for {name!r}: its tasks say what they read")
     file = known.find(Path(source), split) if known is not None and Path(source).is_dir() else Path(source)
     wanted = fields if known is None else known.fields
-    with tempfile.TemporaryDirectory(prefix=".clipline.", dir=_existing(Path(target))) as scratch:
-        chunks = _read(
-            file, known, split, user_column, wanted, text, Path(scratch), lambda *now: progress("reading", *now)
-        )
+    with scratch_beside(target) as scratch:
+        chunks = _read(file, known, split, user_column, wanted, text, scratch, lambda *now: progress("reading", *now))
         with closing(chunks):  # before the scratch folder goes, also after an error
             return write_store(
                 target,
@@ -71,11 +68,6 @@ def prepare(
 def _known(name: str) -> DataSet:
     check_choice("data", name, [*CATALOGUE, *(task for data in CATALOGUE.values() for task in data.tasks), TABLE])
     return data_set(name)
-
-
-def _existing(path: Path) -> Path:
-    """The nearest folder above a target that exists, on whose file system the target will be."""
-    return next(folder for folder in path.absolute().parents if folder.exists())
 
 
 def _read(

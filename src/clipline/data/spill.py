@@ -52,6 +52,10 @@ class Spill:
         """Append the rows of a chunk. The first chunk fixes the fields; a later one that differs is refused."""
         users = _checked_ids(np.asarray(chunk[0]))
         arrays = {name: np.asarray(field) for name, field in chunk[1].items()}
+        if "" in users:
+            raise PopulationError(
+                f"row {self.rows + users.index('') + 1} has an empty user id: drop the rows without a user"
+            )
         self._check(len(users), arrays)
         for user, count in Counter(users).items():
             self.counts[self.know(user)] += count

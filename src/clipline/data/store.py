@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from ..errors import PopulationError
-from .chunks import Chunk, Progress, silent
+from .chunks import Chunk, Progress, short, silent
 from .spill import Spill
 
 MANIFEST = "population.json"  # as Population.open reads it
@@ -61,23 +61,18 @@ def write_store(
     without any example. `progress` counts the rows of the second pass.
     """
     target = check_target(folder)
-    try:
-        with _staging(target) as staging:
-            (staging / "spill").mkdir()
-            (staging / "store").mkdir()
-            spill = Spill(staging / "spill")
-            with closing(spill):
-                for chunk in chunks:
-                    spill.add(chunk)
-                for user in known_users:
-                    spill.know(user)
-            manifest = _write(staging / "store", spill, source, progress, memory_bytes)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (staging / "store").rename(target)
-    except OSError as error:
-        raise PopulationError(
-            f"{str(target)!r} cannot be written ({error.strerror or error}): free some space or give another folder"
-        ) from error
+    with scratch_beside(target) as scratch:
+        (scratch / "spill").mkdir()
+        (scratch / "store").mkdir()
+        spill = Spill(scratch / "spill")
+        with closing(spill):
+            for chunk in chunks:
+                spill.add(chunk)
+            for user in known_users:
+                spill.know(user)
+        manifest = _write(scratch / "store", spill, source, progress, memory_bytes)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (scratch / "store").rename(target)
     return manifest
 
 
@@ -118,14 +113,23 @@ def verify_store(folder: str | Path) -> Manifest:
 
 
 @contextmanager
-def _staging(target: Path) -> Iterator[Path]:
-    """A hidden folder on the target's file system, gone afterwards whatever happens."""
-    parent = next(folder for folder in target.parents if folder.exists())
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=parent))
+def scratch_beside(target: str | Path) -> Iterator[Path]:
+    """A hidden folder on the target's file system, gone afterwards whatever happens.
+
+    What the file system refuses meanwhile (no space, no permission) becomes an error with a way out.
+    """
+    path = Path(target).absolute()
     try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        parent = next(folder for folder in path.parents if folder.exists())
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=parent))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise PopulationError(
+            f"{str(target)!r} cannot be written ({short(error)}): free some space or give another folder"
+        ) from error
 
 
 def _write(folder: Path, spill: Spill, source: str, progress: Progress, memory_bytes: int) -> Manifest:

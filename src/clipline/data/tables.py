@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +33,8 @@ def read_table(
     """The rows of a table, with the user column as ids and the chosen or all other columns as fields.
 
     The ending of the name says what it is. A column of lists becomes an array with one more axis, and all its lists
-    must be equally long. A column of text is refused unless `text` turns it into numbers; so is one with gaps.
-    `progress` counts bytes of the file.
+    must be equally long. User ids in CSV are text, as written. A column of text is refused unless `text` turns it into
+    numbers; so is one with gaps. `progress` counts bytes of the file.
     """
     file = existing_file(path)
     kind, codec = _kind(file)
@@ -65,7 +66,7 @@ def _parquet(
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(file, pre_buffer=False) as table:
+        with pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20) as table:
             names = columns_of(file, table.schema_arrow.names, user_column, fields)
             total, size, rows = table.metadata.num_rows, file.stat().st_size, 0
             width = sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)) // max(
@@ -91,11 +92,12 @@ def _lines(
     size, rows = file.stat().st_size, 0
     try:
         with ExitStack() as stack:
-            raw = stack.enter_context(file.open("rb"))
+            raw = _Counted(stack.enter_context(file.open("rb")))
             stream = stack.enter_context(_opened(raw, codec))
             if kind == ".csv":
                 csv = pyarrow.csv.ReadOptions(use_threads=False, block_size=CHUNK_BYTES)
-                reader = stack.enter_context(pyarrow.csv.open_csv(stream, read_options=csv))
+                types = pyarrow.csv.ConvertOptions(column_types={user_column: pa.string()})  # 007 and 7 are two users
+                reader = stack.enter_context(pyarrow.csv.open_csv(stream, read_options=csv, convert_options=types))
             else:
                 lines = pyarrow.json.ReadOptions(use_threads=False, block_size=CHUNK_BYTES)
                 reader = stack.enter_context(pyarrow.json.open_json(stream, read_options=lines))
@@ -103,7 +105,7 @@ def _lines(
             for batch in reader:
                 yield _chunk(file, batch, user_column, names, text, rows)
                 rows += batch.num_rows
-                progress(raw.tell(), size)
+                progress(raw.done, size)
     except (pa.ArrowException, OSError, EOFError, lzma.LZMAError) as error:
         where = _damaged_line(file, codec) if kind == ".jsonl" else ""
         raise PopulationError(
@@ -111,7 +113,24 @@ def _lines(
         ) from None
 
 
-def _opened(raw: IO[bytes], codec: str | None) -> Any:
+class _Counted(io.RawIOBase):
+    """A file that says how much of it was read. Its own `tell` would not do: Arrow reads ahead in another thread."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self.file, self.done = file, 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes and count them."""
+        count = self.file.readinto(buffer)
+        self.done += count
+        return count
+
+
+def _opened(raw: Any, codec: str | None) -> Any:
     """A stream of Arrow over a file that may be compressed."""
     import pyarrow as pa
 
@@ -164,12 +183,13 @@ def _array(file: Path, name: str, column: Any, text: Text | None, rows: int) -> 
         widths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
         if len(widths) > 1:
             raise PopulationError(
-                f"{str(file)!r} has lists of {widths[0]} to {widths[-1]} entries in {name!r}: pad them to one length"
+                f"{str(file)!r} has lists of {widths[0]} to {widths[-1]} entries in {name!r}: "
+                "pad them to one length or leave the column out"
             )
         width = int(widths[0]) if len(widths) else 0
         return inner.reshape(len(column), width, *inner.shape[1:])
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return np.asarray(column.to_numpy(zero_copy_only=False) if text is None else text(column.to_pylist()))
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise PopulationError(f"{str(file)!r} has {name!r} as {kind}: turn it into numbers, text or lists of numbers")
+        raise PopulationError(f"{str(file)!r} has {name!r} as {kind}: turn it into numbers or leave it out")
     return np.asarray(column.to_numpy(zero_copy_only=False))
