@@ -157,6 +157,14 @@ def test_a_second_ctrl_c_stops_at_once_and_the_handler_is_given_back():
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_running_twice_starts_twice_from_the_model_as_given():
+    # else the second run would go on from a trained model with an empty ledger, and understate what was spent
+    run = training()
+    first, second = run.run(), run.run()
+    assert torch.equal(first.state.params, second.state.params)
+    assert first.guarantee == second.guarantee
+
+
 def test_a_run_goes_on_from_a_state_as_if_it_had_never_stopped():
     states = {}
     whole = training(rounds=6).run(observe=lambda report, state: states.setdefault(state.round_index, state))

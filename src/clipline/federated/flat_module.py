@@ -23,6 +23,7 @@ class FlatModule:
         self.module = copy.deepcopy(module).to(device)
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         self.vector = torch.cat([p.detach().reshape(-1) for p in trainable]).clone()
+        self.initial = self.vector.clone()  # what a run starts from; the vector itself moves
         self.gradient = torch.zeros_like(self.vector)
         start = 0
         for param in trainable:

@@ -50,7 +50,7 @@ class Algorithm:
 
     def first(self) -> TrainState:
         """The state before round 0."""
-        params = self.clients.flat.vector.clone()
+        params = self.clients.flat.initial.clone()
         return TrainState(params, self.server.first(params), self.controller.first(), Ledger())
 
     def round(self, state: TrainState) -> tuple[TrainState, Release]:
