@@ -194,7 +194,7 @@ def summary(task: Task, settings: TrainSettings, result: TrainResult, path: Path
     if result.stopped == "interrupted":
         lines.append(f"interrupted: go on with  clipline train --resume {path}")
     if result.guarantee.private and settings.noise_source == "seed":
-        lines.append("the noise comes from the seed: keep the seed secret, or train with --noise-source system")
+        lines.append("cohorts and noise come from the seed: keep it secret, or train with --noise-source system")
     return "\n".join(lines)
 
 

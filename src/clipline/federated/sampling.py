@@ -92,8 +92,8 @@ def sampler_named(name: str, population_size: int, cohort_size: int) -> FixedSiz
 
 
 def _distinct(rng: np.random.Generator, population_size: int, count: int) -> NDArray[np.int64]:
-    # NumPy takes Floyd's method when few of many are wanted and a partial shuffle when at least one in fifty is:
-    # both cost O(count).
+    # NumPy takes Floyd's method when few of many are wanted, and a partial shuffle of everybody only when a good share
+    # (about one in twenty) is: either way the cost is O(count).
     return np.sort(rng.choice(population_size, count, replace=False, shuffle=False))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,14 +209,14 @@ def _complete(
         delta_noise: DeltaNoise | None = split_noise(z, count_stddev)
     except SettingError:
         delta_noise = None
-    comparison = tuple(
-        (name, other, account(ledger(name, rounds), delta=terms["delta"], relation=other).epsilon)
-        for name in ("poisson", "fixed")
-        for other in Relation
-        if other.sound
-    )
     steps = sorted({max(1, round(rounds * k / CURVE_POINTS)) for k in range(1, CURVE_POINTS + 1)})
-    curve = tuple((t, account(ledger(sampling, t), **terms).epsilon) for t in steps) if guarantee.private else ()
+    pairs = [(name, other) for name in ("fixed", "poisson") for other in Relation if other.sound]
+    # Nearly all of the time goes into array operations, which leave room for a second thread beside them.
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        others = pool.map(lambda pair: account(ledger(pair[0], rounds), delta=terms["delta"], relation=pair[1]), pairs)
+        spent = pool.map(lambda t: account(ledger(sampling, t), **terms), steps if guarantee.private else ())
+        comparison = tuple((*pair, other.epsilon) for pair, other in zip(pairs, others, strict=True))
+        curve = tuple((t, one.epsilon) for t, one in zip(steps, spent, strict=False))
     return Plan(
         found, guarantee, account_renyi(ledger(sampling, rounds), **terms).epsilon, z,
         delta_noise, count_stddev, cohort, users, rounds, sampling, comparison, curve,
