@@ -87,7 +87,6 @@ def _lines(
 ) -> Iterator[Chunk]:  # fmt: skip
     import pyarrow as pa
     import pyarrow.csv
-    import pyarrow.json
 
     size, rows = file.stat().st_size, 0
     try:
@@ -98,11 +97,12 @@ def _lines(
                 csv = pyarrow.csv.ReadOptions(use_threads=False, block_size=CHUNK_BYTES)
                 types = pyarrow.csv.ConvertOptions(column_types={user_column: pa.string()})  # 007 and 7 are two users
                 reader = stack.enter_context(pyarrow.csv.open_csv(stream, read_options=csv, convert_options=types))
+                batches: Iterator[Any] = iter(reader)
             else:
-                lines = pyarrow.json.ReadOptions(use_threads=False, block_size=CHUNK_BYTES)
-                reader = stack.enter_context(pyarrow.json.open_json(stream, read_options=lines))
-            names = columns_of(file, reader.schema.names, user_column, fields)
-            for batch in reader:
+                batches = _objects(stream)
+            names: list[str] | None = None
+            for batch in batches:
+                names = names or columns_of(file, batch.schema.names, user_column, fields)
                 yield _chunk(file, batch, user_column, names, text, rows)
                 rows += batch.num_rows
                 progress(raw.done, size)
@@ -111,6 +111,23 @@ def _lines(
         raise PopulationError(
             f"{str(file)!r} cannot be read{where} ({short(error)}): mend it or copy it again"
         ) from None
+
+
+def _objects(stream: Any) -> Iterator[Any]:
+    """Batches of a JSONL stream, some lines at a time: Arrow's own stream reads ahead without a limit."""
+    import pyarrow as pa
+    import pyarrow.json
+
+    schema, rest, block = None, b"", b"-"
+    while block:
+        block = stream.read(CHUNK_BYTES)
+        lines, _, rest = (rest + block).rpartition(b"\n") if block else (rest, b"", b"")
+        if lines.strip():
+            whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
+            typed = pyarrow.json.ParseOptions(explicit_schema=schema)
+            table = pyarrow.json.read_json(pa.BufferReader(lines), read_options=whole, parse_options=typed)
+            schema = schema or table.schema
+            yield from table.combine_chunks().to_batches()
 
 
 class _Counted(io.RawIOBase):
