@@ -73,15 +73,16 @@ def noise_multiplier_for(
     while quick(low) <= epsilon and low > _LEAST:
         high, low = low, max(low / 4, _LEAST)
     if quick(low) > epsilon:
-        high = _edge(quick, epsilon, low, high, slack=_slack(epsilon) if quick is spent else 0.02)
+        high = _edge(quick, epsilon, low, high, slack=_slack(epsilon) if quick is spent else 0.1)
     if quick is spent:
         return high
-    # The truth lies below the quick bound, so that `high` is private and less may be.
+    # The truth lies below the quick bound, so that `high` is private and less may be. Epsilon falls with about the third
+    # power of the noise: step to where it would meet the target.
     low = high
-    while spent(low) <= epsilon:
+    while (value := spent(low)) <= epsilon:
         if low == _LEAST:
             return _LEAST
-        high, low = low, max(low / 1.08, _LEAST)
+        high, low = low, max(low / min(max((epsilon / max(value, 1e-9)) ** (1 / 3), 1.01), 1.5), _LEAST)
     return _edge(spent, epsilon, low, high, slack=_slack(epsilon))
 
 
