@@ -5,41 +5,27 @@ import sys
 import matplotlib.image
 import pytest
 
-from clipline.cli import main
-
 ASK = ["--users", "40000", "--cohort", "300", "--rounds", "150"]
 
 
 @pytest.fixture
-def clipline(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["clipline", "plan", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+def ask(clipline):
+    return lambda *arguments: clipline("plan", *arguments)
 
 
-def test_a_plan_prints_and_speaks_json(clipline):
-    code, out, err = clipline(*ASK, "--epsilon", "4")
+def test_a_plan_prints_and_speaks_json(ask):
+    code, out, err = ask(*ASK, "--epsilon", "4")
     assert code == 0, err
     assert out.startswith("(epsilon 4.00, delta 8.67e-06)-DP for add-or-remove one user")
-    code, out, _ = clipline(*ASK, "--epsilon", "4", "--json")
+    code, out, _ = ask(*ASK, "--epsilon", "4", "--json")
     answer = json.loads(out)
     for key in ("epsilon", "delta", "noise_multiplier", "delta_noise_multiplier", "count_stddev", "cohort", "users"):
         assert answer[key] > 0
     assert (answer["sampling"], answer["relation"], answer["rounds"]) == ("poisson", "add-or-remove", 150)
 
 
-def test_the_papers_convention_comes_with_a_warning(clipline):
-    code, out, _ = clipline(
+def test_the_papers_convention_comes_with_a_warning(ask):
+    code, out, _ = ask(
         "--users", "1000000", "--rounds", "1500", "--epsilon", "5", "--scale", "m=100,z=0.1", "--sampling", "fixed",
         "--relation", "paper",
     )  # fmt: skip
@@ -48,20 +34,20 @@ def test_the_papers_convention_comes_with_a_warning(clipline):
     assert "513 exactly" in out
 
 
-def test_a_training_file_is_a_question_too(clipline, tmp_path):
+def test_a_training_file_is_a_question_too(ask, tmp_path):
     (tmp_path / "t.toml").write_text("users = 40000\ncohort = 300\nrounds = 150\nepsilon = 4.0\nserver_lr = 0.5\n")
-    _, by_file, _ = clipline("--config", "t.toml", "--json")
-    _, by_flags, _ = clipline(*ASK, "--epsilon", "4", "--json")
+    _, by_file, _ = ask("--config", "t.toml", "--json")
+    _, by_flags, _ = ask(*ASK, "--epsilon", "4", "--json")
     assert json.loads(by_file) == json.loads(by_flags)
-    _, out, _ = clipline("--config", "t.toml", "--noise-multiplier", "1.0", "--json")
+    _, out, _ = ask("--config", "t.toml", "--noise-multiplier", "1.0", "--json")
     assert json.loads(out)["found"] == "epsilon"
 
 
-def test_a_plot_is_drawn_once(clipline, tmp_path):
-    code, _, err = clipline(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
+def test_a_plot_is_drawn_once(ask, tmp_path):
+    code, _, err = ask(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
     assert code == 0, err
     assert matplotlib.image.imread(tmp_path / "p.png").std() > 0.02
-    code, _, err = clipline(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
+    code, _, err = ask(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
     assert code == 2
     assert "plot='p.png' must be a new file" in err
 
@@ -79,9 +65,9 @@ def test_a_plot_is_drawn_once(clipline, tmp_path):
         (["--config", "bad.toml"], "unknown key 'chort': did you mean 'cohort'?"),
     ],
 )
-def test_bad_questions_get_one_sentence(clipline, tmp_path, arguments, words):
+def test_bad_questions_get_one_sentence(ask, tmp_path, arguments, words):
     (tmp_path / "bad.toml").write_text("chort = 3\n")
-    code, _, err = clipline(*arguments)
+    code, _, err = ask(*arguments)
     assert code == 2
     assert words in err
     assert "Traceback" not in err

@@ -5,25 +5,7 @@ import sys
 import pytest
 from safetensors import safe_open
 
-from clipline.cli import main
 from clipline.tasks import TASK_NAMES
-
-
-@pytest.fixture
-def clipline(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["clipline", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def test_every_task_is_listed_with_what_the_paper_prints(clipline):

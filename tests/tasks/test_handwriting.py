@@ -13,8 +13,16 @@ def loaded(**changes):
 def test_the_default_population_is_large_enough_for_an_epsilon_to_mean_something():
     assert TASK.settings.users >= 20_000
     assert TASK.settings.epsilon <= 4.0
-    assert TASK.settings.clip_start <= 0.01
     assert TASK.settings.delta is None  # users^-1.1
+
+
+def test_the_clip_starts_a_hundred_times_below_the_median_update_norm():
+    training = TASK.training(
+        TASK.settings.overridden({"users": 300, "cohort": 30, "noise_multiplier": 0.5}, "the test")
+    )
+    clients = training.algorithm.clients
+    norms = [float(clients.update_of(user, clients.flat.initial, 0).norm()) for user in range(300)]
+    assert np.median(norms) / TASK.settings.clip_start > 100
 
 
 def test_the_small_network_has_the_parameters_that_arithmetic_gives():

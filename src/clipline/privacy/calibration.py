@@ -76,8 +76,8 @@ def noise_multiplier_for(
         high = _edge(quick, epsilon, low, high, slack=_slack(epsilon) if quick is spent else 0.1)
     if quick is spent:
         return high
-    # The truth lies below the quick bound, so that `high` is private and less may be. Epsilon falls with about the third
-    # power of the noise: step to where it would meet the target.
+    # The truth lies below the quick bound, so that `high` is private and less may be. Epsilon falls with about the
+    # third power of the noise: step to where it would meet the target.
     low = high
     while (value := spent(low)) <= epsilon:
         if low == _LEAST:
