@@ -7,6 +7,7 @@ from samples import LOCAL, cross_entropy, small_population
 from torch import nn
 
 from clipline import QuantileClip, ServerAdam, ServerSGD, Training
+from clipline.federated.checkpoint import load_checkpoint, save_checkpoint
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -38,3 +39,18 @@ def test_dropout_on_a_gpu_is_replayable_and_leaves_the_callers_generator_alone()
     first, again = (run("cuda", ServerSGD(), model).state.params for _ in range(2))
     assert torch.allclose(first, again, rtol=1e-5, atol=1e-6)
     assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+@needs_cuda
+def test_a_run_on_a_gpu_resumes_from_its_checkpoint(tmp_path):
+    model = nn.Linear(6, 3).double()
+    states = {}
+    settings = {"local": LOCAL, "seed": 1, "rounds": 6, "cohort_size": 20, "noise_multiplier": 0.4, "device": "cuda"}
+    whole = Training(model, cross_entropy, small_population(), **settings).run(
+        observe=lambda report, state: states.setdefault(state.round_index, state)
+    )
+    save_checkpoint(tmp_path / "c.safetensors", states[3])
+    state = load_checkpoint(tmp_path / "c.safetensors", torch.device("cuda"))
+    rest = Training(model, cross_entropy, small_population(), **settings).run(state=state)
+    assert torch.allclose(rest.state.params, whole.state.params, rtol=1e-9)
+    assert rest.guarantee == whole.guarantee
