@@ -210,7 +210,7 @@ def _complete(
     except SettingError:
         delta_noise = None
     steps = sorted({max(1, round(rounds * k / CURVE_POINTS)) for k in range(1, CURVE_POINTS + 1)})
-    pairs = [(name, other) for name in ("fixed", "poisson") for other in Relation if other.sound]
+    pairs = [(name, other) for name in ("poisson", "fixed") for other in Relation if other.sound]
     # Nearly all of the time goes into array operations, which leave room for a second thread beside them.
     with ThreadPoolExecutor(max_workers=2) as pool:
         others = pool.map(lambda pair: account(ledger(pair[0], rounds), delta=terms["delta"], relation=pair[1]), pairs)
