@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,10 +60,31 @@ def plan(
         raise SettingError("users is missing: give --users, the number of users in the population")
     if plot is not None and (plot.exists() or plot.suffix != ".png"):
         raise RunError(f"plot={str(plot)!r} must be a new file that ends in .png: give another name")
-    result = find(**settings, scale=None if scale is None else _parse_scale(scale))
+    with _patience():
+        result = find(**settings, scale=None if scale is None else _parse_scale(scale))
     if plot is not None:
         _draw(result, plot)
     typer.echo(json.dumps(result.to_json(), allow_nan=False) if as_json else str(result))
+
+
+@contextmanager
+def _patience() -> Iterator[None]:
+    """Say on standard error that a search is still on, every two seconds from the first on; most end before."""
+    done = threading.Event()
+
+    def tell() -> None:
+        seconds = 1
+        while not done.wait(1 if seconds == 1 else 2):
+            print(f"searching, {seconds} s so far ...", file=sys.stderr, flush=True)
+            seconds += 2
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
 
 
 def _from_file(config: Path, flags: dict[str, Any], scale: str | None) -> dict[str, Any]:
