@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import PopulationError
-from .file_progress import FileProgress
 
 if TYPE_CHECKING:
     from ..data.chunks import Convert
@@ -80,6 +79,7 @@ def prepare_data(
     clipline data prepare table --from posts.parquet --to posts --user-column author
     """
     from ..data.prepare import prepare
+    from .file_progress import FileProgress  # brings rich along, which other commands should not wait for
 
     begun = time.perf_counter()
     columns = None if fields is None else [column.strip() for column in fields.split(",") if column.strip()]
@@ -113,6 +113,7 @@ def fetch_data(
     """Download a known data set; the same command goes on with what was interrupted."""
     from ..data.catalogue import data_set
     from ..data.fetch import fetch
+    from .file_progress import FileProgress  # brings rich along, which other commands should not wait for
 
     known = data_set(name)
     if target.exists() and not target.is_dir():

@@ -17,7 +17,7 @@ from .relations import Relation
 from .split import DeltaNoise, split_noise
 from .text_curve import text_curve
 
-CURVE_POINTS = 10
+CURVE_POINTS = 8
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ def text_curve(points: tuple[tuple[int, float], ...], height: int = 6) -> list[s
     top = max(epsilon for _, epsilon in points)
     lines = []
     for row in range(height, 0, -1):
-        bar = "".join(4 * _eighths(epsilon / top * height - (row - 1) if top > 0 else 0.0) for _, epsilon in points)
+        bar = "".join(5 * _eighths(epsilon / top * height - (row - 1) if top > 0 else 0.0) for _, epsilon in points)
         label = rounded_up(top, 3) if row == height else "0" if row == 1 else ""
         lines.append(f"    {label:>8} |{bar}")
     first, last = f"{points[0][0]}", f"{points[-1][0]} rounds"
-    return [*lines, f"    {'':>8} +{first}{'-' * max(1, 4 * len(points) - len(first) - len(last))}{last}"]
+    return [*lines, f"    {'':>8} +{first}{'-' * max(1, 5 * len(points) - len(first) - len(last))}{last}"]
 
 
 def _eighths(part: float) -> str:

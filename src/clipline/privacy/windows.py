@@ -63,7 +63,7 @@ def lattice_step(rounds: Rounds, slope: float, epsilon: float, width: float, spa
     Up to 15 an epsilon is wanted to four digits after the point; beyond, where it protects little, to five in all.
     """
     count = sum(number for _, number in rounds)
-    error = 4e-6 * epsilon if epsilon > 15 else min(4e-6 * epsilon, 1.5e-5)
+    error = 1e-5 * epsilon if epsilon > 15 else min(4e-6 * epsilon, 1.5e-5)
     wanted = math.sqrt(12 * error / (count * (slope + 1)))
     widest = max(width, *(sum(reach(direction, spare, spare)) for direction, _ in rounds))
     coarsest = max(wanted, 1.5 * widest / _MOST_POINTS)
