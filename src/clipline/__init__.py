@@ -21,7 +21,7 @@ _HOMES = {
     "GaussianMechanism": "federated.mechanism",
     "Guarantee": "privacy.guarantee",
     "Ledger": "privacy.ledger",
-    "LocalSGD": "federated.clients",
+    "LocalSGD": "federated.local",
     "MatrixLSTM": "tasks.layers",
     "NoSampling": "privacy.events",
     "PatchConv2d": "tasks.layers",
@@ -61,8 +61,8 @@ __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
     from .errors import CliplineError, SettingError
-    from .federated.clients import LocalSGD
     from .federated.controllers import FixedClip, QuantileClip, ScheduledClip
+    from .federated.local import LocalSGD
     from .federated.mechanism import GaussianMechanism
     from .federated.population import Population
     from .federated.sampling import FixedSizeSampler, PoissonSampler

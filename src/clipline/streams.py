@@ -56,6 +56,11 @@ class Streams:
         base = int.from_bytes(self._digest(purpose, round_index)[:8], "little")
         return _mix(base ^ _mix((user + 1) * _GOLDEN & _MASK))
 
+    def user_keys(self, purpose: str, round_index: int, users: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """`user_key` of many users at once."""
+        base = np.uint64(int.from_bytes(self._digest(purpose, round_index)[:8], "little"))
+        return _mix_words(base ^ _mix_words((users.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)))
+
     @staticmethod
     def _fresh() -> np.random.Generator:
         return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
@@ -70,15 +75,24 @@ class Streams:
 
 def user_bits(key: int, count: int) -> NDArray[np.uint64]:
     """`count` pseudo-random 64-bit words; word i depends on the key and i alone (splitmix64 as a counter)."""
-    words = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    return counter_bits(np.array([key], np.uint64), np.arange(count))
+
+
+def counter_bits(keys: NDArray[np.uint64], index: NDArray[np.int64] | int) -> NDArray[np.uint64]:
+    """Word `index` of each key, broadcast together: `user_bits(key, index + 1)[index]` for many at once."""
+    return _mix_words((np.atleast_1d(index).astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + keys)
 
 
 def user_order(key: int, count: int) -> NDArray[np.intp]:
     """A uniformly random order of `count` examples: the order of their random words."""
     return np.argsort(user_bits(key, count), kind="stable")
+
+
+def _mix_words(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The splitmix64 finaliser, on arrays: multiplication wraps."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
 
 
 def _mix(word: int) -> int:

@@ -6,7 +6,7 @@ from torch import nn
 
 from clipline import LocalSGD, Population, SettingError
 from clipline.errors import ModuleError
-from clipline.federated.clients import OneByOne
+from clipline.federated.one_by_one import OneByOne
 from clipline.federated.sampling import Cohort
 from clipline.privacy.events import PoissonSampling
 from clipline.streams import Streams

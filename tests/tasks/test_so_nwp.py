@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from clipline import LocalSGD, Population
-from clipline.federated.clients import OneByOne
+from clipline.federated.one_by_one import OneByOne
 from clipline.streams import Streams
 from clipline.tasks.facts import FACTS
 from clipline.tasks.so_nwp import TASK, WordLSTM, count, loss

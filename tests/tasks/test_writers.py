@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from clipline.errors import SettingError
-from clipline.streams import user_bits
+from clipline.streams import counter_bits, user_bits
 from clipline.tasks import writers
 from clipline.tasks.strokes import CHARACTERS, skeletons
-from clipline.tasks.writers import counter_bits, draw_writers, writer_sizes
+from clipline.tasks.writers import draw_writers, writer_sizes
 
 
 @pytest.fixture(scope="module")

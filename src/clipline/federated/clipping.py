@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..privacy.events import Sampling
 from .sampling import Cohort
+from .updates import Dense, Updates
 
 _MARGIN = 64  # roundings that a clipped row is kept below the clip: more than a norm of any length accumulates
 
@@ -23,19 +24,37 @@ class ClippedSum:
     sampling: Sampling  # how the users were chosen
 
 
-def aggregate(blocks: Iterable[Tensor], clip: float, cohort: Cohort, dim: int) -> ClippedSum:
-    """Clip and add blocks of updates, each (users, dim). An empty cohort gives a sum of zeros.
+def aggregate(
+    blocks: Iterable[Updates], clip: float, cohort: Cohort, dim: int, device: torch.device | str = "cpu"
+) -> ClippedSum:
+    """Clip and add blocks of updates. An empty cohort gives a sum of zeros.
 
     The bit travels as one more coordinate of the update, centred by 1/2, so that adding or removing a user moves it by
-    1/2 and whatever hides the update hides the bit.
+    1/2 and whatever hides the update hides the bit. The sum is that of `join_bit(*clip_rows(...))`, block by block,
+    without ever holding the clipped rows.
     """
-    total: Tensor | None = None
-    for deltas in blocks:
-        block = join_bit(*clip_rows(deltas, clip)).sum(dim=0, dtype=torch.float64)
-        total = block if total is None else total + block
-    if total is None:
-        total = torch.zeros(dim + 1, dtype=torch.float64)
+    total = torch.zeros(dim + 1, dtype=torch.float64, device=device)
+    for updates in blocks:
+        norms = updates.norms()
+        scale, within = clip_factors(norms, clip)
+        total[dim] += within.sum() - len(updates) / 2
+        finite = norms.isfinite()
+        if not bool(finite.all()):  # 0 times infinity is NaN: such updates do not take part at all
+            updates, scale = updates.of(finite), scale[finite]
+        updates.add_to(total[:dim], scale)
     return ClippedSum(total, clip, cohort.sampling)
+
+
+def clip_factors(norms: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """What to multiply updates of these norms (users,) float64 with, and which were within the clip.
+
+    Exactly 1 within the clip; otherwise the product ends a few roundings below the clip, never above; 0 for a norm that
+    is not finite, which is not within.
+    """
+    finite = norms.isfinite()
+    within = (norms <= clip) & finite
+    just_inside = clip * (1 - _MARGIN * torch.finfo(torch.float64).eps)
+    return torch.where(within, 1.0, torch.where(finite, just_inside / norms, 0.0)), within
 
 
 def clip_rows(deltas: Tensor, clip: float) -> tuple[Tensor, Tensor]:
@@ -43,20 +62,10 @@ def clip_rows(deltas: Tensor, clip: float) -> tuple[Tensor, Tensor]:
 
     A row already within is unchanged; a zero row stays zero; a row that is not finite becomes zero and is not within.
     All of it is in float64, whatever the model's type: in float32 the factor for a huge row is rounded so coarsely that
-    the row could end above the clip. A scaled row ends a few roundings below the clip, never above.
+    the row could end above the clip.
     """
-    rows = deltas.double()
-    # The norm of a row that is divided by its greatest entry neither overflows nor underflows.
-    greatest = rows.abs().amax(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
-    norms = greatest * torch.linalg.vector_norm(rows / greatest.unsqueeze(1), dim=1)
-    finite = norms.isfinite()
-    within = norms <= clip  # NaN <= clip is false
-    just_inside = clip * (1 - _MARGIN * torch.finfo(torch.float64).eps)
-    scale = torch.where(within, 1.0, just_inside / norms)
-    clipped = rows * scale.unsqueeze(1)
-    if not bool(finite.all()):
-        clipped = torch.where(finite.unsqueeze(1), clipped, 0.0)
-        within = within & finite
+    scale, within = clip_factors(Updates([Dense(0, deltas)]).norms(), clip)
+    clipped = torch.where(scale.unsqueeze(1) > 0, deltas.double() * scale.unsqueeze(1), 0.0)
     return clipped, within
 
 

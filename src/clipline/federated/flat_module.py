@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModuleError
+from .chance import Chance, Dropout
 
 
 class FlatModule:
@@ -20,7 +21,7 @@ class FlatModule:
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         check_module(module)
         self._original = module
-        self.module = copy.deepcopy(module).to(device)
+        self.module = _with_own_dropout(copy.deepcopy(module)).to(device)
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         self.vector = torch.cat([p.detach().reshape(-1) for p in trainable]).clone()
         self.initial = self.vector.clone()  # what a run starts from; the vector itself moves
@@ -33,7 +34,9 @@ class FlatModule:
             start = stop
         self._trainable = trainable
         self._gradients = [param.grad for param in trainable]
-        self._buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        self.chances = {name: part for name, part in self.module.named_modules() if isinstance(part, Chance)}
+        self._keys = {f"{name}.key".lstrip(".") for name in self.chances}  # set by the engine, and no user's statistic
+        self._buffers = {name: buffer.clone() for name, buffer in self._named_buffers().items()}
 
     @property
     def dim(self) -> int:
@@ -54,9 +57,22 @@ class FlatModule:
             param.data.copy_(values.view_as(param))
         return module
 
+    @property
+    def named_shapes(self) -> dict[str, torch.Size]:
+        """Names and shapes of the trainable parameters, in the order of the vector; a shared one stands once."""
+        return {name: param.shape for name, param in self.module.named_parameters() if param.requires_grad}
+
+    def set_keys(self, keys: Tensor) -> None:
+        """Hand each `Chance` of the module its key: (chances, 2) int32."""
+        for chance, key in zip(self.chances.values(), keys, strict=True):
+            chance.key.copy_(key)
+
+    def _named_buffers(self) -> dict[str, Tensor]:
+        return {name: buffer for name, buffer in self.module.named_buffers() if name not in self._keys}
+
     def check_buffers(self) -> None:
         """Refuse, and undo, a change of a buffer during local training: it would carry a user's data unclipped."""
-        now = dict(self.module.named_buffers())  # read anew: a module may also put another tensor in a buffer's place
+        now = self._named_buffers()  # read anew: a module may also put another tensor in a buffer's place
         changed = [name for name, before in self._buffers.items() if not _same(now.get(name), before)]
         changed += [name for name in now if name not in self._buffers]
         if changed:
@@ -74,6 +90,15 @@ class FlatModule:
                 "the loss replaced or cleared the gradients of the model (zero_grad?), which are set and read here: "
                 "return the loss and leave gradients alone"
             )
+
+
+def _with_own_dropout(module: nn.Module) -> nn.Module:
+    """The module with every `nn.Dropout` in it, changed in place, drawing from the user's own numbers."""
+    if type(module) is nn.Dropout:
+        return Dropout(module.p).train(module.training)
+    for name, child in module.named_children():
+        setattr(module, name, _with_own_dropout(child))
+    return module
 
 
 def _same(now: Tensor | None, before: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..privacy.events import GaussianEvent
 from ..privacy.ledger import Ledger
 from ..streams import Streams
-from .clients import OneByOne
+from .clients import Clients
 from .clipping import aggregate
 from .controllers import ClipController, ClipState
 from .mechanism import GaussianMechanism, Release
@@ -37,7 +37,7 @@ class Algorithm:
     """The parts of Algorithm 1, each of which fits the place of any other of its kind."""
 
     sampler: Sampler
-    clients: OneByOne
+    clients: Clients
     mechanism: GaussianMechanism
     server: ServerOptimiser
     controller: ClipController
@@ -58,7 +58,7 @@ class Algorithm:
         t = state.round_index
         cohort = self.sampler.draw(self.streams.sampling(t))
         updates = self.clients.train(state.params, cohort, t)
-        total = aggregate(updates, state.clip.clip, cohort, dim=len(state.params))
+        total = aggregate(updates, state.clip.clip, cohort, len(state.params), state.params.device)
         release = self.mechanism.release(total, self.streams.noise(t))
         params, server = self.server.update(state.params, state.server, release)
         clip = self.controller.update(state.clip, release)

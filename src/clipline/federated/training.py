@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ..errors import SettingError, check_number, check_whole, refuse
+from ..errors import SettingError, check_choice, check_number, check_whole, refuse
 from ..privacy.accountant import account, default_relation
 from ..privacy.calibration import noise_multiplier_for, rounds_within
 from ..privacy.events import Sampling
@@ -19,11 +19,14 @@ from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
 from ..streams import NoiseSource, Streams
-from .clients import LocalSGD, Loss, OneByOne
+from .clients import ENGINES, Engine, clients_named
 from .controllers import ClipController, QuantileClip
 from .interrupt import CtrlC
+from .local import LocalSGD, Loss
 from .mechanism import GaussianMechanism
+from .one_by_one import OneByOne
 from .population import Population
+from .precision import PRECISIONS, Precision
 from .round import Algorithm, TrainState
 from .sampling import sampler_named
 from .server import ServerOptimiser, ServerSGD
@@ -96,7 +99,12 @@ class Training:
         evaluate: Evaluate | None = None,
         evaluate_every: int = 10,
         device: torch.device | str = "cpu",
+        engine: Engine = "auto",
+        precision: Precision = "float32",
     ) -> None:
+        self.population = population
+        check_choice("engine", engine, ENGINES)
+        check_choice("precision", precision, PRECISIONS)
         self.rounds = check_whole("rounds", rounds, at_least=1, at_most=10**9, way_out="train for at least one round")
         self.evaluate = evaluate
         self.evaluate_every = check_whole(
@@ -135,7 +143,8 @@ class Training:
             count_stddev = cohort_size / 20 if self.noise_multiplier > 0 else 0.0  # section 2.1 of the paper
         mechanism = GaussianMechanism(cohort_size, self.noise_multiplier, count_stddev if controller.counts else None)
         streams = Streams(seed, noise_source)
-        clients = OneByOne(model, loss, population, local, streams, device)
+        plain = OneByOne(model, loss, population, local, streams, device, precision)
+        clients = clients_named(engine, plain)
         self.algorithm = Algorithm(sampler, clients, mechanism, server or ServerSGD(), controller, streams)
         self.planned = self.guarantee_of(Ledger().add(self.algorithm.event, self.rounds))
 

@@ -17,6 +17,7 @@ from ..federated.clipping import aggregate
 from ..federated.controllers import QuantileClip
 from ..federated.mechanism import GaussianMechanism
 from ..federated.sampling import Cohort
+from ..federated.updates import Dense, Updates
 from ..plotting import new_figure, save_figure
 from ..privacy.events import PoissonSampling
 from ..streams import Streams
@@ -57,7 +58,7 @@ def track_quantile(
         clips.append(state.clip)
         norms = np.exp(streams.sampling(t).normal(log_mean, log_stddev, size=(cohort_size, 1)))
         cohort = Cohort(np.arange(cohort_size), PoissonSampling(1.0))
-        total = aggregate([torch.from_numpy(norms)], state.clip, cohort, dim=1)
+        total = aggregate([Updates([Dense(0, torch.from_numpy(norms))])], state.clip, cohort, dim=1)
         state = controller.update(state, mechanism.release(total, streams.noise(t)))
     return clips
 

@@ -47,7 +47,7 @@ class RunDirectory:
 
     def _open(self, path: Path, settings: TrainSettings, training: Training, written: Ledger) -> None:
         self.path, self.settings, self.written = path, settings, written
-        device = training.algorithm.clients.device.type
+        device = training.algorithm.clients.flat.vector.device.type
         self.circumstances = f"{settings.to_toml()}torch {torch.__version__} on {device}\n"
 
     @classmethod
@@ -62,7 +62,7 @@ class RunDirectory:
             raise RunError(f"resume={str(path)!r} holds no {CHECKPOINT}: it is finished, or never reached a checkpoint")
         directory = cls.__new__(cls)
         directory._open(path, settings, training, Ledger())
-        device = training.algorithm.clients.device
+        device = training.algorithm.clients.flat.vector.device
         state = load_checkpoint(path / CHECKPOINT, device, directory.circumstances)
         _rewrite(path / LEDGER, _whole_lines(path / LEDGER))
         written = Ledger.read(path / LEDGER)
@@ -116,7 +116,7 @@ def resolved_comments(training: Training) -> str:
         "count_stddev": mechanism.count_stddev,
         "delta": training.delta,
         "relation": str(training.relation),
-        "users": len(training.algorithm.clients.population),
+        "users": len(training.population),
         "parameters": training.algorithm.clients.flat.dim,
         "planned": str(training.planned),
     }

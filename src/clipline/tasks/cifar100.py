@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..federated.clients import Batch
+from ..federated.chance import Chance
+from ..federated.local import Batch
 from ..federated.population import Population
 from .initialisers import he_normal_
 from .layers import PatchConv2d
@@ -62,6 +63,7 @@ class ResNet18(nn.Module):
 
     def __init__(self, groups: int = 32) -> None:
         super().__init__()
+        self.crops = RandomCrops()
         self.stem = _conv(3, 64, 7, stride=2)
         self.stem_norm = nn.GroupNorm(groups, 64, eps=1e-3)
         widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
@@ -91,18 +93,19 @@ class ResNet18(nn.Module):
         return PENALTY * torch.stack(squares).sum()
 
 
-def random_crops(pixels: Tensor) -> Tensor:
-    """(batch, 32, 32, 3) -> (batch, 24, 24, 3): for each image its own place of 81, then mirrored or not.
+class RandomCrops(Chance):
+    """Cuts each image at its own place of 81, then mirrors it or not, by the user's own random numbers."""
 
-    Drawn from torch's global generator, which the engine seeds by user.
-    """
-    count, device = len(pixels), pixels.device
-    corners = torch.randint(0, SIDE - CROP + 1, (2, count, 1), device=device)
-    mirrored = torch.rand(count, 1, device=device) < 0.5
-    along = torch.arange(CROP, device=device)
-    rows = corners[0] + along
-    columns = corners[1] + torch.where(mirrored, CROP - 1 - along, along)
-    return pixels[torch.arange(count, device=device)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(batch, 32, 32, 3) -> (batch, 24, 24, 3)."""
+        count = len(pixels)
+        drawn, along = self.bits(count, 3).long(), torch.arange(CROP, device=pixels.device)
+        places = SIDE - CROP + 1
+        rows = drawn[:, 0, None] % places + along
+        mirrored = drawn[:, 2, None] % 2 == 1
+        columns = drawn[:, 1, None] % places + torch.where(mirrored, CROP - 1 - along, along)
+        image = torch.arange(count, device=pixels.device)
+        return pixels[image[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 def central_crops(pixels: Tensor) -> Tensor:
@@ -120,11 +123,11 @@ def standardised(crops: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def loss(model: nn.Module, batch: Batch, augment: bool = True) -> Tensor:
-    """Mean cross-entropy of images cropped, mirrored, standardised, in this order; plus the model's penalty."""
+    """(batch,): cross-entropy of images cropped, mirrored, standardised, in this order; plus the model's penalty."""
     assert isinstance(model, ResNet18)
-    crops = random_crops(batch["pixels"]) if augment else central_crops(batch["pixels"])
+    crops = model.crops(batch["pixels"]) if augment else central_crops(batch["pixels"])
     logits = model(standardised(crops, model.out.weight.dtype))
-    return F.cross_entropy(logits, batch["labels"].long()) + model.penalty()
+    return F.cross_entropy(logits, batch["labels"].long(), reduction="none") + model.penalty()
 
 
 def count(model: nn.Module, batch: Batch) -> Counts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..federated.clients import Batch
+from ..federated.local import Batch
 from ..federated.population import Population
 from .initialisers import keras_linear
 from .layers import PatchConv2d
@@ -41,8 +41,8 @@ class CharacterNet(nn.Module):
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross-entropy."""
-    return F.cross_entropy(model(batch["pixels"]), batch["labels"].long())
+    """(batch,): cross-entropy, of which the mean is taken."""
+    return F.cross_entropy(model(batch["pixels"]), batch["labels"].long(), reduction="none")
 
 
 def count(model: nn.Module, batch: Batch) -> Counts:

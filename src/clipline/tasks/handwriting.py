@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import check_whole
-from ..federated.clients import Batch
+from ..federated.local import Batch
 from ..federated.population import Population
 from ..streams import Streams
 from .settings import TrainSettings
@@ -40,8 +40,8 @@ class HandwritingNet(nn.Module):
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross-entropy."""
-    return F.cross_entropy(model(batch["pixels"]), batch["labels"].long())
+    """(batch,): cross-entropy, of which the mean is taken."""
+    return F.cross_entropy(model(batch["pixels"]), batch["labels"].long(), reduction="none")
 
 
 def load(settings: TrainSettings) -> LoadedTask:

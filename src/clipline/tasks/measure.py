@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..errors import check_choice
-from ..federated.clients import Batch
+from ..federated.local import Batch
 from ..federated.population import Population
 from ..federated.training import Evaluate
 
@@ -75,12 +75,12 @@ def batches(test: Population, rows: NDArray[np.int64], batch_size: int, like: Te
 
 
 def sequence_loss(losses: Tensor, targets: Tensor, padding_in_loss: bool) -> Tensor:
-    """Mean of (batch, time) losses over all positions, or over those whose target is not the padding 0.
+    """(batch,): means of (batch, time) losses over all positions; or the mean of those with a target other than 0.
 
     The original programs average over all: the framework passed the loss no mask. A batch of padding alone costs 0.
     """
     if padding_in_loss:
-        return losses.mean()
+        return losses.mean(dim=1)
     kept = (targets != 0).to(losses.dtype)
     return (losses * kept).sum() / kept.sum().clamp(min=1)
 

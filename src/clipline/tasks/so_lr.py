@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..federated.clients import Batch
+from ..federated.local import Batch
 from ..federated.population import Population
 from .layers import BagLinear
 from .measure import Counts, evaluator
@@ -41,10 +41,10 @@ def multi_hot(tags: Tensor, like: Tensor) -> Tensor:
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Binary cross-entropy, mean over the tags and SUM over the batch: the client learning rate belongs to that."""
+    """(batch,): binary cross-entropy, mean over the tags. The SUM of these is taken: the rate belongs to it."""
     logits = model(batch["words"], batch["weights"])
-    total = F.binary_cross_entropy_with_logits(logits, multi_hot(batch["tags"], logits), reduction="sum")
-    return total / TAGS
+    true = multi_hot(batch["tags"], logits)
+    return F.binary_cross_entropy_with_logits(logits, true, reduction="none").mean(dim=1)
 
 
 def count(model: nn.Module, batch: Batch) -> Counts:
@@ -62,7 +62,8 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
     """The task on these users. Of a user's posts the first 1000 are taken, then shuffled."""
     model = initialised(TagRegression, settings.seed)
     part = str(settings.evaluate_on)
-    return LoadedTask(population, model, loss, evaluator(count, test, part, batch_size=500, first=VALIDATION_POSTS))
+    evaluate = evaluator(count, test, part, batch_size=500, first=VALIDATION_POSTS)
+    return LoadedTask(population, model, loss, evaluate, reduction="sum")
 
 
 TASK = paper_task(

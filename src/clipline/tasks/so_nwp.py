@@ -7,7 +7,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..federated.clients import Batch
+from ..federated.local import Batch
 from ..federated.population import Population
 from .initialisers import keras_embedding, keras_linear
 from .layers import MatrixLSTM

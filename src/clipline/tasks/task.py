@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import SettingError
-from ..federated.clients import LocalSGD, Loss
+from ..federated.local import LocalSGD, Loss
 from ..federated.population import Population
 from ..federated.server import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
 from ..federated.training import Evaluate, Training
@@ -27,6 +27,7 @@ class LoadedTask:
     model: nn.Module
     loss: Loss
     evaluate: Evaluate  # on users outside the population
+    reduction: str = "mean"  # of a loss that gives one number for each example
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,13 @@ class Task:
             loaded.population,
             rounds=settings.rounds,
             cohort_size=settings.cohort,
-            local=LocalSGD(settings.client_lr, settings.batch_size, settings.client_epochs, settings.max_examples),
+            local=LocalSGD(
+                settings.client_lr,
+                settings.batch_size,
+                settings.client_epochs,
+                settings.max_examples,
+                loaded.reduction,
+            ),
             seed=settings.seed,
             epsilon=settings.epsilon,
             noise_multiplier=settings.noise_multiplier,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SettingError, check_number, check_whole
-from ..streams import Streams
+from ..streams import Streams, counter_bits
 from .strokes import CHARACTERS, MARGIN, distance_fields
 
 SIDE = 28  # pixels
@@ -109,15 +109,6 @@ def writer_sizes(first: int, count: int, *, seed: int, mean_examples: float = 12
     extra = (mean_examples - 1) * np.exp(UNEVENNESS * _normal(counter_bits(keys, 0))) / mean_of_exp
     sizes: Whole = 1 + np.floor(extra + _uniform(counter_bits(keys, 1))).astype(np.int64)  # rounds without bias
     return sizes
-
-
-def counter_bits(keys: Words, index: Whole | int) -> Words:
-    """Word `index` under each key, broadcast together: `streams.user_bits(key, index + 1)[index]` for many at once."""
-    words: Words = keys + (np.atleast_1d(index).astype(np.uint64) + np.uint64(1)) * _GOLDEN
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Words = words ^ (words >> np.uint64(31))
-    return mixed
 
 
 def _writer_keys(seed: int, purpose: str, writers: Whole) -> Words:

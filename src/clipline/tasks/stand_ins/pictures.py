@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...federated.population import Population
-from ...streams import Streams
+from ...streams import Streams, counter_bits
 from ..pachinko import pachinko_labels
 from ..paper_task import STAND_IN_SEED
-from ..writers import counter_bits
 
 FINE, COARSE = 100, 20
 EXAMPLES = 100  # of every user, as in the original

@@ -6,10 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...federated.population import Population
-from ...streams import Streams
+from ...streams import Streams, counter_bits
 from ..paper_task import STAND_IN_SEED
 from ..text import CHARACTER_BOS, CHARACTER_EOS, CHARACTERS, PAD, ROW
-from ..writers import counter_bits
 
 MEAN_SNIPPETS = 16_068 / 715  # of the original: 22.5 a role
 UNEVENNESS = 1.0  # standard deviation of the logarithm of a role's number of snippets

@@ -1,0 +1,110 @@
+"""Which examples every user of a block sees at every step, and those examples as tensors on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..streams import Streams, counter_bits
+from .local import Batch, LocalSGD
+from .population import Population
+
+_RESIDENT = 0.25  # of a GPU's free memory may hold the population
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The batches of a block of users, step by step. Where a batch is short, a user's own first example fills it up."""
+
+    rows: NDArray[np.int64]  # (users, steps, batch_size): rows of the population
+    counts: NDArray[np.int64]  # (users, steps): how many of a batch are real; 0 where the user has no such step
+
+    @property
+    def longest(self) -> int:
+        """Number of steps of the user with most."""
+        return int(self.counts.shape[1])
+
+    def alike(self, step: int) -> list[slice]:
+        """Runs of neighbours whose batches at this step are of one size, users without such a step left out."""
+        counts = self.counts[:, step]
+        ends = np.flatnonzero(np.diff(counts)) + 1
+        runs = zip([0, *ends.tolist()], [*ends.tolist(), len(counts)], strict=True)
+        return [slice(start, stop) for start, stop in runs if counts[start] > 0]
+
+
+def joined(parts: Sequence[tuple[NDArray[np.bool_], Steps]]) -> Steps:
+    """The steps of several groups of users as those of one block; each group says which places in it are its own."""
+    if len(parts) == 1:
+        return parts[0][1]
+    longest = max(steps.longest for _, steps in parts)
+    users, batch_size = len(parts[0][0]), parts[0][1].rows.shape[2]
+    rows, counts = np.zeros((users, longest, batch_size), np.int64), np.zeros((users, longest), np.int64)
+    for own, steps in parts:
+        rows[own, : steps.longest], counts[own, : steps.longest] = steps.rows, steps.counts
+    return Steps(rows, counts)
+
+
+def plan_steps(
+    population: Population, users: NDArray[np.int64], local: LocalSGD, streams: Streams, round_index: int
+) -> Steps:
+    """The same batches in the same order as `user_order` gives each user alone."""
+    sizes, starts = local.examples_of(population, users), np.asarray(population.offsets[users], np.int64)
+    batch_size, longest = local.batch_size, int(sizes.max(initial=0))
+    an_epoch = -(-sizes // batch_size)
+    steps = int(an_epoch.max(initial=0)) * local.epochs
+    places = np.arange(longest)
+    real = places < sizes[:, None]
+    own = np.minimum(starts, population.examples - 1)[:, None]
+    rows = np.repeat(own, steps * batch_size, axis=1)
+    filled = np.zeros(rows.shape, bool)
+    for epoch in range(local.epochs):
+        words = counter_bits(streams.user_keys(f"order/{epoch}", round_index, users)[:, None], places)
+        order = np.argsort(np.where(real, words, np.uint64(2**64 - 1)), axis=1, kind="stable")
+        who, place = np.nonzero(real)
+        slots = an_epoch[who] * batch_size * epoch + place
+        rows[who, slots] = starts[who] + order[who, place]
+        filled[who, slots] = True
+    shape = (len(users), steps, batch_size)
+    return Steps(rows.reshape(shape), filled.reshape(shape).sum(axis=2))
+
+
+class Examples:
+    """A population's rows as tensors on a device; all of it lies there already if it is small enough."""
+
+    def __init__(self, population: Population, device: torch.device, dtype: torch.dtype) -> None:
+        self.population = population
+        self.device = device
+        self.dtype = dtype
+        self._resident: dict[str, Tensor] = {}
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            if sum(field.nbytes for field in population.fields.values()) <= _RESIDENT * free:
+                self._resident = {name: self._moved(field) for name, field in population.fields.items()}
+
+    def gather(self, rows: NDArray[np.int64]) -> Batch:
+        """The examples of these rows, each field (*rows.shape, ...)."""
+        if self._resident:
+            places = torch.from_numpy(rows).to(self.device, non_blocking=True)
+            return {
+                name: self._typed(field[places], self.population.fields[name].dtype)
+                for name, field in self._resident.items()
+            }
+        fields = self.population.fields
+        return {name: self._typed(self._moved(field[rows]), field.dtype) for name, field in fields.items()}
+
+    def _moved(self, field: NDArray[Any]) -> Tensor:
+        # torch can move unsigned 16-bit numbers but not pick rows of them: they travel as signed ones.
+        plain = np.ascontiguousarray(field)
+        return torch.from_numpy(plain.view(np.int16) if plain.dtype == np.uint16 else plain).to(self.device)
+
+    def _typed(self, rows: Tensor, dtype: np.dtype[Any]) -> Tensor:
+        """Fractional data take the type of the model's parameters, other data keep theirs."""
+        if dtype == np.uint16:
+            return rows.view(torch.uint16)
+        return rows.to(self.dtype) if rows.is_floating_point() else rows

@@ -1,0 +1,69 @@
+"""Random numbers that belong to the user who trains: for a model's dropout, crops and the like.
+
+They are counter-based: a hash of a key and an index. The engine sets the key of every `Chance` in the model before each
+step, from seed, round, user, step and place in the model. So the user's own processor, a stack of users and a GPU draw
+the same numbers, where torch's generators would not.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..errors import check_number
+from ..streams import counter_bits
+
+_BITS = 31  # of a drawn number: 32 less the sign
+
+
+class Chance(nn.Module):
+    """A source of random numbers inside a model: hold one, or inherit from it, and draw in `forward`.
+
+    Two draws in one call of the model repeat each other: take one `Chance` for each.
+    """
+
+    key: Tensor  # (2,) int32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("key", torch.zeros(2, dtype=torch.int32), persistent=False)
+
+    def bits(self, *shape: int) -> Tensor:
+        """Whole numbers from 0 to 2^31 - 1, int32 of this shape, all independent and equally likely."""
+        index = torch.arange(math.prod(shape), dtype=torch.int32, device=self.key.device)
+        return (_mixed(_mixed(index + self.key[0]) ^ self.key[1]) & 0x7FFFFFFF).view(shape)
+
+
+class Dropout(Chance):
+    """`nn.Dropout` from the user's own numbers. The engine puts it in the place of every `nn.Dropout` of a model."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = check_number("p", p, at_least=0, at_most=1, way_out="0.5 drops every other number")
+
+    def forward(self, values: Tensor) -> Tensor:
+        """In training each number is dropped with probability p and the others grow by 1 / (1 - p)."""
+        if not self.training or self.p == 0:
+            return values
+        if self.p == 1:
+            return values * 0
+        kept = self.bits(*values.shape) >= round(self.p * 2**_BITS)
+        scaled: Tensor = values * (kept.to(values.dtype) * (1 / (1 - self.p)))
+        return scaled
+
+
+def _mixed(words: Tensor) -> Tensor:
+    """A bijection of 32-bit words with hardly any bias (constants found by C. Wellons' search, "lowbias32")."""
+    words = (words ^ ((words >> 16) & 0xFFFF)) * 0x7FEB352D  # a shift of int32 drags the sign along: mask it off
+    words = (words ^ ((words >> 15) & 0x1FFFF)) * (0x846CA68B - 2**32)
+    return words ^ ((words >> 16) & 0xFFFF)
+
+
+def step_keys(keys: NDArray[np.uint64], steps: int, chances: int) -> NDArray[np.int32]:
+    """The key of every `Chance` of a model at every step, from one key a user: (users, steps, chances, 2)."""
+    words = counter_bits(keys[:, None], np.arange(steps * chances))
+    return words.astype("<u8", copy=False).view(np.int32).reshape(len(keys), steps, chances, 2)

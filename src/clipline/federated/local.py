@@ -1,0 +1,60 @@
+"""What a user's device does in a visit, and the ways to say it: settings, batches, loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..errors import ModuleError, check_choice, check_number, check_whole
+from .population import Population
+
+Batch = dict[str, Tensor]
+Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """How a user trains: plain SGD, `epochs` passes in batches, the last batch as small as it comes.
+
+    The order of examples is drawn anew at every visit and every pass. `max_examples` keeps the first so many examples
+    of a user. `reduction` ("mean" or "sum") is for a loss that returns one number for each example; one that returns a
+    single number has already chosen.
+    """
+
+    lr: float
+    batch_size: int = 20
+    epochs: int = 1
+    max_examples: int | None = None
+    reduction: str = "mean"
+
+    def __post_init__(self) -> None:
+        check_number("client_lr", self.lr, above=0, at_most=1e30, way_out="0.1 is a usual start")
+        check_whole("batch_size", self.batch_size, at_least=1, at_most=10**9, way_out="the paper's tasks use 4 to 100")
+        check_whole("client_epochs", self.epochs, at_least=1, at_most=10**6, way_out="the paper uses 1")
+        check_choice("reduction", self.reduction, ("mean", "sum"))
+        if self.max_examples is not None:
+            check_whole("max_examples", self.max_examples, at_least=1, way_out="leave it out for no limit")
+
+    def examples_of(self, population: Population, users: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many examples each of these users trains on."""
+        sizes = np.asarray(population.offsets[users + 1] - population.offsets[users], np.int64)
+        return sizes if self.max_examples is None else np.minimum(sizes, self.max_examples)
+
+    def reduced(self, losses: Tensor, kept: Tensor) -> Tensor:
+        """One number from (batch,) losses, those counted where `kept` (batch,) is true."""
+        total = losses.where(kept, 0.0).sum()
+        return total if self.reduction == "sum" else total / kept.sum().clamp(min=1)
+
+
+def per_example(losses: object, examples: int) -> bool:
+    """Whether a loss gave one number for each example, (examples,), or one for all, (); anything else is refused."""
+    if isinstance(losses, Tensor) and losses.shape in ((), (examples,)):
+        return losses.ndim == 1
+    got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+    raise ModuleError(
+        f"loss returned {got} but must return one number, or {examples}, one for each example: average over the rest"
+    )

@@ -1,0 +1,112 @@
+"""The updates of a block of users: PRIVATE. In pieces, as they were computed; no dense rows are formed without need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+_CHUNK = 1 << 22  # numbers that are held in float64 at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """Coordinates `start` to `start + width` of every user's update."""
+
+    start: int
+    values: Tensor = field(repr=False)  # (users, width)
+
+    def squares(self) -> Tensor:
+        """(users,) float64: sums of squares. No overflow: a float32 squared is far inside float64."""
+        norms: Tensor = torch.linalg.vector_norm(self.values, dim=1, dtype=torch.float64)
+        return norms.square()
+
+    def add_to(self, total: Tensor, scale: Tensor) -> None:
+        """Add sum over users of scale (users,) times their values, in float64, to total (dim,)."""
+        users, width = self.values.shape
+        step = max(1, _CHUNK // max(1, users))
+        for start in range(0, width, step):
+            part = self.values[:, start : start + step].double()
+            total[self.start + start : self.start + start + part.shape[1]] += scale @ part
+
+    def put_in(self, rows: Tensor) -> None:
+        """Write into rows (users, dim)."""
+        rows[:, self.start : self.start + self.values.shape[1]] = self.values
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of a matrix parameter that starts at `start`: of each user only those that the user's data touch."""
+
+    start: int
+    height: int  # rows of the whole matrix
+    places: Tensor = field(repr=False)  # (users, touched) row numbers; where one is padding, its values are 0
+    values: Tensor = field(repr=False)  # (users, touched, width)
+
+    def squares(self) -> Tensor:
+        """(users,) float64: sums of squares."""
+        return Dense(0, self.values.flatten(1)).squares()
+
+    def add_to(self, total: Tensor, scale: Tensor) -> None:
+        """Add sum over users of scale (users,) times their rows, in float64, to total (dim,)."""
+        users, touched, width = self.values.shape
+        matrix = total[self.start : self.start + self.height * width].view(self.height, width)
+        step = max(1, _CHUNK // max(1, touched * width))
+        for start in range(0, users, step):
+            part = slice(start, start + step)
+            scaled = self.values[part].double() * scale[part, None, None]
+            matrix.index_add_(0, self.places[part].flatten(), scaled.flatten(0, 1))
+
+    def put_in(self, rows: Tensor) -> None:
+        """Write into rows (users, dim)."""
+        for row, places, values in zip(rows, self.places, self.values, strict=True):
+            matrix = row[self.start : self.start + self.height * values.shape[1]].view(self.height, -1)
+            matrix.index_add_(0, places, values)
+
+
+Piece = Dense | Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Updates:
+    """Updates (params after local training - params) of a block of users, not clipped."""
+
+    pieces: Sequence[Piece] = field(repr=False)  # together all coordinates
+
+    def __len__(self) -> int:
+        return len(self.pieces[0].values)
+
+    def norms(self) -> Tensor:
+        """(users,) float64, of what is summed; infinite or NaN where an update is."""
+        if self.pieces[0].values.dtype != torch.float64:
+            return torch.stack([piece.squares() for piece in self.pieces]).sum(dim=0).sqrt()
+        # The square of a float64 may overflow or vanish: divide by the greatest entry first.
+        greatest = torch.stack([piece.values.flatten(1).abs().amax(dim=1) for piece in self.pieces]).amax(dim=0)
+        greatest = greatest.clamp(min=torch.finfo(torch.float64).tiny)
+        rows = [Dense(0, piece.values.flatten(1) / greatest.unsqueeze(1)) for piece in self.pieces]
+        return greatest * torch.stack([row.squares() for row in rows]).sum(dim=0).sqrt()
+
+    def add_to(self, total: Tensor, scale: Tensor) -> None:
+        """Add the updates times scale (users,) to total (dim,), both float64."""
+        for piece in self.pieces:
+            piece.add_to(total, scale)
+
+    def of(self, chosen: Tensor) -> Updates:
+        """The updates of the users for whom `chosen` (users,) is true."""
+        return Updates(
+            [
+                Dense(piece.start, piece.values[chosen])
+                if isinstance(piece, Dense)
+                else Rows(piece.start, piece.height, piece.places[chosen], piece.values[chosen])
+                for piece in self.pieces
+            ]
+        )
+
+    def dense(self, dim: int) -> Tensor:
+        """(users, dim): the rows that the pieces stand for."""
+        rows = self.pieces[0].values.new_zeros(len(self), dim)
+        for piece in self.pieces:
+            piece.put_in(rows)
+        return rows
