@@ -5,7 +5,7 @@ from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from clipline import BagLinear, MatrixLSTM, PatchConv2d, SettingError
-from clipline.tasks.layers import stacked
+from clipline.federated.stackable import stacked
 
 DOUBLE = torch.float64
 
@@ -191,10 +191,9 @@ def test_only_tensors_of_a_stack_are_stacked():
 def test_a_stack_compiles_in_one_piece_and_computes_the_same(layer, inputs):
     stack = {name: torch.stack([param.detach(), 2 * param.detach()]) for name, param in layer.named_parameters()}
 
-    def gradients_of_all(params):
-        return vmap(grad(lambda own: functional_call(layer, own, inputs).square().sum()))(params)
-
-    expected = gradients_of_all(stack)
-    compiled = torch.compile(gradients_of_all, backend="aot_eager", fullgraph=True)(stack)
-    for name in stack:
-        torch.testing.assert_close(compiled[name], expected[name])
+    stack = {name: param.requires_grad_() for name, param in stack.items()}
+    losses = vmap(lambda own: functional_call(layer, own, inputs).square().sum())
+    compiled = torch.compile(losses, backend="aot_eager", fullgraph=True)
+    expected, ours = (torch.autograd.grad(run(stack).sum(), list(stack.values())) for run in (losses, compiled))
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one, other)

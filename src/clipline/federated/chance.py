@@ -14,10 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..errors import check_number
 from ..streams import counter_bits
 
-_BITS = 31  # of a drawn number: 32 less the sign
+BITS = 31  # of a drawn number: 32 less the sign
 
 
 class Chance(nn.Module):
@@ -36,24 +35,6 @@ class Chance(nn.Module):
         """Whole numbers from 0 to 2^31 - 1, int32 of this shape, all independent and equally likely."""
         index = torch.arange(math.prod(shape), dtype=torch.int32, device=self.key.device)
         return (_mixed(_mixed(index + self.key[0]) ^ self.key[1]) & 0x7FFFFFFF).view(shape)
-
-
-class Dropout(Chance):
-    """`nn.Dropout` from the user's own numbers. The engine puts it in the place of every `nn.Dropout` of a model."""
-
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__()
-        self.p = check_number("p", p, at_least=0, at_most=1, way_out="0.5 drops every other number")
-
-    def forward(self, values: Tensor) -> Tensor:
-        """In training each number is dropped with probability p and the others grow by 1 / (1 - p)."""
-        if not self.training or self.p == 0:
-            return values
-        if self.p == 1:
-            return values * 0
-        kept = self.bits(*values.shape) >= round(self.p * 2**_BITS)
-        scaled: Tensor = values * (kept.to(values.dtype) * (1 / (1 - self.p)))
-        return scaled
 
 
 def _mixed(words: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModuleError
-from .chance import Chance, Dropout
+from .chance import Chance
+from .stackable import stackable
 
 
 class FlatModule:
@@ -21,7 +22,7 @@ class FlatModule:
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         check_module(module)
         self._original = module
-        self.module = _with_own_dropout(copy.deepcopy(module)).to(device)
+        self.module = stackable(copy.deepcopy(module)).to(device)
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         self.vector = torch.cat([p.detach().reshape(-1) for p in trainable]).clone()
         self.initial = self.vector.clone()  # what a run starts from; the vector itself moves
@@ -90,15 +91,6 @@ class FlatModule:
                 "the loss replaced or cleared the gradients of the model (zero_grad?), which are set and read here: "
                 "return the loss and leave gradients alone"
             )
-
-
-def _with_own_dropout(module: nn.Module) -> nn.Module:
-    """The module with every `nn.Dropout` in it, changed in place, drawing from the user's own numbers."""
-    if type(module) is nn.Dropout:
-        return Dropout(module.p).train(module.training)
-    for name, child in module.named_children():
-        setattr(module, name, _with_own_dropout(child))
-    return module
 
 
 def _same(now: Tensor | None, before: Tensor) -> bool:

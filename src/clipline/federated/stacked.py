@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 
 from ..errors import ModuleError
 from ..streams import Streams
@@ -57,11 +57,13 @@ class Stacked:
         self._shapes = self.flat.named_shapes
         self._loss = _LossOf(self.flat.module, plain.loss)
         self._keys = ["model." + f"{name}.key".lstrip(".") for name in self.flat.chances]
-        self._gradients: Any = vmap(grad(self._loss_of_one), randomness="error")
+        self._losses: Any = vmap(self._loss_of_one, randomness="error")
+        self.compiled = False
         self._per_example = self._probe()
         self.block_size = block_size or self._fitting()
-        compiled = plain.device.type == "cuda" if compiled is None else compiled
-        self._step: Any = torch.compile(self._plain_step, dynamic=True) if compiled else self._plain_step
+        self.compiled = plain.device.type == "cuda" if compiled is None else compiled
+        if self.compiled:
+            self._losses = torch.compile(self._losses)
 
     def train(self, params: Tensor, cohort: Cohort, round_index: int) -> Iterator[Updates]:
         """Updates (params after local SGD - params) of the cohort's users, in blocks, most work first."""
@@ -141,12 +143,17 @@ class Stacked:
             for run in steps.alike(step):
                 yield run, int(steps.counts[run.start, step])
 
-    def _plain_step(self, stack: list[Tensor], chances: Tensor, batch: Batch, kept: Tensor, rates: Tensor) -> None:
+    def _step(self, stack: list[Tensor], chances: Tensor, batch: Batch, kept: Tensor, rates: Tensor) -> None:
         """One step of SGD of every user in the stack, in place."""
-        named = dict(zip(self._shapes, stack, strict=True))
-        gradients = self._gradients(named, chances, batch, kept)
-        for name, piece in named.items():
-            piece.sub_(gradients[name] * rates.view(-1, *[1] * (piece.ndim - 1)))
+        leaves = [piece.detach().requires_grad_() for piece in stack]
+        if self.compiled:
+            for tensor in (*leaves, chances, *batch.values(), kept):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)  # one program for any number of users
+        losses = self._losses(dict(zip(self._shapes, leaves, strict=True)), chances, batch, kept)
+        # A user's loss depends on that user's parameters alone: the gradient of the sum holds each user's own.
+        gradients = torch.autograd.grad(losses.sum(), leaves)
+        for piece, gradient in zip(stack, gradients, strict=True):
+            piece.addcmul_(gradient.to(piece.dtype), rates.view(-1, *[1] * (piece.ndim - 1)), value=-1)
 
     def _loss_of_one(self, named: dict[str, Tensor], chances: Tensor, batch: Batch, kept: Tensor) -> Tensor:
         state = {f"model.{name}": param for name, param in named.items()}
@@ -173,7 +180,7 @@ class Stacked:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # torch warns where it would loop over the users instead
-                self._plain_step(stack, chances, batch, kept, torch.ones(2, device=plain.device))
+                self._step(stack, chances, batch, kept, torch.ones(2, device=plain.device))
         except Exception as error:
             reason = str(error).strip().splitlines()[0]
             raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error

@@ -14,19 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import check_choice, check_whole
+from ..federated.stackable import stacked
+from . import kernels
 from .initialisers import glorot_uniform_
 
 Padding = int | Literal["same", "valid"]
-
-
-def stacked(*tensors: Tensor) -> bool:
-    """Whether any of these carries a hidden axis of users, inside `torch.func.vmap` or another transform.
-
-    The compiler cannot ask, and compiles stacks: under `torch.compile` the answer is always yes.
-    """
-    return torch.compiler.is_compiling() or any(
-        torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors
-    )
 
 
 class PatchConv2d(nn.Module):
@@ -67,16 +59,14 @@ class PatchConv2d(nn.Module):
             kernel = self.weight.view(len(self.weight), size, size, self.in_channels).permute(0, 3, 1, 2)
             return F.conv2d(images.contiguous(memory_format=torch.channels_last), kernel, self.bias, stride)
         pixels = images.permute(0, 2, 3, 1)
-        height, width = ((side - size) // stride + 1 for side in pixels.shape[1:3])
-        # Slices, not `unfold`: their gradient is a few additions, and unfold's a slow scatter.
-        patches = [
-            pixels[:, i : i + stride * (height - 1) + 1 : stride, j : j + stride * (width - 1) + 1 : stride]
-            for i in range(size)
-            for j in range(size)
-        ]
-        rows = torch.cat(patches, dim=-1).reshape(-1, self.weight.shape[1])
-        out = F.linear(rows, self.weight, self.bias)
-        return out.view(len(images), height, width, -1).permute(0, 3, 1, 2)
+        if not kernels.fused(images):
+            return F.linear(kernels.patches(pixels, size, stride), self.weight, self.bias).permute(0, 3, 1, 2)
+        if torch.is_autocast_enabled("cuda"):
+            pixels = pixels.to(torch.get_autocast_dtype("cuda"))
+        exact = not torch.backends.cuda.matmul.allow_tf32
+        out: Tensor = kernels.conv(pixels, self.weight, size, stride, exact)
+        out = out if self.bias is None else out + self.bias.to(out.dtype)
+        return out.permute(0, 3, 1, 2)
 
     def _zeros(self, side: int) -> tuple[int, int, int, int]:
         """Zeros to the left, right, top and bottom of a square image."""
@@ -130,22 +120,14 @@ class MatrixLSTM(nn.Module):
         return held * (real > 0).unsqueeze(2)
 
     def _step_by_step(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
-        driven = F.linear(inputs, self.weight_ih, self.bias)
-        hidden = driven.new_zeros(len(inputs), self.hidden_size)
-        cell = hidden
-        outputs = []
-        for step, drive in enumerate(driven.unbind(1)):
-            gates = drive + F.linear(hidden, self.weight_hh)
-            enter, keep, candidate, leave = gates.chunk(4, dim=1)
-            new_cell = torch.sigmoid(keep) * cell + torch.sigmoid(enter) * torch.tanh(candidate)
-            new_hidden = torch.sigmoid(leave) * torch.tanh(new_cell)
-            if mask is None:
-                cell, hidden = new_cell, new_hidden
-            else:
-                awake = mask[:, step, None]
-                cell, hidden = torch.where(awake, new_cell, cell), torch.where(awake, new_hidden, hidden)
-            outputs.append(hidden)
-        return torch.stack(outputs, dim=1)
+        driven = F.linear(inputs.transpose(0, 1), self.weight_ih, self.bias)
+        awake = torch.ones_like(driven[..., 0], dtype=torch.bool) if mask is None else mask.transpose(0, 1)
+        if stacked(inputs, self.weight_ih, self.weight_hh):
+            together: Tensor = kernels.lstm(driven, self.weight_hh, awake)
+            return together.transpose(0, 1)
+        one = (tensor.unsqueeze(0) for tensor in (driven, self.weight_hh, awake))
+        outputs: Tensor = kernels.stacked_lstm(*one)[0]
+        return outputs.squeeze(0).transpose(0, 1)
 
 
 class BagLinear(nn.Module):

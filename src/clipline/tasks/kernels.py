@@ -1,0 +1,264 @@
+"""Convolution and recurrence for a stack of users as single operations, each user with weights of their own.
+
+Written as operations of their own ("clipline::...") so that `torch.func.vmap` and `torch.compile` take them whole: the
+convolution never writes its patches to memory, and a recurrence is not unrolled into thousands of small steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+try:
+    from . import triton_kernels
+except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
+    triton_kernels = None  # type: ignore[assignment]
+
+
+def fused(tensor: Tensor) -> bool:
+    """Whether there is a kernel for this device and type."""
+    return tensor.device.type == "cuda" and tensor.dtype != torch.float64 and triton_kernels is not None
+
+
+def out_side(side: int, size: int, stride: int) -> int:
+    """Height or width of what a convolution without padding gives."""
+    return (side - size) // stride + 1
+
+
+def patches(pixels: Tensor, size: int, stride: int) -> Tensor:
+    """(..., height, width, channels) -> (..., out height, out width, size * size * channels)."""
+    height, width = (out_side(side, size, stride) for side in pixels.shape[-3:-1])
+    # Slices, not `unfold`: their gradient is a few additions, and unfold's a slow scatter.
+    return torch.cat(
+        [
+            pixels[..., i : i + stride * (height - 1) + 1 : stride, j : j + stride * (width - 1) + 1 : stride, :]
+            for i in range(size)
+            for j in range(size)
+        ],
+        dim=-1,
+    )
+
+
+@torch.library.custom_op("clipline::stacked_conv", mutates_args=())
+def stacked_conv(pixels: Tensor, weight: Tensor, size: int, stride: int, exact: bool) -> Tensor:
+    """(users, batch, height, width, channels) by (users, filters, size * size * channels) float32 weights.
+
+    It computes in the type of `pixels`; `exact` keeps float32 from being rounded to tf32.
+    """
+    return triton_kernels.conv_forward(pixels.contiguous(), weight.contiguous(), size, stride, exact)
+
+
+@stacked_conv.register_fake
+def _(pixels: Tensor, weight: Tensor, size: int, stride: int, exact: bool) -> Tensor:
+    users, batch, height, width, _ = pixels.shape
+    return pixels.new_empty(
+        users, batch, out_side(height, size, stride), out_side(width, size, stride), weight.shape[1]
+    )
+
+
+@torch.library.custom_op("clipline::stacked_conv_pixels", mutates_args=())
+def stacked_conv_pixels(
+    grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: int, exact: bool
+) -> Tensor:
+    """The gradient with respect to the pixels."""
+    return triton_kernels.conv_pixels(grad.contiguous(), weight.contiguous(), height, width, size, stride, exact)
+
+
+@stacked_conv_pixels.register_fake
+def _(grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: int, exact: bool) -> Tensor:
+    return grad.new_empty(*grad.shape[:2], height, width, weight.shape[2] // (size * size))
+
+
+@torch.library.custom_op("clipline::stacked_conv_weight", mutates_args=())
+def stacked_conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int, exact: bool) -> Tensor:
+    """The gradient with respect to the weights, float32."""
+    return triton_kernels.conv_weight(grad.contiguous(), pixels.contiguous(), size, stride, exact)
+
+
+@stacked_conv_weight.register_fake
+def _(grad: Tensor, pixels: Tensor, size: int, stride: int, exact: bool) -> Tensor:
+    shape = (len(grad), grad.shape[4], size * size * pixels.shape[4])
+    return torch.empty(shape, dtype=torch.float32, device=grad.device)
+
+
+def _conv_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    pixels, weight, ctx.size, ctx.stride, ctx.exact = inputs
+    ctx.save_for_backward(pixels, weight)
+
+
+def _conv_backward(ctx, grad):  # type: ignore[no-untyped-def]
+    pixels, weight = ctx.saved_tensors
+    of_pixels = of_weight = None
+    if ctx.needs_input_grad[0]:
+        height, width = pixels.shape[2:4]
+        of_pixels = stacked_conv_pixels(grad, weight, height, width, ctx.size, ctx.stride, ctx.exact)
+    if ctx.needs_input_grad[1]:
+        of_weight = stacked_conv_weight(grad, pixels, ctx.size, ctx.stride, ctx.exact)
+    return of_pixels, of_weight, None, None, None
+
+
+stacked_conv.register_autograd(_conv_backward, setup_context=_conv_setup)
+
+
+@torch.library.custom_op("clipline::conv", mutates_args=())
+def conv(pixels: Tensor, weight: Tensor, size: int, stride: int, exact: bool) -> Tensor:
+    """One user's convolution of (batch, height, width, channels); in a stack, `stacked_conv`."""
+    return F.linear(patches(pixels, size, stride), weight.to(pixels.dtype))
+
+
+@conv.register_fake
+def _(pixels: Tensor, weight: Tensor, size: int, stride: int, exact: bool) -> Tensor:
+    batch, height, width, _ = pixels.shape
+    return pixels.new_empty(batch, out_side(height, size, stride), out_side(width, size, stride), len(weight))
+
+
+@conv.register_vmap
+def _(info, in_dims, pixels, weight, size, stride, exact):  # type: ignore[no-untyped-def]
+    pixels = _users_first(info, in_dims[0], pixels)
+    weight = _users_first(info, in_dims[1], weight)
+    return stacked_conv(pixels, weight, size, stride, exact), 0
+
+
+def _users_first(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
+    return tensor.movedim(dim, 0) if dim is not None else tensor.expand(info.batch_size, *tensor.shape)
+
+
+@torch.library.custom_op("clipline::stacked_lstm", mutates_args=())
+def stacked_lstm(driven: Tensor, weight: Tensor, awake: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(users, time, batch, 4 hidden) by (users, 4 hidden, hidden) -> outputs, gates after their curves, cells.
+
+    `awake` (users, time, batch) is false where the state is held. It computes in the type of `driven`.
+    """
+    users, time, batch, width = driven.shape
+    hidden = width // 4
+    outputs, gates = driven.new_empty(users, time, batch, hidden), torch.empty_like(driven)
+    cells = torch.empty_like(outputs, dtype=_wide(driven))
+    turned = weight.to(driven.dtype).transpose(1, 2).contiguous()
+    state = driven.new_zeros(users, batch, hidden)
+    cell = torch.zeros_like(state, dtype=cells.dtype)
+    step = triton_kernels.lstm_step if fused(driven) else lstm_step
+    for t in range(time):
+        sums = torch.baddbmm(driven[:, t], state, turned)
+        step(sums, cell, state, awake[:, t], gates[:, t], cells[:, t], outputs[:, t])
+        cell, state = cells[:, t], outputs[:, t]
+    return outputs, gates, cells
+
+
+@stacked_lstm.register_fake
+def _(driven: Tensor, weight: Tensor, awake: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    outputs = driven.new_empty(*driven.shape[:3], driven.shape[3] // 4)
+    return outputs, driven.new_empty(driven.shape), torch.empty_like(outputs, dtype=_wide(driven))
+
+
+@torch.library.custom_op("clipline::stacked_lstm_backward", mutates_args=())
+def stacked_lstm_backward(
+    grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, awake: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients with respect to `driven` and the weights."""
+    users, time, batch, hidden = outputs.shape
+    of_driven = torch.empty_like(gates)
+    kernel = weight.to(gates.dtype)
+    zeros = outputs.new_zeros(users, batch, hidden)
+    no_cell = torch.zeros_like(zeros, dtype=cells.dtype)
+    of_state, of_cell = zeros, no_cell.clone()
+    step = triton_kernels.lstm_step_backward if fused(grad) else lstm_step_backward
+    for t in reversed(range(time)):
+        before = cells[:, t - 1] if t > 0 else no_cell
+        carried = torch.empty_like(zeros)
+        step(grad[:, t], of_state, of_cell, gates[:, t], cells[:, t], before, awake[:, t], of_driven[:, t], carried)
+        of_state = torch.baddbmm(carried, of_driven[:, t], kernel)
+    earlier = torch.cat([zeros.unsqueeze(1), outputs[:, :-1]], dim=1)
+    of_weight = torch.bmm(of_driven.flatten(1, 2).transpose(1, 2), earlier.flatten(1, 2))
+    return of_driven, of_weight.to(weight.dtype)
+
+
+@stacked_lstm_backward.register_fake
+def _(
+    grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, awake: Tensor
+) -> tuple[Tensor, Tensor]:
+    return gates.new_empty(gates.shape), weight.new_empty(weight.shape)
+
+
+def _lstm_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    _, weight, awake = inputs
+    ctx.save_for_backward(*output, weight, awake)
+    ctx.set_materialize_grads(False)
+
+
+def _lstm_backward(ctx, grad, _gates, _cells):  # type: ignore[no-untyped-def]
+    outputs, gates, cells, weight, awake = ctx.saved_tensors
+    of_driven, of_weight = stacked_lstm_backward(grad.contiguous(), outputs, gates, cells, weight, awake)
+    return of_driven, of_weight, None
+
+
+stacked_lstm.register_autograd(_lstm_backward, setup_context=_lstm_setup)
+
+
+@torch.library.custom_op("clipline::lstm", mutates_args=())
+def lstm(driven: Tensor, weight: Tensor, awake: Tensor) -> Tensor:
+    """One user's recurrence over (time, batch, 4 hidden); in a stack, `stacked_lstm`."""
+    outputs: Tensor = stacked_lstm(driven.unsqueeze(0), weight.unsqueeze(0), awake.unsqueeze(0))[0]
+    return outputs.squeeze(0)
+
+
+@lstm.register_fake
+def _(driven: Tensor, weight: Tensor, awake: Tensor) -> Tensor:
+    return driven.new_empty(*driven.shape[:2], driven.shape[2] // 4)
+
+
+@lstm.register_vmap
+def _(info, in_dims, driven, weight, awake):  # type: ignore[no-untyped-def]
+    arguments = (_users_first(info, dim, tensor) for dim, tensor in zip(in_dims, (driven, weight, awake), strict=True))
+    driven, weight, awake = (tensor.contiguous() for tensor in arguments)
+    return stacked_lstm(driven, weight, awake)[0], 0
+
+
+def lstm_step(
+    sums: Tensor, cell: Tensor, state: Tensor, awake: Tensor, gates: Tensor, next_cell: Tensor, next_state: Tensor
+) -> None:
+    """From (users, batch, 4 hidden) sums to the gates, the next cell and the next state, all written in place."""
+    enter, keep, candidate, leave = sums.chunk(4, dim=2)
+    enter, keep, candidate, leave = enter.sigmoid(), keep.sigmoid(), candidate.tanh(), leave.sigmoid()
+    torch.cat([enter, keep, candidate, leave], dim=2, out=gates)
+    on = awake.unsqueeze(2)
+    new_cell = keep * cell + enter * candidate
+    next_state.copy_(torch.where(on, leave * new_cell.tanh(), state))
+    next_cell.copy_(torch.where(on, new_cell, cell))
+
+
+def lstm_step_backward(
+    grad: Tensor,
+    of_state: Tensor,
+    of_cell: Tensor,
+    gates: Tensor,
+    cell: Tensor,
+    before: Tensor,
+    awake: Tensor,
+    of_sums: Tensor,
+    carried: Tensor,
+) -> None:
+    """Back through one time step: `of_cell` becomes that of the cell before, `of_sums` and `carried` are written.
+
+    `carried` is what a state that was held hands on to the one before, beside the way through the weights.
+    """
+    enter, keep, candidate, leave = gates.chunk(4, dim=2)
+    on = awake.unsqueeze(2)
+    of_out, curve = grad + of_state, cell.tanh()
+    total = of_cell + of_out * leave * (1 - curve.square())
+    parts = (
+        total * candidate * enter * (1 - enter),
+        total * before * keep * (1 - keep),
+        total * enter * (1 - candidate.square()),
+        of_out * curve * leave * (1 - leave),
+    )
+    of_sums.copy_(torch.cat(parts, dim=2) * on)
+    carried.copy_(of_out * ~on)
+    of_cell.copy_(torch.where(on, total * keep, of_cell))
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """The type of sums over time."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

@@ -1,0 +1,126 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from clipline import MatrixLSTM, PatchConv2d
+from clipline.tasks import kernels
+
+DOUBLE = torch.float64
+USERS = 3
+
+
+def stack_of(make):
+    torch.manual_seed(0)
+    layers = [make() for _ in range(USERS)]
+    stacked, _ = stack_module_state(layers)
+    return layers, {name: param.detach().requires_grad_() for name, param in stacked.items()}
+
+
+def relative(ours, expected):
+    return float((ours.double().cpu() - expected).norm() / expected.norm())
+
+
+LSTM_MASKS = {
+    "all awake": torch.ones(2, 7, dtype=torch.bool),
+    "asleep at the end": torch.tensor([[True] * 4 + [False] * 3, [True] * 7]),
+    "asleep in between": torch.tensor([[True, False, True, False, False, True, True], [False] * 7]),
+}
+
+
+@pytest.mark.parametrize("mask", LSTM_MASKS.values(), ids=LSTM_MASKS)
+def test_a_stack_of_recurrences_equals_each_alone_written_out(mask):
+    layers, stack = stack_of(lambda: MatrixLSTM(5, 4).to(DOUBLE))
+    inputs = torch.randn(USERS, 2, 7, 5, dtype=DOUBLE, requires_grad=True)
+    outputs = vmap(lambda p, x: functional_call(layers[0], p, (x, mask)))(stack, inputs)
+    weights = torch.randn_like(outputs)
+    ours = torch.autograd.grad((outputs * weights).sum(), [inputs, *stack.values()])
+    for user, layer in enumerate(layers):
+        alone = written_out(layer, inputs[user], mask)
+        torch.testing.assert_close(outputs[user], alone)
+        expected = torch.autograd.grad((alone * weights[user]).sum(), [inputs, *layer.parameters()])
+        torch.testing.assert_close(ours[0][user], expected[0][user])
+        for gradient, theirs in zip(ours[1:], expected[1:], strict=True):
+            torch.testing.assert_close(gradient[user], theirs)
+
+
+def written_out(layer, inputs, mask):
+    """The textbook's recurrence, one step after the other, for autograd to differentiate."""
+    hidden = cell = inputs.new_zeros(len(inputs), layer.hidden_size)
+    outputs = []
+    for t in range(inputs.shape[1]):
+        gates = inputs[:, t] @ layer.weight_ih.T + hidden @ layer.weight_hh.T + layer.bias
+        enter, keep, candidate, leave = gates.chunk(4, dim=1)
+        new_cell = torch.sigmoid(keep) * cell + torch.sigmoid(enter) * torch.tanh(candidate)
+        on = mask[:, t, None]
+        hidden = torch.where(on, torch.sigmoid(leave) * torch.tanh(new_cell), hidden)
+        cell = torch.where(on, new_cell, cell)
+        outputs.append(hidden)
+    return torch.stack(outputs, dim=1)
+
+
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available() or kernels.triton_kernels is None, reason="needs a GPU and Triton"
+)
+PRECISIONS = [(torch.float32, True, 1e-5), (torch.float32, False, 2e-3), (torch.bfloat16, False, 2e-2)]
+CONVOLUTIONS = [(1, 32, 3, 1, 28), (32, 64, 3, 1, 26), (3, 64, 7, 2, 29), (64, 128, 1, 1, 6), (24, 40, 5, 3, 17)]
+
+
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "exact", "tolerance"), PRECISIONS)
+@pytest.mark.parametrize(("channels", "filters", "size", "stride", "side"), CONVOLUTIONS)
+def test_convolution_on_a_gpu_equals_the_librarys_in_float64(
+    channels, filters, size, stride, side, dtype, exact, tolerance
+):
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.randn(USERS, 5, side, side, channels, generator=generator, dtype=DOUBLE)
+    weight = torch.randn(USERS, filters, size * size * channels, generator=generator, dtype=DOUBLE)
+    out = kernels.out_side(side, size, stride)
+    grad = torch.randn(USERS, 5, out, out, filters, generator=generator, dtype=DOUBLE)
+    given = pixels.to("cuda", dtype).requires_grad_(), weight.to("cuda", torch.float32).requires_grad_()
+    ours = kernels.stacked_conv(*given, size, stride, exact)
+    found = torch.autograd.grad(ours, given, grad.to("cuda", dtype))
+    assert found[1].dtype == torch.float32
+    for user in range(USERS):
+        x = pixels[user].permute(0, 3, 1, 2).requires_grad_()
+        w = weight[user].view(filters, size, size, channels).permute(0, 3, 1, 2).requires_grad_()
+        expected = F.conv2d(x, w, stride=stride)
+        of_x, of_w = torch.autograd.grad(expected, (x, w), grad[user].permute(0, 3, 1, 2))
+        assert relative(ours[user].permute(0, 3, 1, 2), expected.detach()) < tolerance
+        assert relative(found[0][user].permute(0, 3, 1, 2), of_x) < tolerance
+        assert relative(found[1][user], of_w.permute(0, 2, 3, 1).flatten(1)) < tolerance
+
+
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("mask", LSTM_MASKS.values(), ids=LSTM_MASKS)
+def test_recurrence_on_a_gpu_equals_the_plain_one_in_float64(mask, dtype, tolerance):
+    layers, stack = stack_of(lambda: MatrixLSTM(5, 40).to(DOUBLE))
+    inputs = torch.randn(USERS, 2, 7, 5, dtype=DOUBLE)
+
+    def run(params, inputs, mask):
+        outputs = vmap(lambda p, x: functional_call(layers[0], p, (x, mask)))(params, inputs)
+        weights = torch.linspace(-1, 1, outputs.numel(), dtype=DOUBLE).view(outputs.shape).to(outputs)
+        return [outputs, *torch.autograd.grad((outputs * weights).sum(), list(params.values()))]
+
+    expected = run(stack, inputs, mask)
+    moved = {name: param.detach().to("cuda", torch.float32).requires_grad_() for name, param in stack.items()}
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+        ours = run(moved, inputs.to("cuda", torch.float32), mask.cuda())
+    for one, other in zip(ours, expected, strict=True):
+        assert relative(one, other.detach()) < tolerance
+
+
+@needs_gpu
+@pytest.mark.parametrize("make", [lambda: PatchConv2d(3, 8, 3, padding=1), lambda: nn.Sequential(MatrixLSTM(8, 8))])
+def test_layers_compile_in_a_stack(make):
+    layers, stack = stack_of(make)
+    inputs = torch.randn(USERS, 2, *((3, 8, 8) if isinstance(layers[0], PatchConv2d) else (5, 8)))
+    device = {name: param.detach().cuda().requires_grad_() for name, param in stack.items()}
+    run = vmap(lambda p, x: functional_call(layers[0], p, (x,)).square().sum())
+    layers[0].cuda()
+    eager = torch.autograd.grad(run(device, inputs.cuda()).sum(), list(device.values()))
+    compiled = torch.autograd.grad(torch.compile(run)(device, inputs.cuda()).sum(), list(device.values()))
+    for one, other in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
