@@ -19,7 +19,7 @@ def stack_of(make):
 
 
 def relative(ours, expected):
-    return float((ours.double().cpu() - expected).norm() / expected.norm())
+    return float((ours.detach().double().cpu() - expected).norm() / expected.norm())
 
 
 LSTM_MASKS = {
@@ -63,23 +63,21 @@ def written_out(layer, inputs, mask):
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or kernels.triton_kernels is None, reason="needs a GPU and Triton"
 )
-PRECISIONS = [(torch.float32, True, 1e-5), (torch.float32, False, 2e-3), (torch.bfloat16, False, 2e-2)]
+PRECISIONS = [(torch.float32, 2e-3), (torch.bfloat16, 2e-2)]
 CONVOLUTIONS = [(1, 32, 3, 1, 28), (32, 64, 3, 1, 26), (3, 64, 7, 2, 29), (64, 128, 1, 1, 6), (24, 40, 5, 3, 17)]
 
 
 @needs_gpu
-@pytest.mark.parametrize(("dtype", "exact", "tolerance"), PRECISIONS)
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize(("channels", "filters", "size", "stride", "side"), CONVOLUTIONS)
-def test_convolution_on_a_gpu_equals_the_librarys_in_float64(
-    channels, filters, size, stride, side, dtype, exact, tolerance
-):
+def test_convolution_on_a_gpu_equals_the_librarys_in_float64(channels, filters, size, stride, side, dtype, tolerance):
     generator = torch.Generator().manual_seed(1)
     pixels = torch.randn(USERS, 5, side, side, channels, generator=generator, dtype=DOUBLE)
     weight = torch.randn(USERS, filters, size * size * channels, generator=generator, dtype=DOUBLE)
     out = kernels.out_side(side, size, stride)
     grad = torch.randn(USERS, 5, out, out, filters, generator=generator, dtype=DOUBLE)
     given = pixels.to("cuda", dtype).requires_grad_(), weight.to("cuda", torch.float32).requires_grad_()
-    ours = kernels.stacked_conv(*given, size, stride, exact)
+    ours = kernels.stacked_conv(*given, size, stride)
     found = torch.autograd.grad(ours, given, grad.to("cuda", dtype))
     assert found[1].dtype == torch.float32
     for user in range(USERS):

@@ -36,13 +36,13 @@ class SlowEngineWarning(UserWarning):
     """Users train one by one where a stack would be faster."""
 
 
-def clients_named(engine: Engine, plain: OneByOne) -> Clients:
+def clients_named(engine: Engine, plain: OneByOne, cohort_size: int) -> Clients:
     """`plain` itself or a stack on top of it. "auto" stacks on a GPU, where one user is too little work, if it can."""
     check_choice("engine", engine, ENGINES)
     if engine == "one-by-one" or (engine == "auto" and plain.device.type != "cuda"):
         return plain
     try:
-        return Stacked(plain)
+        return Stacked(plain, cohort_size)
     except CannotStack as error:
         if engine == "stacked":
             raise

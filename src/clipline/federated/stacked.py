@@ -1,31 +1,30 @@
-"""Local training of many users at once, each with parameters of their own: the way of a GPU."""
+"""Local training of many users at once, each with parameters of their own: the way of a GPU, and of small models."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch import Tensor
 
 from ..errors import ModuleError
 from ..streams import Streams
 from .batches import Steps, joined, plan_steps
 from .chance import step_keys
-from .local import Batch, Loss, per_example
+from .local import Batch, per_example
 from .one_by_one import OneByOne
 from .precision import computing_in
+from .program import Recording, StackStep
 from .sampling import Cohort
 from .updates import Dense, Updates
 
-_BLOCK = 0.5  # of a GPU's free memory may be taken by a block of users
-_MOST = 1024  # users in a block: more do not make a GPU faster
-_ON_CORES = 32  # users in a block on processor cores
+_FREE = 0.5  # of a GPU's free memory may be taken by a block of users
+_BESIDE = 24  # users whose work a step costs beside that of its users: starting kernels, filling the chip
+_ON_CORES = 64  # users in a block on processor cores
 
 
 class CannotStack(ModuleError):
@@ -47,26 +46,33 @@ class Stacked:
     """Trains the users of a cohort in blocks, a block as one stack: `torch.func.vmap` over parameters and batches.
 
     Equal to `plain`, whose working copy of the model it uses, up to the order of additions. Users are sorted by work,
-    so that a block runs only as long as its longest user, and each step runs only the users who still have one. A model
-    or loss that has no version for many users is refused with `CannotStack`.
+    so that a block runs only as long as its longest user. With a loss for each example, a GPU runs blocks of one fixed
+    size as a compiled program. A model or loss that has no version for many users is refused with `CannotStack`.
     """
 
-    def __init__(self, plain: OneByOne, *, block_size: int | None = None, compiled: bool | None = None) -> None:
+    def __init__(
+        self, plain: OneByOne, cohort_size: int, *, block_size: int | None = None, compiled: bool | None = None
+    ) -> None:
         self.plain = plain
         self.flat = plain.flat
-        self._shapes = self.flat.named_shapes
-        self._loss = _LossOf(self.flat.module, plain.loss)
-        self._keys = ["model." + f"{name}.key".lstrip(".") for name in self.flat.chances]
-        self._losses: Any = vmap(self._loss_of_one, randomness="error")
-        self.compiled = False
-        self._per_example = self._probe()
-        self.block_size = block_size or self._fitting()
-        self.compiled = plain.device.type == "cuda" if compiled is None else compiled
-        if self.compiled:
-            self._losses = torch.compile(self._losses)
+        self._shapes = list(self.flat.named_shapes.values())
+        self._step = StackStep(plain.flat, plain.loss, plain.local)
+        like, bytes_a_user = self._trial()
+        if compiled is None:
+            compiled = plain.device.type == "cuda" and self._step.per_example
+        self.block_size = block_size or self._fitting(cohort_size, bytes_a_user)
+        self._recording: Recording | None = None
+        if compiled:
+            most = int(np.diff(plain.examples.population.offsets).max(initial=1))
+            most = min(most, plain.local.max_examples or most)
+            longest = -(-most // plain.local.batch_size) * plain.local.epochs
+            self._recording = Recording(self._step, self._shapes, self.block_size, longest, like)
 
     def train(self, params: Tensor, cohort: Cohort, round_index: int) -> Iterator[Updates]:
-        """Updates (params after local SGD - params) of the cohort's users, in blocks, most work first."""
+        """Updates (params after local SGD - params) of the cohort's users, in blocks, most work first.
+
+        A block may lie where the next one will: use it up before asking for the next.
+        """
         visit = Visit(params, cohort.users, round_index, self.plain.streams, self.plain.local.lr)
         for updates, _ in self.train_together([visit]):
             yield updates
@@ -86,23 +92,60 @@ class Stacked:
         """The updates of users sorted by work, each in the run `visits[owner]`; not clipped: PRIVATE."""
         plain, device = self.plain, self.plain.device
         steps, keys = self._plan(visits, users, owners)
+        examples = plain.examples.gather(steps.rows)
         chances = torch.from_numpy(keys).to(device, non_blocking=True)
         counts = torch.from_numpy(steps.counts).to(device, non_blocking=True)
         rates = torch.tensor([visits[owner].lr for owner in owners], dtype=plain.flat.vector.dtype, device=device)
-        examples = plain.examples.gather(steps.rows)
-        places = torch.arange(plain.local.batch_size, device=device)
         first = self._first(visits, owners)
-        stack = [piece.clone() for piece in first]
         self.flat.module.train()
         with computing_in(plain.precision, device):
-            for step in range(steps.longest):
-                for run, width in self._runs(steps, step):
-                    batch = {name: field[run, step, :width] for name, field in examples.items()}
-                    kept = places[:width] < counts[run, step, None]
-                    self._step([piece[run] for piece in stack], chances[run, step], batch, kept, rates[run])
-        ends = np.cumsum([shape.numel() for shape in self._shapes.values()]).tolist()
+            if self._recording is None:
+                stack = [piece.clone() for piece in first]
+                self._walk(steps, stack, examples, chances, counts, rates)
+            else:
+                stack = self._replayed(steps.longest, first, examples, chances, counts, rates)
+        ends = np.cumsum([shape.numel() for shape in self._shapes]).tolist()
         pieces = zip([0, *ends[:-1]], stack, first, strict=True)
         return Updates([Dense(start, piece.sub_(begun).flatten(1)) for start, piece, begun in pieces])
+
+    def _walk(
+        self, steps: Steps, stack: list[Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
+    ) -> None:
+        """Step by step, only the users who still have one.
+
+        With a loss for each example short batches are filled up and the filling does not count; otherwise only users
+        whose batches are of one size go together.
+        """
+        places = torch.arange(self.plain.local.batch_size, device=self.plain.device)
+        for step in range(steps.longest):
+            runs = steps.alike(step)
+            if self._step.per_example:
+                runs = [slice(0, int((steps.counts[:, step] > 0).sum()))]
+            for run in runs:
+                width = len(places) if self._step.per_example else int(steps.counts[run.start, step])
+                batch = {name: field[run, step, :width] for name, field in examples.items()}
+                kept = places[:width] < counts[run, step, None]
+                self._step([piece[run] for piece in stack], chances[run, step], batch, kept, rates[run])
+
+    def _replayed(
+        self, longest: int, first: list[Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
+    ) -> list[Tensor]:
+        """The same as the recorded program does it, on its own memory; places in the block that are free stay idle."""
+        recording = self._recording
+        assert recording is not None
+        users = len(rates)
+        recording.counts.zero_()
+        recording.place.zero_()
+        recording.rates[:users] = rates
+        recording.counts[:longest, :users] = counts.T
+        recording.chances[:longest, :users] = chances.transpose(0, 1)
+        for name, field in examples.items():
+            recording.examples[name][:longest, :users] = field.transpose(0, 1)
+        for piece, begun in zip(recording.stack, first, strict=True):
+            piece[:users] = begun
+        for _ in range(longest):
+            recording.replay()
+        return [piece[:users] for piece in recording.stack]
 
     def _plan(
         self, visits: Sequence[Visit], users: NDArray[np.int64], owners: NDArray[np.int64]
@@ -115,91 +158,73 @@ class Stacked:
             parts.append((own, plan_steps(population, users[own], local, visit.streams, visit.round_index)))
             keys[own] = visit.streams.user_keys("dropout", visit.round_index, users[own])
         steps = joined(parts)
-        return steps, step_keys(keys, steps.longest, len(self._keys))
+        return steps, step_keys(keys, steps.longest, len(self.flat.chances))
 
     def _first(self, visits: Sequence[Visit], owners: NDArray[np.int64]) -> list[Tensor]:
         """The parameters that each user starts from, piece by piece: (users, *shape)."""
-        sizes = [shape.numel() for shape in self._shapes.values()]
+        sizes = [shape.numel() for shape in self._shapes]
         if len(visits) == 1:
             pieces = torch.split(visits[0].params.expand(len(owners), -1), sizes, dim=1)
         else:
             run = torch.from_numpy(owners).to(self.plain.device)
             pieces = torch.split(torch.stack([visit.params for visit in visits]), sizes, dim=1)
             pieces = tuple(piece[run] for piece in pieces)
-        return [
-            piece.view(-1, *shape) if len(visits) > 1 else piece.reshape(-1, *shape)
-            for piece, shape in zip(pieces, self._shapes.values(), strict=True)
-        ]
+        return [piece.reshape(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
-    def _runs(self, steps: Steps, step: int) -> Iterator[tuple[slice, int]]:
-        """Which users take this step together, and with how wide a batch.
+    def _trial(self) -> tuple[Batch, int]:
+        """Try a step of one user, alone and then twice in a stack. Gives two batches, and the memory that a user took.
 
-        With a loss for each example short batches are filled up and the filling does not count; otherwise only users
-        whose batches are of one size go together.
+        It also finds out whether the loss is one for each example.
         """
-        if self._per_example:
-            yield slice(0, int((steps.counts[:, step] > 0).sum())), self.plain.local.batch_size
-        else:
-            for run in steps.alike(step):
-                yield run, int(steps.counts[run.start, step])
-
-    def _step(self, stack: list[Tensor], chances: Tensor, batch: Batch, kept: Tensor, rates: Tensor) -> None:
-        """One step of SGD of every user in the stack, in place."""
-        leaves = [piece.detach().requires_grad_() for piece in stack]
-        if self.compiled:
-            for tensor in (*leaves, chances, *batch.values(), kept):
-                torch._dynamo.maybe_mark_dynamic(tensor, 0)  # one program for any number of users
-        losses = self._losses(dict(zip(self._shapes, leaves, strict=True)), chances, batch, kept)
-        # A user's loss depends on that user's parameters alone: the gradient of the sum holds each user's own.
-        gradients = torch.autograd.grad(losses.sum(), leaves)
-        for piece, gradient in zip(stack, gradients, strict=True):
-            piece.addcmul_(gradient.to(piece.dtype), rates.view(-1, *[1] * (piece.ndim - 1)), value=-1)
-
-    def _loss_of_one(self, named: dict[str, Tensor], chances: Tensor, batch: Batch, kept: Tensor) -> Tensor:
-        state = {f"model.{name}": param for name, param in named.items()}
-        state |= dict(zip(self._keys, chances.unbind(0), strict=True))
-        losses: Tensor = functional_call(self._loss, state, (batch,))
-        return self.plain.local.reduced(losses, kept) if self._per_example else losses
-
-    def _probe(self) -> bool:
-        """Try a step of one user, alone and then twice in a stack. Says whether the loss is one for each example."""
         plain = self.plain
         population, params = plain.examples.population, plain.flat.initial
         user = int(np.argmax(np.diff(population.offsets[: 1 + min(len(population), 1000)])))
         if population.size(user) == 0:
             raise CannotStack("the first 1000 users have no examples to try the model on")
         plain.block(params, np.array([user]), 0)  # refuses what no engine can train
-        rows = np.full((2, 2), int(population.offsets[user]))
-        batch = plain.examples.gather(rows)
+        like = plain.examples.gather(np.full((2, plain.local.batch_size), int(population.offsets[user])))
         self.flat.module.train()
-        with torch.no_grad():
-            self._per_example = per_example(plain.loss(self.flat.module, {k: v[0] for k, v in batch.items()}), 2)
-        stack = [piece.clone() for piece in self._first([Visit(params, rows[0], 0, plain.streams, 1.0)], rows[:, 0])]
-        chances = torch.zeros(2, len(self._keys), 2, dtype=torch.int32, device=plain.device)
-        kept = torch.ones(2, 2, dtype=torch.bool, device=plain.device)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")  # torch warns where it would loop over the users instead
-                self._step(stack, chances, batch, kept, torch.ones(2, device=plain.device))
-        except Exception as error:
-            reason = str(error).strip().splitlines()[0]
-            raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
-        return self._per_example
+        kept = torch.ones(2, plain.local.batch_size, dtype=torch.bool, device=plain.device)
+        chances = torch.zeros(2, len(self.flat.chances), 2, dtype=torch.int32, device=plain.device)
+        visit = Visit(params, np.array([user, user]), 0, plain.streams, 1.0)
+        stack = [piece.clone() for piece in self._first([visit], np.zeros(2, np.int64))]
+        on_gpu = plain.device.type == "cuda"
+        before = torch.cuda.memory_allocated(plain.device) if on_gpu else 0
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(plain.device)
+        with computing_in(plain.precision, plain.device):
+            with torch.no_grad():
+                losses = plain.loss(self.flat.module, {name: field[0] for name, field in like.items()})
+            self._step.per_example = per_example(losses, plain.local.batch_size)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")  # torch warns where it would loop over the users instead
+                    self._step(stack, chances, like, kept, 1.0)
+            except Exception as error:
+                reason = str(error).strip().splitlines()[0]
+                raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
+        peak = torch.cuda.max_memory_allocated(plain.device) if on_gpu else 0
+        return like, max(1, (peak - before) // 2)
 
-    def _fitting(self) -> int:
-        """How many users a block may have."""
-        if self.plain.device.type != "cuda":
+    def _fitting(self, cohort_size: int, bytes_a_user: int) -> int:
+        """Users in a block: as a cohort costs least, within free memory.
+
+        A step costs its users and something beside; a block costs its longest user. Tried on a few typical cohorts.
+        """
+        plain = self.plain
+        if plain.device.type != "cuda":
             return _ON_CORES
-        return 64
+        bytes_a_user += 8 * self.flat.dim
+        most = max(1, int(_FREE * torch.cuda.mem_get_info(plain.device)[0] / bytes_a_user))
+        rng = np.random.default_rng(0)
+        population, local = plain.examples.population, plain.local
+        cohorts = []
+        for size in rng.poisson(cohort_size, 16).clip(1):
+            work = local.examples_of(population, rng.integers(0, len(population), size))
+            cohorts.append(np.sort(np.ceil(work / local.batch_size))[::-1])
+        sizes = {max(1, min(most, -(-cohort_size // parts))) for parts in range(1, 17)}
 
+        def cost(block_size: int) -> float:
+            return sum(float(work[::block_size].sum()) * (block_size + _BESIDE) for work in cohorts)
 
-class _LossOf(nn.Module):
-    """A loss as a module, so that its model can be called with other parameters."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-
-    def forward(self, batch: Batch) -> Tensor:
-        return self.loss(self.model, batch)
+        return min(sorted(sizes), key=cost)

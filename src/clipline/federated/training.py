@@ -144,7 +144,7 @@ class Training:
         mechanism = GaussianMechanism(cohort_size, self.noise_multiplier, count_stddev if controller.counts else None)
         streams = Streams(seed, noise_source)
         plain = OneByOne(model, loss, population, local, streams, device, precision)
-        clients = clients_named(engine, plain)
+        clients = clients_named(engine, plain, cohort_size)
         self.algorithm = Algorithm(sampler, clients, mechanism, server or ServerSGD(), controller, streams)
         self.planned = self.guarantee_of(Ledger().add(self.algorithm.event, self.rounds))
 

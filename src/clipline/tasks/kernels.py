@@ -43,16 +43,16 @@ def patches(pixels: Tensor, size: int, stride: int) -> Tensor:
 
 
 @torch.library.custom_op("clipline::stacked_conv", mutates_args=())
-def stacked_conv(pixels: Tensor, weight: Tensor, size: int, stride: int, exact: bool) -> Tensor:
+def stacked_conv(pixels: Tensor, weight: Tensor, size: int, stride: int) -> Tensor:
     """(users, batch, height, width, channels) by (users, filters, size * size * channels) float32 weights.
 
-    It computes in the type of `pixels`; `exact` keeps float32 from being rounded to tf32.
+    It computes in the type of `pixels`.
     """
-    return triton_kernels.conv_forward(pixels.contiguous(), weight.contiguous(), size, stride, exact)
+    return triton_kernels.conv_forward(pixels.contiguous(), weight.contiguous(), size, stride)
 
 
 @stacked_conv.register_fake
-def _(pixels: Tensor, weight: Tensor, size: int, stride: int, exact: bool) -> Tensor:
+def _(pixels: Tensor, weight: Tensor, size: int, stride: int) -> Tensor:
     users, batch, height, width, _ = pixels.shape
     return pixels.new_empty(
         users, batch, out_side(height, size, stride), out_side(width, size, stride), weight.shape[1]
@@ -60,32 +60,30 @@ def _(pixels: Tensor, weight: Tensor, size: int, stride: int, exact: bool) -> Te
 
 
 @torch.library.custom_op("clipline::stacked_conv_pixels", mutates_args=())
-def stacked_conv_pixels(
-    grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: int, exact: bool
-) -> Tensor:
+def stacked_conv_pixels(grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: int) -> Tensor:
     """The gradient with respect to the pixels."""
-    return triton_kernels.conv_pixels(grad.contiguous(), weight.contiguous(), height, width, size, stride, exact)
+    return triton_kernels.conv_pixels(grad.contiguous(), weight.contiguous(), height, width, size, stride)
 
 
 @stacked_conv_pixels.register_fake
-def _(grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: int, exact: bool) -> Tensor:
+def _(grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: int) -> Tensor:
     return grad.new_empty(*grad.shape[:2], height, width, weight.shape[2] // (size * size))
 
 
 @torch.library.custom_op("clipline::stacked_conv_weight", mutates_args=())
-def stacked_conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int, exact: bool) -> Tensor:
+def stacked_conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int) -> Tensor:
     """The gradient with respect to the weights, float32."""
-    return triton_kernels.conv_weight(grad.contiguous(), pixels.contiguous(), size, stride, exact)
+    return triton_kernels.conv_weight(grad.contiguous(), pixels.contiguous(), size, stride)
 
 
 @stacked_conv_weight.register_fake
-def _(grad: Tensor, pixels: Tensor, size: int, stride: int, exact: bool) -> Tensor:
+def _(grad: Tensor, pixels: Tensor, size: int, stride: int) -> Tensor:
     shape = (len(grad), grad.shape[4], size * size * pixels.shape[4])
     return torch.empty(shape, dtype=torch.float32, device=grad.device)
 
 
 def _conv_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    pixels, weight, ctx.size, ctx.stride, ctx.exact = inputs
+    pixels, weight, ctx.size, ctx.stride = inputs
     ctx.save_for_backward(pixels, weight)
 
 
@@ -94,32 +92,32 @@ def _conv_backward(ctx, grad):  # type: ignore[no-untyped-def]
     of_pixels = of_weight = None
     if ctx.needs_input_grad[0]:
         height, width = pixels.shape[2:4]
-        of_pixels = stacked_conv_pixels(grad, weight, height, width, ctx.size, ctx.stride, ctx.exact)
+        of_pixels = stacked_conv_pixels(grad, weight, height, width, ctx.size, ctx.stride)
     if ctx.needs_input_grad[1]:
-        of_weight = stacked_conv_weight(grad, pixels, ctx.size, ctx.stride, ctx.exact)
-    return of_pixels, of_weight, None, None, None
+        of_weight = stacked_conv_weight(grad, pixels, ctx.size, ctx.stride)
+    return of_pixels, of_weight, None, None
 
 
 stacked_conv.register_autograd(_conv_backward, setup_context=_conv_setup)
 
 
 @torch.library.custom_op("clipline::conv", mutates_args=())
-def conv(pixels: Tensor, weight: Tensor, size: int, stride: int, exact: bool) -> Tensor:
+def conv(pixels: Tensor, weight: Tensor, size: int, stride: int) -> Tensor:
     """One user's convolution of (batch, height, width, channels); in a stack, `stacked_conv`."""
     return F.linear(patches(pixels, size, stride), weight.to(pixels.dtype))
 
 
 @conv.register_fake
-def _(pixels: Tensor, weight: Tensor, size: int, stride: int, exact: bool) -> Tensor:
+def _(pixels: Tensor, weight: Tensor, size: int, stride: int) -> Tensor:
     batch, height, width, _ = pixels.shape
     return pixels.new_empty(batch, out_side(height, size, stride), out_side(width, size, stride), len(weight))
 
 
 @conv.register_vmap
-def _(info, in_dims, pixels, weight, size, stride, exact):  # type: ignore[no-untyped-def]
+def _(info, in_dims, pixels, weight, size, stride):  # type: ignore[no-untyped-def]
     pixels = _users_first(info, in_dims[0], pixels)
     weight = _users_first(info, in_dims[1], weight)
-    return stacked_conv(pixels, weight, size, stride, exact), 0
+    return stacked_conv(pixels, weight, size, stride), 0
 
 
 def _users_first(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
@@ -132,6 +130,9 @@ def stacked_lstm(driven: Tensor, weight: Tensor, awake: Tensor) -> tuple[Tensor,
 
     `awake` (users, time, batch) is false where the state is held. It computes in the type of `driven`.
     """
+    if fused(driven):
+        exact = not torch.backends.cuda.matmul.allow_tf32
+        return triton_kernels.lstm_forward(driven, weight.to(driven.dtype), awake, exact)
     users, time, batch, width = driven.shape
     hidden = width // 4
     outputs, gates = driven.new_empty(users, time, batch, hidden), torch.empty_like(driven)
@@ -139,10 +140,9 @@ def stacked_lstm(driven: Tensor, weight: Tensor, awake: Tensor) -> tuple[Tensor,
     turned = weight.to(driven.dtype).transpose(1, 2).contiguous()
     state = driven.new_zeros(users, batch, hidden)
     cell = torch.zeros_like(state, dtype=cells.dtype)
-    step = triton_kernels.lstm_step if fused(driven) else lstm_step
     for t in range(time):
         sums = torch.baddbmm(driven[:, t], state, turned)
-        step(sums, cell, state, awake[:, t], gates[:, t], cells[:, t], outputs[:, t])
+        lstm_step(sums, cell, state, awake[:, t], gates[:, t], cells[:, t], outputs[:, t])
         cell, state = cells[:, t], outputs[:, t]
     return outputs, gates, cells
 
@@ -158,19 +158,13 @@ def stacked_lstm_backward(
     grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, awake: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradients with respect to `driven` and the weights."""
-    users, time, batch, hidden = outputs.shape
-    of_driven = torch.empty_like(gates)
-    kernel = weight.to(gates.dtype)
-    zeros = outputs.new_zeros(users, batch, hidden)
-    no_cell = torch.zeros_like(zeros, dtype=cells.dtype)
-    of_state, of_cell = zeros, no_cell.clone()
-    step = triton_kernels.lstm_step_backward if fused(grad) else lstm_step_backward
-    for t in reversed(range(time)):
-        before = cells[:, t - 1] if t > 0 else no_cell
-        carried = torch.empty_like(zeros)
-        step(grad[:, t], of_state, of_cell, gates[:, t], cells[:, t], before, awake[:, t], of_driven[:, t], carried)
-        of_state = torch.baddbmm(carried, of_driven[:, t], kernel)
-    earlier = torch.cat([zeros.unsqueeze(1), outputs[:, :-1]], dim=1)
+    if fused(grad):
+        exact = not torch.backends.cuda.matmul.allow_tf32
+        kernel = weight.to(gates.dtype)
+        of_driven = triton_kernels.lstm_backward(grad.to(gates.dtype), outputs, gates, cells, kernel, awake, exact)
+    else:
+        of_driven = _lstm_loop_backward(grad, outputs, gates, cells, weight, awake)
+    earlier = torch.cat([torch.zeros_like(outputs[:, :1]), outputs[:, :-1]], dim=1)
     of_weight = torch.bmm(of_driven.flatten(1, 2).transpose(1, 2), earlier.flatten(1, 2))
     return of_driven, of_weight.to(weight.dtype)
 
@@ -180,6 +174,23 @@ def _(
     grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, awake: Tensor
 ) -> tuple[Tensor, Tensor]:
     return gates.new_empty(gates.shape), weight.new_empty(weight.shape)
+
+
+def _lstm_loop_backward(
+    grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, awake: Tensor
+) -> Tensor:
+    of_driven = torch.empty_like(gates)
+    zeros = torch.zeros_like(outputs[:, 0])
+    no_cell = torch.zeros_like(cells[:, 0])
+    of_state, of_cell = zeros, no_cell.clone()
+    for t in reversed(range(outputs.shape[1])):
+        before = cells[:, t - 1] if t > 0 else no_cell
+        carried = torch.empty_like(zeros)
+        lstm_step_backward(
+            grad[:, t], of_state, of_cell, gates[:, t], cells[:, t], before, awake[:, t], of_driven[:, t], carried
+        )
+        of_state = torch.baddbmm(carried, of_driven[:, t], weight)
+    return of_driven
 
 
 def _lstm_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]

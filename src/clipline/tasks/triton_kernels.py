@@ -14,7 +14,7 @@ def _power(count: int, least: int, most: int) -> int:
     return max(least, min(most, triton.next_power_of_2(count)))
 
 
-def conv_forward(pixels: Tensor, weight: Tensor, size: int, stride: int, exact: bool) -> Tensor:
+def conv_forward(pixels: Tensor, weight: Tensor, size: int, stride: int) -> Tensor:
     """(users, batch, height, width, channels) -> (users, batch, out, out, filters), as one product a user."""
     users, batch, height, width, channels = pixels.shape
     filters, depth = weight.shape[1:]
@@ -25,12 +25,12 @@ def conv_forward(pixels: Tensor, weight: Tensor, size: int, stride: int, exact: 
     _forward[grid](
         pixels, weight, out, batch * high * wide, pixels.stride(0), weight.stride(0), out.stride(0),
         height, width, channels, high, wide, filters, depth, size, stride,
-        128, block_f, block_k, _kind(pixels, exact), num_warps=4 if block_f <= 64 else 8, num_stages=3,
+        128, block_f, block_k, "tf32", num_warps=4 if block_f <= 64 else 8, num_stages=3,
     )  # fmt: skip
     return out
 
 
-def conv_pixels(grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: int, exact: bool) -> Tensor:
+def conv_pixels(grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: int) -> Tensor:
     """(users, batch, out, out, filters) -> the gradient of the pixels."""
     users, batch, high, wide, filters = grad.shape
     depth = weight.shape[2]
@@ -41,12 +41,12 @@ def conv_pixels(grad: Tensor, weight: Tensor, height: int, width: int, size: int
     _pixels[grid](
         grad, weight, out, batch * height * width, grad.stride(0), weight.stride(0), out.stride(0),
         height, width, channels, high, wide, filters, depth, size, stride,
-        128, block_c, block_k, _kind(grad, exact), num_warps=4 if block_c <= 64 else 8, num_stages=3,
+        128, block_c, block_k, "tf32", num_warps=4 if block_c <= 64 else 8, num_stages=3,
     )  # fmt: skip
     return out
 
 
-def conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int, exact: bool) -> Tensor:
+def conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int) -> Tensor:
     """The gradient of the weights, (users, filters, size * size * channels) float32."""
     users, batch, high, wide, filters = grad.shape
     height, width, channels = pixels.shape[2:]
@@ -57,7 +57,7 @@ def conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int, exact: boo
     _weight[grid](
         grad, pixels, out, batch * high * wide, grad.stride(0), pixels.stride(0), out.stride(0),
         height, width, channels, high, wide, filters, depth, size, stride,
-        64, block_f, block_k, _kind(grad, exact), num_warps=4, num_stages=4,
+        64, block_f, block_k, "tf32", num_warps=4, num_stages=4,
     )  # fmt: skip
     return out
 
@@ -154,17 +154,17 @@ def _weight(
     tl.store(where, total, mask=(f < FILTERS)[:, None] & (k < DEPTH)[None, :])
 
 
-def lstm_step(
-    sums: Tensor, cell: Tensor, state: Tensor, awake: Tensor, gates: Tensor, next_cell: Tensor, next_state: Tensor
-) -> None:
-    """One time step for all users: see `kernels.lstm_step`."""
-    users, batch, hidden = state.shape
-    count = batch * hidden
-    _lstm_step[(triton.cdiv(count, 256), users)](
-        sums, cell, state, awake, gates, next_cell, next_state, count,
-        sums.stride(0), cell.stride(0), state.stride(0), awake.stride(0), gates.stride(0), next_cell.stride(0),
-        next_state.stride(0), hidden, 256,
+def lstm_forward(driven: Tensor, weight: Tensor, awake: Tensor, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The whole recurrence in one launch, a program for each user: outputs, gates after their curves, cells."""
+    users, time, batch, width = driven.shape
+    hidden = width // 4
+    outputs, gates = driven.new_empty(users, time, batch, hidden), torch.empty_like(driven)
+    cells = torch.empty_like(outputs, dtype=torch.float32)
+    _lstm_forward[(users, triton.cdiv(batch, 16))](
+        driven, weight, awake, outputs, gates, cells, time, batch,
+        hidden, 16, 32, 64, _kind(driven, exact), num_warps=8, num_stages=3,
     )  # fmt: skip
+    return outputs, gates, cells
 
 
 @triton.jit
@@ -173,76 +173,130 @@ def _tanh(x):
 
 
 @triton.jit
-def _lstm_step(
-    sums, cell, state, awake, gates, next_cell, next_state, count,
-    sums_user, cell_user, state_user, awake_user, gates_user, next_cell_user, next_state_user,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+def _lstm_forward(
+    driven, weight, awake, outputs, gates, cells, time, batch,
+    HIDDEN: tl.constexpr, ROWS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    user = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    real = i < count
-    row = i // HIDDEN
-    first = row * 4 * HIDDEN + i % HIDDEN
-    enter = tl.sigmoid(tl.load(sums + user * sums_user + first, mask=real).to(tl.float32))
-    keep = tl.sigmoid(tl.load(sums + user * sums_user + first + HIDDEN, mask=real).to(tl.float32))
-    candidate = _tanh(tl.load(sums + user * sums_user + first + 2 * HIDDEN, mask=real).to(tl.float32))
-    leave = tl.sigmoid(tl.load(sums + user * sums_user + first + 3 * HIDDEN, mask=real).to(tl.float32))
-    kind = gates.dtype.element_ty
-    tl.store(gates + user * gates_user + first, enter.to(kind), mask=real)
-    tl.store(gates + user * gates_user + first + HIDDEN, keep.to(kind), mask=real)
-    tl.store(gates + user * gates_user + first + 2 * HIDDEN, candidate.to(kind), mask=real)
-    tl.store(gates + user * gates_user + first + 3 * HIDDEN, leave.to(kind), mask=real)
-    old_cell = tl.load(cell + user * cell_user + i, mask=real)
-    old_state = tl.load(state + user * state_user + i, mask=real).to(tl.float32)
-    on = tl.load(awake + user * awake_user + row, mask=real) != 0
-    new_cell = keep * old_cell + enter * candidate
-    new_state = leave * _tanh(new_cell)
-    tl.store(next_cell + user * next_cell_user + i, tl.where(on, new_cell, old_cell), mask=real)
-    tl.store(next_state + user * next_state_user + i, tl.where(on, new_state, old_state).to(kind), mask=real)
+    user = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    real = row < batch
+    weights = weight + user * 4 * HIDDEN * HIDDEN
+    kind = outputs.dtype.element_ty
+    for t in range(time):
+        here = (user * time + t) * batch + row  # (rows,) of (users, time, batch)
+        before = here - batch
+        on = tl.load(awake + here, mask=real, other=0) != 0
+        for h0 in range(0, HIDDEN, BLOCK_H):
+            h = h0 + tl.arange(0, BLOCK_H)
+            inside = real[:, None] & (h < HIDDEN)[None, :]
+            first = here[:, None] * 4 * HIDDEN + h[None, :]
+            enter = tl.load(driven + first, mask=inside, other=0.0).to(tl.float32)
+            keep = tl.load(driven + first + HIDDEN, mask=inside, other=0.0).to(tl.float32)
+            candidate = tl.load(driven + first + 2 * HIDDEN, mask=inside, other=0.0).to(tl.float32)
+            leave = tl.load(driven + first + 3 * HIDDEN, mask=inside, other=0.0).to(tl.float32)
+            old_cell = tl.zeros((ROWS, BLOCK_H), tl.float32)
+            old_state = tl.zeros((ROWS, BLOCK_H), tl.float32)
+            if t > 0:
+                old_cell = tl.load(cells + before[:, None] * HIDDEN + h[None, :], mask=inside, other=0.0)
+                old_state = tl.load(outputs + before[:, None] * HIDDEN + h[None, :], mask=inside, other=0.0).to(
+                    tl.float32
+                )
+                for k0 in range(0, HIDDEN, BLOCK_K):
+                    k = k0 + tl.arange(0, BLOCK_K)
+                    a = tl.load(
+                        outputs + before[:, None] * HIDDEN + k[None, :],
+                        mask=real[:, None] & (k < HIDDEN)[None, :], other=0.0,
+                    )  # fmt: skip
+                    known = (k < HIDDEN)[:, None] & (h < HIDDEN)[None, :]
+                    w = weights + h[None, :] * HIDDEN + k[:, None]
+                    step = HIDDEN * HIDDEN
+                    enter = tl.dot(a, tl.load(w, mask=known, other=0.0), enter, input_precision=KIND)
+                    keep = tl.dot(a, tl.load(w + step, mask=known, other=0.0), keep, input_precision=KIND)
+                    candidate = tl.dot(a, tl.load(w + 2 * step, mask=known, other=0.0), candidate, input_precision=KIND)
+                    leave = tl.dot(a, tl.load(w + 3 * step, mask=known, other=0.0), leave, input_precision=KIND)
+            enter, keep, leave = tl.sigmoid(enter), tl.sigmoid(keep), tl.sigmoid(leave)
+            candidate = _tanh(candidate)
+            new_cell = keep * old_cell + enter * candidate
+            new_state = leave * _tanh(new_cell)
+            tl.store(gates + first, enter.to(kind), mask=inside)
+            tl.store(gates + first + HIDDEN, keep.to(kind), mask=inside)
+            tl.store(gates + first + 2 * HIDDEN, candidate.to(kind), mask=inside)
+            tl.store(gates + first + 3 * HIDDEN, leave.to(kind), mask=inside)
+            where = here[:, None] * HIDDEN + h[None, :]
+            tl.store(cells + where, tl.where(on[:, None], new_cell, old_cell), mask=inside)
+            tl.store(outputs + where, tl.where(on[:, None], new_state, old_state).to(kind), mask=inside)
+        tl.debug_barrier()  # what this step wrote is read by all threads in the next
 
 
-def lstm_step_backward(
-    grad: Tensor, of_state: Tensor, of_cell: Tensor, gates: Tensor, cell: Tensor, before: Tensor, awake: Tensor,
-    of_sums: Tensor, carried: Tensor,
-) -> None:  # fmt: skip
-    """Back through one time step for all users: see `kernels.lstm_step_backward`."""
-    users, batch, hidden = carried.shape
-    count = batch * hidden
-    _lstm_step_backward[(triton.cdiv(count, 256), users)](
-        grad, of_state, of_cell, gates, cell, before, awake, of_sums, carried, count,
-        grad.stride(0), of_state.stride(0), of_cell.stride(0), gates.stride(0), cell.stride(0), before.stride(0),
-        awake.stride(0), of_sums.stride(0), carried.stride(0), hidden, 256,
+def lstm_backward(
+    grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, awake: Tensor, exact: bool
+) -> Tensor:
+    """The gradient with respect to what drives the gates, in one launch."""
+    users, time, batch, hidden = outputs.shape
+    of_driven = torch.empty_like(gates)
+    of_state = torch.zeros(users, batch, hidden, dtype=torch.float32, device=grad.device)
+    of_cell = torch.zeros_like(of_state)
+    _lstm_backward[(users, triton.cdiv(batch, 16))](
+        grad, gates, cells, weight, awake, of_driven, of_state, of_cell, time, batch,
+        hidden, 16, 64, 64, _kind(grad, exact), num_warps=8, num_stages=3,
     )  # fmt: skip
+    return of_driven
 
 
 @triton.jit
-def _lstm_step_backward(
-    grad, of_state, of_cell, gates, cell, before, awake, of_sums, carried, count,
-    grad_user, of_state_user, of_cell_user, gates_user, cell_user, before_user, awake_user, of_sums_user, carried_user,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+def _lstm_backward(
+    grad, gates, cells, weight, awake, of_driven, of_state, of_cell, time, batch,
+    HIDDEN: tl.constexpr, ROWS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    user = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    real = i < count
-    row = i // HIDDEN
-    first = row * 4 * HIDDEN + i % HIDDEN
-    enter = tl.load(gates + user * gates_user + first, mask=real).to(tl.float32)
-    keep = tl.load(gates + user * gates_user + first + HIDDEN, mask=real).to(tl.float32)
-    candidate = tl.load(gates + user * gates_user + first + 2 * HIDDEN, mask=real).to(tl.float32)
-    leave = tl.load(gates + user * gates_user + first + 3 * HIDDEN, mask=real).to(tl.float32)
-    on = tl.load(awake + user * awake_user + row, mask=real) != 0
-    of_out = tl.load(grad + user * grad_user + i, mask=real).to(tl.float32)
-    of_out += tl.load(of_state + user * of_state_user + i, mask=real).to(tl.float32)
-    curve = _tanh(tl.load(cell + user * cell_user + i, mask=real))
-    of_c = tl.load(of_cell + user * of_cell_user + i, mask=real)
-    total = of_c + of_out * leave * (1 - curve * curve)
-    kind = of_sums.dtype.element_ty
-    old = tl.load(before + user * before_user + i, mask=real)
-    base = of_sums + user * of_sums_user + first
-    tl.store(base, tl.where(on, total * candidate * enter * (1 - enter), 0.0).to(kind), mask=real)
-    tl.store(base + HIDDEN, tl.where(on, total * old * keep * (1 - keep), 0.0).to(kind), mask=real)
-    tl.store(base + 2 * HIDDEN, tl.where(on, total * enter * (1 - candidate * candidate), 0.0).to(kind), mask=real)
-    tl.store(base + 3 * HIDDEN, tl.where(on, of_out * curve * leave * (1 - leave), 0.0).to(kind), mask=real)
-    tl.store(of_cell + user * of_cell_user + i, tl.where(on, total * keep, of_c), mask=real)
-    where = carried + user * carried_user + i
-    tl.store(where, tl.where(on, 0.0, of_out).to(carried.dtype.element_ty), mask=real)
+    user = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    real = row < batch
+    weights = weight + user * 4 * HIDDEN * HIDDEN
+    mine = (user * batch + row)[:, None] * HIDDEN
+    kind = of_driven.dtype.element_ty
+    for back in range(time):
+        t = time - 1 - back
+        here = (user * time + t) * batch + row
+        on = (tl.load(awake + here, mask=real, other=0) != 0)[:, None]
+        for h0 in range(0, HIDDEN, BLOCK_H):
+            h = h0 + tl.arange(0, BLOCK_H)
+            inside = real[:, None] & (h < HIDDEN)[None, :]
+            first = here[:, None] * 4 * HIDDEN + h[None, :]
+            where = here[:, None] * HIDDEN + h[None, :]
+            enter = tl.load(gates + first, mask=inside, other=0.0).to(tl.float32)
+            keep = tl.load(gates + first + HIDDEN, mask=inside, other=0.0).to(tl.float32)
+            candidate = tl.load(gates + first + 2 * HIDDEN, mask=inside, other=0.0).to(tl.float32)
+            leave = tl.load(gates + first + 3 * HIDDEN, mask=inside, other=0.0).to(tl.float32)
+            of_c = tl.load(of_cell + mine + h[None, :], mask=inside, other=0.0)
+            of_out = tl.load(of_state + mine + h[None, :], mask=inside, other=0.0)
+            of_out += tl.load(grad + where, mask=inside, other=0.0).to(tl.float32)
+            old = tl.zeros((ROWS, BLOCK_H), tl.float32)
+            if t > 0:
+                old = tl.load(cells + where - batch * HIDDEN, mask=inside, other=0.0)
+            curve = _tanh(tl.load(cells + where, mask=inside, other=0.0))
+            total = of_c + of_out * leave * (1 - curve * curve)
+            base = of_driven + first
+            tl.store(base, tl.where(on, total * candidate * enter * (1 - enter), 0.0).to(kind), mask=inside)
+            tl.store(base + HIDDEN, tl.where(on, total * old * keep * (1 - keep), 0.0).to(kind), mask=inside)
+            tl.store(
+                base + 2 * HIDDEN, tl.where(on, total * enter * (1 - candidate * candidate), 0.0).to(kind), mask=inside
+            )
+            tl.store(base + 3 * HIDDEN, tl.where(on, of_out * curve * leave * (1 - leave), 0.0).to(kind), mask=inside)
+            tl.store(of_cell + mine + h[None, :], tl.where(on, total * keep, of_c), mask=inside)
+            tl.store(of_state + mine + h[None, :], tl.where(on, 0.0, of_out), mask=inside)
+        tl.debug_barrier()
+        for h0 in range(0, HIDDEN, BLOCK_H):
+            h = h0 + tl.arange(0, BLOCK_H)
+            inside = real[:, None] & (h < HIDDEN)[None, :]
+            total = tl.load(of_state + mine + h[None, :], mask=inside, other=0.0)
+            for k0 in range(0, 4 * HIDDEN, BLOCK_K):
+                k = k0 + tl.arange(0, BLOCK_K)
+                a = tl.load(
+                    of_driven + here[:, None] * 4 * HIDDEN + k[None, :],
+                    mask=real[:, None] & (k < 4 * HIDDEN)[None, :], other=0.0,
+                )  # fmt: skip
+                known = (k < 4 * HIDDEN)[:, None] & (h < HIDDEN)[None, :]
+                b = tl.load(weights + k[:, None] * HIDDEN + h[None, :], mask=known, other=0.0)
+                total = tl.dot(a, b, total, input_precision=KIND)
+            tl.store(of_state + mine + h[None, :], total, mask=inside)
+        tl.debug_barrier()
