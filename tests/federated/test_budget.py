@@ -5,7 +5,7 @@ import pytest
 from torch import nn
 
 from clipline.errors import SettingError
-from clipline.federated.clients import LocalSGD
+from clipline import LocalSGD
 from clipline.federated.population import Population
 from clipline.federated.training import Training
 

@@ -35,13 +35,9 @@ def aggregate(
     """
     total = torch.zeros(dim + 1, dtype=torch.float64, device=device)
     for updates in blocks:
-        norms = updates.norms()
-        scale, within = clip_factors(norms, clip)
-        total[dim] += within.sum() - len(updates) / 2
-        finite = norms.isfinite()
-        if not bool(finite.all()):  # 0 times infinity is NaN: such updates do not take part at all
-            updates, scale = updates.of(finite), scale[finite]
+        scale, within = clip_factors(updates.norms(), clip)
         updates.add_to(total[:dim], scale)
+        total[dim] += within.sum() - len(updates) / 2
     return ClippedSum(total, clip, cohort.sampling)
 
 

@@ -13,6 +13,7 @@ from ..errors import check_number, check_whole, refuse
 from ..privacy.events import GaussianEvent
 from ..privacy.split import DeltaNoise, split_noise
 from .clipping import ClippedSum
+from .noise import Noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,15 +55,21 @@ class GaussianMechanism:
             return DeltaNoise(self.noise_multiplier)
         return split_noise(self.noise_multiplier, self.count_stddev)
 
-    def release(self, total: ClippedSum, rng: np.random.Generator) -> Release:
-        """Add noise made for the bound that clipped, then divide by the declared cohort size."""
+    def release(self, total: ClippedSum, noise: Noise | np.random.Generator) -> Release:
+        """Add noise made for the bound that clipped, then divide by the declared cohort size.
+
+        `noise` is one joint draw for updates and bit, begun before, or the generator to draw it from now.
+        """
         if not math.isfinite(total.bound) and self.noise_multiplier > 0:
             raise refuse("clip", total.bound, "finite where noise is added", "set a clip, or noise_multiplier=0")
         dim = len(total.total) - 1
         delta_stddev = float(self.delta_noise_multiplier) * total.bound if self.noise_multiplier > 0 else 0.0
-        noise = rng.standard_normal(dim + 1)  # one joint draw; the last coordinate is the bit's
-        noise[:-1] *= delta_stddev
-        noise[-1] *= self.count_stddev or 0.0
-        noisy = (total.total + torch.from_numpy(noise).to(total.total.device)) / self.cohort_size
+        if isinstance(noise, np.random.Generator):
+            noise = Noise(noise, dim + 1, total.total.device)
+        numbers = noise.numbers()
+        noisy = torch.empty_like(total.total)
+        torch.add(total.total[:-1], numbers[:-1], alpha=delta_stddev, out=noisy[:-1])
+        torch.add(total.total[-1:], numbers[-1:], alpha=self.count_stddev or 0.0, out=noisy[-1:])
+        noisy /= self.cohort_size
         fraction_within = None if self.count_stddev is None else float(noisy[-1]) + 0.5
         return Release(noisy[:-1], fraction_within, GaussianEvent(total.sampling, self.noise_multiplier))

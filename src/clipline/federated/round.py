@@ -13,6 +13,7 @@ from .clients import Clients
 from .clipping import aggregate
 from .controllers import ClipController, ClipState
 from .mechanism import GaussianMechanism, Release
+from .noise import Noise
 from .sampling import Sampler
 from .server import ServerOptimiser, ServerState
 
@@ -57,9 +58,10 @@ class Algorithm:
         """One round: sample, train and clip, add noise, move the model, move the clip, write the ledger."""
         t = state.round_index
         cohort = self.sampler.draw(self.streams.sampling(t))
+        noise = Noise(self.streams.noise(t), len(state.params) + 1, state.params.device)  # drawn beside the training
         updates = self.clients.train(state.params, cohort, t)
         total = aggregate(updates, state.clip.clip, cohort, len(state.params), state.params.device)
-        release = self.mechanism.release(total, self.streams.noise(t))
+        release = self.mechanism.release(total, noise)
         params, server = self.server.update(state.params, state.server, release)
         clip = self.controller.update(state.clip, release)
         ledger = state.ledger.add(release.event)

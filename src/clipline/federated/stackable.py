@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import check_number
 from .chance import BITS, Chance
 
 
@@ -24,22 +23,20 @@ def stacked(*tensors: Tensor) -> bool:
 
 
 def stackable(module: nn.Module) -> nn.Module:
-    """The module itself, changed in place: every `nn.Dropout` and `nn.GroupNorm` in it becomes one of these."""
-    if type(module) is nn.Dropout:
-        return Dropout(module.p).train(module.training)
-    if type(module) is nn.GroupNorm:
-        return GroupNorm(module)
-    for name, child in module.named_children():
-        setattr(module, name, stackable(child))
+    """The module itself, changed in place: every `nn.Dropout`, `nn.GroupNorm` and `nn.Linear` becomes one of these."""
+    for layer in module.modules():
+        if type(layer) is nn.Dropout:
+            layer.__class__ = Dropout
+            layer.register_buffer("key", torch.zeros(2, dtype=torch.int32), persistent=False)
+        elif type(layer) is nn.GroupNorm:
+            layer.__class__ = GroupNorm
+        elif type(layer) is nn.Linear:
+            layer.__class__ = Linear
     return module
 
 
-class Dropout(Chance):
-    """`nn.Dropout` from the user's own numbers. The engine puts it in the place of every `nn.Dropout` of a model."""
-
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__()
-        self.p = check_number("p", p, at_least=0, at_most=1, way_out="0.5 drops every other number")
+class Dropout(Chance, nn.Dropout):
+    """`nn.Dropout` from the user's own numbers."""
 
     def forward(self, values: Tensor) -> Tensor:
         """In training each number is dropped with probability p and the others grow by 1 / (1 - p)."""
@@ -52,13 +49,24 @@ class Dropout(Chance):
         return scaled
 
 
-class GroupNorm(nn.Module):
-    """`nn.GroupNorm` with the same parameters; torch's own has no version for a stack of users."""
+class Linear(nn.Linear):
+    """`nn.Linear`, multiplied from the other side in a stack.
 
-    def __init__(self, like: nn.GroupNorm) -> None:
-        super().__init__()
-        self.num_groups, self.eps = like.num_groups, like.eps
-        self.weight, self.bias = like.weight, like.bias
+    So the gradient of the weights lies in memory as the weights do, and the step of SGD reads both in order.
+    """
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        if not stacked(values, self.weight):
+            return F.linear(values, self.weight, self.bias)
+        rows = values.reshape(-1, self.in_features)
+        out = torch.matmul(self.weight, rows.transpose(0, 1)).transpose(0, 1)
+        out = out if self.bias is None else out + self.bias.to(out.dtype)
+        return out.reshape(*values.shape[:-1], self.out_features)
+
+
+class GroupNorm(nn.GroupNorm):
+    """`nn.GroupNorm`; torch's own has no version for a stack of users."""
 
     def forward(self, values: Tensor) -> Tensor:
         """(batch, channels, ...) -> the same, each group of channels of each example with mean 0 and variance 1."""
@@ -69,7 +77,7 @@ class GroupNorm(nn.Module):
         centred = grouped - grouped.mean(dim=axes, keepdim=True)
         normal = centred * (centred.square().mean(dim=axes, keepdim=True) + self.eps).rsqrt()
         normal = normal.reshape(values.shape)
-        if self.weight is None:
+        if not self.affine:
             return normal
         along = (-1, *[1] * (values.ndim - 2))
         return normal * self.weight.view(along) + self.bias.view(along)

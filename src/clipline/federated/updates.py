@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+try:
+    from . import triton_sum
+except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
+    triton_sum = None  # type: ignore[assignment]
+
 _CHUNK = 1 << 22  # numbers that are held in float64 at a time
 
 
@@ -24,11 +29,19 @@ class Dense:
         return norms.square()
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
-        """Add sum over users of scale (users,) times their values, in float64, to total (dim,)."""
+        """Add sum over users of scale (users,) times their values, in float64, to total (dim,).
+
+        A user whose scale is 0 takes no part, whatever the values: 0 times infinity is not 0.
+        """
         users, width = self.values.shape
+        if self.values.device.type == "cuda" and triton_sum is not None:
+            triton_sum.add_scaled(self.values, scale, total[self.start : self.start + width])
+            return
+        values = self.values if bool((scale > 0).all()) else self.values[scale > 0]
+        scale = scale[scale > 0]
         step = max(1, _CHUNK // max(1, users))
         for start in range(0, width, step):
-            part = self.values[:, start : start + step].double()
+            part = values[:, start : start + step].double()
             total[self.start + start : self.start + start + part.shape[1]] += scale @ part
 
     def put_in(self, rows: Tensor) -> None:
@@ -50,13 +63,14 @@ class Rows:
         return Dense(0, self.values.flatten(1)).squares()
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
-        """Add sum over users of scale (users,) times their rows, in float64, to total (dim,)."""
+        """Add sum over users of scale (users,) times their rows, in float64, to total (dim,); scale 0 as above."""
         users, touched, width = self.values.shape
         matrix = total[self.start : self.start + self.height * width].view(self.height, width)
         step = max(1, _CHUNK // max(1, touched * width))
         for start in range(0, users, step):
             part = slice(start, start + step)
-            scaled = self.values[part].double() * scale[part, None, None]
+            factors = scale[part, None, None]
+            scaled = torch.where(factors > 0, self.values[part].double() * factors, 0.0)
             matrix.index_add_(0, self.places[part].flatten(), scaled.flatten(0, 1))
 
     def put_in(self, rows: Tensor) -> None:
@@ -93,7 +107,7 @@ class Updates:
         for piece in self.pieces:
             piece.add_to(total, scale)
 
-    def of(self, chosen: Tensor) -> Updates:
+    def of_users(self, chosen: Tensor) -> Updates:
         """The updates of the users for whom `chosen` (users,) is true."""
         return Updates(
             [

@@ -132,7 +132,7 @@ def stacked_lstm(driven: Tensor, weight: Tensor, awake: Tensor) -> tuple[Tensor,
     """
     if fused(driven):
         exact = not torch.backends.cuda.matmul.allow_tf32
-        return triton_kernels.lstm_forward(driven, weight.to(driven.dtype), awake, exact)
+        return triton_kernels.lstm_forward(driven, weight, awake, exact)
     users, time, batch, width = driven.shape
     hidden = width // 4
     outputs, gates = driven.new_empty(users, time, batch, hidden), torch.empty_like(driven)
@@ -160,8 +160,7 @@ def stacked_lstm_backward(
     """The gradients with respect to `driven` and the weights."""
     if fused(grad):
         exact = not torch.backends.cuda.matmul.allow_tf32
-        kernel = weight.to(gates.dtype)
-        of_driven = triton_kernels.lstm_backward(grad.to(gates.dtype), outputs, gates, cells, kernel, awake, exact)
+        of_driven = triton_kernels.lstm_backward(grad.to(gates.dtype), outputs, gates, cells, weight, awake, exact)
     else:
         of_driven = _lstm_loop_backward(grad, outputs, gates, cells, weight, awake)
     earlier = torch.cat([torch.zeros_like(outputs[:, :1]), outputs[:, :-1]], dim=1)

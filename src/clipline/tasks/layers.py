@@ -118,6 +118,8 @@ class MatrixLSTM(nn.Module):
 
     def _step_by_step(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
         driven = F.linear(inputs.transpose(0, 1), self.weight_ih, self.bias)
+        if torch.is_autocast_enabled(inputs.device.type):  # a stack's bias has made it float32 again
+            driven = driven.to(torch.get_autocast_dtype(inputs.device.type))
         awake = torch.ones_like(driven[..., 0], dtype=torch.bool) if mask is None else mask.transpose(0, 1)
         if stacked(inputs, self.weight_ih, self.weight_hh):
             together: Tensor = kernels.lstm(driven, self.weight_hh, awake)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 # mypy: ignore-errors
 
+_PROGRAMS = 1056  # eight for each multiprocessor of an H200
+
 
 def _power(count: int, least: int, most: int) -> int:
     return max(least, min(most, triton.next_power_of_2(count)))
@@ -20,12 +22,13 @@ def conv_forward(pixels: Tensor, weight: Tensor, size: int, stride: int) -> Tens
     filters, depth = weight.shape[1:]
     high, wide = (height - size) // stride + 1, (width - size) // stride + 1
     out = pixels.new_empty(users, batch, high, wide, filters)
+    weight = weight.to(pixels.dtype)
     block_f, block_k = _power(filters, 16, 128), _power(channels if channels >= 16 else depth, 16, 32)
     grid = (triton.cdiv(batch * high * wide, 128), users, triton.cdiv(filters, block_f))
     _forward[grid](
         pixels, weight, out, batch * high * wide, pixels.stride(0), weight.stride(0), out.stride(0),
         height, width, channels, high, wide, filters, depth, size, stride,
-        128, block_f, block_k, "tf32", num_warps=4 if block_f <= 64 else 8, num_stages=3,
+        128, block_f, block_k, num_warps=4 if block_f <= 64 else 8, num_stages=3,
     )  # fmt: skip
     return out
 
@@ -36,12 +39,13 @@ def conv_pixels(grad: Tensor, weight: Tensor, height: int, width: int, size: int
     depth = weight.shape[2]
     channels = depth // (size * size)
     out = grad.new_empty(users, batch, height, width, channels)
-    block_c, block_k = _power(channels, 16, 128), _power(filters, 16, 32)
+    weight = weight.to(grad.dtype)
+    block_c, block_k = _power(channels, 16, 128), _power(filters, 16, 64)
     grid = (triton.cdiv(batch * height * width, 128), users, triton.cdiv(channels, block_c))
     _pixels[grid](
         grad, weight, out, batch * height * width, grad.stride(0), weight.stride(0), out.stride(0),
         height, width, channels, high, wide, filters, depth, size, stride,
-        128, block_c, block_k, "tf32", num_warps=4 if block_c <= 64 else 8, num_stages=3,
+        128, block_c, block_k, num_warps=4 if block_c <= 64 else 8, num_stages=2,
     )  # fmt: skip
     return out
 
@@ -51,15 +55,17 @@ def conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int) -> Tensor:
     users, batch, high, wide, filters = grad.shape
     height, width, channels = pixels.shape[2:]
     depth = size * size * channels
-    out = torch.empty(users, filters, depth, dtype=torch.float32, device=grad.device)
     block_f, block_k = _power(filters, 16, 64), _power(depth, 16, 64)
-    grid = (triton.cdiv(depth, block_k), users, triton.cdiv(filters, block_f))
-    _weight[grid](
-        grad, pixels, out, batch * high * wide, grad.stride(0), pixels.stride(0), out.stride(0),
-        height, width, channels, high, wide, filters, depth, size, stride,
-        64, block_f, block_k, "tf32", num_warps=4, num_stages=4,
+    tiles = triton.cdiv(depth, block_k) * triton.cdiv(filters, block_f)
+    places = batch * high * wide
+    shares = max(1, min(8, _PROGRAMS // (tiles * users), places // 512))  # a sum in shares fills the chip
+    out = torch.empty(shares, users, filters, depth, dtype=torch.float32, device=grad.device)
+    _weight[(tiles * shares, users)](
+        grad, pixels, out, places, triton.cdiv(places, shares * 64) * 64, grad.stride(0), pixels.stride(0),
+        out.stride(0), out.stride(1), height, width, channels, high, wide, filters, depth, size, stride,
+        triton.cdiv(depth, block_k), tiles, 64, block_f, block_k, num_warps=4, num_stages=3,
     )  # fmt: skip
-    return out
+    return out.sum(dim=0) if shares > 1 else out[0]
 
 
 def _kind(tensor: Tensor, exact: bool) -> str:
@@ -72,7 +78,7 @@ def _forward(
     pixels, weight, out, places, pixels_user, weight_user, out_user,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
     FILTERS: tl.constexpr, DEPTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     user = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -90,7 +96,7 @@ def _forward(
         a = tl.load(start + corner[:, None] * CHANNELS + shift[None, :], mask=inside, other=0.0)
         known = (f < FILTERS)[None, :] & (k < DEPTH)[:, None]
         b = tl.load(weights + f[None, :] * DEPTH + k[:, None], mask=known, other=0.0)
-        total = tl.dot(a, b.to(a.dtype), total, input_precision=KIND)
+        total = tl.dot(a, b, total)
     where = out + user * out_user + m[:, None] * FILTERS + f[None, :]
     tl.store(where, total.to(out.dtype.element_ty), mask=(m < places)[:, None] & (f < FILTERS)[None, :])
 
@@ -100,7 +106,7 @@ def _pixels(
     grad, weight, out, places, grad_user, weight_user, out_user,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
     FILTERS: tl.constexpr, DEPTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     user = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -121,27 +127,28 @@ def _pixels(
             a = tl.load(grads + base[:, None] + f[None, :], mask=fits[:, None] & (f < FILTERS)[None, :], other=0.0)
             column_mask = (f < FILTERS)[:, None] & (c < CHANNELS)[None, :]
             b = tl.load(weights + f[:, None] * DEPTH + tap * CHANNELS + c[None, :], mask=column_mask, other=0.0)
-            total = tl.dot(a, b.to(a.dtype), total, input_precision=KIND)
+            total = tl.dot(a, b, total)
     where = out + user * out_user + m[:, None] * CHANNELS + c[None, :]
     tl.store(where, total.to(out.dtype.element_ty), mask=(m < places)[:, None] & (c < CHANNELS)[None, :])
 
 
 @triton.jit
 def _weight(
-    grad, pixels, out, places, grad_user, pixels_user, out_user,
+    grad, pixels, out, places, share, grad_user, pixels_user, out_share, out_user,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
-    FILTERS: tl.constexpr, DEPTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr,
+    FILTERS: tl.constexpr, DEPTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, ACROSS: tl.constexpr,
+    TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     user = tl.program_id(1).to(tl.int64)
-    k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    f = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)
+    tile, part = tl.program_id(0) % TILES, tl.program_id(0) // TILES
+    k = (tile % ACROSS) * BLOCK_K + tl.arange(0, BLOCK_K)
+    f = (tile // ACROSS) * BLOCK_F + tl.arange(0, BLOCK_F)
     tap, channel = k // CHANNELS, k % CHANNELS
     shift = ((tap // SIZE) * WIDTH + tap % SIZE) * CHANNELS + channel
     grads = grad + user * grad_user
     start = pixels + user * pixels_user
     total = tl.zeros((BLOCK_F, BLOCK_K), tl.float32)
-    for m0 in range(0, places, BLOCK_M):
+    for m0 in range(part * share, tl.minimum(places, (part + 1) * share), BLOCK_M):
         m = m0 + tl.arange(0, BLOCK_M)
         image, place = m // (HIGH * WIDE), m % (HIGH * WIDE)
         corner = (image * HEIGHT + (place // WIDE) * STRIDE) * WIDTH + (place % WIDE) * STRIDE
@@ -149,9 +156,23 @@ def _weight(
         a = tl.load(grads + m[None, :] * FILTERS + f[:, None], mask=known[None, :] & (f < FILTERS)[:, None], other=0.0)
         inside = known[:, None] & (k < DEPTH)[None, :]
         b = tl.load(start + corner[:, None] * CHANNELS + shift[None, :], mask=inside, other=0.0)
-        total = tl.dot(a, b.to(a.dtype), total, input_precision=KIND)
-    where = out + user * out_user + f[:, None] * DEPTH + k[None, :]
+        total = tl.dot(a, b, total)
+    where = out + part * out_share + user * out_user + f[:, None] * DEPTH + k[None, :]
     tl.store(where, total, mask=(f < FILTERS)[:, None] & (k < DEPTH)[None, :])
+
+
+def _padded(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """(users, 4 hidden, hidden) -> (users, 4, padded, padded): rows that start where wide loads can."""
+    users, _, hidden = weight.shape
+    side = triton.cdiv(hidden, 16) * 16
+    padded = torch.zeros(users, 4, side, side, dtype=dtype, device=weight.device)
+    padded[:, :, :hidden, :hidden] = weight.view(users, 4, hidden, hidden)
+    return padded
+
+
+def _tiles(tensor: Tensor, high: int, deep: int) -> tuple[int, int]:
+    """Sides of a tile of weights: half as deep for numbers twice as wide, as both must fit beside a processor."""
+    return (high, deep) if tensor.dtype == torch.bfloat16 else (high // 2, deep // 2)
 
 
 def lstm_forward(driven: Tensor, weight: Tensor, awake: Tensor, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,9 +181,10 @@ def lstm_forward(driven: Tensor, weight: Tensor, awake: Tensor, exact: bool) -> 
     hidden = width // 4
     outputs, gates = driven.new_empty(users, time, batch, hidden), torch.empty_like(driven)
     cells = torch.empty_like(outputs, dtype=torch.float32)
+    padded = _padded(weight, driven.dtype)
     _lstm_forward[(users, triton.cdiv(batch, 16))](
-        driven, weight, awake, outputs, gates, cells, time, batch,
-        hidden, 16, 32, 64, _kind(driven, exact), num_warps=8, num_stages=3,
+        driven, padded, awake, outputs, gates, cells, time, batch, hidden, padded.shape[2],
+        16, *_tiles(driven, 128, 64), _kind(driven, exact), num_warps=8, num_stages=2,
     )  # fmt: skip
     return outputs, gates, cells
 
@@ -175,12 +197,13 @@ def _tanh(x):
 @triton.jit
 def _lstm_forward(
     driven, weight, awake, outputs, gates, cells, time, batch,
-    HIDDEN: tl.constexpr, ROWS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr,
+    HIDDEN: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr,
+    KIND: tl.constexpr,
 ):  # fmt: skip
     user = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     real = row < batch
-    weights = weight + user * 4 * HIDDEN * HIDDEN
+    weights = weight + user * 4 * PADDED * PADDED
     kind = outputs.dtype.element_ty
     for t in range(time):
         here = (user * time + t) * batch + row  # (rows,) of (users, time, batch)
@@ -208,8 +231,8 @@ def _lstm_forward(
                         mask=real[:, None] & (k < HIDDEN)[None, :], other=0.0,
                     )  # fmt: skip
                     known = (k < HIDDEN)[:, None] & (h < HIDDEN)[None, :]
-                    w = weights + h[None, :] * HIDDEN + k[:, None]
-                    step = HIDDEN * HIDDEN
+                    w = weights + h[None, :] * PADDED + k[:, None]
+                    step = PADDED * PADDED
                     enter = tl.dot(a, tl.load(w, mask=known, other=0.0), enter, input_precision=KIND)
                     keep = tl.dot(a, tl.load(w + step, mask=known, other=0.0), keep, input_precision=KIND)
                     candidate = tl.dot(a, tl.load(w + 2 * step, mask=known, other=0.0), candidate, input_precision=KIND)
@@ -236,9 +259,10 @@ def lstm_backward(
     of_driven = torch.empty_like(gates)
     of_state = torch.zeros(users, batch, hidden, dtype=torch.float32, device=grad.device)
     of_cell = torch.zeros_like(of_state)
+    padded = _padded(weight, gates.dtype)
     _lstm_backward[(users, triton.cdiv(batch, 16))](
-        grad, gates, cells, weight, awake, of_driven, of_state, of_cell, time, batch,
-        hidden, 16, 64, 64, _kind(grad, exact), num_warps=8, num_stages=3,
+        grad, gates, cells, padded, awake, of_driven, of_state, of_cell, time, batch, hidden, padded.shape[2],
+        16, *_tiles(grad, 128, 128), _kind(grad, exact), num_warps=8, num_stages=2,
     )  # fmt: skip
     return of_driven
 
@@ -246,12 +270,13 @@ def lstm_backward(
 @triton.jit
 def _lstm_backward(
     grad, gates, cells, weight, awake, of_driven, of_state, of_cell, time, batch,
-    HIDDEN: tl.constexpr, ROWS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr,
+    HIDDEN: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr,
+    KIND: tl.constexpr,
 ):  # fmt: skip
     user = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     real = row < batch
-    weights = weight + user * 4 * HIDDEN * HIDDEN
+    weights = weight + user * 4 * PADDED * PADDED
     mine = (user * batch + row)[:, None] * HIDDEN
     kind = of_driven.dtype.element_ty
     for back in range(time):
@@ -289,14 +314,16 @@ def _lstm_backward(
             h = h0 + tl.arange(0, BLOCK_H)
             inside = real[:, None] & (h < HIDDEN)[None, :]
             total = tl.load(of_state + mine + h[None, :], mask=inside, other=0.0)
-            for k0 in range(0, 4 * HIDDEN, BLOCK_K):
+            for k0 in range(0, 4 * PADDED, BLOCK_K):
                 k = k0 + tl.arange(0, BLOCK_K)
+                gate, unit = k // PADDED, k % PADDED
+                known = (gate < 4) & (unit < HIDDEN)
                 a = tl.load(
-                    of_driven + here[:, None] * 4 * HIDDEN + k[None, :],
-                    mask=real[:, None] & (k < 4 * HIDDEN)[None, :], other=0.0,
+                    of_driven + here[:, None] * 4 * HIDDEN + (gate * HIDDEN + unit)[None, :],
+                    mask=real[:, None] & known[None, :], other=0.0,
                 )  # fmt: skip
-                known = (k < 4 * HIDDEN)[:, None] & (h < HIDDEN)[None, :]
-                b = tl.load(weights + k[:, None] * HIDDEN + h[None, :], mask=known, other=0.0)
+                known = (gate < 4)[:, None] & (h < PADDED)[None, :]
+                b = tl.load(weights + k[:, None] * PADDED + h[None, :], mask=known, other=0.0)
                 total = tl.dot(a, b, total, input_precision=KIND)
             tl.store(of_state + mine + h[None, :], total, mask=inside)
         tl.debug_barrier()

@@ -1,0 +1,45 @@
+"""Standard normal numbers for a release, drawn beside the training that they will hide."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_PART = 1 << 18  # numbers from one generator; the parts are drawn by as many threads as there are
+
+
+class Noise:
+    """`count` independent standard normal numbers; drawing begins at once, in the background.
+
+    They depend on the generator alone, not on the number of threads: part p comes from the generator p jumps ahead
+    (each of 2^128 draws). The generator is not usable for anything else afterwards.
+    """
+
+    def __init__(self, rng: np.random.Generator, count: int, device: torch.device | str = "cpu") -> None:
+        self._device = torch.device(device)
+        self._numbers = torch.empty(count, dtype=torch.float64, pin_memory=self._device.type == "cuda")
+        array = self._numbers.numpy()
+        bits = rng.bit_generator
+        assert isinstance(bits, np.random.Philox)
+        starts = range(0, count, _PART)
+        parts = [rng, *(np.random.Generator(bits.jumped(part)) for part in range(1, len(starts)))]
+        self._drawing = [
+            _threads().submit(part.standard_normal, out=array[start : start + _PART])
+            for part, start in zip(parts, starts, strict=False)
+        ]
+
+    def numbers(self) -> Tensor:
+        """(count,) float64 on the device, once they are drawn."""
+        for part in self._drawing:
+            part.result()
+        return self._numbers.to(self._device, non_blocking=True)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="clipline-noise")

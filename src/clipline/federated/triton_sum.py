@@ -1,0 +1,29 @@
+"""The sum of a block's scaled updates on an NVIDIA GPU, in float64 without a float64 copy of them."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# mypy: ignore-errors
+
+
+def add_scaled(values: Tensor, scale: Tensor, total: Tensor) -> None:
+    """Total (width,) += sum over users of scale (users,) times values (users, width); scale 0 leaves a user out."""
+    users, width = values.shape
+    _add_scaled[(triton.cdiv(width, 512),)](
+        values, scale.contiguous(), total, users, width, values.stride(0), 512, num_warps=4
+    )
+
+
+@triton.jit
+def _add_scaled(values, scale, total, users, width, stride, BLOCK: tl.constexpr):
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = column < width
+    summed = tl.zeros((BLOCK,), tl.float64)
+    for user in range(users):
+        factor = tl.load(scale + user)
+        value = tl.load(values + user.to(tl.int64) * stride + column, mask=real, other=0.0).to(tl.float64)
+        summed += tl.where(factor > 0, value * factor, 0.0)
+    tl.store(total + column, tl.load(total + column, mask=real) + summed, mask=real)
