@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from torch import nn
 
-from clipline.errors import SettingError
 from clipline import LocalSGD
+from clipline.errors import SettingError
 from clipline.federated.population import Population
 from clipline.federated.training import Training
 

@@ -57,21 +57,31 @@ def plan_steps(
     sizes, starts = local.examples_of(population, users), np.asarray(population.offsets[users], np.int64)
     batch_size, longest = local.batch_size, int(sizes.max(initial=0))
     an_epoch = -(-sizes // batch_size)
-    steps = int(an_epoch.max(initial=0)) * local.epochs
-    places = np.arange(longest)
+    most = int(an_epoch.max(initial=0))
+    places = np.arange(most * batch_size)
     real = places < sizes[:, None]
     own = np.minimum(starts, population.examples - 1)[:, None]
-    rows = np.repeat(own, steps * batch_size, axis=1)
-    filled = np.zeros(rows.shape, bool)
+    counts = np.minimum(batch_size, sizes[:, None] - np.arange(most) * batch_size).clip(0)
+    epochs = []
     for epoch in range(local.epochs):
-        words = counter_bits(streams.user_keys(f"order/{epoch}", round_index, users)[:, None], places)
-        order = np.argsort(np.where(real, words, np.uint64(2**64 - 1)), axis=1, kind="stable")
-        who, place = np.nonzero(real)
-        slots = an_epoch[who] * batch_size * epoch + place
-        rows[who, slots] = starts[who] + order[who, place]
-        filled[who, slots] = True
-    shape = (len(users), steps, batch_size)
-    return Steps(rows.reshape(shape), filled.reshape(shape).sum(axis=2))
+        words = counter_bits(streams.user_keys(f"order/{epoch}", round_index, users)[:, None], places[:longest])
+        order = np.zeros(real.shape, np.int64)
+        order[:, :longest] = np.argsort(np.where(real[:, :longest], words, np.uint64(2**64 - 1)), axis=1)
+        rows = np.where(real, starts[:, None] + order, own)
+        epochs.append((rows.reshape(len(users), most, batch_size), counts))
+    return _end_to_end(epochs)
+
+
+def _end_to_end(
+    epochs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
+) -> Steps:
+    """The steps of all epochs, each user's own straight after one another: nobody waits for others."""
+    if len(epochs) == 1:
+        return Steps(*epochs[0])
+    rows = np.concatenate([rows for rows, _ in epochs], axis=1)
+    counts = np.concatenate([counts for _, counts in epochs], axis=1)
+    order = np.argsort(counts == 0, axis=1, kind="stable")  # steps that do not exist go to the end
+    return Steps(np.take_along_axis(rows, order[:, :, None], axis=1), np.take_along_axis(counts, order, axis=1))
 
 
 class Examples:

@@ -10,12 +10,12 @@ from ..privacy.events import GaussianEvent
 from ..privacy.ledger import Ledger
 from ..streams import Streams
 from .clients import Clients
-from .clipping import aggregate
 from .controllers import ClipController, ClipState
 from .mechanism import GaussianMechanism, Release
 from .noise import Noise
 from .sampling import Sampler
 from .server import ServerOptimiser, ServerState
+from .workers import Workforce
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +39,7 @@ class Algorithm:
 
     sampler: Sampler
     clients: Clients
+    workforce: Workforce
     mechanism: GaussianMechanism
     server: ServerOptimiser
     controller: ClipController
@@ -55,12 +56,11 @@ class Algorithm:
         return TrainState(params, self.server.first(params), self.controller.first(), Ledger())
 
     def round(self, state: TrainState) -> tuple[TrainState, Release]:
-        """One round: sample, train and clip, add noise, move the model, move the clip, write the ledger."""
+        """One round: sample, train and clip and add up, add noise, move the model, move the clip, write the ledger."""
         t = state.round_index
         cohort = self.sampler.draw(self.streams.sampling(t))
         noise = Noise(self.streams.noise(t), len(state.params) + 1, state.params.device)  # drawn beside the training
-        updates = self.clients.train(state.params, cohort, t)
-        total = aggregate(updates, state.clip.clip, cohort, len(state.params), state.params.device)
+        total = self.workforce.clipped_sum(state.params, cohort, t, state.clip.clip)
         release = self.mechanism.release(total, noise)
         params, server = self.server.update(state.params, state.server, release)
         clip = self.controller.update(state.clip, release)

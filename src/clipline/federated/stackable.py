@@ -5,6 +5,8 @@ The caller's model keeps its own layers: the engine works on a copy.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,18 +52,16 @@ class Dropout(Chance, nn.Dropout):
 
 
 class Linear(nn.Linear):
-    """`nn.Linear`, multiplied from the other side in a stack.
-
-    So the gradient of the weights lies in memory as the weights do, and the step of SGD reads both in order.
-    """
+    """`nn.Linear`; in a stack, `product`."""
 
     def forward(self, values: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
         if not stacked(values, self.weight):
             return F.linear(values, self.weight, self.bias)
-        rows = values.reshape(-1, self.in_features)
-        out = torch.matmul(self.weight, rows.transpose(0, 1)).transpose(0, 1)
-        out = out if self.bias is None else out + self.bias.to(out.dtype)
+        kind = values.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight.dtype
+        out: Tensor = product(values.reshape(-1, self.in_features).to(dtype), self.weight.to(dtype))
+        out = out if self.bias is None else out + self.bias.to(dtype)
         return out.reshape(*values.shape[:-1], self.out_features)
 
 
@@ -81,3 +81,60 @@ class GroupNorm(nn.GroupNorm):
             return normal
         along = (-1, *[1] * (values.ndim - 2))
         return normal * self.weight.view(along) + self.bias.view(along)
+
+
+@torch.library.custom_op("clipline::stacked_product", mutates_args=())
+def stacked_product(rows: Tensor, weight: Tensor) -> Tensor:
+    """(users, rows, in) by (users, out, in) -> (users, rows, out)."""
+    return torch.bmm(rows, weight.transpose(1, 2))
+
+
+@stacked_product.register_fake
+def _(rows: Tensor, weight: Tensor) -> Tensor:
+    return rows.new_empty(*rows.shape[:2], weight.shape[1])
+
+
+@torch.library.custom_op("clipline::stacked_product_weight", mutates_args=())
+def stacked_product_weight(grad: Tensor, rows: Tensor) -> Tensor:
+    """The gradient of the weights, laid out in memory as they are: torch's own is turned, and slow to subtract."""
+    return torch.bmm(grad.transpose(1, 2), rows)
+
+
+@stacked_product_weight.register_fake
+def _(grad: Tensor, rows: Tensor) -> Tensor:
+    return grad.new_empty(len(grad), grad.shape[2], rows.shape[2])
+
+
+def _product_setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    rows, weight = ctx.saved_tensors
+    of_rows = torch.bmm(grad, weight) if ctx.needs_input_grad[0] else None
+    of_weight = stacked_product_weight(grad, rows) if ctx.needs_input_grad[1] else None
+    return of_rows, of_weight
+
+
+stacked_product.register_autograd(_product_backward, setup_context=_product_setup)
+
+
+@torch.library.custom_op("clipline::product", mutates_args=())
+def product(rows: Tensor, weight: Tensor) -> Tensor:
+    """One user's rows (rows, in) by (out, in); in a stack, `stacked_product`."""
+    return torch.mm(rows, weight.t())
+
+
+@product.register_fake
+def _(rows: Tensor, weight: Tensor) -> Tensor:
+    return rows.new_empty(len(rows), len(weight))
+
+
+@product.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], rows: Tensor, weight: Tensor) -> tuple[Tensor, int]:
+    return stacked_product(users_first(info, in_dims[0], rows), users_first(info, in_dims[1], weight)), 0
+
+
+def users_first(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
+    """With the axis of users in front, for those too that all users share."""
+    return tensor.movedim(dim, 0) if dim is not None else tensor.expand(info.batch_size, *tensor.shape)

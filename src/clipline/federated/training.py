@@ -30,6 +30,7 @@ from .precision import PRECISIONS, Precision
 from .round import Algorithm, TrainState
 from .sampling import sampler_named
 from .server import ServerOptimiser, ServerSGD
+from .workers import Alone
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 Stopped = Literal["finished", "budget", "interrupted"]
@@ -145,7 +146,9 @@ class Training:
         streams = Streams(seed, noise_source)
         plain = OneByOne(model, loss, population, local, streams, device, precision)
         clients = clients_named(engine, plain, cohort_size)
-        self.algorithm = Algorithm(sampler, clients, mechanism, server or ServerSGD(), controller, streams)
+        self.algorithm = Algorithm(
+            sampler, clients, Alone(clients), mechanism, server or ServerSGD(), controller, streams
+        )
         self.planned = self.guarantee_of(Ledger().add(self.algorithm.event, self.rounds))
 
     def run(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ..federated.local import Batch
 from ..federated.population import Population
 from .initialisers import keras_linear
-from .layers import PatchConv2d
+from .layers import MaxPool2d, PatchConv2d
 from .measure import Counts, evaluator
 from .paper_task import Fields, initialised, paper_task
 from .settings import TrainSettings
@@ -26,6 +26,7 @@ class CharacterNet(nn.Module):
         super().__init__()
         self.conv1 = PatchConv2d(1, 32, 3, padding="valid")
         self.conv2 = PatchConv2d(32, 64, 3, padding="valid")
+        self.pool = MaxPool2d()
         self.dropout1 = nn.Dropout(0.25)
         self.hidden = keras_linear(12 * 12 * 64, 128)
         self.dropout2 = nn.Dropout(0.5)
@@ -34,7 +35,7 @@ class CharacterNet(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """(batch, 28, 28) bytes -> (batch, 62) logits. Paper is 1 and ink 0: no inversion, as in the original."""
         images = pixels.to(self.out.weight.dtype).unsqueeze(1) / 255
-        maps = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(images)))), 2)
+        maps = self.pool(F.relu(self.conv2(F.relu(self.conv1(images)))))
         flat = self.dropout1(maps).permute(0, 2, 3, 1).flatten(1)  # by row, column, channel
         logits: Tensor = self.out(self.dropout2(F.relu(self.hidden(flat))))
         return logits

@@ -6,11 +6,11 @@ convolution never writes its patches to memory, and a recurrence is not unrolled
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ..federated.stackable import users_first
 
 try:
     from . import triton_kernels
@@ -115,13 +115,9 @@ def _(pixels: Tensor, weight: Tensor, size: int, stride: int) -> Tensor:
 
 @conv.register_vmap
 def _(info, in_dims, pixels, weight, size, stride):  # type: ignore[no-untyped-def]
-    pixels = _users_first(info, in_dims[0], pixels)
-    weight = _users_first(info, in_dims[1], weight)
+    pixels = users_first(info, in_dims[0], pixels)
+    weight = users_first(info, in_dims[1], weight)
     return stacked_conv(pixels, weight, size, stride), 0
-
-
-def _users_first(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
-    return tensor.movedim(dim, 0) if dim is not None else tensor.expand(info.batch_size, *tensor.shape)
 
 
 @torch.library.custom_op("clipline::stacked_lstm", mutates_args=())
@@ -221,7 +217,7 @@ def _(driven: Tensor, weight: Tensor, awake: Tensor) -> Tensor:
 
 @lstm.register_vmap
 def _(info, in_dims, driven, weight, awake):  # type: ignore[no-untyped-def]
-    arguments = (_users_first(info, dim, tensor) for dim, tensor in zip(in_dims, (driven, weight, awake), strict=True))
+    arguments = (users_first(info, dim, tensor) for dim, tensor in zip(in_dims, (driven, weight, awake), strict=True))
     driven, weight, awake = (tensor.contiguous() for tensor in arguments)
     return stacked_lstm(driven, weight, awake)[0], 0
 
