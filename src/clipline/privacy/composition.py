@@ -34,6 +34,11 @@ from .windows import LOG_CONVERSION, SPARED, Rounds, fast_size, lattice_step, to
 _NEGLIGIBLE = 46.0  # frequencies below exp(-46) of the greatest are left out
 _UNIT = float(np.finfo(np.float64).eps)
 
+# The GNU allocator hands an array above a threshold back to the system as soon as it is freed, and the next one comes
+# anew, page by page, which takes longer than most of the arithmetic here. Freeing one large array, never touched,
+# raises the threshold to its size; elsewhere this does nothing.
+np.empty(1 << 21)
+
 
 def epsilon_from_moments(rounds: Rounds, delta: float) -> tuple[float, int]:
     """A first epsilon, by the best order of the coarse Renyi curve, and the index of its slope. Valid by itself."""
@@ -45,16 +50,19 @@ def epsilon_from_moments(rounds: Rounds, delta: float) -> tuple[float, int]:
     return max(float(bounds[best]), 0.0), best
 
 
-def epsilon_of(rounds: Rounds, delta: float) -> float:
-    """The least epsilon that can be shown for `delta`; 0 if no loss need be conceded."""
+def epsilon_of(rounds: Rounds, delta: float, coarser: float = 1.0) -> float:
+    """The least epsilon that can be shown for `delta`; 0 if no loss need be conceded.
+
+    `coarser` widens the lattice that many times: sooner done, and higher by about its square times a few millionths.
+    """
     first, best = epsilon_from_moments(rounds, delta)
     if first == 0 or not math.isfinite(first):
         return first
     room = 6.0
     for _ in range(4):
-        total = _compose(rounds, best, first, delta, room)
+        total = _compose(rounds, best, first, delta, room, coarser)
         epsilon = total.epsilon(delta)
-        if epsilon > total.start or total.start <= 0:
+        if epsilon > total.lowest or total.lowest <= 0:
             break
         room *= 4
     return min(first, max(epsilon, 0.0))
@@ -68,7 +76,7 @@ def delta_of(rounds: Rounds, epsilon: float) -> float:
     first = min(math.exp(min(float(bounds[best]), 0.0)) + infinite, 1.0)
     if first < 1e-250:
         return first
-    total = _compose(rounds, best, epsilon, first, room=1.0)
+    total = _compose(rounds, best, epsilon, first, room=1.0, coarser=1.0)
     return min(first, total.delta(epsilon))
 
 
@@ -81,6 +89,7 @@ class _Total:
     slope: float
     masses: Array  # tilted back around `centre`
     centre: float
+    lowest: float  # the least epsilon that the window is meant for
     log_scale: float  # delta = exp(log_scale) * (sums of masses)
     noise: float  # of such a sum at `centre`, through rounding
     charged: float  # to delta outright
@@ -90,7 +99,7 @@ class _Total:
         target = (delta - self.charged) * math.exp(min(-self.log_scale, 700.0))
         if target <= 0:
             return math.inf
-        last = self._first_within(target)
+        last, before = self._first_within(target)
         if last == len(self.masses):
             return math.inf
         upper = self.start + self.step * last
@@ -98,32 +107,48 @@ class _Total:
             return upper
         lower = upper - self.step
         gaps = self.step * np.arange(1, len(self.masses) - last + 1, dtype=np.float64)
-        weight = float(np.sum(self.masses[last:] * np.exp(-gaps)))
-        excess = self._sum_at(lower) - target
+        weight = float(self.masses[last:] @ np.exp(-gaps))
+        excess = before - target
         rise = math.log1p(excess / weight) if weight > 0 and excess > 0 else self.step
         return min(lower + max(rise, 0.0), upper)
 
-    def _first_within(self, target: float) -> int:
-        """Index of the first lattice point at which delta is met, by bisection from a good guess."""
+    def _first_within(self, target: float) -> tuple[int, float]:
+        """Index of the first lattice point at which delta is met, by bisection from a guess; the sum before it."""
         low, high = -1, len(self.masses)  # not met, met
-        losses: Array = self.start + self.step * np.arange(len(self.masses), dtype=np.float64)
-        relative = losses - self.centre
-        if self.step * len(self.masses) < 600:  # else the next lines would overflow, and the bisection is longer
-            tails = np.cumsum(self.masses[::-1])[::-1]
-            shrunk = np.cumsum((self.masses * np.exp(-relative))[::-1])[::-1]
-            curve = tails[1:] - np.exp(relative[:-1]) * shrunk[1:] + self._noise_at(losses[:-1])
-            unmet = np.nonzero(curve > target)[0]
-            guess = int(unmet[-1]) + 1 if len(unmet) else 0
-            # These sums have rounding errors; those of `_sum_at` do not accumulate.
-            for index in (guess, guess - 1, guess + 1):
-                if low < index < high:
-                    met = self._sum_at(float(losses[index])) <= target
-                    low, high = (low, index) if met else (index, high)
+        before = math.inf
+        guess = self._guess(target)
+        nearby = [guess, guess - 1, guess + 1]  # nearly always two of them are enough
         while high - low > 1:
-            middle = (low + high) // 2
-            met = self._sum_at(float(losses[middle])) <= target
-            low, high = (low, middle) if met else (middle, high)
-        return high
+            index = nearby.pop(0) if nearby else (low + high) // 2
+            if low < index < high:
+                value = self._sum_at(self.start + self.step * index)
+                if value <= target:
+                    high = index
+                else:
+                    low, before = index, value
+        return high, before
+
+    def _guess(self, target: float) -> int:
+        """The same index, but for rounding errors, which the sums here have more of than those of `_sum_at`.
+
+        From the top down, block by block, until delta is no longer met, and then within that block.
+        """
+        table = self.masses.reshape(-1, _block(len(self.masses)))
+        block = table.shape[1]
+        if self.step * block > 600:  # the next lines would divide by zero: bisect
+            return 0
+        decay = np.exp(-self.step * np.arange(block + 1))
+        sums, shrunk = table.sum(axis=1).tolist(), (table @ decay[:block]).tolist()
+        tail = rest = 0.0
+        for row in range(len(table) - 1, -1, -1):
+            loss = self.start + self.step * block * row
+            above, beyond = tail + sums[row], shrunk[row] + float(decay[block]) * rest
+            if above - beyond + self._noise_at(loss) > target:
+                masses, fall = table[row, ::-1], decay[block - 1 :: -1]  # from the top of the block down
+                curve = tail + np.cumsum(masses) - (decay[block] * rest + np.cumsum(masses * fall)) / fall
+                return row * block + block - int(np.argmax(curve + self._noise_at(loss) > target))
+            tail, rest = above, beyond
+        return 0
 
     def delta(self, epsilon: float) -> float:
         """The delta at an epsilon inside the window."""
@@ -131,22 +156,21 @@ class _Total:
 
     def _sum_at(self, epsilon: float) -> float:
         first = max(math.floor((epsilon - self.start) / self.step) - 1, 0)
-        losses = self.start + self.step * np.arange(first, len(self.masses))
-        gaps = np.maximum(losses - epsilon, 0.0)
-        return float(np.sum(self.masses[first:] * -np.expm1(-gaps))) + float(self._noise_at(np.array([epsilon]))[0])
+        gaps: Array = (self.start - epsilon) + self.step * np.arange(first, len(self.masses))
+        np.maximum(gaps, 0.0, out=gaps)
+        return -float(self.masses[first:] @ np.expm1(-gaps)) + self._noise_at(epsilon)
 
-    def _noise_at(self, losses: Array) -> Array:
-        result: Array = self.noise * np.exp(np.clip(-self.slope * (losses - self.centre), -600, 600))
-        return result
+    def _noise_at(self, loss: float) -> float:
+        return self.noise * math.exp(min(max(-self.slope * (loss - self.centre), -600.0), 600.0))
 
 
-def _compose(rounds: Rounds, best: int, epsilon: float, delta: float, room: float) -> _Total:
-    """The total loss around `epsilon`, tilted by a slope at or below that with index `best`."""
+def _compose(rounds: Rounds, best: int, epsilon: float, delta: float, room: float, coarser: float) -> _Total:
+    """The total loss around `epsilon`, tilted by a slope not far from that with index `best`."""
     count = sum(number for _, number in rounds)
     window = window_around(rounds, best, epsilon, delta, room)
     slope, tail_slope = window.slope, window.tail_slope
     spare = 10.0 ** math.floor(math.log10(SPARED * delta / count))
-    step = lattice_step(rounds, slope, epsilon, window.width, spare)
+    step = lattice_step(rounds, float(SLOPES[best]), epsilon, window.width, spare, coarser)
     size = fast_size(window.width / step + 2)
     first = math.floor(window.bottom / step)
     spectra = [(_spectrum(direction, slope, tail_slope, step, size, spare), n) for direction, n in rounds]
@@ -158,28 +182,49 @@ def _compose(rounds: Rounds, best: int, epsilon: float, delta: float, room: floa
         tail += number * one.tail_log_moment
         infinite += number * one.infinite
     (kept,) = np.nonzero(exponent > -_NEGLIGIBLE)
+    sizes = np.exp(exponent[kept])
     phases = sum(number * one.phases[kept] for one, number in spectra)
     transform = np.zeros(size // 2 + 1, dtype=np.complex128)
-    transform[kept] = np.exp(exponent[kept] + 1j * phases)
+    transform.real[kept] = sizes * np.cos(phases)
+    transform.imag[kept] = sizes * np.sin(phases)
     masses = np.roll(np.fft.irfft(transform, size), -(first % size))
 
-    errors = sum(number * np.exp(exponent[kept] - one.log_sizes[kept]).sum() for one, number in spectra)
+    errors = sum(number * (sizes / one.sizes[kept]).sum() for one, number in spectra)
     rounding = 8 * _UNIT * math.log2(size)
-    per_point = rounding * 2 * (errors + np.exp(exponent[kept]).sum()) / size + math.exp(-_NEGLIGIBLE)
+    per_point = rounding * 2 * (errors + sizes.sum()) / size + math.exp(-_NEGLIGIBLE)
     # The weights of a sum over the lattice: their integral, and their greatest for the first point.
     weights = 1 / (slope * (slope + 1) * step) + 1 / (slope + 1)
     noise = per_point * weights
     start = first * step
-    relative = start + step * np.arange(size) - epsilon
     log_scale = log_moment - slope * epsilon
     log_scale += _UNIT * (32 * count + 4 * abs(log_moment) + 4 * slope * abs(epsilon))
-    masses = np.maximum(masses, 0.0) * np.exp(np.clip(-slope * relative, -700, 600))
+    np.maximum(masses, 0.0, out=masses)
+    _tilt_back(masses, slope, start - epsilon, step)
     above = math.exp(min(tail - tail_slope * (start + step * size), 0.0))
-    return _Total(start, step, slope, masses, epsilon, log_scale, noise, infinite + above)
+    lowest = max(start, epsilon - room / float(SLOPES[best]))
+    return _Total(start, step, slope, masses, epsilon, lowest, log_scale, noise, infinite + above)
+
+
+def _tilt_back(masses: Array, slope: float, start: float, step: float) -> None:
+    """Multiply the mass at each x by exp(-slope x), in place, with x = start, start + step, ...
+
+    By an exponential for each block times one for each place in a block, which costs far fewer of them.
+    """
+    block = _block(len(masses))
+    table = masses.reshape(-1, block)
+    rows = -slope * (start + step * block * np.arange(len(table)))
+    table *= np.exp(np.clip(rows, -700, 600))[:, None]
+    table *= np.exp(np.maximum(-slope * step * np.arange(block), -700))
+
+
+def _block(size: int) -> int:
+    """The greatest power of two that divides `size`, up to 512."""
+    return min(size & -size, 512)
 
 
 @dataclass(frozen=True, eq=False)
 class _Spectrum:
+    sizes: Array
     log_sizes: Array
     phases: Array
     log_moment: float
@@ -195,10 +240,15 @@ def _spectrum(direction: Direction, slope: float, tail_slope: float, step: float
     below: Array = step * np.arange(negative + 1, dtype=np.float64)
     masses = masses_on(direction, above, below)
     log_moment, tail_log_moment = masses.log_moments(np.array([slope, tail_slope]))
-    with np.errstate(divide="ignore"):
-        tilted = np.exp(np.log(masses.mass) + slope * masses.losses - log_moment)
-    folded = np.bincount(np.arange(-negative, positive + 1) % size, weights=tilted, minlength=size)
+    exponents = slope * masses.losses - log_moment
+    with np.errstate(divide="ignore"):  # beyond exp(600) the mass is next to nothing, and the product still is not
+        tilted = np.exp(exponents + np.log(masses.mass)) if exponents[-1] > 600 else masses.mass * np.exp(exponents)
+    turns = -(-len(tilted) // size)
+    folded = np.zeros(turns * size)
+    folded[: len(tilted)] = tilted
+    folded = np.roll(folded.reshape(turns, size).sum(axis=0), -negative)
     transform = np.fft.rfft(folded)
+    sizes = np.minimum(np.abs(transform), 1.0)
     with np.errstate(divide="ignore"):
-        log_sizes = np.minimum(np.log(np.abs(transform)), 0.0)
-    return _Spectrum(log_sizes, np.angle(transform), float(log_moment), float(tail_log_moment), masses.infinite)
+        log_sizes = np.log(sizes)
+    return _Spectrum(sizes, log_sizes, np.angle(transform), float(log_moment), float(tail_log_moment), masses.infinite)

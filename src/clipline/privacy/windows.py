@@ -15,9 +15,10 @@ from .loss import SLOPES, Direction, coarse_log_moments, reach
 
 Rounds = tuple[tuple[Direction, int], ...]  # how often each pair occurs, all read in the same direction
 
-SPARED = 1e-9  # share of delta that each truncation may use up
+SPARED = 1e-7  # share of delta that each truncation may use up
 LOG_CONVERSION: Array = -np.log1p(SLOPES) - SLOPES * np.log1p(1 / SLOPES)  # Canonne, Kamath, Steinke 2020
 _MOST_POINTS = 1 << 19
+_DOWNWARDS: Array = np.linspace(0.0, 1.0, 65)
 
 
 @dataclass(frozen=True)
@@ -31,49 +32,65 @@ class Window:
 
 
 def window_around(rounds: Rounds, best: int, epsilon: float, delta: float, room: float) -> Window:
-    """The shortest window around `epsilon`, over the slopes not far below the one with index `best`.
+    """The shortest window around `epsilon`, over the slopes not far from the one with index `best`.
 
-    `room` is how far below `epsilon` the window must reach, in units of 1 / slope.
+    `room` is how far below `epsilon` the answer may lie, in units of 1 / (slope with index `best`).
     """
     moments, _ = total_moments(rounds)
     spared = math.log(SPARED * delta)
     tops = (moments - spared) / SLOPES
     highest = int(np.argmin(tops))
-    top = float(tops[highest])
+    top, tail_slope = float(tops[highest]), float(SLOPES[highest])
+    lowest = epsilon - room / float(SLOPES[best])
+    bottoms: Array = lowest - (max(top - lowest, 0.0) - spared / float(SLOPES[best])) * _DOWNWARDS
+    below = _log_chance_below(rounds, bottoms)
     shortest: Window | None = None
-    for index in range(best, max(best - 12, -1), -1):
+    for index in range(min(best + 3, len(SLOPES) - 1), max(best - 13, -1), -1):
         slope = float(SLOPES[index])
         if moments[index] + LOG_CONVERSION[index] - slope * epsilon - math.log(delta) > 14:  # rounding would count
-            break
-        lowest = epsilon - room / slope
+            continue
         # Mass that wraps upwards keeps its untilted probability times exp(-slope width). Mass from beyond the top that
         # wraps downwards is enlarged by as much, and must not lie above the width plus epsilon to begin with.
         higher = SLOPES[index + 1 :]
         downwards = (moments[index + 1 :] - higher * lowest - spared) / (higher - slope)
-        width = max(top - lowest, -spared / slope, float(downwards.min(initial=math.inf)))
-        if math.isfinite(width) and (shortest is None or width < shortest.width):
-            shortest = Window(slope, top - width, width, float(SLOPES[highest]))
+        upwards = np.maximum(top - bottoms, (below - spared) / slope)
+        width = max(float(upwards.min()), float(downwards.min(initial=math.inf)))
+        if math.isfinite(width) and width > 0 and (shortest is None or width < shortest.width):
+            shortest = Window(slope, top - width, width, tail_slope)
     slope = float(SLOPES[best])
-    return shortest or Window(slope, epsilon - room / slope, 2 * room / slope, float(SLOPES[highest]))
+    return shortest or Window(slope, epsilon - room / slope, 2 * room / slope, tail_slope)
 
 
-def lattice_step(rounds: Rounds, slope: float, epsilon: float, width: float, spare: float) -> float:
-    """The spacing whose error is a few millionths of epsilon, unless that would take too many points.
+def _log_chance_below(rounds: Rounds, losses: Array) -> Array:
+    """An upper bound on the logarithm of the chance that the total loss lies below each of `losses`.
 
-    Up to 15 an epsilon is wanted to four digits after the point; beyond, where it protects little, to five in all.
+    By Chernoff: E exp(-(slope + 1) L) is the moment of the reverse pair at `slope`, and at slope 0 it is at most one.
+    """
+    moments, _ = total_moments(tuple((direction.reverse, number) for direction, number in rounds))
+    bounds = (np.outer(losses, SLOPES + 1) + moments).min(axis=1)
+    result: Array = np.minimum(np.minimum(bounds, losses), 0.0)
+    return result
+
+
+def lattice_step(rounds: Rounds, slope: float, epsilon: float, width: float, spare: float, coarser: float) -> float:
+    """The spacing whose error is a few millionths of epsilon, times `coarser`, unless it would take too many points.
+
+    Up to 15 an epsilon is wanted to four digits after the point, and five in a training of ordinary length; beyond,
+    where it protects little, to five in all. The error grows with the square of the spacing.
     """
     count = sum(number for _, number in rounds)
-    error = 1e-5 * epsilon if epsilon > 15 else min(4e-6 * epsilon, 1.5e-5)
-    wanted = math.sqrt(12 * error / (count * (slope + 1)))
+    absolute = min(7e-6 * max(count / 2000, 1.0) ** 0.5, 4e-5)
+    error = 1e-5 * epsilon if epsilon > 15 else min(3e-6 * epsilon, absolute)
+    wanted = coarser * math.sqrt(12 * error / (count * (slope + 1)))
     widest = max(width, *(sum(reach(direction, spare, spare)) for direction, _ in rounds))
     coarsest = max(wanted, 1.5 * widest / _MOST_POINTS)
     return float(2.0 ** (math.floor(4 * math.log2(coarsest)) / 4))  # few different ones, so that spectra are shared
 
 
 def fast_size(least: float) -> int:
-    """A power of two, or three quarters of one."""
+    """A power of two, or five, six or seven eighths of one."""
     power = 1 << max(math.ceil(math.log2(least)), 6)
-    return 3 * power // 4 if 3 * power // 4 >= least else power
+    return next(size for size in (5 * power // 8, 6 * power // 8, 7 * power // 8, power) if size >= least)
 
 
 def total_moments(rounds: Rounds) -> tuple[Array, float]:
