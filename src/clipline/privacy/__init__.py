@@ -17,6 +17,7 @@ gaussian      rounds without sampling, exactly
 ledger        the rounds of a run, in memory and as JSON lines
 guarantee     what is promised, ready to quote
 accountant    ledger -> guarantee
+searches      the edge of what is private along one number
 calibration   guarantee -> noise multiplier, number of rounds or cohort
 selection     the price of choosing the best of several runs
 

@@ -31,6 +31,7 @@ from .halves import Array
 from .loss import SLOPES, Direction, masses_on, reach
 from .windows import LOG_CONVERSION, SPARED, Rounds, fast_size, lattice_step, total_moments, window_around
 
+ROUGHLY = 8.0  # how many times wider the lattice of a rough answer is
 _NEGLIGIBLE = 46.0  # frequencies below exp(-46) of the greatest are left out
 _UNIT = float(np.finfo(np.float64).eps)
 
@@ -40,8 +41,13 @@ _UNIT = float(np.finfo(np.float64).eps)
 np.empty(1 << 21)
 
 
-def epsilon_from_moments(rounds: Rounds, delta: float) -> tuple[float, int]:
-    """A first epsilon, by the best order of the coarse Renyi curve, and the index of its slope. Valid by itself."""
+def quick_epsilon_of(rounds: Rounds, delta: float) -> float:
+    """A first epsilon, by the best order of the coarse Renyi curve. Valid by itself."""
+    return _from_moments(rounds, delta)[0]
+
+
+def _from_moments(rounds: Rounds, delta: float) -> tuple[float, int]:
+    """That epsilon, and the index of its slope."""
     moments, infinite = total_moments(rounds)
     if infinite >= delta:
         return math.inf, len(SLOPES) - 1
@@ -50,34 +56,50 @@ def epsilon_from_moments(rounds: Rounds, delta: float) -> tuple[float, int]:
     return max(float(bounds[best]), 0.0), best
 
 
-def epsilon_of(rounds: Rounds, delta: float, coarser: float = 1.0) -> float:
-    """The least epsilon that can be shown for `delta`; 0 if no loss need be conceded.
+@lru_cache(maxsize=256)
+def rough_epsilon_of(rounds: Rounds, delta: float) -> float:
+    """An epsilon at or above `epsilon_of`, from a lattice so coarse that it takes a fraction of the time.
 
-    `coarser` widens the lattice that many times: sooner done, and higher by about its square times a few millionths.
+    Valid by itself; above the other one by a few parts in ten thousand.
     """
-    first, best = epsilon_from_moments(rounds, delta)
-    if first == 0 or not math.isfinite(first):
-        return first
-    room = 6.0
+    epsilon, best = _from_moments(rounds, delta)
+    if epsilon == 0 or not math.isfinite(epsilon):
+        return epsilon
+    room = 12.0
     for _ in range(4):
-        total = _compose(rounds, best, first, delta, room, coarser)
-        epsilon = total.epsilon(delta)
-        if epsilon > total.lowest or total.lowest <= 0:
+        total = _compose(rounds, best, epsilon, delta, room, coarser=ROUGHLY)
+        answer = total.epsilon(delta)
+        if answer > total.lowest or total.lowest <= 0:
             break
         room *= 4
-    return min(first, max(epsilon, 0.0))
+    return min(epsilon, max(answer, 0.0))
+
+
+@lru_cache(maxsize=1024)
+def epsilon_of(rounds: Rounds, delta: float) -> float:
+    """The least epsilon that can be shown for `delta`; 0 if no loss need be conceded."""
+    rough = rough_epsilon_of(rounds, delta)
+    if rough == 0 or not math.isfinite(rough):
+        return rough
+    total = _compose(rounds, _saddle(rounds, rough)[0], rough, delta, room=1.0)
+    return min(rough, max(total.epsilon(delta), 0.0))
 
 
 def delta_of(rounds: Rounds, epsilon: float) -> float:
     """The least delta that can be shown for `epsilon`, at most 1."""
-    moments, infinite = total_moments(rounds)
-    bounds = moments + LOG_CONVERSION - SLOPES * epsilon
-    best = int(np.argmin(bounds))
-    first = min(math.exp(min(float(bounds[best]), 0.0)) + infinite, 1.0)
+    best, bound = _saddle(rounds, epsilon)
+    first = min(math.exp(min(bound, 0.0)) + total_moments(rounds)[1], 1.0)
     if first < 1e-250:
         return first
-    total = _compose(rounds, best, epsilon, first, room=1.0, coarser=1.0)
+    total = _compose(rounds, best, epsilon, first, room=1.0)
     return min(first, total.delta(epsilon))
+
+
+def _saddle(rounds: Rounds, epsilon: float) -> tuple[int, float]:
+    """Index of the slope with the least bound on delta at `epsilon`, and the logarithm of that bound."""
+    bounds = total_moments(rounds)[0] + LOG_CONVERSION - SLOPES * epsilon
+    best = int(np.argmin(bounds))
+    return best, float(bounds[best])
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,16 +178,18 @@ class _Total:
 
     def _sum_at(self, epsilon: float) -> float:
         first = max(math.floor((epsilon - self.start) / self.step) - 1, 0)
-        gaps: Array = (self.start - epsilon) + self.step * np.arange(first, len(self.masses))
-        np.maximum(gaps, 0.0, out=gaps)
+        gaps = np.maximum((self.start - epsilon) + self.step * np.arange(first, len(self.masses)), 0.0)
         return -float(self.masses[first:] @ np.expm1(-gaps)) + self._noise_at(epsilon)
 
     def _noise_at(self, loss: float) -> float:
         return self.noise * math.exp(min(max(-self.slope * (loss - self.centre), -600.0), 600.0))
 
 
-def _compose(rounds: Rounds, best: int, epsilon: float, delta: float, room: float, coarser: float) -> _Total:
-    """The total loss around `epsilon`, tilted by a slope not far from that with index `best`."""
+def _compose(rounds: Rounds, best: int, epsilon: float, delta: float, room: float, coarser: float = 1.0) -> _Total:
+    """The total loss around `epsilon`, tilted by a slope not far from that with index `best`.
+
+    `coarser` widens the lattice that many times, which raises the answer by its square times a few millionths.
+    """
     count = sum(number for _, number in rounds)
     window = window_around(rounds, best, epsilon, delta, room)
     slope, tail_slope = window.slope, window.tail_slope

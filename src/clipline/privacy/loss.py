@@ -66,7 +66,7 @@ class Masses:
 
 def _log_sums(exponents: Array, mass: Array) -> Array:
     """Log of the sum of mass exp(exponent), for each row; the exponents, of which none may overflow, are used up."""
-    return np.log(np.exp(exponents, out=exponents) @ mass)  # type: ignore[no-any-return]
+    return np.log(np.exp(exponents, out=exponents) @ mass)
 
 
 def _scaled_log_sums(exponents: Array, mass: Array) -> Array:

@@ -73,14 +73,14 @@ def _log_chance_below(rounds: Rounds, losses: Array) -> Array:
 
 
 def lattice_step(rounds: Rounds, slope: float, epsilon: float, width: float, spare: float, coarser: float) -> float:
-    """The spacing whose error is a few millionths of epsilon, times `coarser`, unless it would take too many points.
+    """The spacing whose error is 10^-5 of epsilon or less, times `coarser`, unless that would take too many points.
 
     Up to 15 an epsilon is wanted to four digits after the point, and five in a training of ordinary length; beyond,
     where it protects little, to five in all. The error grows with the square of the spacing.
     """
     count = sum(number for _, number in rounds)
     absolute = min(7e-6 * max(count / 2000, 1.0) ** 0.5, 4e-5)
-    error = 1e-5 * epsilon if epsilon > 15 else min(3e-6 * epsilon, absolute)
+    error = 1e-5 * epsilon if epsilon > 15 else min(1e-5 * epsilon, absolute)
     wanted = coarser * math.sqrt(12 * error / (count * (slope + 1)))
     widest = max(width, *(sum(reach(direction, spare, spare)) for direction, _ in rounds))
     coarsest = max(wanted, 1.5 * widest / _MOST_POINTS)
