@@ -19,7 +19,7 @@ def main() -> None:
         print(f"clipline: {error}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # whoever reads has read enough
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         sys.exit(1)
     except OSError as error:  # a path that cannot be read or written; nothing of ours raises it otherwise
         print(f"clipline: {error.filename or 'a file'}: {error.strerror or error}: give another path", file=sys.stderr)

@@ -29,9 +29,13 @@ import numpy as np
 
 from .halves import Array
 from .loss import SLOPES, Direction, masses_on, reach
-from .windows import LOG_CONVERSION, SPARED, Rounds, fast_size, lattice_step, total_moments, window_around
+from .single import single_deltas, single_epsilon
+from .totals import Total, block_of
+from .windows import LOG_CONVERSION, SPARED, STEADY, Rounds, fast_size, lattice_step, total_moments, window_around
 
 ROUGHLY = 8.0  # how many times wider the lattice of a rough answer is
+_TRIES = 6  # lattices, each made for the epsilon that the one before gave
+_NOISE_SHARE = 1e-6  # of delta that rounding may add
 _NEGLIGIBLE = 46.0  # frequencies below exp(-46) of the greatest are left out
 _UNIT = float(np.finfo(np.float64).eps)
 
@@ -63,36 +67,65 @@ def rough_epsilon_of(rounds: Rounds, delta: float) -> float:
     Valid by itself; above the other one by a few parts in ten thousand.
     """
     epsilon, best = _from_moments(rounds, delta)
+    if _alone(rounds):
+        return min(epsilon, single_epsilon(rounds[0][0], delta))
     if epsilon == 0 or not math.isfinite(epsilon):
         return epsilon
-    room = 12.0
-    for _ in range(4):
-        total = _compose(rounds, best, epsilon, delta, room, coarser=ROUGHLY)
-        answer = total.epsilon(delta)
-        if answer > total.lowest or total.lowest <= 0:
-            break
-        room *= 4
-    return min(epsilon, max(answer, 0.0))
+    return _closer(rounds, delta, epsilon, best, room=12.0, coarser=ROUGHLY)
 
 
 @lru_cache(maxsize=1024)
 def epsilon_of(rounds: Rounds, delta: float) -> float:
     """The least epsilon that can be shown for `delta`; 0 if no loss need be conceded."""
-    rough = rough_epsilon_of(rounds, delta)
-    if rough == 0 or not math.isfinite(rough):
-        return rough
-    total = _compose(rounds, _saddle(rounds, rough)[0], rough, delta, room=1.0)
-    return min(rough, max(total.epsilon(delta), 0.0))
+    epsilon = rough_epsilon_of(rounds, delta)
+    if _alone(rounds) or epsilon == 0 or not math.isfinite(epsilon):
+        return epsilon
+    return _closer(rounds, delta, epsilon, _saddle(rounds, epsilon)[0], room=1.0)
+
+
+def _closer(rounds: Rounds, delta: float, epsilon: float, best: int, room: float, coarser: float = 1.0) -> float:
+    """An epsilon at or below the one given, from a lattice made for it; another one if that shows it to be far off.
+
+    Nor may rounding decide the answer: if it adds more than a millionth to delta, a steadier slope is taken.
+    """
+    limit, unsteadiness = STEADY, math.inf
+    for _ in range(_TRIES):
+        total = _compose(rounds, best, epsilon, delta, room, coarser, limit)
+        answer = max(total.epsilon(delta), 0.0)
+        share = total.noise_share(delta, min(answer, epsilon))
+        settled = answer > max(total.lowest, 0.8 * epsilon) and share < _NOISE_SHARE
+        stuck = answer > 0.99 * epsilon and total.unsteadiness >= unsteadiness
+        epsilon = min(epsilon, answer)
+        if settled or stuck or epsilon == 0:
+            break
+        if share >= _NOISE_SHARE:
+            limit, unsteadiness = total.unsteadiness - math.log(share / _NOISE_SHARE) - 1, total.unsteadiness
+        best, room = _saddle(rounds, epsilon)[0], 1.0
+    return epsilon
 
 
 def delta_of(rounds: Rounds, epsilon: float) -> float:
     """The least delta that can be shown for `epsilon`, at most 1."""
     best, bound = _saddle(rounds, epsilon)
     first = min(math.exp(min(bound, 0.0)) + total_moments(rounds)[1], 1.0)
+    if _alone(rounds):
+        return min(first, float(single_deltas(rounds[0][0], np.array([epsilon]))[0]))
     if first < 1e-250:
         return first
-    total = _compose(rounds, best, epsilon, first, room=1.0)
-    return min(first, total.delta(epsilon))
+    answer, limit = first, STEADY
+    for _ in range(_TRIES):
+        total = _compose(rounds, best, epsilon, answer, room=1.0, coarser=1.0, limit=limit)
+        answer, before = min(answer, total.delta(epsilon)), answer
+        share = total.noise_share(answer, epsilon)
+        if share < _NOISE_SHARE or (limit < STEADY and answer > 0.99 * before):
+            break
+        limit = -math.inf  # the steadiest
+    return answer
+
+
+def _alone(rounds: Rounds) -> bool:
+    """Whether there is nothing to compose: a single round."""
+    return len(rounds) == 1 and rounds[0][1] == 1
 
 
 def _saddle(rounds: Rounds, epsilon: float) -> tuple[int, float]:
@@ -102,96 +135,15 @@ def _saddle(rounds: Rounds, epsilon: float) -> tuple[int, float]:
     return best, float(bounds[best])
 
 
-@dataclass(frozen=True, eq=False)
-class _Total:
-    """The tilted total loss on `start`, `start + step`, ..., scaled so that all numbers are near one."""
-
-    start: float
-    step: float
-    slope: float
-    masses: Array  # tilted back around `centre`
-    centre: float
-    lowest: float  # the least epsilon that the window is meant for
-    log_scale: float  # delta = exp(log_scale) * (sums of masses)
-    noise: float  # of such a sum at `centre`, through rounding
-    charged: float  # to delta outright
-
-    def epsilon(self, delta: float) -> float:
-        """The least lattice-interpolated epsilon with delta(epsilon) <= delta; infinite if there is none."""
-        target = (delta - self.charged) * math.exp(min(-self.log_scale, 700.0))
-        if target <= 0:
-            return math.inf
-        last, before = self._first_within(target)
-        if last == len(self.masses):
-            return math.inf
-        upper = self.start + self.step * last
-        if last == 0:
-            return upper
-        lower = upper - self.step
-        gaps = self.step * np.arange(1, len(self.masses) - last + 1, dtype=np.float64)
-        weight = float(self.masses[last:] @ np.exp(-gaps))
-        excess = before - target
-        rise = math.log1p(excess / weight) if weight > 0 and excess > 0 else self.step
-        return min(lower + max(rise, 0.0), upper)
-
-    def _first_within(self, target: float) -> tuple[int, float]:
-        """Index of the first lattice point at which delta is met, by bisection from a guess; the sum before it."""
-        low, high = -1, len(self.masses)  # not met, met
-        before = math.inf
-        guess = self._guess(target)
-        nearby = [guess, guess - 1, guess + 1]  # nearly always two of them are enough
-        while high - low > 1:
-            index = nearby.pop(0) if nearby else (low + high) // 2
-            if low < index < high:
-                value = self._sum_at(self.start + self.step * index)
-                if value <= target:
-                    high = index
-                else:
-                    low, before = index, value
-        return high, before
-
-    def _guess(self, target: float) -> int:
-        """The same index, but for rounding errors, which the sums here have more of than those of `_sum_at`.
-
-        From the top down, block by block, until delta is no longer met, and then within that block.
-        """
-        table = self.masses.reshape(-1, _block(len(self.masses)))
-        block = table.shape[1]
-        if self.step * block > 600:  # the next lines would divide by zero: bisect
-            return 0
-        decay = np.exp(-self.step * np.arange(block + 1))
-        sums, shrunk = table.sum(axis=1).tolist(), (table @ decay[:block]).tolist()
-        tail = rest = 0.0
-        for row in range(len(table) - 1, -1, -1):
-            loss = self.start + self.step * block * row
-            above, beyond = tail + sums[row], shrunk[row] + float(decay[block]) * rest
-            if above - beyond + self._noise_at(loss) > target:
-                masses, fall = table[row, ::-1], decay[block - 1 :: -1]  # from the top of the block down
-                curve = tail + np.cumsum(masses) - (decay[block] * rest + np.cumsum(masses * fall)) / fall
-                return row * block + block - int(np.argmax(curve + self._noise_at(loss) > target))
-            tail, rest = above, beyond
-        return 0
-
-    def delta(self, epsilon: float) -> float:
-        """The delta at an epsilon inside the window."""
-        return math.exp(min(self.log_scale, 700.0)) * self._sum_at(epsilon) + self.charged
-
-    def _sum_at(self, epsilon: float) -> float:
-        first = max(math.floor((epsilon - self.start) / self.step) - 1, 0)
-        gaps = np.maximum((self.start - epsilon) + self.step * np.arange(first, len(self.masses)), 0.0)
-        return -float(self.masses[first:] @ np.expm1(-gaps)) + self._noise_at(epsilon)
-
-    def _noise_at(self, loss: float) -> float:
-        return self.noise * math.exp(min(max(-self.slope * (loss - self.centre), -600.0), 600.0))
-
-
-def _compose(rounds: Rounds, best: int, epsilon: float, delta: float, room: float, coarser: float = 1.0) -> _Total:
+def _compose(
+    rounds: Rounds, best: int, epsilon: float, delta: float, room: float, coarser: float, limit: float
+) -> Total:
     """The total loss around `epsilon`, tilted by a slope not far from that with index `best`.
 
     `coarser` widens the lattice that many times, which raises the answer by its square times a few millionths.
     """
     count = sum(number for _, number in rounds)
-    window = window_around(rounds, best, epsilon, delta, room)
+    window = window_around(rounds, best, epsilon, delta, room, limit)
     slope, tail_slope = window.slope, window.tail_slope
     spare = 10.0 ** math.floor(math.log10(SPARED * delta / count))
     step = lattice_step(rounds, float(SLOPES[best]), epsilon, window.width, spare, coarser)
@@ -226,7 +178,7 @@ def _compose(rounds: Rounds, best: int, epsilon: float, delta: float, room: floa
     _tilt_back(masses, slope, start - epsilon, step)
     above = math.exp(min(tail - tail_slope * (start + step * size), 0.0))
     lowest = max(start, epsilon - room / float(SLOPES[best]))
-    return _Total(start, step, slope, masses, epsilon, lowest, log_scale, noise, infinite + above)
+    return Total(start, step, slope, masses, epsilon, lowest, log_scale, noise, window.unsteadiness, infinite + above)
 
 
 def _tilt_back(masses: Array, slope: float, start: float, step: float) -> None:
@@ -234,16 +186,11 @@ def _tilt_back(masses: Array, slope: float, start: float, step: float) -> None:
 
     By an exponential for each block times one for each place in a block, which costs far fewer of them.
     """
-    block = _block(len(masses))
+    block = block_of(len(masses))
     table = masses.reshape(-1, block)
     rows = -slope * (start + step * block * np.arange(len(table)))
     table *= np.exp(np.clip(rows, -700, 600))[:, None]
     table *= np.exp(np.maximum(-slope * step * np.arange(block), -700))
-
-
-def _block(size: int) -> int:
-    """The greatest power of two that divides `size`, up to 512."""
-    return min(size & -size, 512)
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,6 +214,10 @@ def _spectrum(direction: Direction, slope: float, tail_slope: float, step: float
     exponents = slope * masses.losses - log_moment
     with np.errstate(divide="ignore"):  # beyond exp(600) the mass is next to nothing, and the product still is not
         tilted = np.exp(exponents + np.log(masses.mass)) if exponents[-1] > 600 else masses.mass * np.exp(exponents)
+    # Summed pairwise, so that the total is one to a few units in the last place.
+    total = float(tilted.sum())
+    tilted /= total
+    log_moment += math.log(total)
     turns = -(-len(tilted) // size)
     folded = np.zeros(turns * size)
     folded[: len(tilted)] = tilted

@@ -17,6 +17,7 @@ Rounds = tuple[tuple[Direction, int], ...]  # how often each pair occurs, all re
 
 SPARED = 1e-7  # share of delta that each truncation may use up
 LOG_CONVERSION: Array = -np.log1p(SLOPES) - SLOPES * np.log1p(1 / SLOPES)  # Canonne, Kamath, Steinke 2020
+STEADY = 14.0  # unsteadiness that is no matter, mostly
 _MOST_POINTS = 1 << 19
 _DOWNWARDS: Array = np.linspace(0.0, 1.0, 65)
 
@@ -29,12 +30,16 @@ class Window:
     bottom: float
     width: float
     tail_slope: float  # bounds what lies above the window
+    unsteadiness: float  # logarithm of what rounding is multiplied by, but for the same factor at all slopes
 
 
-def window_around(rounds: Rounds, best: int, epsilon: float, delta: float, room: float) -> Window:
+def window_around(
+    rounds: Rounds, best: int, epsilon: float, delta: float, room: float, limit: float = STEADY
+) -> Window:
     """The shortest window around `epsilon`, over the slopes not far from the one with index `best`.
 
-    `room` is how far below `epsilon` the answer may lie, in units of 1 / (slope with index `best`).
+    `room` is how far below `epsilon` the answer may lie, in units of 1 / (slope with index `best`). `limit` is on the
+    unsteadiness; if no slope keeps to it, the steadiest one is taken whose window is not much longer.
     """
     moments, _ = total_moments(rounds)
     spared = math.log(SPARED * delta)
@@ -44,21 +49,26 @@ def window_around(rounds: Rounds, best: int, epsilon: float, delta: float, room:
     lowest = epsilon - room / float(SLOPES[best])
     bottoms: Array = lowest - (max(top - lowest, 0.0) - spared / float(SLOPES[best])) * _DOWNWARDS
     below = _log_chance_below(rounds, bottoms)
-    shortest: Window | None = None
-    for index in range(min(best + 3, len(SLOPES) - 1), max(best - 13, -1), -1):
+    # Rounding errors are alike at all points of the lattice, and a sum over it weighs them by about this much.
+    unsteadiness = moments - SLOPES * epsilon - math.log(delta) - np.log(SLOPES) - np.log1p(SLOPES)
+    windows = []
+    for index in range(max(best - 12, 0), min(best + 4, len(SLOPES))):
         slope = float(SLOPES[index])
-        if moments[index] + LOG_CONVERSION[index] - slope * epsilon - math.log(delta) > 14:  # rounding would count
-            continue
         # Mass that wraps upwards keeps its untilted probability times exp(-slope width). Mass from beyond the top that
         # wraps downwards is enlarged by as much, and must not lie above the width plus epsilon to begin with.
         higher = SLOPES[index + 1 :]
         downwards = (moments[index + 1 :] - higher * lowest - spared) / (higher - slope)
         upwards = np.maximum(top - bottoms, (below - spared) / slope)
         width = max(float(upwards.min()), float(downwards.min(initial=math.inf)))
-        if math.isfinite(width) and width > 0 and (shortest is None or width < shortest.width):
-            shortest = Window(slope, top - width, width, tail_slope)
-    slope = float(SLOPES[best])
-    return shortest or Window(slope, epsilon - room / slope, 2 * room / slope, tail_slope)
+        if math.isfinite(width) and width > 0:
+            windows.append(Window(slope, top - width, width, tail_slope, float(unsteadiness[index])))
+    if not windows:
+        slope = float(SLOPES[best])
+        return Window(slope, epsilon - room / slope, 2 * room / slope, tail_slope, float(unsteadiness[best]))
+    shortest = min(window.width for window in windows)
+    narrow = [window for window in windows if window.width <= 8 * shortest]
+    steady = [window for window in narrow if window.unsteadiness < limit]
+    return min(steady, key=lambda w: w.width) if steady else min(narrow, key=lambda w: w.unsteadiness)
 
 
 def _log_chance_below(rounds: Rounds, losses: Array) -> Array:
