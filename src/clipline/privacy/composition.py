@@ -35,7 +35,7 @@ from .windows import LOG_CONVERSION, SPARED, STEADY, Rounds, fast_size, lattice_
 
 ROUGHLY = 8.0  # how many times wider the lattice of a rough answer is
 _TRIES = 6  # lattices, each made for the epsilon that the one before gave
-_NOISE_SHARE = 1e-6  # of delta that rounding may add
+_NOISE_SHARE = 1e-5  # of delta that rounding may add
 _NEGLIGIBLE = 46.0  # frequencies below exp(-46) of the greatest are left out
 _UNIT = float(np.finfo(np.float64).eps)
 
@@ -86,20 +86,20 @@ def epsilon_of(rounds: Rounds, delta: float) -> float:
 def _closer(rounds: Rounds, delta: float, epsilon: float, best: int, room: float, coarser: float = 1.0) -> float:
     """An epsilon at or below the one given, from a lattice made for it; another one if that shows it to be far off.
 
-    Nor may rounding decide the answer: if it adds more than a millionth to delta, a steadier slope is taken.
+    Nor may rounding decide the answer: if it adds more than a little to delta, a steadier slope is taken.
     """
-    limit, unsteadiness = STEADY, math.inf
+    limit, unsteadiness, allowed = STEADY, math.inf, _NOISE_SHARE * coarser**2
     for _ in range(_TRIES):
         total = _compose(rounds, best, epsilon, delta, room, coarser, limit)
         answer = max(total.epsilon(delta), 0.0)
         share = total.noise_share(delta, min(answer, epsilon))
-        settled = answer > max(total.lowest, 0.8 * epsilon) and share < _NOISE_SHARE
+        settled = answer > max(total.lowest, (0.8 if coarser == 1 else 0.5) * epsilon) and share < allowed
         stuck = answer > 0.99 * epsilon and total.unsteadiness >= unsteadiness
         epsilon = min(epsilon, answer)
         if settled or stuck or epsilon == 0:
             break
-        if share >= _NOISE_SHARE:
-            limit, unsteadiness = total.unsteadiness - math.log(share / _NOISE_SHARE) - 1, total.unsteadiness
+        if share >= allowed:
+            limit, unsteadiness = total.unsteadiness - math.log(share / allowed) - 1, total.unsteadiness
         best, room = _saddle(rounds, epsilon)[0], 1.0
     return epsilon
 

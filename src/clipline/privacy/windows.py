@@ -17,7 +17,7 @@ Rounds = tuple[tuple[Direction, int], ...]  # how often each pair occurs, all re
 
 SPARED = 1e-7  # share of delta that each truncation may use up
 LOG_CONVERSION: Array = -np.log1p(SLOPES) - SLOPES * np.log1p(1 / SLOPES)  # Canonne, Kamath, Steinke 2020
-STEADY = 14.0  # unsteadiness that is no matter, mostly
+STEADY = 10.0  # unsteadiness that is no matter, mostly
 _MOST_POINTS = 1 << 19
 _DOWNWARDS: Array = np.linspace(0.0, 1.0, 65)
 
