@@ -5,6 +5,8 @@ import sys
 import matplotlib.image
 import pytest
 
+from clipline.cli import planner
+
 ASK = ["--users", "40000", "--cohort", "300", "--rounds", "150"]
 
 
@@ -83,3 +85,42 @@ def test_planning_needs_no_torch():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.splitlines()[-1] == "[]"
+
+
+PLAIN = [
+    [*ASK, "--epsilon", "4"],
+    [*ASK, "--noise-multiplier", "1", "--json", "--delta", "1e-6"],
+    ["--users", "40000", "--rounds", "90", "--epsilon", "2", "--scale", "m=20,z=0.2"],
+    ["--users", "900", "--cohort", "9", "--noise-multiplier", "2.", "--epsilon", "3e0", "--sampling", "fixed"],
+    [*ASK, "--noise-multiplier", "1", "--relation", "replace-one", "--count-stddev", "20"],
+    [*ASK, "--relation", "nobody", "--epsilon", "4"],  # a mistake that typer does not see either
+]
+
+
+@pytest.mark.parametrize("arguments", PLAIN)
+def test_a_plain_question_gets_the_same_answer_without_typer(ask, arguments, monkeypatch):
+    assert planner._plain_question(["plan", *arguments]) is not None
+    quickly = ask(*arguments)
+    monkeypatch.setattr("clipline.cli.answered", lambda arguments: False)
+    assert ask(*arguments) == quickly
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [], ["--help"], [*ASK, "--epsilon"], [*ASK, "--epsilon", "-1"], [*ASK, "--epsilon", "four"], ["3"],
+        [*ASK, "--epsilon=4"], [*ASK, "--users", "3"], [*ASK, "--cohort", "1.5"], [*ASK, "--epsilom", "4"],
+        ["--users", "٣"], ["--config", "t.toml"], [*ASK, "--plot", "p.png"], [*ASK, "--noise_multiplier", "1"],
+    ],
+)  # fmt: skip
+def test_any_other_question_is_left_to_typer(arguments):
+    assert planner._plain_question(["plan", *arguments]) is None
+    assert planner._plain_question(["train", *arguments]) is None
+
+
+def test_a_plain_question_starts_neither_typer_nor_torch():
+    code = (
+        "import sys; from clipline.cli import main; main(); print([m for m in ('typer', 'torch') if m in sys.modules])"
+    )
+    asked = [sys.executable, "-c", code, "plan", *ASK, "--noise-multiplier", "1"]
+    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[-1] == "[]"

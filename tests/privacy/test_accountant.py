@@ -113,8 +113,8 @@ def test_the_paper_convention_is_printed_as_a_warning_and_is_not_sound():
 def test_the_report_says_which_accountant_was_tighter():
     by_loss = account(Ledger().add(GaussianEvent(STACK_OVERFLOW, 1.3958), 1500), delta=DELTA, relation=ADD)
     assert (by_loss.accountant, by_loss.order) == ("privacy loss", None)
-    # A million rounds with rare and enormous losses: their lattice may not be as fine as it would have to be.
-    by_renyi = account(Ledger().add(GaussianEvent(PoissonSampling(1e-9), 0.2), 10**6), delta=1e-15, relation=ADD)
+    # A trillion rounds: their lattice may not be as fine as it would have to be.
+    by_renyi = account(Ledger().add(GaussianEvent(PoissonSampling(0.001), 0.8), 10**12), delta=DELTA, relation=ADD)
     assert by_renyi.accountant == "renyi"
     assert by_renyi.order > 1
 
@@ -125,7 +125,8 @@ def test_a_cap_five_deviations_up_costs_next_to_nothing_and_one_at_two_much():
         capped = TruncatedPoissonSampling(0.013958, 10**6, cap)
         assert low < spent(capped, 1.3958, 1500, DELTA, ADD) < high
     tight = TruncatedPoissonSampling(0.013958, 10**6, 10000)  # always full
-    assert spent(tight, 1.3958, 1500, DELTA, ADD) <= spent(STACK_OVERFLOW_FIXED, 1.3958, 1500, DELTA, ADD)
+    always_full = spent(STACK_OVERFLOW_FIXED, 1.3958, 1500, DELTA, ADD)
+    assert spent(tight, 1.3958, 1500, DELTA, ADD) <= always_full * (1 + 1e-9)  # rounding
 
 
 def test_pitfall_accountant_fed_z_delta_instead_of_z_understates_epsilon():

@@ -96,6 +96,21 @@ def test_the_comparison_covers_every_sound_pair_and_agrees_with_the_answer():
     assert fixed.guarantee.epsilon == table["fixed", "replace-one"]
 
 
+def test_the_curve_bounds_every_number_of_rounds_and_closely():
+    found = plan(users=40_000, cohort=300, rounds=800, noise_multiplier=0.9)
+    for rounds, epsilon in found.curve:
+        exact = plan(users=40_000, cohort=300, rounds=rounds, noise_multiplier=0.9).guarantee.epsilon
+        assert exact <= epsilon <= exact * (1 + 2e-3)
+
+
+@pytest.mark.parametrize(("sampling", "relation"), [("poisson", "replace-one"), ("fixed", "zero-out")])
+def test_the_row_that_was_asked_for_stands_in_the_comparison_to_the_last_digit(sampling, relation):
+    found = plan(users=40_000, cohort=300, rounds=80, noise_multiplier=0.9, sampling=sampling, relation=relation)
+    rows = {(name, str(other)): epsilon for name, other, epsilon in found.comparison}
+    assert rows[sampling, relation] == found.guarantee.epsilon
+    assert rows["poisson", "zero-out"] == rows["poisson", "add-or-remove"]  # one entry of the table
+
+
 def test_the_curve_rises_to_the_answer():
     found = plan(users=10_000, cohort=100, rounds=300, noise_multiplier=1.0)
     epsilons = [epsilon for _, epsilon in found.curve]

@@ -29,14 +29,29 @@ import numpy as np
 
 from .halves import Array
 from .loss import SLOPES, Direction, masses_on, reach
-from .windows import LOG_CONVERSION, SPARED, Rounds, fast_size, lattice_step, total_moments, window_around
+from .single import single_deltas, single_epsilon
+from .totals import Total, block_of
+from .windows import LOG_CONVERSION, SPARED, STEADY, Rounds, fast_size, lattice_step, total_moments, window_around
 
+ROUGHLY = 8.0  # how many times wider the lattice of a rough answer is
+_TRIES = 6  # lattices, each made for the epsilon that the one before gave
+_NOISE_SHARE = 1e-5  # of delta that rounding may add
 _NEGLIGIBLE = 46.0  # frequencies below exp(-46) of the greatest are left out
 _UNIT = float(np.finfo(np.float64).eps)
 
+# The GNU allocator hands an array above a threshold back to the system as soon as it is freed, and the next one comes
+# anew, page by page, which takes longer than most of the arithmetic here. Freeing one large array, never touched,
+# raises the threshold to its size; elsewhere this does nothing.
+np.empty(1 << 21)
 
-def epsilon_from_moments(rounds: Rounds, delta: float) -> tuple[float, int]:
-    """A first epsilon, by the best order of the coarse Renyi curve, and the index of its slope. Valid by itself."""
+
+def quick_epsilon_of(rounds: Rounds, delta: float) -> float:
+    """A first epsilon, by the best order of the coarse Renyi curve. Valid by itself."""
+    return _from_moments(rounds, delta)[0]
+
+
+def _from_moments(rounds: Rounds, delta: float) -> tuple[float, int]:
+    """That epsilon, and the index of its slope."""
     moments, infinite = total_moments(rounds)
     if infinite >= delta:
         return math.inf, len(SLOPES) - 1
@@ -45,108 +60,93 @@ def epsilon_from_moments(rounds: Rounds, delta: float) -> tuple[float, int]:
     return max(float(bounds[best]), 0.0), best
 
 
+@lru_cache(maxsize=256)
+def rough_epsilon_of(rounds: Rounds, delta: float) -> float:
+    """An epsilon at or above `epsilon_of`, from a lattice so coarse that it takes a fraction of the time.
+
+    Valid by itself; above the other one by a few parts in ten thousand.
+    """
+    epsilon, best = _from_moments(rounds, delta)
+    if _alone(rounds):
+        return min(epsilon, single_epsilon(rounds[0][0], delta))
+    if epsilon == 0 or not math.isfinite(epsilon):
+        return epsilon
+    return _closer(rounds, delta, epsilon, best, room=12.0, coarser=ROUGHLY)
+
+
+@lru_cache(maxsize=1024)
 def epsilon_of(rounds: Rounds, delta: float) -> float:
     """The least epsilon that can be shown for `delta`; 0 if no loss need be conceded."""
-    first, best = epsilon_from_moments(rounds, delta)
-    if first == 0 or not math.isfinite(first):
-        return first
-    room = 6.0
-    for _ in range(4):
-        total = _compose(rounds, best, first, delta, room)
-        epsilon = total.epsilon(delta)
-        if epsilon > total.start or total.start <= 0:
+    epsilon = rough_epsilon_of(rounds, delta)
+    if _alone(rounds) or epsilon == 0 or not math.isfinite(epsilon):
+        return epsilon
+    return _closer(rounds, delta, epsilon, _saddle(rounds, epsilon)[0], room=1.0)
+
+
+def _closer(rounds: Rounds, delta: float, epsilon: float, best: int, room: float, coarser: float = 1.0) -> float:
+    """An epsilon at or below the one given, from a lattice made for it; another one if that shows it to be far off.
+
+    Nor may rounding decide the answer: if it adds more than a little to delta, a steadier slope is taken.
+    """
+    limit, unsteadiness, allowed = STEADY, math.inf, _NOISE_SHARE * coarser**2
+    for _ in range(_TRIES):
+        total = _compose(rounds, best, epsilon, delta, room, coarser, limit)
+        answer = max(total.epsilon(delta), 0.0)
+        share = total.noise_share(delta, min(answer, epsilon))
+        settled = answer > max(total.lowest, (0.8 if coarser == 1 else 0.5) * epsilon) and share < allowed
+        stuck = answer > 0.99 * epsilon and total.unsteadiness >= unsteadiness
+        epsilon = min(epsilon, answer)
+        if settled or stuck or epsilon == 0:
             break
-        room *= 4
-    return min(first, max(epsilon, 0.0))
+        if share >= allowed:
+            limit, unsteadiness = total.unsteadiness - math.log(share / allowed) - 1, total.unsteadiness
+        best, room = _saddle(rounds, epsilon)[0], 1.0
+    return epsilon
 
 
 def delta_of(rounds: Rounds, epsilon: float) -> float:
     """The least delta that can be shown for `epsilon`, at most 1."""
-    moments, infinite = total_moments(rounds)
-    bounds = moments + LOG_CONVERSION - SLOPES * epsilon
-    best = int(np.argmin(bounds))
-    first = min(math.exp(min(float(bounds[best]), 0.0)) + infinite, 1.0)
+    best, bound = _saddle(rounds, epsilon)
+    first = min(math.exp(min(bound, 0.0)) + total_moments(rounds)[1], 1.0)
+    if _alone(rounds):
+        return min(first, float(single_deltas(rounds[0][0], np.array([epsilon]))[0]))
     if first < 1e-250:
         return first
-    total = _compose(rounds, best, epsilon, first, room=1.0)
-    return min(first, total.delta(epsilon))
+    answer, limit = first, STEADY
+    for _ in range(_TRIES):
+        total = _compose(rounds, best, epsilon, answer, room=1.0, coarser=1.0, limit=limit)
+        answer, before = min(answer, total.delta(epsilon)), answer
+        share = total.noise_share(answer, epsilon)
+        if share < _NOISE_SHARE or (limit < STEADY and answer > 0.99 * before):
+            break
+        limit = -math.inf  # the steadiest
+    return answer
 
 
-@dataclass(frozen=True, eq=False)
-class _Total:
-    """The tilted total loss on `start`, `start + step`, ..., scaled so that all numbers are near one."""
-
-    start: float
-    step: float
-    slope: float
-    masses: Array  # tilted back around `centre`
-    centre: float
-    log_scale: float  # delta = exp(log_scale) * (sums of masses)
-    noise: float  # of such a sum at `centre`, through rounding
-    charged: float  # to delta outright
-
-    def epsilon(self, delta: float) -> float:
-        """The least lattice-interpolated epsilon with delta(epsilon) <= delta; infinite if there is none."""
-        target = (delta - self.charged) * math.exp(min(-self.log_scale, 700.0))
-        if target <= 0:
-            return math.inf
-        last = self._first_within(target)
-        if last == len(self.masses):
-            return math.inf
-        upper = self.start + self.step * last
-        if last == 0:
-            return upper
-        lower = upper - self.step
-        gaps = self.step * np.arange(1, len(self.masses) - last + 1, dtype=np.float64)
-        weight = float(np.sum(self.masses[last:] * np.exp(-gaps)))
-        excess = self._sum_at(lower) - target
-        rise = math.log1p(excess / weight) if weight > 0 and excess > 0 else self.step
-        return min(lower + max(rise, 0.0), upper)
-
-    def _first_within(self, target: float) -> int:
-        """Index of the first lattice point at which delta is met, by bisection from a good guess."""
-        low, high = -1, len(self.masses)  # not met, met
-        losses: Array = self.start + self.step * np.arange(len(self.masses), dtype=np.float64)
-        relative = losses - self.centre
-        if self.step * len(self.masses) < 600:  # else the next lines would overflow, and the bisection is longer
-            tails = np.cumsum(self.masses[::-1])[::-1]
-            shrunk = np.cumsum((self.masses * np.exp(-relative))[::-1])[::-1]
-            curve = tails[1:] - np.exp(relative[:-1]) * shrunk[1:] + self._noise_at(losses[:-1])
-            unmet = np.nonzero(curve > target)[0]
-            guess = int(unmet[-1]) + 1 if len(unmet) else 0
-            # These sums have rounding errors; those of `_sum_at` do not accumulate.
-            for index in (guess, guess - 1, guess + 1):
-                if low < index < high:
-                    met = self._sum_at(float(losses[index])) <= target
-                    low, high = (low, index) if met else (index, high)
-        while high - low > 1:
-            middle = (low + high) // 2
-            met = self._sum_at(float(losses[middle])) <= target
-            low, high = (low, middle) if met else (middle, high)
-        return high
-
-    def delta(self, epsilon: float) -> float:
-        """The delta at an epsilon inside the window."""
-        return math.exp(min(self.log_scale, 700.0)) * self._sum_at(epsilon) + self.charged
-
-    def _sum_at(self, epsilon: float) -> float:
-        first = max(math.floor((epsilon - self.start) / self.step) - 1, 0)
-        losses = self.start + self.step * np.arange(first, len(self.masses))
-        gaps = np.maximum(losses - epsilon, 0.0)
-        return float(np.sum(self.masses[first:] * -np.expm1(-gaps))) + float(self._noise_at(np.array([epsilon]))[0])
-
-    def _noise_at(self, losses: Array) -> Array:
-        result: Array = self.noise * np.exp(np.clip(-self.slope * (losses - self.centre), -600, 600))
-        return result
+def _alone(rounds: Rounds) -> bool:
+    """Whether there is nothing to compose: a single round."""
+    return len(rounds) == 1 and rounds[0][1] == 1
 
 
-def _compose(rounds: Rounds, best: int, epsilon: float, delta: float, room: float) -> _Total:
-    """The total loss around `epsilon`, tilted by a slope at or below that with index `best`."""
+def _saddle(rounds: Rounds, epsilon: float) -> tuple[int, float]:
+    """Index of the slope with the least bound on delta at `epsilon`, and the logarithm of that bound."""
+    bounds = total_moments(rounds)[0] + LOG_CONVERSION - SLOPES * epsilon
+    best = int(np.argmin(bounds))
+    return best, float(bounds[best])
+
+
+def _compose(
+    rounds: Rounds, best: int, epsilon: float, delta: float, room: float, coarser: float, limit: float
+) -> Total:
+    """The total loss around `epsilon`, tilted by a slope not far from that with index `best`.
+
+    `coarser` widens the lattice that many times, which raises the answer by its square times a few millionths.
+    """
     count = sum(number for _, number in rounds)
-    window = window_around(rounds, best, epsilon, delta, room)
+    window = window_around(rounds, best, epsilon, delta, room, limit)
     slope, tail_slope = window.slope, window.tail_slope
     spare = 10.0 ** math.floor(math.log10(SPARED * delta / count))
-    step = lattice_step(rounds, slope, epsilon, window.width, spare)
+    step = lattice_step(rounds, float(SLOPES[best]), epsilon, window.width, spare, coarser)
     size = fast_size(window.width / step + 2)
     first = math.floor(window.bottom / step)
     spectra = [(_spectrum(direction, slope, tail_slope, step, size, spare), n) for direction, n in rounds]
@@ -158,28 +158,44 @@ def _compose(rounds: Rounds, best: int, epsilon: float, delta: float, room: floa
         tail += number * one.tail_log_moment
         infinite += number * one.infinite
     (kept,) = np.nonzero(exponent > -_NEGLIGIBLE)
+    sizes = np.exp(exponent[kept])
     phases = sum(number * one.phases[kept] for one, number in spectra)
     transform = np.zeros(size // 2 + 1, dtype=np.complex128)
-    transform[kept] = np.exp(exponent[kept] + 1j * phases)
+    transform.real[kept] = sizes * np.cos(phases)
+    transform.imag[kept] = sizes * np.sin(phases)
     masses = np.roll(np.fft.irfft(transform, size), -(first % size))
 
-    errors = sum(number * np.exp(exponent[kept] - one.log_sizes[kept]).sum() for one, number in spectra)
+    errors = sum(number * (sizes / one.sizes[kept]).sum() for one, number in spectra)
     rounding = 8 * _UNIT * math.log2(size)
-    per_point = rounding * 2 * (errors + np.exp(exponent[kept]).sum()) / size + math.exp(-_NEGLIGIBLE)
+    per_point = rounding * 2 * (errors + sizes.sum()) / size + math.exp(-_NEGLIGIBLE)
     # The weights of a sum over the lattice: their integral, and their greatest for the first point.
     weights = 1 / (slope * (slope + 1) * step) + 1 / (slope + 1)
     noise = per_point * weights
     start = first * step
-    relative = start + step * np.arange(size) - epsilon
     log_scale = log_moment - slope * epsilon
     log_scale += _UNIT * (32 * count + 4 * abs(log_moment) + 4 * slope * abs(epsilon))
-    masses = np.maximum(masses, 0.0) * np.exp(np.clip(-slope * relative, -700, 600))
+    np.maximum(masses, 0.0, out=masses)
+    _tilt_back(masses, slope, start - epsilon, step)
     above = math.exp(min(tail - tail_slope * (start + step * size), 0.0))
-    return _Total(start, step, slope, masses, epsilon, log_scale, noise, infinite + above)
+    lowest = max(start, epsilon - room / float(SLOPES[best]))
+    return Total(start, step, slope, masses, epsilon, lowest, log_scale, noise, window.unsteadiness, infinite + above)
+
+
+def _tilt_back(masses: Array, slope: float, start: float, step: float) -> None:
+    """Multiply the mass at each x by exp(-slope x), in place, with x = start, start + step, ...
+
+    By an exponential for each block times one for each place in a block, which costs far fewer of them.
+    """
+    block = block_of(len(masses))
+    table = masses.reshape(-1, block)
+    rows = -slope * (start + step * block * np.arange(len(table)))
+    table *= np.exp(np.clip(rows, -700, 600))[:, None]
+    table *= np.exp(np.maximum(-slope * step * np.arange(block), -700))
 
 
 @dataclass(frozen=True, eq=False)
 class _Spectrum:
+    sizes: Array
     log_sizes: Array
     phases: Array
     log_moment: float
@@ -195,10 +211,19 @@ def _spectrum(direction: Direction, slope: float, tail_slope: float, step: float
     below: Array = step * np.arange(negative + 1, dtype=np.float64)
     masses = masses_on(direction, above, below)
     log_moment, tail_log_moment = masses.log_moments(np.array([slope, tail_slope]))
-    with np.errstate(divide="ignore"):
-        tilted = np.exp(np.log(masses.mass) + slope * masses.losses - log_moment)
-    folded = np.bincount(np.arange(-negative, positive + 1) % size, weights=tilted, minlength=size)
+    exponents = slope * masses.losses - log_moment
+    with np.errstate(divide="ignore"):  # beyond exp(600) the mass is next to nothing, and the product still is not
+        tilted = np.exp(exponents + np.log(masses.mass)) if exponents[-1] > 600 else masses.mass * np.exp(exponents)
+    # Summed pairwise, so that the total is one to a few units in the last place.
+    total = float(tilted.sum())
+    tilted /= total
+    log_moment += math.log(total)
+    turns = -(-len(tilted) // size)
+    folded = np.zeros(turns * size)
+    folded[: len(tilted)] = tilted
+    folded = np.roll(folded.reshape(turns, size).sum(axis=0), -negative)
     transform = np.fft.rfft(folded)
+    sizes = np.minimum(np.abs(transform), 1.0)
     with np.errstate(divide="ignore"):
-        log_sizes = np.minimum(np.log(np.abs(transform)), 0.0)
-    return _Spectrum(log_sizes, np.angle(transform), float(log_moment), float(tail_log_moment), masses.infinite)
+        log_sizes = np.log(sizes)
+    return _Spectrum(sizes, log_sizes, np.angle(transform), float(log_moment), float(tail_log_moment), masses.infinite)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import SettingError, check_number, check_whole, refuse
-from .accountant import account, account_renyi, default_relation
+from .accountant import account, account_renyi, default_relation, rough_epsilon
 from .calibration import cohort_within, least_scale, noise_multiplier_for, rounds_within
 from .events import GaussianEvent, sampling_named
 from .guarantee import Guarantee, rounded_up
@@ -35,7 +34,7 @@ class Plan:
     rounds: int
     sampling: str
     comparison: tuple[tuple[str, Relation, float], ...] = field(repr=False)  # sampling, relation, epsilon
-    curve: tuple[tuple[int, float], ...] = field(repr=False)  # rounds, epsilon
+    curve: tuple[tuple[int, float], ...] = field(repr=False)  # rounds, epsilon at most
 
     @property
     def rate(self) -> float:
@@ -211,15 +210,19 @@ def _complete(
         delta_noise = None
     steps = sorted({max(1, round(rounds * k / CURVE_POINTS)) for k in range(1, CURVE_POINTS + 1)})
     pairs = [(name, other) for name in ("poisson", "fixed") for other in Relation if other.sound]
-    # Nearly all of the time goes into array operations, which leave room for a second thread beside them.
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        others = pool.map(lambda pair: account(ledger(pair[0], rounds), delta=terms["delta"], relation=pair[1]), pairs)
-        spent = pool.map(lambda t: account(ledger(sampling, t), **terms), steps if guarantee.private else ())
-        comparison = tuple((*pair, other.epsilon) for pair, other in zip(pairs, others, strict=True))
-        curve = tuple((t, one.epsilon) for t, one in zip(steps, spent, strict=False))
+    comparison = tuple(
+        (name, other, account(ledger(name, rounds), delta=terms["delta"], relation=other).epsilon)
+        for name, other in pairs
+    )
+    curve: list[tuple[int, float]] = []
+    epsilon = guarantee.epsilon
+    for count in reversed(steps if guarantee.private else ()):
+        # Fewer rounds never cost more than more of them do.
+        epsilon = min(epsilon, epsilon if count == rounds else rough_epsilon(ledger(sampling, count), **terms))
+        curve.insert(0, (count, epsilon))
     return Plan(
         found, guarantee, account_renyi(ledger(sampling, rounds), **terms).epsilon, z,
-        delta_noise, count_stddev, cohort, users, rounds, sampling, comparison, curve,
+        delta_noise, count_stddev, cohort, users, rounds, sampling, comparison, tuple(curve),
     )  # fmt: skip
 
 
