@@ -58,3 +58,16 @@ def per_example(losses: object, examples: int) -> bool:
     raise ModuleError(
         f"loss returned {got} but must return one number, or {examples}, one for each example: average over the rest"
     )
+
+
+class LossOf(nn.Module):
+    """A loss as a module, so that `torch.func.functional_call` can hand its model other parameters."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss of the model on this batch."""
+        return self.loss(self.model, batch)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ..streams import Streams
 from .batches import Examples, plan_steps
 from .chance import step_keys
 from .flat_module import FlatModule
-from .local import LocalSGD, Loss, per_example
+from .local import Batch, LocalSGD, Loss, LossOf, per_example
 from .population import Population
 from .precision import Precision, computing_in
+from .rows import RowFields, check_row_fields, first_pieces, renumbered, together, updates_of
 from .sampling import Cohort
 from .updates import Dense, Updates
 
@@ -38,6 +40,7 @@ class OneByOne:
         streams: Streams,
         device: torch.device | str = "cpu",
         precision: Precision = "float32",
+        row_fields: RowFields | None = None,
     ) -> None:
         self.flat = FlatModule(model, device)
         self.loss = loss
@@ -45,11 +48,14 @@ class OneByOne:
         self.streams = streams
         self.device = torch.device(device)
         self.precision = precision
+        self.row_fields = dict(row_fields or {})
+        self.as_module = LossOf(self.flat.module, loss)
+        check_row_fields(self.row_fields, self.flat, population)
         self.examples = Examples(population, self.device, self.flat.vector.dtype)
 
     def train(self, params: Tensor, cohort: Cohort, round_index: int) -> Iterator[Updates]:
         """Updates (params after local SGD - params) of the cohort's users, in blocks."""
-        block_size = max(1, min(64, _BLOCK_VALUES // self.flat.dim))
+        block_size = 1 if self.row_fields else max(1, min(64, _BLOCK_VALUES // self.flat.dim))
         for start in range(0, len(cohort.users), block_size):
             yield self.block(params, cohort.users[start : start + block_size], round_index)
 
@@ -58,33 +64,58 @@ class OneByOne:
         steps = plan_steps(self.examples.population, users, self.local, self.streams, round_index)
         keys = self.streams.user_keys("dropout", round_index, users)
         chances = torch.from_numpy(step_keys(keys, steps.longest, len(self.flat.chances))).to(self.device)
-        updates = params.new_zeros(len(users), self.flat.dim)
+        updates = params.new_zeros(len(users), 0 if self.row_fields else self.flat.dim)
+        by_rows: list[Updates] = []
         self.flat.module.train()
         # What draws from torch's global generator draws by user too, and the caller's state is given back.
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices), computing_in(self.precision, self.device):
             for i, key in enumerate(keys.tolist()):
                 self._global_generator().manual_seed(key)
-                self._train(params, steps.rows[i], steps.counts[i], chances[i], out=updates[i])
-        return Updates([Dense(0, updates)])
+                own = steps.counts[i] > 0
+                visit = self.examples.gather(steps.rows[i][own]), steps.counts[i][own].tolist(), chances[i]
+                if self.row_fields:
+                    by_rows.append(self._train_rows(params, *visit))
+                else:
+                    self._train(params, *visit, out=updates[i])
+                self.flat.check_buffers()
+        return together(by_rows) if self.row_fields else Updates([Dense(0, updates)])
 
-    def _train(
-        self, params: Tensor, rows: NDArray[np.int64], counts: NDArray[np.int64], chances: Tensor, out: Tensor
-    ) -> None:
+    def _train(self, params: Tensor, examples: Batch, counts: Sequence[int], chances: Tensor, out: Tensor) -> None:
+        """One user's steps: the examples are (steps, batch, ...), of which each batch has `counts` real ones."""
         vector, gradient = self.flat.vector, self.flat.gradient
         vector.copy_(params)
-        examples = self.examples.gather(rows[counts > 0])
-        for step, count in enumerate(counts[counts > 0].tolist()):
+        for step, count in enumerate(counts):
             self.flat.set_keys(chances[step])
             gradient.zero_()
-            losses = self.loss(self.flat.module, {name: field[step, :count] for name, field in examples.items()})
-            if per_example(losses, count):
-                losses = self.local.reduced(losses, torch.ones(count, dtype=torch.bool, device=self.device))
-            torch.autograd.backward(losses)
+            batch = {name: field[step, :count] for name, field in examples.items()}
+            torch.autograd.backward(self._reduced(self.loss(self.flat.module, batch), count))
             self.flat.check_gradients()
             vector.add_(gradient, alpha=-self.local.lr)
-        self.flat.check_buffers()
         torch.sub(vector, params, out=out)
+
+    def _train_rows(self, params: Tensor, examples: Batch, counts: Sequence[int], chances: Tensor) -> Updates:
+        """The same where a user touches few rows of some parameters: no other row is read, trained or written."""
+        shapes = self.flat.named_shapes
+        heights = {name: shapes[name][0] for name in self.row_fields}
+        one, rows = renumbered({name: field.unsqueeze(0) for name, field in examples.items()}, self.row_fields, heights)
+        first = first_pieces(params.unsqueeze(0), shapes, rows)
+        leaves = {f"model.{name}": piece[0].clone().requires_grad_() for name, piece in first.items()}
+        for step, count in enumerate(counts):
+            self.flat.set_keys(chances[step])
+            batch = {name: field[0, step, :count] for name, field in one.items()}
+            loss = self._reduced(functional_call(self.as_module, leaves, (batch,)), count)
+            gradients = torch.autograd.grad(loss, list(leaves.values()))
+            with torch.no_grad():
+                for leaf, gradient in zip(leaves.values(), gradients, strict=True):
+                    leaf.sub_(gradient, alpha=self.local.lr)
+        stack = [leaf.detach().unsqueeze(0) for leaf in leaves.values()]
+        return updates_of(stack, first, shapes, rows)
+
+    def _reduced(self, losses: Tensor, count: int) -> Tensor:
+        if not per_example(losses, count):
+            return losses
+        return self.local.reduced(losses, torch.ones(count, dtype=torch.bool, device=self.device))
 
     def _global_generator(self) -> torch.Generator:
         # Not torch.manual_seed, which without a GPU formats and keeps a stack trace at every call, in case one comes.

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 
 from .flat_module import FlatModule
-from .local import Batch, LocalSGD, Loss
+from .local import Batch, LocalSGD, Loss, LossOf
 
 _WARM_UP = 3  # calls before a program is recorded: the compiler and cuBLAS set themselves up
 
@@ -23,7 +23,7 @@ class StackStep:
         self.names = list(flat.named_shapes)
         self.local = local
         self.per_example = False  # whether the loss gives one number for each example: found out by a trial
-        self._loss = _LossOf(flat.module, loss)
+        self._loss = LossOf(flat.module, loss)
         self._keys = ["model." + f"{name}.key".lstrip(".") for name in flat.chances]
         self._losses = vmap(self._loss_of_one, randomness="error")
 
@@ -122,15 +122,3 @@ def _compiled(step: StackStep, arguments: tuple[Any, ...]) -> Callable[..., Any]
         traced = make_fx(flat_step)(*copies)
     compiled: Callable[..., Any] = torch.compile(traced, dynamic=False)
     return compiled
-
-
-class _LossOf(nn.Module):
-    """A loss as a module, so that its model can be called with other parameters."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-
-    def forward(self, batch: Batch) -> Tensor:
-        return self.loss(self.model, batch)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import functional_call
 
 from ..errors import ModuleError
 from ..streams import Streams
@@ -19,12 +20,14 @@ from .local import Batch, per_example
 from .one_by_one import OneByOne
 from .precision import computing_in
 from .program import Recording, StackStep
+from .rows import first_pieces, renumbered, updates_of
 from .sampling import Cohort
-from .updates import Dense, Updates
+from .updates import Updates
 
 _FREE = 0.5  # of a GPU's free memory may be taken by a block of users
 _BESIDE = 24  # users whose work a step costs beside that of its users: starting kernels, filling the chip
 _ON_CORES = 64  # users in a block on processor cores
+_ROOM = 256  # rows that a user may touch, or twice, four times ... as many: each is a program of its own
 
 
 class CannotStack(ModuleError):
@@ -55,18 +58,16 @@ class Stacked:
     ) -> None:
         self.plain = plain
         self.flat = plain.flat
-        self._shapes = list(self.flat.named_shapes.values())
+        self._shapes = self.flat.named_shapes
         self._step = StackStep(plain.flat, plain.loss, plain.local)
-        like, bytes_a_user = self._trial()
+        bytes_a_user = self._trial()
         if compiled is None:
             compiled = plain.device.type == "cuda" and self._step.per_example
         self.block_size = block_size or self._fitting(cohort_size, bytes_a_user)
-        self._recording: Recording | None = None
-        if compiled:
-            most = int(np.diff(plain.examples.population.offsets).max(initial=1))
-            most = min(most, plain.local.max_examples or most)
-            longest = -(-most // plain.local.batch_size) * plain.local.epochs
-            self._recording = Recording(self._step, self._shapes, self.block_size, longest, like)
+        self._recordings: dict[tuple[torch.Size, ...], Recording] | None = {} if compiled else None
+        most = int(np.diff(plain.examples.population.offsets).max(initial=1))
+        most = min(most, plain.local.max_examples or most)
+        self._longest = -(-most // plain.local.batch_size) * plain.local.epochs
 
     def train(self, params: Tensor, cohort: Cohort, round_index: int) -> Iterator[Updates]:
         """Updates (params after local SGD - params) of the cohort's users, in blocks, most work first.
@@ -92,21 +93,21 @@ class Stacked:
         """The updates of users sorted by work, each in the run `visits[owner]`; not clipped: PRIVATE."""
         plain, device = self.plain, self.plain.device
         steps, keys = self._plan(visits, users, owners)
-        examples = plain.examples.gather(steps.rows)
+        heights = {name: self._shapes[name][0] for name in plain.row_fields}
+        examples, rows = renumbered(plain.examples.gather(steps.rows), plain.row_fields, heights, least=_ROOM)
         chances = torch.from_numpy(keys).to(device, non_blocking=True)
         counts = torch.from_numpy(steps.counts).to(device, non_blocking=True)
         rates = torch.tensor([visits[owner].lr for owner in owners], dtype=plain.flat.vector.dtype, device=device)
-        first = self._first(visits, owners)
+        run = torch.from_numpy(owners).to(device) if len(visits) > 1 else None
+        first = first_pieces(torch.stack([visit.params for visit in visits]), self._shapes, rows, run)
         self.flat.module.train()
         with computing_in(plain.precision, device):
-            if self._recording is None:
-                stack = [piece.clone() for piece in first]
+            if self._recordings is None:
+                stack = [piece.expand(len(users), *piece.shape[1:]).clone() for piece in first.values()]
                 self._walk(steps, stack, examples, chances, counts, rates)
             else:
                 stack = self._replayed(steps.longest, first, examples, chances, counts, rates)
-        ends = np.cumsum([shape.numel() for shape in self._shapes]).tolist()
-        pieces = zip([0, *ends[:-1]], stack, first, strict=True)
-        return Updates([Dense(start, piece.sub_(begun).flatten(1)) for start, piece, begun in pieces])
+        return updates_of(stack, first, self._shapes, rows)
 
     def _walk(
         self, steps: Steps, stack: list[Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
@@ -128,11 +129,15 @@ class Stacked:
                 self._step([piece[run] for piece in stack], chances[run, step], batch, kept, rates[run])
 
     def _replayed(
-        self, longest: int, first: list[Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
+        self, longest: int, first: dict[str, Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
     ) -> list[Tensor]:
         """The same as the recorded program does it, on its own memory; places in the block that are free stay idle."""
-        recording = self._recording
-        assert recording is not None
+        assert self._recordings is not None
+        shapes = tuple(piece.shape[1:] for piece in first.values())
+        if shapes not in self._recordings:
+            like = {name: field[:, 0] for name, field in examples.items()}
+            self._recordings[shapes] = Recording(self._step, shapes, self.block_size, self._longest, like)
+        recording = self._recordings[shapes]
         users = len(rates)
         recording.counts.zero_()
         recording.place.zero_()
@@ -141,7 +146,7 @@ class Stacked:
         recording.chances[:longest, :users] = chances.transpose(0, 1)
         for name, field in examples.items():
             recording.examples[name][:longest, :users] = field.transpose(0, 1)
-        for piece, begun in zip(recording.stack, first, strict=True):
+        for piece, begun in zip(recording.stack, first.values(), strict=True):
             piece[:users] = begun
         for _ in range(longest):
             recording.replay()
@@ -160,19 +165,8 @@ class Stacked:
         steps = joined(parts)
         return steps, step_keys(keys, steps.longest, len(self.flat.chances))
 
-    def _first(self, visits: Sequence[Visit], owners: NDArray[np.int64]) -> list[Tensor]:
-        """The parameters that each user starts from, piece by piece: (users, *shape)."""
-        sizes = [shape.numel() for shape in self._shapes]
-        if len(visits) == 1:
-            pieces = torch.split(visits[0].params.expand(len(owners), -1), sizes, dim=1)
-        else:
-            run = torch.from_numpy(owners).to(self.plain.device)
-            pieces = torch.split(torch.stack([visit.params for visit in visits]), sizes, dim=1)
-            pieces = tuple(piece[run] for piece in pieces)
-        return [piece.reshape(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
-
-    def _trial(self) -> tuple[Batch, int]:
-        """Try a step of one user, alone and then twice in a stack. Gives two batches, and the memory that a user took.
+    def _trial(self) -> int:
+        """Try a step of one user, alone and then twice in a stack. Gives the memory that a user took.
 
         It also finds out whether the loss is one for each example.
         """
@@ -186,15 +180,18 @@ class Stacked:
         self.flat.module.train()
         kept = torch.ones(2, plain.local.batch_size, dtype=torch.bool, device=plain.device)
         chances = torch.zeros(2, len(self.flat.chances), 2, dtype=torch.int32, device=plain.device)
-        visit = Visit(params, np.array([user, user]), 0, plain.streams, 1.0)
-        stack = [piece.clone() for piece in self._first([visit], np.zeros(2, np.int64))]
+        heights = {name: self._shapes[name][0] for name in plain.row_fields}
+        like, rows = renumbered(like, plain.row_fields, heights, least=_ROOM)
+        first = first_pieces(params.unsqueeze(0), self._shapes, rows)
+        stack = [piece.expand(2, *piece.shape[1:]).clone() for piece in first.values()]
         on_gpu = plain.device.type == "cuda"
         before = torch.cuda.memory_allocated(plain.device) if on_gpu else 0
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(plain.device)
         with computing_in(plain.precision, plain.device):
             with torch.no_grad():
-                losses = plain.loss(self.flat.module, {name: field[0] for name, field in like.items()})
+                one = {f"model.{name}": piece[0] for name, piece in first.items()}
+                losses = functional_call(plain.as_module, one, ({name: field[0] for name, field in like.items()},))
             self._step.per_example = per_example(losses, plain.local.batch_size)
             try:
                 with warnings.catch_warnings():
@@ -204,7 +201,7 @@ class Stacked:
                 reason = str(error).strip().splitlines()[0]
                 raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
         peak = torch.cuda.max_memory_allocated(plain.device) if on_gpu else 0
-        return like, max(1, (peak - before) // 2)
+        return max(1, (peak - before) // 2)
 
     def _fitting(self, cohort_size: int, bytes_a_user: int) -> int:
         """Users in a block: as a cohort costs least, within free memory.
@@ -214,7 +211,7 @@ class Stacked:
         plain = self.plain
         if plain.device.type != "cuda":
             return _ON_CORES
-        bytes_a_user += 8 * self.flat.dim
+        bytes_a_user += 8 * (0 if plain.row_fields else self.flat.dim)
         most = max(1, int(_FREE * torch.cuda.mem_get_info(plain.device)[0] / bytes_a_user))
         rng = np.random.default_rng(0)
         population, local = plain.examples.population, plain.local

@@ -28,6 +28,7 @@ from .one_by_one import OneByOne
 from .population import Population
 from .precision import PRECISIONS, Precision
 from .round import Algorithm, TrainState
+from .rows import RowFields
 from .sampling import sampler_named
 from .server import ServerOptimiser, ServerSGD
 from .workers import Alone
@@ -102,6 +103,7 @@ class Training:
         device: torch.device | str = "cpu",
         engine: Engine = "auto",
         precision: Precision = "float32",
+        row_fields: RowFields | None = None,
     ) -> None:
         self.population = population
         check_choice("engine", engine, ENGINES)
@@ -144,7 +146,7 @@ class Training:
             count_stddev = cohort_size / 20 if self.noise_multiplier > 0 else 0.0  # section 2.1 of the paper
         mechanism = GaussianMechanism(cohort_size, self.noise_multiplier, count_stddev if controller.counts else None)
         streams = Streams(seed, noise_source)
-        plain = OneByOne(model, loss, population, local, streams, device, precision)
+        plain = OneByOne(model, loss, population, local, streams, device, precision, row_fields)
         clients = clients_named(engine, plain, cohort_size)
         self.algorithm = Algorithm(
             sampler, clients, Alone(clients), mechanism, server or ServerSGD(), controller, streams

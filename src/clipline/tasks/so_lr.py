@@ -63,7 +63,7 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
     model = initialised(TagRegression, settings.seed)
     part = str(settings.evaluate_on)
     evaluate = evaluator(count, test, part, batch_size=500, first=VALIDATION_POSTS)
-    return LoadedTask(population, model, loss, evaluate, reduction="sum")
+    return LoadedTask(population, model, loss, evaluate, reduction="sum", row_fields={"tags.weight": "words"})
 
 
 TASK = paper_task(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from ..errors import SettingError
 from ..federated.local import LocalSGD, Loss
 from ..federated.population import Population
+from ..federated.rows import RowFields
 from ..federated.server import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
 from ..federated.training import Evaluate, Training
 from .settings import TrainSettings
@@ -28,6 +29,7 @@ class LoadedTask:
     loss: Loss
     evaluate: Evaluate  # on users outside the population
     reduction: str = "mean"  # of a loss that gives one number for each example
+    row_fields: RowFields = field(default_factory=dict)  # parameters of which a user touches few rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +71,7 @@ class Task:
             count_stddev=settings.count_stddev,
             max_epsilon=settings.max_epsilon,
             noise_source=noise_source,
+            row_fields=loaded.row_fields,
             evaluate=loaded.evaluate,
             evaluate_every=settings.evaluate_every,
             device=chosen_device(settings.device, sum(p.numel() for p in loaded.model.parameters())),

@@ -1,0 +1,114 @@
+"""Matrix parameters of which a user touches few rows: only those travel, train and add up.
+
+`RowFields` maps a parameter's name to the field of the population that holds row numbers, as {"tags.weight": "words"}.
+Such a user trains on a small matrix of his own rows, and the field holds places in that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ..errors import ModuleError
+from .flat_module import FlatModule
+from .local import Batch
+from .population import Population
+from .updates import Dense, Piece, Rows, Updates
+
+RowFields = Mapping[str, str]
+
+
+def check_row_fields(row_fields: RowFields, flat: FlatModule, population: Population) -> None:
+    """Refuse names that are not there, and parameters that are not matrices."""
+    shapes = flat.named_shapes
+    for name, field in row_fields.items():
+        if len(shapes.get(name, ())) != 2:
+            raise ModuleError(
+                f"row_fields names {name!r}, which is no trainable matrix of the model: name one, or none"
+            )
+        if field not in population.fields or population.fields[field].dtype.kind not in "iu":
+            raise ModuleError(
+                f"row_fields names {field!r}, which is no field of whole numbers of the population: name one, or none"
+            )
+    if len(set(row_fields.values())) < len(row_fields):
+        raise ModuleError("row_fields names a field twice, which would be renumbered twice: give each its own field")
+
+
+def touched(numbers: Tensor, height: int, least: int = 1) -> tuple[Tensor, Tensor]:
+    """Which of `height` rows each user's (users, ...) numbers name, ascending, and the numbers as places among them.
+
+    (users, touched): as many places as the user with most needs, `least` or a power of two times it; the places that a
+    user does not need hold 0, and nothing refers to them. A number beyond the last row counts as the last.
+    """
+    users = len(numbers)
+    flat = numbers.reshape(users, -1).long().clamp(max=height - 1)
+    present = torch.zeros(users, height, dtype=torch.int64, device=numbers.device).scatter_(1, flat, 1)
+    place = present.cumsum(dim=1)
+    most = int(place[:, -1].max()) if users else 1
+    room = least
+    while room < most:
+        room *= 2
+    room = min(room, height)
+    rows = torch.arange(height, device=numbers.device).expand(users, height)
+    slots = torch.where(present > 0, place - 1, room)  # those that are absent go to a spare slot
+    chosen = torch.zeros(users, room + 1, dtype=torch.int64, device=numbers.device).scatter_(1, slots, rows)
+    return chosen[:, :room].contiguous(), (place.gather(1, flat) - 1).view(numbers.shape)
+
+
+def renumbered(
+    examples: Batch, row_fields: RowFields, heights: Mapping[str, int], least: int = 1
+) -> tuple[Batch, dict[str, Tensor]]:
+    """The examples with places for row numbers, and the rows (users, touched) of each parameter."""
+    examples, rows = dict(examples), {}
+    for name, field in row_fields.items():
+        rows[name], examples[field] = touched(examples[field], heights[name], least)
+    return examples, rows
+
+
+def first_pieces(
+    params: Tensor, shapes: Mapping[str, torch.Size], rows: Mapping[str, Tensor], run: Tensor | None = None
+) -> dict[str, Tensor]:
+    """What each user starts from, by parameter: (users, *shape), or the user's own rows (users, touched, width).
+
+    `params` is (runs, dim) and `run` (users,) says whose; with one run only, everybody shares it and nothing is copied.
+    """
+    pieces = torch.split(params, [shape.numel() for shape in shapes.values()], dim=1)
+    first = {}
+    for (name, shape), piece in zip(shapes.items(), pieces, strict=True):
+        whole = piece.reshape(len(params), *shape)
+        if name in rows:
+            first[name] = whole[0][rows[name]] if run is None else whole[run.unsqueeze(1), rows[name]]
+        else:
+            first[name] = whole if run is None else whole[run]
+    return first
+
+
+def updates_of(
+    stack: Sequence[Tensor], first: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], rows: Mapping[str, Tensor]
+) -> Updates:
+    """What training changed, (users, ...) less `first`; the stack itself is altered."""
+    start, pieces = 0, list[Piece]()
+    for (name, shape), piece in zip(shapes.items(), stack, strict=True):
+        change = piece.sub_(first[name])
+        if name in rows:
+            pieces.append(Rows(start, shape[0], rows[name], change))
+        else:
+            pieces.append(Dense(start, change.flatten(1)))
+        start += shape.numel()
+    return Updates(pieces)
+
+
+def together(users: Sequence[Updates]) -> Updates:
+    """Updates of single users as one block: rows are filled up to the user with most."""
+    pieces = list[Piece]()
+    for alike in zip(*(one.pieces for one in users), strict=True):
+        values = pad_sequence([piece.values[0] for piece in alike], batch_first=True)
+        if isinstance(alike[0], Rows):
+            places = pad_sequence([piece.places[0] for piece in alike if isinstance(piece, Rows)], batch_first=True)
+            pieces.append(Rows(alike[0].start, alike[0].height, places, values))
+        else:
+            pieces.append(Dense(alike[0].start, values))
+    return Updates(pieces)
