@@ -16,6 +16,7 @@ from .stacked import CannotStack, Stacked
 from .updates import Updates
 
 Engine = Literal["auto", "one-by-one", "stacked"]
+SMALL_MODEL = 100_000  # parameters below which starting an operation takes longer than doing it for one user
 ENGINES: tuple[Engine, ...] = ("auto", "one-by-one", "stacked")
 
 
@@ -37,14 +38,21 @@ class SlowEngineWarning(UserWarning):
 
 
 def clients_named(engine: Engine, plain: OneByOne, cohort_size: int) -> Clients:
-    """`plain` itself or a stack on top of it. "auto" stacks on a GPU, where one user is too little work, if it can."""
+    """`plain` itself or a stack on top of it.
+
+    "auto" stacks where one user is too little work: on a GPU, and for small models on processor cores too; if the model
+    cannot be stacked it goes on without, and says so where that is much slower.
+    """
     check_choice("engine", engine, ENGINES)
-    if engine == "one-by-one" or (engine == "auto" and plain.device.type != "cuda"):
+    on_gpu = plain.device.type == "cuda"
+    if engine == "one-by-one" or (engine == "auto" and not on_gpu and plain.flat.dim >= SMALL_MODEL):
         return plain
     try:
         return Stacked(plain, cohort_size)
     except CannotStack as error:
         if engine == "stacked":
             raise
-        warnings.warn(f"{error}; users train one by one, which is slower on a GPU", SlowEngineWarning, stacklevel=2)
+        if on_gpu:
+            slow = f"{error}; users train one by one, which is slower on a GPU"
+            warnings.warn(slow, SlowEngineWarning, stacklevel=2)
         return plain

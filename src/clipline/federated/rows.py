@@ -103,6 +103,8 @@ def updates_of(
 
 def together(users: Sequence[Updates]) -> Updates:
     """Updates of single users as one block: rows are filled up to the user with most."""
+    if len(users) == 1:
+        return users[0]
     pieces = list[Piece]()
     for alike in zip(*(one.pieces for one in users), strict=True):
         values = pad_sequence([piece.values[0] for piece in alike], batch_first=True)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -21,6 +25,7 @@ from ..privacy.relations import Relation
 from ..streams import NoiseSource, Streams
 from .clients import ENGINES, Engine, clients_named
 from .controllers import ClipController, QuantileClip
+from .evaluation import Evaluate, Evaluation, Metrics
 from .interrupt import CtrlC
 from .local import LocalSGD, Loss
 from .mechanism import GaussianMechanism
@@ -33,20 +38,24 @@ from .sampling import sampler_named
 from .server import ServerOptimiser, ServerSGD
 from .workers import Alone
 
-Evaluate = Callable[[nn.Module], Mapping[str, float]]
 Stopped = Literal["finished", "budget", "interrupted"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RoundReport:
     """What may be shown and stored of one round: released numbers, and metrics on users outside the population."""
 
     round_index: int
     clip: float  # that clipped in this round
     fraction_within: float | None  # noisy
-    guarantee: Guarantee  # of all rounds so far
-    metrics: Mapping[str, float]  # empty where this round was not evaluated
+    metrics: Metrics  # empty where this round was not evaluated
     unprivate_seconds: float  # how long the round took, which tells something of how many users came
+    account_now: Callable[[], Guarantee] = field(repr=False)
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """Of all rounds so far. Accounted when it is asked for: that may take longer than the round."""
+        return self.account_now()
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,40 +163,45 @@ class Training:
         self.planned = self.guarantee_of(Ledger().add(self.algorithm.event, self.rounds))
 
     def run(
-        self, *, observe: Callable[[RoundReport, TrainState], None] | None = None, state: TrainState | None = None
+        self,
+        *,
+        observe: Callable[[RoundReport, TrainState], None] | None = None,
+        state: TrainState | None = None,
+        ctrl_c: CtrlC | None = None,
     ) -> TrainResult:
         """Train, from `state` on if given. Ctrl-C and the budget stop it between two rounds, and the result stands.
 
-        `observe(report, state)` is called after every round.
+        `observe(report, state)` is called for every round, in order; while a round is measured, the next may train.
         """
         state = self.algorithm.first() if state is None else state
-        reports: list[RoundReport] = []
-        metrics: Mapping[str, float] = {}
-        stopped: Stopped = "finished"
         last = state.round_index + self._affordable(state.ledger, self.rounds - state.round_index)
-        with CtrlC() as ctrl_c:
+        evaluation = Evaluation(self.algorithm.clients.flat, self.evaluate)
+        desk = _Desk(observe, limit=2 * self.evaluate_every)
+        stopped: Stopped = "finished"
+        with CtrlC() if ctrl_c is None else nullcontext(ctrl_c) as stop:
             while state.round_index < self.rounds:
                 if state.round_index >= last:
                     stopped = "budget"
                     break
-                if ctrl_c.pressed:
+                if stop.pressed:
                     stopped = "interrupted"
                     break
                 begun = time.perf_counter()
                 clip = state.clip.clip
                 state, release = self.algorithm.round(state)
-                due = state.round_index % self.evaluate_every == 0 or state.round_index == self.rounds
-                metrics = self._measure(state) if due else {}
-                guarantee = self.guarantee_of(state.ledger)
                 seconds = time.perf_counter() - begun
-                reports.append(
-                    RoundReport(state.round_index - 1, clip, release.fraction_within, guarantee, metrics, seconds)
-                )
-                if observe is not None:
-                    observe(reports[-1], state)
+                due = state.round_index % self.evaluate_every == 0 or state.round_index == self.rounds
+                metrics = evaluation.begin(state.params) if due else None
+                account_now: Callable[[], Guarantee] = partial(self.guarantee_of, state.ledger)
+                if observe is not None:  # who looks on will ask for it: begin at once, beside the next round
+                    account_now = evaluation.submit(account_now).result
+                report = RoundReport(state.round_index - 1, clip, release.fraction_within, {}, seconds, account_now)
+                desk.hand_in(report, state, metrics)
+            desk.finish()
         model = self.algorithm.clients.flat.export(state.params)
-        metrics = metrics or self._measure(state)
-        return TrainResult(model, state, self.guarantee_of(state.ledger), metrics, tuple(reports), stopped)
+        measured = desk.reports[-1].metrics if desk.reports else {}
+        measured = measured or evaluation.begin(state.params).result()
+        return TrainResult(model, state, self.guarantee_of(state.ledger), measured, tuple(desk.reports), stopped)
 
     def guarantee_of(self, ledger: Ledger) -> Guarantee:
         """What these rounds promise, at this training's delta and relation."""
@@ -228,10 +242,33 @@ class Training:
             at_most=remaining,
         )
 
-    def _measure(self, state: TrainState) -> Mapping[str, float]:
-        if self.evaluate is None:
-            return {}
-        module = self.algorithm.clients.flat.load(state.params)
-        module.eval()
-        with torch.no_grad():
-            return dict(self.evaluate(module))
+
+class _Desk:
+    """Takes in reports as rounds end, waits for their metrics and hands them on in order."""
+
+    def __init__(self, observe: Callable[[RoundReport, TrainState], None] | None, limit: int) -> None:
+        self.reports: list[RoundReport] = []
+        self._observe = observe
+        self._limit = limit
+        self._waiting: deque[tuple[RoundReport, TrainState, Future[Metrics] | None]] = deque()
+
+    def hand_in(self, report: RoundReport, state: TrainState, metrics: Future[Metrics] | None) -> None:
+        """Take in one more, and hand on those that are ready. Waits if too many are not."""
+        self._waiting.append((report, state, metrics))
+        self._hand_on(self._limit)
+
+    def finish(self) -> None:
+        """Hand on all that is left."""
+        self._hand_on(0)
+
+    def _hand_on(self, limit: int) -> None:
+        while self._waiting:
+            report, state, metrics = self._waiting[0]
+            if metrics is not None and not metrics.done() and len(self._waiting) <= limit:
+                return
+            if metrics is not None:
+                report = replace(report, metrics=metrics.result())
+            self._waiting.popleft()
+            self.reports.append(report)
+            if self._observe is not None:
+                self._observe(report, state)

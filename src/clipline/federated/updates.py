@@ -66,6 +66,11 @@ class Rows:
         """Add sum over users of scale (users,) times their rows, in float64, to total (dim,); scale 0 as above."""
         users, touched, width = self.values.shape
         matrix = total[self.start : self.start + self.height * width].view(self.height, width)
+        if self.values.device.type == "cpu":
+            for places, values, factor in zip(self.places, self.values, scale.tolist(), strict=True):
+                if factor > 0:
+                    matrix.index_add_(0, places, values.double(), alpha=factor)
+            return
         step = max(1, _CHUNK // max(1, touched * width))
         for start in range(0, users, step):
             part = slice(start, start + step)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..errors import check_choice
+from ..federated.evaluation import Evaluate
 from ..federated.local import Batch
 from ..federated.population import Population
-from ..federated.training import Evaluate
 
 # A metric of a batch: what is summed above and below the line. Below may be None, for a plain sum.
 Counts = Mapping[str, tuple[Tensor, Tensor | int | None]]

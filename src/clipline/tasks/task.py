@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from ..errors import SettingError
+from ..federated.evaluation import Evaluate
 from ..federated.local import LocalSGD, Loss
 from ..federated.population import Population
 from ..federated.rows import RowFields
 from ..federated.server import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
-from ..federated.training import Evaluate, Training
+from ..federated.training import Training
 from .settings import TrainSettings
 
 SMALL_MODEL = 100_000  # parameters below which one processor core is faster than two, or than a GPU
