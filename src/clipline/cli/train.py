@@ -141,8 +141,8 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
     """Load, check, make the directory, train, and say what came of it."""
     import torch
 
+    from ..federated.clients import SMALL_MODEL
     from ..study.run_directory import RunDirectory, check_free
-    from ..tasks.task import SMALL_MODEL
     from .progress import TrainProgress
 
     path = resume or out or Path("runs") / time.strftime(f"{task.name}-%Y%m%d-%H%M%S")

@@ -41,8 +41,8 @@ def aggregate(
     return ClippedSum(total, clip, cohort.sampling)
 
 
-def clip_factors(norms: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """What to multiply updates of these norms (users,) float64 with, and which were within the clip.
+def clip_factors(norms: Tensor, clip: float | Tensor) -> tuple[Tensor, Tensor]:
+    """What to multiply updates of these norms (users,) float64 with, and which were within the clip, or each its own.
 
     Exactly 1 within the clip; otherwise the product ends a few roundings below the clip, never above; 0 for a norm that
     is not finite, which is not within.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections import deque
@@ -36,7 +37,7 @@ from .round import Algorithm, TrainState
 from .rows import RowFields
 from .sampling import sampler_named
 from .server import ServerOptimiser, ServerSGD
-from .workers import Alone
+from .workers import Alone, Workforce
 
 Stopped = Literal["finished", "budget", "interrupted"]
 
@@ -155,8 +156,8 @@ class Training:
             count_stddev = cohort_size / 20 if self.noise_multiplier > 0 else 0.0  # section 2.1 of the paper
         mechanism = GaussianMechanism(cohort_size, self.noise_multiplier, count_stddev if controller.counts else None)
         streams = Streams(seed, noise_source)
-        plain = OneByOne(model, loss, population, local, streams, device, precision, row_fields)
-        clients = clients_named(engine, plain, cohort_size)
+        self.plain = OneByOne(model, loss, population, local, streams, device, precision, row_fields)
+        clients = clients_named(engine, self.plain, cohort_size)
         self.algorithm = Algorithm(
             sampler, clients, Alone(clients), mechanism, server or ServerSGD(), controller, streams
         )
@@ -202,6 +203,12 @@ class Training:
         measured = desk.reports[-1].metrics if desk.reports else {}
         measured = measured or evaluation.begin(state.params).result()
         return TrainResult(model, state, self.guarantee_of(state.ledger), measured, tuple(desk.reports), stopped)
+
+    def with_workforce(self, workforce: Workforce) -> Training:
+        """The same training by another workforce."""
+        other = copy.copy(self)
+        other.algorithm = replace(self.algorithm, workforce=workforce)
+        return other
 
     def guarantee_of(self, ledger: Ledger) -> Guarantee:
         """What these rounds promise, at this training's delta and relation."""

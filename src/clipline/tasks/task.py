@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import SettingError
+from ..federated.clients import SMALL_MODEL
 from ..federated.evaluation import Evaluate
 from ..federated.local import LocalSGD, Loss
 from ..federated.population import Population
@@ -17,8 +18,6 @@ from ..federated.rows import RowFields
 from ..federated.server import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
 from ..federated.training import Training
 from .settings import TrainSettings
-
-SMALL_MODEL = 100_000  # parameters below which one processor core is faster than two, or than a GPU
 
 
 @dataclass(frozen=True, eq=False)
