@@ -11,8 +11,8 @@ from samples import ROOT
 from tff_layouts import example, write_sqlite
 
 from clipline.data.catalogue import CATALOGUE
-from clipline.data.store import verify_store
 from clipline.federated.population import Population
+from clipline.manifest import verify_store
 
 
 @pytest.fixture

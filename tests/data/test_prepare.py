@@ -7,9 +7,9 @@ from tff_layouts import example, write_hdf5, write_sqlite
 
 from clipline.data.catalogue import CATALOGUE, data_set
 from clipline.data.prepare import prepare
-from clipline.data.store import verify_store
 from clipline.errors import CliplineError
 from clipline.federated.population import Population
+from clipline.manifest import verify_store
 
 RNG = np.random.default_rng(1)
 INK = RNG.integers(0, 256, (3, 28, 28), dtype=np.uint8)
