@@ -97,6 +97,21 @@ def test_a_flipped_bit_a_lost_file_and_a_lost_manifest_are_noticed(tmp_path):
         verify_store(store)
 
 
+def test_large_files_may_be_left_unread_but_must_be_there(tmp_path):
+    store = tmp_path / "s"
+    write_store(store, [rows_of(range(1000))], source="by hand")
+    large = store / "field.square.npy"
+    large.write_bytes(b"?" * 20_000)
+    with pytest.raises(PopulationError, match="has checksum"):
+        verify_store(store)
+    assert verify_store(store, largest=19_999).users == 1000
+    with pytest.raises(PopulationError, match="has checksum"):
+        verify_store(store, largest=20_000)
+    large.unlink()
+    with pytest.raises(PopulationError, match="is missing"):
+        verify_store(store, largest=1)
+
+
 def test_progress_ends_with_every_row(tmp_path):
     seen = []
     write_store(

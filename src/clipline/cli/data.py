@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import PopulationError
+from .tasks import state_in_words
 
 if TYPE_CHECKING:
     from ..data.chunks import Convert
@@ -28,12 +29,18 @@ _NAME = "emnist, cifar100, shakespeare, stackoverflow, or a task that reads one 
 
 @app.command("list")
 def list_data(
-    folder: Annotated[Path, typer.Option("--in", help="Where to look for what is present.")] = Path("data"),
+    where: Annotated[
+        Path | None,
+        typer.Option("--in", help="Where to look for what is present.", show_default="CLIPLINE_DATA or clipline-data"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say which data sets are known, which are present, and how to get them."""
     from ..data.catalogue import CATALOGUE
+    from ..tasks.facts import FACTS
+    from ..tasks.stores import data_home, data_state
 
+    folder = data_home() if where is None else where
     prepared = _prepared(folder)
     answer: dict[str, dict[str, Any]] = {}
     for name, known in CATALOGUE.items():
@@ -47,7 +54,8 @@ def list_data(
             "fields": list(known.fields),
             "downloads": [asdict(download) for download in known.downloads],
             "files": [str(folder / file) for file in dict.fromkeys(files) if (folder / file).is_file()],
-            "prepared": [place for place, source in prepared.items() if source.split(" ")[0] == name],
+            "prepared": [place for place, tasks in prepared.items() if set(tasks) & set(known.tasks)],
+            "state": {task: data_state(task, FACTS[task].data, folder) for task in known.tasks},
             "by_hand": known.by_hand,
         }
     if as_json:
@@ -56,7 +64,8 @@ def list_data(
     for name, entry in answer.items():
         train = CATALOGUE[name].splits["train"]
         print(f"{name}: {entry['what']} ({train.users:,} users, {train.examples:,} examples)")
-        print(f"  for      {', '.join(CATALOGUE[name].tasks)}")
+        for task, state in entry["state"].items():
+            print(f"  for      {task}: {state_in_words(state, FACTS[task].stand_in_users)}")
         print(f"  present  {', '.join([*entry['files'], *entry['prepared']]) or f'nothing in {folder}'}")
         print(f"  get it   clipline data fetch {name} --to {folder}")
         print(f"  by hand  {entry['by_hand']}")
@@ -174,16 +183,15 @@ def fetch_data(
         print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB, {checked}")
 
 
-def _prepared(folder: Path) -> dict[str, str]:
-    """The stores in a folder, or the folder itself, and where each came from."""
+def _prepared(folder: Path) -> dict[str, list[str]]:
+    """The stores in a folder, up to two levels down, and the tasks that each is for."""
+    from ..manifest import MANIFEST, read_manifest
+
     found = {}
-    for path in sorted([*folder.glob("population.json"), *folder.glob("*/population.json")]):
-        try:
-            source: Any = json.loads(path.read_text()).get("source")
-        except (ValueError, OSError, AttributeError):
-            continue
-        if isinstance(source, str):
-            found[str(path.parent)] = source
+    for depth in ("", "*/", "*/*/"):
+        for path in sorted(folder.glob(depth + MANIFEST)):
+            with suppress(PopulationError):  # somebody else's file, or a damaged one, which `state` speaks of
+                found[str(path.parent)] = read_manifest(path.parent).tasks
     return found
 
 

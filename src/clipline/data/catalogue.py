@@ -65,7 +65,7 @@ class DataSet:
         files = " and ".join(download.url for download in self.downloads)
         return (
             f"download {files} on a machine with a network, copy it here, then "
-            f"clipline data prepare {self.name} --from {self.downloads[0].file} --to DIR"
+            f"clipline data prepare {self.name} --from {self.downloads[0].file} --to clipline-data/{self.name}"
         )
 
     def find(self, folder: Path, split: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -86,20 +87,13 @@ def _lines(
     progress: Progress,
 ) -> Iterator[Chunk]:  # fmt: skip
     import pyarrow as pa
-    import pyarrow.csv
 
     size, rows = file.stat().st_size, 0
     try:
         with ExitStack() as stack:
             raw = _Counted(stack.enter_context(file.open("rb")))
             stream = stack.enter_context(_opened(raw, codec))
-            if kind == ".csv":
-                csv = pyarrow.csv.ReadOptions(use_threads=False, block_size=CHUNK_BYTES)
-                types = pyarrow.csv.ConvertOptions(column_types={user_column: pa.string()})  # 007 and 7 are two users
-                reader = stack.enter_context(pyarrow.csv.open_csv(stream, read_options=csv, convert_options=types))
-                batches: Iterator[Any] = iter(reader)
-            else:
-                batches = _objects(stream)
+            batches = _rows(stream, user_column) if kind == ".csv" else _objects(stream)
             names: list[str] | None = None
             for batch in batches:
                 names = names or columns_of(file, batch.schema.names, user_column, fields)
@@ -113,25 +107,59 @@ def _lines(
         ) from None
 
 
+def _whole_lines(stream: Any) -> Iterator[bytes]:
+    """A stream some lines at a time, as much as a chunk each: Arrow's own readers of streams read ahead of their user,
+    and the faster they are than what comes after, the more they hold.
+
+    Of a block without content nothing is given. A line may end in CR, LF or both.
+    """
+    rest, block = b"", b"-"
+    while block:
+        block = stream.read(CHUNK_BYTES)
+        data = rest + block
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 if block else len(data)
+        lines, rest = data[:cut], data[cut:]
+        if lines.strip():
+            yield lines
+
+
+def _rows(stream: Any, user_column: str) -> Iterator[Any]:
+    """Batches of a CSV stream. The first block says what the columns are and of which type."""
+    import pyarrow as pa
+    import pyarrow.csv
+
+    types: Any = {user_column: pa.string()}  # 007 and 7 are two users
+    names, before = None, 0
+    for lines in _whole_lines(stream):
+        whole = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=names)
+        typed = pyarrow.csv.ConvertOptions(column_types=types)
+        try:
+            table = pyarrow.csv.read_csv(pa.BufferReader(lines), read_options=whole, convert_options=typed)
+        except pa.ArrowInvalid as error:  # which counts the rows of this block only
+            raise pa.ArrowInvalid(
+                re.sub(r"Row #(\d+)", lambda row: f"Row #{before + int(row[1])}", str(error))
+            ) from None
+        before += table.num_rows + (names is None)  # the first line names the columns
+        names, types = table.schema.names, table.schema
+        yield from table.combine_chunks().to_batches()
+
+
 def _objects(stream: Any) -> Iterator[Any]:
-    """Batches of a JSONL stream, some lines at a time: Arrow's own stream reads ahead without a limit."""
+    """Batches of a JSONL stream."""
     import pyarrow as pa
     import pyarrow.json
 
-    schema, rest, block = None, b"", b"-"
-    while block:
-        block = stream.read(CHUNK_BYTES)
-        lines, _, rest = (rest + block).rpartition(b"\n") if block else (rest, b"", b"")
-        if lines.strip():
-            whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
-            typed = pyarrow.json.ParseOptions(explicit_schema=schema)
-            table = pyarrow.json.read_json(pa.BufferReader(lines), read_options=whole, parse_options=typed)
-            schema = schema or table.schema
-            yield from table.combine_chunks().to_batches()
+    schema = None
+    for lines in _whole_lines(stream):
+        whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
+        typed = pyarrow.json.ParseOptions(explicit_schema=schema)
+        table = pyarrow.json.read_json(pa.BufferReader(lines), read_options=whole, parse_options=typed)
+        schema = schema or table.schema
+        yield from table.combine_chunks().to_batches()
 
 
 class _Counted(io.RawIOBase):
-    """A file that says how much of it was read. Its own `tell` would not do: Arrow reads ahead in another thread."""
+    """A file that says how much of it was read, also where Arrow decompresses it."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         self.file, self.done = file, 0

@@ -64,7 +64,7 @@ def paper_task(
         else:
             population, test = open_store(str(settings.data), name)
         if len(population) != settings.users:
-            limit = f"{len(population)}, as data={settings.data!r} has so many"
+            limit = f"{len(population)}, as many as data={settings.data!r} has"
             raise refuse("users", settings.users, limit, "set data by settings.overridden, which sets users too")
         return build(settings, narrowed(population, fields), narrowed(test, fields))
 

@@ -1,4 +1,4 @@
-"""Prepared data as the tasks read them: a folder with the stores `train` and `test`, as `clipline data prepare` makes it.
+"""Prepared data as the tasks read them: a folder with the stores `train` and `test`, made by `clipline data prepare`.
 
 No torch here: `clipline tasks` answers at once.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PopulationError, refuse
+from ..errors import CliplineError, PopulationError, refuse
 from ..manifest import MANIFEST, Manifest, read_manifest, verify_store
 
 if TYPE_CHECKING:
@@ -38,12 +38,32 @@ class TaskStore:
     train: Manifest
     test: Manifest
 
-    @property
-    def tested_on(self) -> str:
-        """Whom the metrics look at."""
-        if self.train.shared_users:
-            return "other examples of the training users, which the guarantee does not cover"
-        return "users outside the training population"
+    def __str__(self) -> str:
+        users, tested = f"{self.train.users:,}", f"{self.test.users:,}"
+        return f"{self.train.origin} data of {users} users and {tested} to measure on, {self.train.source}"
+
+
+OUTSIDERS = "users outside the training population"
+INSIDERS = "other examples of the training users, which the guarantee does not cover"
+
+
+@dataclass(frozen=True)
+class DataUsed:
+    """What a run trains and measures on, in words that stand beside its results."""
+
+    kind: str  # "embedded", "stand-in", "original", "substitute" or "own"
+    title: str  # for the line before the work begins
+    source: str | None  # of a store, as its manifest says
+    measured_on: str
+
+
+def data_used(task: str, kind: str, title: str, data: str | None) -> DataUsed:
+    """What the setting `data` means on a task: what it generates itself, or the store."""
+    if data in (None, STAND_IN):
+        return DataUsed(kind, title, None, OUTSIDERS)
+    store = read_store(str(data), task)
+    measured_on = INSIDERS if store.train.shared_users else OUTSIDERS
+    return DataUsed(store.train.origin, f"{task} on {store}", store.train.source, measured_on)
 
 
 def data_home() -> Path:
@@ -54,15 +74,15 @@ def data_home() -> Path:
     return Path(named or HOME)
 
 
-def find_store(task: str) -> Path | None:
-    """The folder of a task's data at the default place: by the name of the task, or else of its data set.
+def find_store(task: str, home: Path | None = None) -> Path | None:
+    """The folder of a task's data in `home`, or the default place: by the name of the task, else of its data set.
 
     A folder counts where `train` or `test` in it holds a store; whether both do is for `read_store` to say.
     """
     if task not in DATA_SET:
         return None
     for name in (task, DATA_SET[task]):
-        folder = data_home() / name
+        folder = (data_home() if home is None else home) / name
         if any((folder / split / MANIFEST).is_file() for split in ("train", "test")):
             return folder
     return None
@@ -83,6 +103,9 @@ def read_store(folder: str | Path, task: str) -> TaskStore:
         if task not in manifest.tasks:
             made_for = ", ".join(manifest.tasks) or "no task"
             raise refuse("data", str(path / split), f"prepared for {task}, and it is for {made_for}", _way_out(task))
+        for name in manifest.sha256:
+            if not (path / split / name).is_file():
+                raise refuse("data", str(folder), f"complete, and {split}/{name} is missing", _way_out(task))
         parts.append(manifest)
     return TaskStore(path, *parts)
 
@@ -105,6 +128,24 @@ def open_store(folder: str | Path, task: str) -> tuple[Population, Population]:
     return opened[0], opened[1]
 
 
+def data_state(task: str, generated: str, home: Path | None = None) -> dict[str, Any]:
+    """What `clipline train TASK` would find now, unless told otherwise.
+
+    `data` is "present" where both stores are there, "missing" where something is there that cannot be used, with the
+    reason as `problem`, and `generated` (such as "stand-in") where there is nothing.
+    """
+    state: dict[str, Any] = {"data": generated, "folder": None, "origin": None, "store_users": None, "problem": None}
+    try:
+        folder = find_store(task, home)
+        if folder is not None:
+            state |= {"data": "missing", "folder": str(folder)}
+            store = read_store(folder, task)
+            state |= {"data": "present", "origin": store.train.origin, "store_users": store.train.users}
+    except CliplineError as error:
+        state |= {"data": "missing", "problem": str(error)}
+    return state
+
+
 def with_users_of_store(changes: Mapping[str, Any], task: str, data: object) -> dict[str, Any]:
     """`changes` to settings with the numbers of users that the store has; other numbers are refused."""
     if data is None or data == STAND_IN:
@@ -115,7 +156,12 @@ def with_users_of_store(changes: Mapping[str, Any], task: str, data: object) -> 
     counts = {"users": store.train.users, "test_users": store.test.users}
     for name, count in counts.items():
         if changes.get(name, count) != count:
-            raise refuse(name, changes[name], f"{count}, as data={data!r} has so many", "leave it out")
+            raise refuse(
+                name,
+                changes[name],
+                f"{count}, as many as data={data!r} has",
+                f"leave it out, or set data to {STAND_IN}",
+            )
     return {**changes, **counts}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .text import BAG, SENTENCE, TAGS_KEPT, encode_bag, encode_sentence, encode_snippet, encode_tags
+from .text import BAG, ROW, SENTENCE, TAGS_KEPT, encode_bag, encode_sentence, encode_snippet, encode_tags
 
 Chunk = tuple[NDArray[Any], dict[str, NDArray[Any]]]
 Tokenise = Callable[[Chunk], Chunk]
@@ -21,7 +21,7 @@ def snippets(chunk: Chunk) -> Chunk:
     """Shakespeare: `snippets` become `tokens` (81,), one row or several for each snippet, which has its own rows."""
     ids, fields = chunk
     rows = [encode_snippet(text) for text in fields["snippets"]]
-    return np.repeat(ids, [len(cut) for cut in rows]), {"tokens": np.concatenate(rows)}
+    return np.repeat(ids, np.array([len(cut) for cut in rows], np.int64)), {"tokens": np.concatenate([np.zeros((0, ROW), np.uint8), *rows])}
 
 
 def sentences(words: Sequence[str]) -> Tokenise:
