@@ -1,8 +1,6 @@
 import itertools
 import json
 import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -174,44 +172,3 @@ def test_a_folder_in_use_is_refused_and_an_empty_one_is_taken(tmp_path):
         write_store(tmp_path / "s", [rows_of([2])], source="by hand")
     assert (tmp_path / "s" / "population.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
-
-
-LIMITED = """
-import resource, sys
-import numpy as np
-from clipline.data.npz import read_npz
-from clipline.data.store import write_store
-from pathlib import Path
-with open("/proc/self/statm") as file:
-    used = int(file.read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (120 << 20),) * 2)
-try:
-    np.ones(200 << 20, dtype=np.uint8)
-    sys.exit("the limit does not limit")
-except MemoryError:
-    pass
-chunks = read_npz(Path("big.npz"), "user", None, None, lambda done, total: None)
-write_store("store", chunks, source="big.npz", memory_bytes=16 << 20)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the size of a process from /proc")
-def test_a_file_larger_than_memory_is_prepared(tmp_path):
-    """200 MB of interleaved rows, while the process may take only 120 MB more than after its imports."""
-    rows, users = 50_000, 700
-    rng = np.random.default_rng(2)
-    user = rng.integers(0, users, rows)
-    x = np.empty((rows, 4096), dtype=np.uint8)
-    x[:] = (user % 251)[:, None]
-    x[:, 0] = np.arange(rows) % 256
-    np.savez(tmp_path / "big.npz", user=user, x=x)
-    del x
-    assert (tmp_path / "big.npz").stat().st_size > 200_000_000
-    run = subprocess.run([sys.executable, "-c", LIMITED], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    population = Population.open(tmp_path / "store")
-    assert population.examples == rows
-    for i in (0, users // 2, users - 1):
-        mine = np.flatnonzero(user == population.user_ids[i])
-        assert np.array_equal(population.of(i)["x"][:, 0], mine % 256)
-        assert (population.of(i)["x"][:, 1:] == population.user_ids[i] % 251).all()

@@ -6,7 +6,7 @@ import io
 import json
 import lzma
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -107,20 +107,36 @@ def _lines(
         ) from None
 
 
-def _whole_lines(stream: Any) -> Iterator[bytes]:
-    """A stream some lines at a time, as much as a chunk each: Arrow's own readers of streams read ahead of their user,
-    and the faster they are than what comes after, the more they hold.
+def _blocks(stream: Any, cut: Callable[[bytes], int]) -> Iterator[bytes]:
+    """A stream some lines at a time, about a chunk each; `cut` says how much of some bytes are whole lines.
 
-    Of a block without content nothing is given. A line may end in CR, LF or both.
+    Arrow's own readers of streams read ahead of their user: the slower that one is, the more they hold.
     """
     rest, block = b"", b"-"
     while block:
         block = stream.read(CHUNK_BYTES)
         data = rest + block
-        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 if block else len(data)
-        lines, rest = data[:cut], data[cut:]
+        end = cut(data) if block else len(data)
+        lines, rest = data[:end], data[end:]
         if lines.strip():
             yield lines
+
+
+def _objects_end(data: bytes) -> int:
+    return data.rfind(b"\n") + 1
+
+
+def _rows_end(data: bytes) -> int:
+    """Where the last whole row of CSV ends, in CR, LF or both, which inside of quotes end nothing.
+
+    After quotes that stay open for many chunks somebody forgot one: then a line is a row.
+    """
+    end = len(data)
+    while True:
+        end = max(data.rfind(b"\n", 0, end), data.rfind(b"\r", 0, end)) + 1
+        if end == 0 or len(data) > 8 * CHUNK_BYTES or data.count(b'"', 0, end) % 2 == 0:
+            return end
+        end = data.rfind(b'"', 0, end)  # it opened what is not closed yet
 
 
 def _rows(stream: Any, user_column: str) -> Iterator[Any]:
@@ -130,18 +146,22 @@ def _rows(stream: Any, user_column: str) -> Iterator[Any]:
 
     types: Any = {user_column: pa.string()}  # 007 and 7 are two users
     names, before = None, 0
-    for lines in _whole_lines(stream):
+    for lines in _blocks(stream, _rows_end):
         whole = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=names)
+        lined = pyarrow.csv.ParseOptions(newlines_in_values=True)
         typed = pyarrow.csv.ConvertOptions(column_types=types)
         try:
-            table = pyarrow.csv.read_csv(pa.BufferReader(lines), read_options=whole, convert_options=typed)
-        except pa.ArrowInvalid as error:  # which counts the rows of this block only
-            raise pa.ArrowInvalid(
-                re.sub(r"Row #(\d+)", lambda row: f"Row #{before + int(row[1])}", str(error))
-            ) from None
+            table = pyarrow.csv.read_csv(pa.BufferReader(lines), whole, lined, typed)
+        except pa.ArrowInvalid as error:
+            raise pa.ArrowInvalid(_from_the_top(str(error), before)) from None
         before += table.num_rows + (names is None)  # the first line names the columns
-        names, types = table.schema.names, table.schema
+        names, types = table.schema.names, table.schema if table.num_rows else types
         yield from table.combine_chunks().to_batches()
+
+
+def _from_the_top(message: str, before: int) -> str:
+    """Arrow's message with the row counted from the top of the file, not of the block."""
+    return re.sub(r"Row #(\d+)", lambda row: f"Row #{before + int(row[1])}", message)
 
 
 def _objects(stream: Any) -> Iterator[Any]:
@@ -150,7 +170,7 @@ def _objects(stream: Any) -> Iterator[Any]:
     import pyarrow.json
 
     schema = None
-    for lines in _whole_lines(stream):
+    for lines in _blocks(stream, _objects_end):
         whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
         typed = pyarrow.json.ParseOptions(explicit_schema=schema)
         table = pyarrow.json.read_json(pa.BufferReader(lines), read_options=whole, parse_options=typed)

@@ -21,7 +21,9 @@ def snippets(chunk: Chunk) -> Chunk:
     """Shakespeare: `snippets` become `tokens` (81,), one row or several for each snippet, which has its own rows."""
     ids, fields = chunk
     rows = [encode_snippet(text) for text in fields["snippets"]]
-    return np.repeat(ids, np.array([len(cut) for cut in rows], np.int64)), {"tokens": np.concatenate([np.zeros((0, ROW), np.uint8), *rows])}
+    return np.repeat(ids, np.array([len(cut) for cut in rows], np.int64)), {
+        "tokens": np.concatenate([np.zeros((0, ROW), np.uint8), *rows])
+    }
 
 
 def sentences(words: Sequence[str]) -> Tokenise:
