@@ -184,18 +184,17 @@ def test_articles_of_each_user(converted, tmp_path):
 
 def test_stack_exchange_sentence_by_sentence(converted, tmp_path):
     posts = [
-        {"site": "ai", "user": 1, "tags": ["nets", "b"], "title": "What's a net?", "text": "It's a Net. See <url>!\nOk"},
-        *({"site": "beer", "user": n, "tags": ["nets"], "title": "net", "text": "net"} for n in range(1, 18)),
+        {"site": "ai", "user": 1, "tags": ["nets", "b"], "title": "What's a net?", "text": "It's a Net. See <u>!\nOk"},
+        *({"site": "beer", "user": n, "tags": ["nets"], "title": "net", "text": "net"} for n in range(1, 28)),
         {"site": "wine", "user": 5, "tags": ["oak"], "title": "-", "text": ""},
     ]  # fmt: skip
     packed(tmp_path / "in" / "posts.jsonl.xz", map(json.dumps, posts))
     train, test, manifest = converted("stackexchange")
-    assert test.user_ids.tolist() == [
-        "beer/17"
-    ]  # the tenth of 19, by the alphabet: ai/1, beer/1, beer/10, ..., beer/17
-    assert (len(train), train.examples) == (18, 3 + 16)  # wine/5 said nothing and is a user
+    # By the alphabet: ai/1, beer/1, beer/10 to beer/17 (the tenth), ..., beer/26 (the twentieth), ..., wine/5
+    assert test.user_ids.tolist() == ["beer/17", "beer/26"]
+    assert (len(train), train.examples) == (27, 3 + 25)  # wine/5 said nothing and is a user
     mine = train.of(0)
-    assert (mine["tokens"][:, 1:] != 0).sum(axis=1).tolist() == [5, 4, 2]  # it's a net . END; see <url> ! END; ok END
+    assert (mine["tokens"][:, 1:] != 0).sum(axis=1).tolist() == [5, 4, 2]  # it's a net . END; see <u> ! END; ok END
     assert mine["tokens"][0, 3] == 1  # net is the commonest word
     assert mine["tags"][:, :3].tolist() == [[0, 1, -1]] * 3
     np.testing.assert_allclose(mine["weights"][2].sum(), 1)  # ok what's a net ?
