@@ -13,6 +13,7 @@ import clipline
 SOURCE = ROOT / "src" / "clipline"
 LEVELS = {
     "errors": 0,
+    "manifest": 1,
     "streams": 1,
     "plotting": 1,
     "privacy": 2,

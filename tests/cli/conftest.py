@@ -9,6 +9,7 @@ from clipline.cli import main
 def clipline(monkeypatch, capsys, tmp_path):
     """Run the command line in an empty folder; gives exit code, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CLIPLINE_DATA", raising=False)
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["clipline", *map(str, arguments)])

@@ -5,14 +5,13 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from samples import ROOT
-from tff_layouts import example, write_sqlite
+from tff_layouts import write_original
 
 from clipline.data.catalogue import CATALOGUE
-from clipline.data.store import verify_store
 from clipline.federated.population import Population
+from clipline.manifest import verify_store
 
 
 @pytest.fixture
@@ -38,26 +37,58 @@ def test_a_table_becomes_a_store(clipline, posts, tmp_path):
 
 
 def test_a_known_data_set_is_prepared_listed_and_described(clipline, tmp_path):
-    (tmp_path / "data").mkdir()
-    photo = np.arange(3072) % 256
-    rows = [("train", "0", example(coarse_label=[0], image=photo.tolist(), label=[9]))]
-    write_sqlite(tmp_path / "data" / "cifar100.sqlite", rows)
-    code, out, err = clipline("data", "prepare", "cifar100", "--from", "data", "--to", "data/train")
+    write_original(tmp_path / "clipline-data", "cifar100", "sqlite")
+    code, out, err = clipline(
+        "data", "prepare", "cifar100", "--from", "clipline-data", "--to", "clipline-data/cifar100"
+    )
     assert code == 0, err
-    assert "data/train: 1 users, 1 examples of pixels, labels" in out
+    assert "clipline-data/cifar100/train: 3 users, 4 examples of pixels, labels" in out
+    assert "clipline-data/cifar100/test: 2 users, 2 examples of pixels, labels" in out
+    assert "train on it: clipline train cifar100 --data clipline-data/cifar100" in out
+    assert "note: train has 3 users where the published file has 500" in out
+    assert "note: test has 2 users where the published file has 100" in out
     _, out, _ = clipline("data", "list", "--json")
     answer = json.loads(out)
     assert list(answer) == ["emnist", "cifar100", "shakespeare", "stackoverflow"]
-    assert answer["cifar100"]["prepared"] == ["data/train"]
-    assert answer["cifar100"]["files"] == ["data/cifar100.sqlite"]
+    folder = "clipline-data/cifar100"
+    assert answer["cifar100"]["prepared"] == [f"{folder}/test", f"{folder}/train"]
+    assert answer["cifar100"]["files"] == ["clipline-data/cifar100.sqlite"]
     assert answer["emnist"]["prepared"] == answer["emnist"]["files"] == []
     assert answer["stackoverflow"]["splits"]["heldout"] == {"users": 38_758, "examples": 16_491_230}
+    states = {task: state["data"] for entry in answer.values() for task, state in entry["state"].items()}
+    _, out, _ = clipline("tasks", "--json")
+    assert states == {task["name"]: task["data"] for task in json.loads(out) if task["name"] != "handwriting"}
+    assert sorted(states) == ["cifar100", "emnist_ae", "emnist_cr", "shakespeare", "so_lr", "so_nwp"]
+    assert [task for task, state in states.items() if state != "stand-in"] == ["cifar100"]
     _, out, _ = clipline("data", "list")
     assert "cifar100: photographs" in out
-    assert "present  data/cifar100.sqlite, data/train" in out
-    assert out.count("nothing in data") == 3
+    assert f"for      cifar100: present, 3 users, original, {folder}" in out
+    assert f"present  {folder}.sqlite, {folder}/test, {folder}/train" in out
+    assert out.count("nothing in clipline-data") == 3
     for known in CATALOGUE.values():
         assert known.downloads[0].url in out
+
+
+def test_one_split_alone_goes_straight_into_the_folder(clipline, tmp_path):
+    write_original(tmp_path / "files", "cifar100", "hdf5")
+    code, out, err = clipline(
+        "data",
+        "prepare",
+        "cifar100",
+        "--from",
+        "files/fed_cifar100_test.h5",
+        "--to",
+        "one",
+        "--split",
+        "test",
+        "--json",
+    )
+    assert code == 0, err
+    answer = json.loads(out)
+    assert (answer["users"], answer["folder"], answer["source"]) == (
+        2, "one", "cifar100 test from fed_cifar100_test.h5",
+    )  # fmt: skip
+    assert len(Population.open(tmp_path / "one")) == 2
 
 
 @pytest.mark.parametrize(
@@ -79,7 +110,21 @@ def test_a_known_data_set_is_prepared_listed_and_described(clipline, tmp_path):
             ["prepare", "table", "--from", "posts.jsonl", "--to", "posts.jsonl/new", "--user-column", "author"],
             "'posts.jsonl/new' cannot be written",
         ),
-        (["prepare", "shakespeare", "--from", "posts.jsonl", "--to", "new"], "no tokeniser"),
+        (
+            ["prepare", "shakespeare", "--from", "posts.jsonl", "--to", "new"],
+            "neither SQLite with all splits nor one of",
+        ),
+        (["prepare", "so_nwp", "--from", "posts.jsonl", "--to", "new"], "neither stackoverflow.word_count nor"),
+        (["prepare", "so_nwp", "--from", "no.sqlite", "--to", "new"], "'no.sqlite' does not exist"),
+        (
+            ["prepare", "so_lr", "--from", "posts.jsonl", "--to", "new", "--words", "posts.jsonl"],
+            "'posts.jsonl' has 30 entries but the first 10000 are needed",
+        ),
+        (["prepare", "emnist", "--from", "fed_emnist_train.h5", "--to", "new"], "'fed_emnist_test.h5' is missing"),
+        (
+            ["prepare", "emnist", "--from", "mine.h5", "--to", "new"],
+            "nor one of fed_emnist_train.h5 and fed_emnist_test",
+        ),
         (["fetch", "mnist", "--to", "new"], "did you mean 'emnist'?"),
         (["fetch", "emnist", "--to", "posts.jsonl"], "is a file: give a folder"),
     ],
@@ -87,6 +132,8 @@ def test_a_known_data_set_is_prepared_listed_and_described(clipline, tmp_path):
 def test_bad_input_is_one_sentence_exit_code_2_and_nothing_made(clipline, posts, tmp_path, arguments, words):
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "mine.txt").write_text("keep me")
+    (tmp_path / "fed_emnist_train.h5").write_text("never opened")
+    (tmp_path / "mine.h5").write_text("never opened")
     before = sorted(tmp_path.rglob("*"))
     code, _, err = clipline("data", *arguments)
     assert code == 2

@@ -3,13 +3,13 @@ import re
 
 import numpy as np
 import pytest
-from tff_layouts import example, write_hdf5, write_sqlite
+from tff_layouts import example, write_hdf5, write_original, write_sqlite
 
 from clipline.data.catalogue import CATALOGUE, data_set
-from clipline.data.prepare import prepare
-from clipline.data.store import verify_store
-from clipline.errors import CliplineError
+from clipline.data.prepare import prepare, prepare_task
+from clipline.errors import CliplineError, PopulationError
 from clipline.federated.population import Population
+from clipline.manifest import verify_store
 
 RNG = np.random.default_rng(1)
 INK = RNG.integers(0, 256, (3, 28, 28), dtype=np.uint8)
@@ -60,6 +60,39 @@ def test_cifar100_from_sqlite_and_hdf5(tmp_path):
         assert sorted(population.fields) == ["labels", "pixels"]
         assert np.array_equal(population.of(0)["pixels"], PHOTOS)
         assert population.of(0)["labels"].tolist() == LABELS
+
+
+def test_users_without_rows_are_users_of_the_prepared_population(tmp_path):
+    empty = {"image": np.zeros((0, 32, 32, 3), np.uint8), "label": np.zeros(0, int)}
+    tree = write_hdf5(tmp_path / "fed_cifar100_train.h5", {"b": {"image": PHOTOS, "label": LABELS}, "a": empty})
+    manifest = prepare("cifar100", tree, tmp_path / "store")
+    assert (manifest.users, manifest.examples) == (2, 3)
+    population = Population.open(tmp_path / "store")
+    assert [(str(user), population.size(i)) for i, user in enumerate(population.user_ids)] == [("a", 0), ("b", 3)]
+
+
+def test_both_splits_or_nothing(tmp_path):
+    """The second split fails, and of the first nothing stays."""
+    write_original(tmp_path / "files", "cifar100", "hdf5")
+    broken = tmp_path / "files" / "fed_cifar100_test.h5"
+    broken.write_bytes(broken.read_bytes()[:1000])
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(PopulationError, match="cannot be read as TFF's HDF5"):
+        prepare_task("cifar100", tmp_path / "files", tmp_path / "store")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_manifest_says_whether_train_and_test_share_users(tmp_path):
+    """As the sources say: EMNIST and Shakespeare by example, Stack Overflow by date, CIFAR-100 by user."""
+    shared = {name: data.shared_users for name, data in CATALOGUE.items()}
+    assert shared == {"emnist": True, "cifar100": False, "shakespeare": True, "stackoverflow": True}
+    for name in ("emnist", "cifar100"):
+        files = write_original(tmp_path / name, name, "hdf5")
+        manifests = prepare_task(name, files, tmp_path / "stores" / name)
+        assert list(manifests) == ["train", "test"]
+        assert {manifest.shared_users for manifest in manifests.values()} == {shared[name]}
+        assert {manifest.origin for manifest in manifests.values()} == {"original"}
+    assert manifests["test"].source == "cifar100 test from fed_cifar100_test.h5"
 
 
 def test_text_goes_through_the_callers_tokeniser_a_whole_role_at_a_time(tmp_path):

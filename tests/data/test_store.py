@@ -1,15 +1,14 @@
 import itertools
 import json
 import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from clipline import Population, __version__
-from clipline.data.store import read_manifest, verify_store, write_store
+from clipline.data.store import write_store
 from clipline.errors import PopulationError
+from clipline.manifest import read_manifest, verify_store
 
 
 def rows_of(ids, start=0):
@@ -96,6 +95,21 @@ def test_a_flipped_bit_a_lost_file_and_a_lost_manifest_are_noticed(tmp_path):
         verify_store(store)
 
 
+def test_large_files_may_be_left_unread_but_must_be_there(tmp_path):
+    store = tmp_path / "s"
+    write_store(store, [rows_of(range(1000))], source="by hand")
+    large = store / "field.square.npy"
+    large.write_bytes(b"?" * 20_000)
+    with pytest.raises(PopulationError, match="has checksum"):
+        verify_store(store)
+    assert verify_store(store, largest=19_999).users == 1000
+    with pytest.raises(PopulationError, match="has checksum"):
+        verify_store(store, largest=20_000)
+    large.unlink()
+    with pytest.raises(PopulationError, match="is missing"):
+        verify_store(store, largest=1)
+
+
 def test_progress_ends_with_every_row(tmp_path):
     seen = []
     write_store(
@@ -158,44 +172,3 @@ def test_a_folder_in_use_is_refused_and_an_empty_one_is_taken(tmp_path):
         write_store(tmp_path / "s", [rows_of([2])], source="by hand")
     assert (tmp_path / "s" / "population.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
-
-
-LIMITED = """
-import resource, sys
-import numpy as np
-from clipline.data.npz import read_npz
-from clipline.data.store import write_store
-from pathlib import Path
-with open("/proc/self/statm") as file:
-    used = int(file.read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (120 << 20),) * 2)
-try:
-    np.ones(200 << 20, dtype=np.uint8)
-    sys.exit("the limit does not limit")
-except MemoryError:
-    pass
-chunks = read_npz(Path("big.npz"), "user", None, None, lambda done, total: None)
-write_store("store", chunks, source="big.npz", memory_bytes=16 << 20)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the size of a process from /proc")
-def test_a_file_larger_than_memory_is_prepared(tmp_path):
-    """200 MB of interleaved rows, while the process may take only 120 MB more than after its imports."""
-    rows, users = 50_000, 700
-    rng = np.random.default_rng(2)
-    user = rng.integers(0, users, rows)
-    x = np.empty((rows, 4096), dtype=np.uint8)
-    x[:] = (user % 251)[:, None]
-    x[:, 0] = np.arange(rows) % 256
-    np.savez(tmp_path / "big.npz", user=user, x=x)
-    del x
-    assert (tmp_path / "big.npz").stat().st_size > 200_000_000
-    run = subprocess.run([sys.executable, "-c", LIMITED], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    population = Population.open(tmp_path / "store")
-    assert population.examples == rows
-    for i in (0, users // 2, users - 1):
-        mine = np.flatnonzero(user == population.user_ids[i])
-        assert np.array_equal(population.of(i)["x"][:, 0], mine % 256)
-        assert (population.of(i)["x"][:, 1:] == population.user_ids[i] % 251).all()

@@ -100,6 +100,45 @@ def test_many_chunks_equal_one_and_progress_ends_at_the_size_of_the_file(tmp_pat
         assert seen == sorted(seen)
 
 
+@pytest.mark.parametrize("chunk_bytes", [16, 17, 18, 19, 40, 1 << 20])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_csv_is_cut_between_rows_wherever_chunks_end(tmp_path, monkeypatch, chunk_bytes, line_end):
+    """Line ends of every kind, quotes around a line end and around a comma, and no end of the last line."""
+    monkeypatch.setattr(tables, "CHUNK_BYTES", chunk_bytes)
+    notes = ["plain", "two\nlines", "a,b", 'say ""hi""', "x"]
+    body = line_end.join(f'u{i},{i},"{note}"' for i, note in enumerate(notes))
+    (tmp_path / "data.csv").write_bytes(f"user,x,note{line_end}{body}".encode())
+    seen = []
+
+    def lengths(texts):
+        seen.extend(texts)
+        return np.array([len(text) for text in texts])
+
+    chunks = list(read_table(tmp_path / "data.csv", "user", text=lengths))
+    assert np.concatenate([ids for ids, _ in chunks]).tolist() == ["u0", "u1", "u2", "u3", "u4"]
+    assert np.concatenate([fields["x"] for _, fields in chunks]).tolist() == [0, 1, 2, 3, 4]
+    assert seen == ["plain", "two\nlines", "a,b", 'say "hi"', "x"]
+
+
+def test_a_forgotten_quote_does_not_hold_the_rest_of_the_file_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "CHUNK_BYTES", 64)
+    (tmp_path / "data.csv").write_text("user,x\n" + 'a"b,1\n' + "c,2\n" * 1000)
+    chunks = list(read_table(tmp_path / "data.csv", "user"))
+    assert sum(len(ids) for ids, _ in chunks) == 1001
+    assert chunks[0][0][0] == 'a"b'
+    assert max(len(ids) for ids, _ in chunks) < 9 * 64 / 4 + 1
+
+
+def test_a_bad_row_of_csv_is_counted_from_the_top_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "CHUNK_BYTES", 64)
+    (tmp_path / "data.csv").write_text("user,x\n" + "1,2\n" * 100 + "1,2,3\n")
+    with pytest.raises(PopulationError, match="Row #102: Expected 2 columns, got 3"):
+        list(read_table(tmp_path / "data.csv", "user"))
+    (tmp_path / "typed.csv").write_text("user,x\n" + "1,2\n" * 100 + "1,half\n")
+    with pytest.raises(PopulationError, match="int64"):
+        list(read_table(tmp_path / "typed.csv", "user"))
+
+
 def test_ids_in_csv_are_what_is_written(tmp_path):
     (tmp_path / "data.csv").write_text("user,x\n007,1\n7,2\nNA,3\n")
     ((ids, _),) = read_table(tmp_path / "data.csv", "user")

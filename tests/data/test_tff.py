@@ -1,4 +1,5 @@
 import lzma
+import sqlite3
 
 import h5py
 import numpy as np
@@ -122,8 +123,6 @@ def test_damaged_sqlite(tmp_path):
 
 
 def test_an_sqlite_with_fewer_examples_than_its_own_list_is_refused(tmp_path):
-    import sqlite3
-
     path = write_sqlite(tmp_path / "a.sqlite", rows())
     base = sqlite3.connect(path)
     base.execute("DELETE FROM examples WHERE client_id = 'f0001_41'")
@@ -146,9 +145,42 @@ def test_damaged_hdf5(tmp_path):
     with h5py.File(tmp_path / "flat.h5", "w") as root:
         root["examples/x"] = [1]
     refused("client 'x' is no group", read_tff_hdf5(tmp_path / "flat.h5"))
+    with h5py.File(tmp_path / "one.h5", "w") as root:
+        root["examples/a/x"] = 1
+    refused("client 'a' has one value as 'x', not a list", read_tff_hdf5(tmp_path / "one.h5"))
     write_hdf5(tmp_path / "uneven.h5", {"a": {"x": [1, 2], "y": [1]}})
     refused("client 'a' has unequal numbers of examples (2 of 'x', 1 of 'y')", read_tff_hdf5(tmp_path / "uneven.h5"))
     write_hdf5(tmp_path / "shapes.h5", {"a": {"x": [[1, 2]]}, "b": {"x": [[1]]}})
     refused("client 'b' has 'x' as int64[1] but others as int64[2]", read_tff_hdf5(tmp_path / "shapes.h5"))
     write_hdf5(tmp_path / "lost.h5", {"a": {"x": [1], "y": [1]}, "b": {"x": [1]}})
     refused("client 'b' has no field 'y'", read_tff_hdf5(tmp_path / "lost.h5"))
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
+def test_hdf5_clients_without_rows_are_told_of_whatever_their_empty_arrays_look_like(
+    tmp_path, monkeypatch, chunk_bytes
+):
+    monkeypatch.setattr(tff_hdf5, "CHUNK_BYTES", chunk_bytes)
+    clients = hdf5_clients()
+    clients["a first"] = {"pixels": np.zeros((0, 2, 2), np.float32), "label": np.zeros(0, np.int64)}
+    clients["in between"] = {"pixels": np.zeros(0), "label": np.zeros(0)}  # h5py's defaults for empty lists
+    clients["zz bare"] = {}
+    path = write_hdf5(tmp_path / "a.h5", clients)
+    silent = []
+    write_store(tmp_path / "store", read_tff_hdf5(path, without_rows=silent.append), source="a", known_users=silent)
+    assert silent == ["a first", "in between", "zz bare"]
+    population = Population.open(tmp_path / "store")
+    assert population.user_ids.tolist() == ["a first", "f0000_14", "f0001_41", "in between", "zz bare", "ß"]
+    assert np.diff(population.offsets).tolist() == [0, 3, 1, 0, 0, 1]
+
+
+def test_sqlite_clients_of_the_files_list_without_rows_are_told_of(tmp_path):
+    path = write_sqlite(tmp_path / "a.sqlite", rows())
+    base = sqlite3.connect(path)
+    base.execute("INSERT INTO client_metadata VALUES ('silent', 'train', 0)")
+    base.execute("INSERT INTO client_metadata VALUES ('silent elsewhere', 'test', 0)")
+    base.commit()
+    base.close()
+    silent = []
+    assert sum(len(ids) for ids, _ in read_tff_sqlite(path, "train", without_rows=silent.append)) == 5
+    assert silent == ["silent"]

@@ -35,7 +35,7 @@ def test_tags_by_number_of_users_plain_and_packed(tmp_path):
 @pytest.mark.parametrize(
     ("read", "data", "size", "words"),
     [
-        (read_words, WORDS, 4, "size=4 must be a whole number at least 1 and at most 3"),
+        (read_words, WORDS, 4, "list' has 3 entries but the first 4 are needed: download it again"),
         (read_words, b"the 1\nalone\n", 2, "no word and count in line 2"),
         (read_words, b"\xff\xfe", 1, "cannot be read"),
         (read_tags, b'{"a": 1', 1, "is no list of tags"),

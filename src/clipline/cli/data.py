@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,25 +16,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import PopulationError
+from .tasks import state_in_words
 
 if TYPE_CHECKING:
     from ..data.chunks import Convert
+    from ..manifest import Manifest
 
 app = typer.Typer(help="List, fetch and prepare data.", no_args_is_help=True)
-
-TOKENISERS: dict[str, Convert] = {}  # name of the data or of the task -> what turns its text into numbers
 
 _NAME = "emnist, cifar100, shakespeare, stackoverflow, or a task that reads one of them"
 
 
 @app.command("list")
 def list_data(
-    folder: Annotated[Path, typer.Option("--in", help="Where to look for what is present.")] = Path("data"),
+    where: Annotated[
+        Path | None,
+        typer.Option("--in", help="Where to look for what is present.", show_default="CLIPLINE_DATA or clipline-data"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say which data sets are known, which are present, and how to get them."""
     from ..data.catalogue import CATALOGUE
+    from ..tasks.facts import FACTS
+    from ..tasks.stores import data_home, data_state
 
+    folder = data_home() if where is None else where
     prepared = _prepared(folder)
     answer: dict[str, dict[str, Any]] = {}
     for name, known in CATALOGUE.items():
@@ -48,7 +54,8 @@ def list_data(
             "fields": list(known.fields),
             "downloads": [asdict(download) for download in known.downloads],
             "files": [str(folder / file) for file in dict.fromkeys(files) if (folder / file).is_file()],
-            "prepared": [place for place, source in prepared.items() if source.split(" ")[0] == name],
+            "prepared": [place for place, tasks in prepared.items() if set(tasks) & set(known.tasks)],
+            "state": {task: data_state(task, FACTS[task].data, folder) for task in known.tasks},
             "by_hand": known.by_hand,
         }
     if as_json:
@@ -57,7 +64,8 @@ def list_data(
     for name, entry in answer.items():
         train = CATALOGUE[name].splits["train"]
         print(f"{name}: {entry['what']} ({train.users:,} users, {train.examples:,} examples)")
-        print(f"  for      {', '.join(CATALOGUE[name].tasks)}")
+        for task, state in entry["state"].items():
+            print(f"  for      {task}: {state_in_words(state, FACTS[task].stand_in_users)}")
         print(f"  present  {', '.join([*entry['files'], *entry['prepared']]) or f'nothing in {folder}'}")
         print(f"  get it   clipline data fetch {name} --to {folder}")
         print(f"  by hand  {entry['by_hand']}")
@@ -71,38 +79,88 @@ def prepare_data(
     target: Annotated[Path, typer.Option("--to", help="The folder to write; new or empty.")],
     user_column: Annotated[str | None, typer.Option(help="The column that says whose row it is.")] = None,
     fields: Annotated[str | None, typer.Option(help="Columns to keep, as a,b.", show_default="all others")] = None,
-    split: Annotated[str, typer.Option(help="train or test (stackoverflow: heldout too).")] = "train",
+    split: Annotated[
+        str | None,
+        typer.Option(help="Only this one, straight into DIR: train or test (stackoverflow: heldout too)."),
+    ] = None,
+    words: Annotated[
+        Path | None, typer.Option(help="stackoverflow.word_count, if it is not beside the examples.")
+    ] = None,
+    tags: Annotated[
+        Path | None, typer.Option(help="stackoverflow.tag_count, if it is not beside the examples.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Turn a file into a store grouped by user, however large it is.
 
+    Of a known data set, the stores DIR/train and DIR/test, for clipline train TASK --data DIR.
+
     clipline data prepare table --from posts.parquet --to posts --user-column author
     """
-    from ..data.prepare import prepare
+    from ..data.catalogue import TABLE
+    from ..data.prepare import prepare, prepare_task
+    from ..data.store import check_target
     from .file_progress import FileProgress  # brings rich along, which other commands should not wait for
 
     begun = time.perf_counter()
     columns = None if fields is None else [column.strip() for column in fields.split(",") if column.strip()]
+    check_target(target)  # before the lists of words and tags are read
+    tokenise = _tokeniser(name, source, words, tags)
+    one_store = name == TABLE or split is not None or columns is not None
     with _terminated_cleanly(), FileProgress() as progress:
-        manifest = prepare(
-            name,
-            source,
-            target,
-            split=split,
-            user_column=user_column,
-            fields=columns,
-            tokenise=TOKENISERS.get(name),
-            progress=progress.show,
-        )
+        if one_store:
+            manifest = prepare(
+                name, source, target, split=split or "train", user_column=user_column, fields=columns,
+                tokenise=tokenise, progress=progress.show,
+            )  # fmt: skip
+            made = {".": manifest}
+        else:
+            made = dict(prepare_task(name, source, target, tokenise=tokenise, progress=progress.show))
     seconds = time.perf_counter() - begun
-    size = sum(path.stat().st_size for path in target.iterdir())
+    reports = {}
+    for part, manifest in made.items():
+        folder = target / part
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        reports[part] = {**asdict(manifest), "folder": str(folder), "bytes": size, "seconds": round(seconds, 3)}
+        if not as_json:
+            print(
+                f"{folder}: {manifest.users:,} users, {manifest.examples:,} examples of {', '.join(manifest.fields)} "
+                f"({size / 1e6:,.1f} MB in {seconds:.1f} s); source: {manifest.source}"
+            )
     if as_json:
-        print(json.dumps({**asdict(manifest), "folder": str(target), "bytes": size, "seconds": round(seconds, 3)}))
-        return
-    print(
-        f"{target}: {manifest.users:,} users, {manifest.examples:,} examples of {', '.join(manifest.fields)} "
-        f"({size / 1e6:,.1f} MB in {seconds:.1f} s); source: {manifest.source}"
-    )
+        print(json.dumps(reports["."] if one_store else {"folder": str(target), **reports}))
+    elif not one_store:
+        print(f"train on it: clipline train {next(iter(made.values())).tasks[0]} --data {target}")
+        _compare(name, made)
+
+
+def _tokeniser(name: str, source: Path, words: Path | None, tags: Path | None) -> Convert | None:
+    """What turns the text of this data set into numbers; nothing for data that are numbers already."""
+    from ..data import vocabulary
+    from ..data.chunks import existing_file
+    from ..tasks import text, tokenisers
+
+    if name == "shakespeare":
+        return tokenisers.snippets
+    if name not in ("so_nwp", "so_lr", "stackoverflow"):
+        return None
+    beside = source if source.is_dir() else existing_file(source).parent
+    known_words = vocabulary.read_words(words or vocabulary.find_list(beside, vocabulary.WORD_LIST), text.WORDS)
+    if name == "so_nwp":
+        return tokenisers.sentences(known_words)
+    known_tags = vocabulary.read_tags(tags or vocabulary.find_list(beside, vocabulary.TAG_LIST), text.TAGS)
+    tagged = tokenisers.tagged_posts(known_words, known_tags)
+    return tagged if name == "so_lr" else tokenisers.together(tokenisers.sentences(known_words), tagged)
+
+
+def _compare(name: str, made: dict[str, Manifest]) -> None:
+    """Say so where a split has other numbers of users than were published: a file may be cut short, or a sample."""
+    from ..data.catalogue import data_set
+
+    for split, manifest in made.items():
+        published = data_set(name).splits[split].users
+        if manifest.users != published:
+            print(f"note: {split} has {manifest.users:,} users where the published file has {published:,}")
 
 
 @app.command("fetch")
@@ -125,16 +183,15 @@ def fetch_data(
         print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB, {checked}")
 
 
-def _prepared(folder: Path) -> dict[str, str]:
-    """The stores in a folder, or the folder itself, and where each came from."""
+def _prepared(folder: Path) -> dict[str, list[str]]:
+    """The stores in a folder, up to two levels down, and the tasks that each is for."""
+    from ..manifest import MANIFEST, read_manifest
+
     found = {}
-    for path in sorted([*folder.glob("population.json"), *folder.glob("*/population.json")]):
-        try:
-            source: Any = json.loads(path.read_text()).get("source")
-        except (ValueError, OSError, AttributeError):
-            continue
-        if isinstance(source, str):
-            found[str(path.parent)] = source
+    for depth in ("", "*/", "*/*/"):
+        for path in sorted(folder.glob(depth + MANIFEST)):
+            with suppress(PopulationError):  # somebody else's file, or a damaged one, which `state` speaks of
+                found[str(path.parent)] = read_manifest(path.parent).tasks
     return found
 
 

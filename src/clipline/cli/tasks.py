@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
 from ..tasks.facts import FACTS, TaskFacts
+from ..tasks.stores import data_state
 
 _COLUMNS = ("name", "parameters", "users", "rounds", "client_lr", "server_lr", "clip_min", "clip_max", "data")
 
@@ -15,18 +17,21 @@ _COLUMNS = ("name", "parameters", "users", "rounds", "client_lr", "server_lr", "
 def tasks(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False) -> None:
     """List the tasks: what `clipline train NAME` trains, and on which data.
 
-    A stand-in is a generated population in the original's place; its users are counted in the last column.
+    present: prepared data were found in CLIPLINE_DATA or clipline-data. stand-in: nothing was found, and a generated
+    population takes the original's place. missing: something was found that cannot be used. embedded: needs no data.
     """
+    states = {name: data_state(name, facts.data) for name, facts in FACTS.items()}
     if as_json:
         keys = (*_COLUMNS, "stand_in_users")
-        typer.echo(json.dumps([{key: getattr(facts, key) for key in keys} for facts in FACTS.values()]))
+        rows = [{key: getattr(facts, key) for key in keys} for facts in FACTS.values()]
+        typer.echo(json.dumps([{**row, **states[row["name"]]} for row in rows]))
     else:
-        typer.echo(table())
+        typer.echo(table(states))
 
 
-def table() -> str:
+def table(states: Mapping[str, Mapping[str, Any]]) -> str:
     """One line a task under one line of names, in columns."""
-    rows = [list(_COLUMNS), *(_cells(facts) for facts in FACTS.values())]
+    rows = [list(_COLUMNS), *(_cells(facts, states[facts.name]) for facts in FACTS.values())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     numbers = range(1, len(_COLUMNS) - 1)  # flush right
     return "\n".join(
@@ -38,8 +43,16 @@ def table() -> str:
     )
 
 
-def _cells(facts: TaskFacts) -> list[str]:
-    data = f"{facts.data}, {facts.stand_in_users:,} users" if facts.data == "stand-in" else facts.data
+def state_in_words(state: Mapping[str, Any], stand_in_users: int) -> str:
+    """What is there for a task, in a few words."""
+    if state["data"] == "present":
+        return f"present, {state['store_users']:,} users, {state['origin']}, {state['folder']}"
+    if state["data"] == "missing":
+        return f"missing: {state['problem']}"
+    return f"stand-in, {stand_in_users:,} users" if state["data"] == "stand-in" else str(state["data"])
+
+
+def _cells(facts: TaskFacts, state: Mapping[str, Any]) -> list[str]:
     return [
         facts.name,
         f"{facts.parameters:,}",
@@ -49,5 +62,5 @@ def _cells(facts: TaskFacts) -> list[str]:
         f"{facts.server_lr:.3g}",
         "-" if facts.clip_min is None else f"{facts.clip_min:g}",
         "-" if facts.clip_max is None else f"{facts.clip_max:g}",
-        data,
+        state_in_words(state, facts.stand_in_users),
     ]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..federated.round import TrainState
     from ..federated.training import RoundReport, TrainResult
     from ..tasks.settings import TrainSettings
+    from ..tasks.stores import DataUsed
     from ..tasks.task import Task
 
 _WHAT = "What to train"
@@ -33,6 +34,14 @@ def train(
         Path | None, typer.Option(help="Settings as TOML; flags override it.", rich_help_panel=_RUN)
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.", rich_help_panel=_WHAT)] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder made by clipline data prepare TASK, or stand-in, to generate users.",
+            show_default="what is in CLIPLINE_DATA or clipline-data, else stand-in",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     users: Annotated[int | None, typer.Option(help="Users in a generated population.", rich_help_panel=_WHAT)] = None,
     classes: Annotated[
         int | None, typer.Option(help="Classes in a generated population.", rich_help_panel=_WHAT)
@@ -104,7 +113,8 @@ def train(
     Without arguments: handwriting of 40,000 drawn writers at epsilon 4, the clip tracking the median update norm.
     """
     flags = {
-        "rounds": rounds, "users": users, "classes": classes, "test_users": test_users, "evaluate_on": evaluate_on,
+        "rounds": rounds, "data": data, "users": users, "classes": classes, "test_users": test_users,
+        "evaluate_on": evaluate_on,
         "client_lr": client_lr, "server_lr": server_lr, "cohort": cohort, "sampling": sampling,
         "clip": _clip(clip), "quantile": quantile,
         "noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta, "max_epsilon": max_epsilon,
@@ -127,14 +137,21 @@ def train(
 
 
 def resolve(task: str | None, config: Path | None, flags: dict[str, Any]) -> tuple[Task, TrainSettings]:
-    """The task and its settings: defaults of the task, then the file, then the flags."""
+    """The task and its settings: defaults of the task, data at the default place, then the file, then the flags."""
     from ..tasks.settings import read_toml
+    from ..tasks.stores import find_store
 
     file = {} if config is None else read_toml(config)
     chosen = task_named(task or file.get("task", DEFAULT_TASK))
     seed = {"seed": secrets.randbits(62)}  # two runs that were not told otherwise must not share their noise
+    # What limits each other is set together: a cohort that is too large for some users may be right for others.
+    joint: dict[str, Any] = {key: file.pop(key) for key in ("data", "users", "test_users", "cohort") if key in file}
+    if "data" in flags:
+        joint = {key: value for key, value in joint.items() if key == "cohort"}  # other data have other users
+    elif "data" not in joint and (found := find_store(chosen.name)) is not None:
+        joint["data"] = str(found)
     settings = chosen.settings.overridden({**seed, **file, "task": chosen.name}, f"config {str(config)!r}")
-    return chosen, settings.overridden(flags, "the command line")
+    return chosen, settings.overridden({**joint, **flags}, "the command line")
 
 
 def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | None, as_json: bool) -> None:
@@ -143,12 +160,14 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
 
     from ..federated.clients import SMALL_MODEL
     from ..study.run_directory import RunDirectory, check_free
+    from ..tasks.stores import data_used
     from .progress import TrainProgress
 
     path = resume or out or Path("runs") / time.strftime(f"{task.name}-%Y%m%d-%H%M%S")
     if resume is None:
         check_free(path)
-    print(f"preparing {task.title.format(users=f'{settings.users:,}')} ...", file=sys.stderr, flush=True)
+    used = data_used(task.name, task.data, task.title.format(users=f"{settings.users:,}"), settings.data)
+    print(f"preparing {used.title} ...", file=sys.stderr, flush=True)
     training = task.training(settings)
     if training.algorithm.clients.flat.dim < SMALL_MODEL:
         torch.set_num_threads(1)
@@ -165,14 +184,14 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
 
     with progress:
         result = directory.charged(training.run(observe=observe, state=state), training)
-    directory.finish(result, task.metric_name, task.data)
+    directory.finish(result, task.metric_name, used.kind, used.measured_on)
     if as_json:
-        print(json.dumps(summary_json(task, settings, result, path)))
+        print(json.dumps(summary_json(task, settings, used, result, path)))
     else:
-        print(summary(task, settings, result, path))
+        print(summary(task, settings, used, result, path))
 
 
-def summary(task: Task, settings: TrainSettings, result: TrainResult, path: Path) -> str:
+def summary(task: Task, settings: TrainSettings, used: DataUsed, result: TrainResult, path: Path) -> str:
     """A few lines that a person can quote."""
     clip = (
         "none"
@@ -181,14 +200,17 @@ def summary(task: Task, settings: TrainSettings, result: TrainResult, path: Path
     )
     part = "" if settings.evaluate_on is None else f" ({settings.evaluate_on})"
     lines = [
-        f"{task.metric_name} {result.metrics[task.metric_name]:.4f} on users outside the training population{part}",
+        f"{task.metric_name} {result.metrics[task.metric_name]:.4f} on {used.measured_on}{part}",
         str(result.guarantee),
         f"clip {clip}"
         + (f", tracking quantile {settings.quantile:g} of the update norms" if settings.clip == "quantile" else ""),
         f"files in {path}: " + ", ".join(sorted(file.name for file in path.iterdir())),
     ]
-    if task.data == "stand-in":
+    if used.kind == "stand-in":
         lines.insert(1, "data: a stand-in, generated; not comparable with results on the original data set")
+    elif used.source is not None:
+        other = "" if used.kind == "original" else "; not comparable with results on the original data set"
+        lines.insert(1, f"data: {used.kind}, {used.source}{other}")
     if result.stopped == "budget":
         lines.append(f"stopped after {result.guarantee.rounds} rounds: the next one would have passed the budget")
     if result.stopped == "interrupted":
@@ -198,14 +220,18 @@ def summary(task: Task, settings: TrainSettings, result: TrainResult, path: Path
     return "\n".join(lines)
 
 
-def summary_json(task: Task, settings: TrainSettings, result: TrainResult, path: Path) -> dict[str, Any]:
+def summary_json(
+    task: Task, settings: TrainSettings, used: DataUsed, result: TrainResult, path: Path
+) -> dict[str, Any]:
     """The same for programs; epsilon is null where there is no guarantee."""
     from ..study.run_directory import finite_or_none
 
     guarantee = result.guarantee
     return {
         "task": task.name,
-        "data": task.data,
+        "data": used.kind,
+        "data_source": used.source,
+        "measured_on": used.measured_on,
         "evaluate_on": settings.evaluate_on,
         "metric": result.metrics[task.metric_name],
         "metric_name": task.metric_name,

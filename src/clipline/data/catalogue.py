@@ -49,6 +49,11 @@ class DataSet:
     splits: Mapping[str, Split]
     downloads: tuple[Download, ...]  # the first holds the examples
     convert: Convert | None = None
+    shared_users: bool = True  # whether users of train are users of test too, with other examples
+
+    def read_by(self, name: str) -> tuple[str, ...]:
+        """The tasks that can read what was prepared under this name: a text's tokens are those of one task."""
+        return (name,) if self.convert is None and name in self.tasks else self.tasks
 
     def split(self, name: str) -> Split:
         """A split by name."""
@@ -60,7 +65,7 @@ class DataSet:
         files = " and ".join(download.url for download in self.downloads)
         return (
             f"download {files} on a machine with a network, copy it here, then "
-            f"clipline data prepare {self.name} --from {self.downloads[0].file} --to DIR"
+            f"clipline data prepare {self.name} --from {self.downloads[0].file} --to clipline-data/{self.name}"
         )
 
     def find(self, folder: Path, split: str) -> Path:
@@ -139,6 +144,7 @@ CATALOGUE = {
                 ),
             ),
             _cifar100,
+            shared_users=False,
         ),
         DataSet(
             "shakespeare",

@@ -23,6 +23,10 @@ def silent(done: int, total: int) -> None:
     """The progress that nobody watches."""
 
 
+def forgotten(user: str) -> None:
+    """What becomes of a user without rows where nobody asks."""
+
+
 def existing_file(path: str | Path) -> Path:
     """`path` if a file with something in it is there; otherwise an error with a way out."""
     file = Path(path)

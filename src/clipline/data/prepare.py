@@ -7,9 +7,10 @@ from contextlib import closing
 from pathlib import Path
 
 from ..errors import PopulationError, SettingError, check_choice
+from ..manifest import Manifest
 from .catalogue import CATALOGUE, TABLE, DataSet, data_set
-from .chunks import Chunk, Convert, Progress, Text, converted
-from .store import Manifest, check_target, scratch_beside, write_store
+from .chunks import Chunk, Convert, Progress, Text, converted, existing_file
+from .store import check_target, scratch_beside, write_store
 from .tables import read_table
 from .tff_hdf5 import read_tff_hdf5
 from .tff_sqlite import read_tff_sqlite
@@ -18,6 +19,7 @@ Stages = Callable[[str, int, int], None]  # what is being done, how much is done
 
 _HDF5 = (".h5", ".hdf5")
 _SQLITE = (".sqlite", ".sqlite.lzma")
+SPLITS = ("train", "test")  # what a task needs: users to train on, and examples to measure on
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -53,16 +55,68 @@ def prepare(
     if known is not None and fields is not None:
         raise SettingError(f"fields={','.join(fields)!r} must be left out for {name!r}: its tasks say what they read")
     file = known.find(Path(source), split) if known is not None and Path(source).is_dir() else Path(source)
-    wanted = fields if known is None else known.fields
+    without_rows: list[str] = []
     with scratch_beside(target) as scratch:
-        chunks = _read(file, known, split, user_column, wanted, text, scratch, lambda *now: progress("reading", *now))
+        chunks = _read(
+            file, known, split, user_column, fields, text, scratch, without_rows.append,
+            lambda *now: progress("reading", *now),
+        )  # fmt: skip
         with closing(chunks):  # before the scratch folder goes, also after an error
             return write_store(
                 target,
                 converted(chunks, convert),
                 source=f"{name} from {file.name}" if known is None else f"{known.name} {split} from {file.name}",
+                tasks=() if known is None else known.read_by(name),
+                origin="own" if known is None else "original",
+                shared_users=known is not None and known.shared_users,
+                known_users=without_rows,
                 progress=lambda *now: progress("grouping", *now),
             )
+
+
+def prepare_task(
+    name: str, source: str | Path, target: str | Path, *, tokenise: Convert | None = None, progress: Stages = _silent
+) -> dict[str, Manifest]:
+    """Write what the tasks of a known data set train and measure on: the stores `target/train` and `target/test`.
+
+    `source` is a folder with the original files, an SQLite file, which holds both splits, or the HDF5 file of one
+    split with that of the other beside it. `target` is complete or untouched, as with `prepare`.
+    """
+    known = _known(name)
+    path, folder = Path(source), check_target(target)
+    files = {split: _file_of(path, known, split) for split in SPLITS}
+    with scratch_beside(folder) as scratch:
+        manifests = {
+            split: prepare(
+                name, file, scratch / "both" / split, split=split, tokenise=tokenise,
+                progress=lambda stage, *now, split=split: progress(f"{split}: {stage}", *now),
+            )
+            for split, file in files.items()
+        }  # fmt: skip
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        (scratch / "both").rename(folder)
+    return manifests
+
+
+def _file_of(source: Path, known: DataSet, split: str) -> Path:
+    """The file with one split, given either file or the folder of both."""
+    if source.is_dir():
+        return known.find(source, split)
+    if existing_file(source).name.lower().endswith(_SQLITE) or source.name == known.split(split).hdf5:
+        return source
+    if source.name not in [part.hdf5 for part in known.splits.values()]:
+        names = " and ".join(known.split(split).hdf5 for split in SPLITS)
+        raise PopulationError(
+            f"{source.name!r} is neither SQLite with all splits nor one of {names}: "
+            "give one of these, or prepare one split alone with --split train"
+        )
+    beside = source.with_name(known.split(split).hdf5)
+    if not beside.is_file():
+        raise PopulationError(
+            f"{str(beside)!r} is missing, the split {split!r} beside {source.name!r}: put it there, "
+            "or prepare one split alone with --split"
+        )
+    return beside
 
 
 def _known(name: str) -> DataSet:
@@ -72,17 +126,18 @@ def _known(name: str) -> DataSet:
 
 def _read(
     file: Path, known: DataSet | None, split: str, user_column: str | None, fields: Sequence[str] | None,
-    text: Text | None, scratch: Path, progress: Progress,
+    text: Text | None, scratch: Path, without_rows: Callable[[str], None], progress: Progress,
 ) -> Generator[Chunk, None, None]:  # fmt: skip
     """The reader for a file, chosen by the ending of its name."""
     ending = file.name.lower()
+    fields = fields if known is None else known.fields
     if ending.endswith(_SQLITE):
         part = split if known is None else known.split(split).sqlite
-        return read_tff_sqlite(file, part, fields=fields, scratch=scratch, progress=progress)
+        return read_tff_sqlite(file, part, fields=fields, scratch=scratch, without_rows=without_rows, progress=progress)
     if ending.endswith(_HDF5):
         if known is not None:
             _check_split(file, known, split)
-        return read_tff_hdf5(file, fields=fields, progress=progress)
+        return read_tff_hdf5(file, fields=fields, without_rows=without_rows, progress=progress)
     if user_column is None:
         raise SettingError(
             f"user_column is missing for {str(file)!r}: give --user-column, the column that says whose row"

@@ -6,14 +6,13 @@ place. Everything is made in a hidden folder beside the target and renamed at th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +21,11 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from ..errors import PopulationError
+from ..manifest import MANIFEST, VERSION, Manifest, Origin, sha256
 from .chunks import Chunk, Progress, short, silent
 from .spill import Spill
 
-MANIFEST = "population.json"  # as Population.open reads it
-_VERSION = 1
 _INDEX_BYTES = 64  # working memory per row beside the row itself: owner, rank, order, position
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a prepared store says about itself."""
-
-    version: int
-    fields: list[str]
-    user_ids: bool
-    users: int
-    examples: int
-    source: str
-    made_by: str
-    sha256: dict[str, str]  # file name -> checksum
 
 
 def write_store(
@@ -49,6 +33,9 @@ def write_store(
     chunks: Iterable[Chunk],
     *,
     source: str,
+    tasks: Sequence[str] = (),
+    origin: Origin = "own",
+    shared_users: bool = False,
     known_users: Iterable[int | str] = (),
     progress: Progress = silent,
     memory_bytes: int = 32 << 20,
@@ -57,8 +44,9 @@ def write_store(
 
     Users may come in any order and as often as they like; they are stored sorted by id, and the order of a user's own
     examples is kept. Working memory is a few times `memory_bytes`, one chunk, and the list of users. The folder must
-    not exist yet or be empty; it is complete or, after an error or an interruption, untouched. `known_users` adds users
-    without any example. `progress` counts the rows of the second pass.
+    not exist yet or be empty; it is complete or, after an error or an interruption, untouched. `known_users`, which is
+    read after the chunks, adds users without any example. `tasks`, `origin` and `shared_users` go into the manifest.
+    `progress` counts the rows of the second pass.
     """
     target = check_target(folder)
     with scratch_beside(target) as scratch:
@@ -70,7 +58,13 @@ def write_store(
                 spill.add(chunk)
             for user in known_users:
                 spill.know(user)
-        manifest = _write(scratch / "store", spill, source, progress, memory_bytes)
+        _write(scratch / "store", spill, source, progress, memory_bytes)
+        sums = {path.name: sha256(path) for path in sorted((scratch / "store").iterdir())}
+        manifest = Manifest(
+            VERSION, list(spill.layout), True, len(spill.codes), spill.rows, source, f"clipline {__version__}", sums,
+            list(tasks), origin, shared_users,
+        )  # fmt: skip
+        (scratch / "store" / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1))  # last: now it is complete
         target.parent.mkdir(parents=True, exist_ok=True)
         (scratch / "store").rename(target)
     return manifest
@@ -82,34 +76,6 @@ def check_target(folder: str | Path) -> Path:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise PopulationError(f"{str(folder)!r} is in use: give a folder that is new or empty")
     return target
-
-
-def read_manifest(folder: str | Path) -> Manifest:
-    """The manifest of a store that `write_store` made."""
-    path = Path(folder) / MANIFEST
-    try:
-        return Manifest(**json.loads(path.read_text()))
-    except FileNotFoundError:
-        raise PopulationError(f"{str(folder)!r} holds no {MANIFEST}: give a folder made by clipline data") from None
-    except (ValueError, TypeError) as error:
-        raise PopulationError(
-            f"{str(path)!r} is no manifest with checksums ({error}): prepare the data again"
-        ) from None
-
-
-def verify_store(folder: str | Path) -> Manifest:
-    """Read every file of a store again and compare its checksum with the manifest; raise for the first that differs."""
-    manifest = read_manifest(folder)
-    for name, expected in manifest.sha256.items():
-        path = Path(folder) / name
-        if not path.is_file():
-            raise PopulationError(f"{str(path)!r} is missing: prepare the data again")
-        if (found := _sha256(path)) != expected:
-            raise PopulationError(
-                f"{str(path)!r} has checksum {found[:12]}... but the manifest says {expected[:12]}...: "
-                "the file was altered or damaged, prepare the data again"
-            )
-    return manifest
 
 
 @contextmanager
@@ -132,7 +98,7 @@ def scratch_beside(target: str | Path) -> Iterator[Path]:
         ) from error
 
 
-def _write(folder: Path, spill: Spill, source: str, progress: Progress, memory_bytes: int) -> Manifest:
+def _write(folder: Path, spill: Spill, source: str, progress: Progress, memory_bytes: int) -> None:
     if not spill.codes or not spill.layout:
         raise PopulationError(f"{source} holds no example: give a file with at least one")
     users = sorted(spill.codes)  # all numbers or all text, as Spill makes sure
@@ -145,12 +111,6 @@ def _write(folder: Path, spill: Spill, source: str, progress: Progress, memory_b
     _scatter(folder, spill, ranks, offsets, progress, memory_bytes)
     np.save(folder / "offsets.npy", offsets)
     np.save(folder / "user_ids.npy", np.array(users))
-    sums = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
-    manifest = Manifest(
-        _VERSION, list(spill.layout), True, len(users), spill.rows, source, f"clipline {__version__}", sums
-    )
-    (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1))  # last: with a manifest it is complete
-    return manifest
 
 
 def _scatter(
@@ -208,8 +168,3 @@ def _write_at(descriptor: int, data: memoryview, place: int) -> None:
     while data:
         written = os.pwrite(descriptor, data, place)
         data, place = data[written:], place + written
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

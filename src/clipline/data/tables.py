@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import lzma
-from collections.abc import Generator, Iterator, Sequence
+import re
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -86,20 +87,13 @@ def _lines(
     progress: Progress,
 ) -> Iterator[Chunk]:  # fmt: skip
     import pyarrow as pa
-    import pyarrow.csv
 
     size, rows = file.stat().st_size, 0
     try:
         with ExitStack() as stack:
             raw = _Counted(stack.enter_context(file.open("rb")))
             stream = stack.enter_context(_opened(raw, codec))
-            if kind == ".csv":
-                csv = pyarrow.csv.ReadOptions(use_threads=False, block_size=CHUNK_BYTES)
-                types = pyarrow.csv.ConvertOptions(column_types={user_column: pa.string()})  # 007 and 7 are two users
-                reader = stack.enter_context(pyarrow.csv.open_csv(stream, read_options=csv, convert_options=types))
-                batches: Iterator[Any] = iter(reader)
-            else:
-                batches = _objects(stream)
+            batches = _rows(stream, user_column) if kind == ".csv" else _objects(stream)
             names: list[str] | None = None
             for batch in batches:
                 names = names or columns_of(file, batch.schema.names, user_column, fields)
@@ -113,25 +107,79 @@ def _lines(
         ) from None
 
 
+def _blocks(stream: Any, cut: Callable[[bytes], int]) -> Iterator[bytes]:
+    """A stream some lines at a time, about a chunk each; `cut` says how much of some bytes are whole lines.
+
+    Arrow's own readers of streams read ahead of their user: the slower that one is, the more they hold.
+    """
+    rest, block = b"", b"-"
+    while block:
+        block = stream.read(CHUNK_BYTES)
+        data = rest + block
+        end = cut(data) if block else len(data)
+        lines, rest = data[:end], data[end:]
+        if lines.strip():
+            yield lines
+
+
+def _objects_end(data: bytes) -> int:
+    return data.rfind(b"\n") + 1
+
+
+def _rows_end(data: bytes) -> int:
+    """Where the last whole row of CSV ends, in CR, LF or both, which inside of quotes end nothing.
+
+    After quotes that stay open for many chunks somebody forgot one: then a line is a row.
+    """
+    end = len(data)
+    while True:
+        end = max(data.rfind(b"\n", 0, end), data.rfind(b"\r", 0, end)) + 1
+        if end == 0 or len(data) > 8 * CHUNK_BYTES or data.count(b'"', 0, end) % 2 == 0:
+            return end
+        end = data.rfind(b'"', 0, end)  # it opened what is not closed yet
+
+
+def _rows(stream: Any, user_column: str) -> Iterator[Any]:
+    """Batches of a CSV stream. The first block says what the columns are and of which type."""
+    import pyarrow as pa
+    import pyarrow.csv
+
+    types: Any = {user_column: pa.string()}  # 007 and 7 are two users
+    names, before = None, 0
+    for lines in _blocks(stream, _rows_end):
+        whole = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=names)
+        lined = pyarrow.csv.ParseOptions(newlines_in_values=True)
+        typed = pyarrow.csv.ConvertOptions(column_types=types)
+        try:
+            table = pyarrow.csv.read_csv(pa.BufferReader(lines), whole, lined, typed)
+        except pa.ArrowInvalid as error:
+            raise pa.ArrowInvalid(_from_the_top(str(error), before)) from None
+        before += table.num_rows + (names is None)  # the first line names the columns
+        names, types = table.schema.names, table.schema if table.num_rows else types
+        yield from table.combine_chunks().to_batches()
+
+
+def _from_the_top(message: str, before: int) -> str:
+    """Arrow's message with the row counted from the top of the file, not of the block."""
+    return re.sub(r"Row #(\d+)", lambda row: f"Row #{before + int(row[1])}", message)
+
+
 def _objects(stream: Any) -> Iterator[Any]:
-    """Batches of a JSONL stream, some lines at a time: Arrow's own stream reads ahead without a limit."""
+    """Batches of a JSONL stream."""
     import pyarrow as pa
     import pyarrow.json
 
-    schema, rest, block = None, b"", b"-"
-    while block:
-        block = stream.read(CHUNK_BYTES)
-        lines, _, rest = (rest + block).rpartition(b"\n") if block else (rest, b"", b"")
-        if lines.strip():
-            whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
-            typed = pyarrow.json.ParseOptions(explicit_schema=schema)
-            table = pyarrow.json.read_json(pa.BufferReader(lines), read_options=whole, parse_options=typed)
-            schema = schema or table.schema
-            yield from table.combine_chunks().to_batches()
+    schema = None
+    for lines in _blocks(stream, _objects_end):
+        whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
+        typed = pyarrow.json.ParseOptions(explicit_schema=schema)
+        table = pyarrow.json.read_json(pa.BufferReader(lines), read_options=whole, parse_options=typed)
+        schema = schema or table.schema
+        yield from table.combine_chunks().to_batches()
 
 
 class _Counted(io.RawIOBase):
-    """A file that says how much of it was read. Its own `tell` would not do: Arrow reads ahead in another thread."""
+    """A file that says how much of it was read, also where Arrow decompresses it."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         self.file, self.done = file, 0

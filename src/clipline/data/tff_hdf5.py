@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError
-from .chunks import CHUNK_BYTES, Chunk, Progress, chosen, existing_file, short, silent, text_array
+from .chunks import CHUNK_BYTES, Chunk, Progress, chosen, existing_file, forgotten, short, silent, text_array
 
 
 def read_tff_hdf5(
-    path: str | Path, *, fields: Sequence[str] | None = None, progress: Progress = silent
+    path: str | Path,
+    *,
+    fields: Sequence[str] | None = None,
+    without_rows: Callable[[str], None] = forgotten,
+    progress: Progress = silent,
 ) -> Generator[Chunk, None, None]:
     """The examples of every client in the file; a client's examples stay in one chunk.
 
-    Data sets of text give arrays of `str`. All clients must have the same fields. `progress` counts clients.
+    Data sets of text give arrays of `str`. All clients must have the same fields. A client without examples is in no
+    chunk: `without_rows` is told of it, since it is one of the users all the same. `progress` counts clients.
     """
     import h5py
 
@@ -30,14 +35,19 @@ def read_tff_hdf5(
             clients = root["examples"]
             ids: list[str] = []
             parts: list[dict[str, NDArray[Any]]] = []
-            names: list[str] | None = None
+            names: list[str] = []
             held = 0
             for done, (client, group) in enumerate(clients.items(), start=1):
                 if not isinstance(group, h5py.Group):
                     raise PopulationError(f"client {client!r} is no group: give a file in TFF's layout")
-                names = names or chosen(group, fields, repr(str(file)))
+                if len(group):
+                    names = names or chosen(group, fields, repr(str(file)))
+                    part = _fields(client, group, names)
+                if not len(group) or not len(part[names[0]]):
+                    without_rows(client)  # its arrays may have any shape and type, as h5py's defaults do
+                    continue
                 ids.append(client)
-                parts.append(_fields(client, group, names))
+                parts.append(part)
                 held += sum(_bytes(array) for array in parts[-1].values())
                 if held > CHUNK_BYTES:
                     yield _joined(ids, parts)
@@ -58,8 +68,10 @@ def _fields(client: str, group: Any, names: list[str]) -> dict[str, NDArray[Any]
         if name not in group:
             raise PopulationError(f"client {client!r} has no field {name!r} as others have: leave it out of the fields")
         array = np.asarray(group[name][()])
+        if array.ndim == 0:
+            raise PopulationError(f"client {client!r} has one value as {name!r}, not a list: copy the file again")
         part[name] = text_array(array.reshape(-1), f"client {client!r}") if array.dtype.kind in "OS" else array
-    rows = {name: len(array) if array.ndim else 0 for name, array in part.items()}
+    rows = {name: len(array) for name, array in part.items()}
     if len(set(rows.values())) > 1:
         counts = ", ".join(f"{count} of {name!r}" for name, count in rows.items())
         raise PopulationError(f"client {client!r} has unequal numbers of examples ({counts}): copy the file again")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError, nearest
-from .chunks import CHUNK_BYTES, Chunk, Progress, existing_file, short, silent, text_array
+from .chunks import CHUNK_BYTES, Chunk, Progress, existing_file, forgotten, short, silent, text_array
 from .tf_example import Value, parse_example
 
 _BLOCK = 1 << 20
@@ -26,24 +26,29 @@ def read_tff_sqlite(
     *,
     fields: Sequence[str] | None = None,
     scratch: str | Path | None = None,
+    without_rows: Callable[[str], None] = forgotten,
     progress: Progress = silent,
 ) -> Generator[Chunk, None, None]:
     """The examples of one split; numbers as (rows,) or (rows, entries), bytes as text.
 
     Rows of one client that follow each other stay in one chunk. A `.lzma` file is decompressed into a temporary file in
-    the folder `scratch` (the file's own folder unless given), gone afterwards. `progress` counts bytes of the file,
-    twice over if it has to be decompressed first.
+    the folder `scratch` (the file's own folder unless given), gone afterwards. Clients of the file's own list that have
+    no example are in no chunk: `without_rows` is told of them. `progress` counts bytes of the file, twice over if it
+    has to be decompressed first.
     """
     file = existing_file(path)
     size = file.stat().st_size
     try:
         if file.suffix.lower() != ".lzma":
-            yield from _examples(file, split, fields, lambda done, total: progress(size * done // total, size))
+            yield from _examples(
+                file, split, fields, without_rows, lambda done, total: progress(size * done // total, size)
+            )
             return
         with _decompressed(file, Path(scratch or file.parent), lambda done: progress(done, 2 * size)) as plain:
             yield from _examples(
-                plain, split, fields, lambda done, total: progress(size + size * done // total, 2 * size)
-            )
+                plain, split, fields, without_rows,
+                lambda done, total: progress(size + size * done // total, 2 * size),
+            )  # fmt: skip
     except (sqlite3.DatabaseError, lzma.LZMAError, EOFError) as error:
         raise PopulationError(
             f"{str(file)!r} cannot be read as TFF's SQLite ({short(error)}): copy or download it again"
@@ -61,9 +66,14 @@ def _decompressed(file: Path, folder: Path, progress: Callable[[int], None]) -> 
         yield Path(plain.name)
 
 
-def _examples(file: Path, split: str, fields: Sequence[str] | None, progress: Progress) -> Iterator[Chunk]:
+def _examples(
+    file: Path, split: str, fields: Sequence[str] | None, without_rows: Callable[[str], None], progress: Progress
+) -> Iterator[Chunk]:
     with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as base:
         total = _promised(base, split)
+        listed = "SELECT client_id FROM client_metadata WHERE split_name = ? AND num_examples = 0"
+        for (user,) in base.execute(listed, (split,)):
+            without_rows(user)
         query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?"
         names = None if fields is None else list(fields)
         users: list[str] = []

@@ -6,9 +6,10 @@ import json
 import tarfile
 from pathlib import Path
 
-from ..errors import PopulationError, check_whole
+from ..errors import PopulationError
 from .chunks import existing_file, short
 
+WORD_LIST, TAG_LIST = "stackoverflow.word_count", "stackoverflow.tag_count"  # as TFF names them
 _WAY_OUT = "download it again with clipline data fetch stackoverflow"
 
 
@@ -19,7 +20,7 @@ def read_words(path: str | Path, size: int) -> list[str]:
     """
     lines = _content(path).splitlines()
     words = []
-    for number, line in enumerate(lines[: _size(size, len(lines))], start=1):
+    for number, line in enumerate(lines[: _size(path, size, len(lines))], start=1):
         word, _, count = line.rpartition(" ")
         if not word or not count.isdigit():
             raise PopulationError(f"{str(path)!r} has no word and count in line {number}: {_WAY_OUT}")
@@ -36,11 +37,24 @@ def read_tags(path: str | Path, size: int) -> list[str]:
         counts = dict(json.loads(_content(path)))
     except (ValueError, TypeError) as error:
         raise PopulationError(f"{str(path)!r} is no list of tags ({short(error)}): {_WAY_OUT}") from None
-    return sorted(counts, key=lambda tag: -int(counts[tag]))[: _size(size, len(counts))]
+    return sorted(counts, key=lambda tag: -int(counts[tag]))[: _size(path, size, len(counts))]
 
 
-def _size(size: int, there: int) -> int:
-    return check_whole("size", size, at_least=1, at_most=there, way_out="the file has no more")
+def find_list(folder: Path, name: str) -> Path:
+    """A list by its original name in a folder, plain or packed."""
+    for file in (folder / name, folder / f"{name}.tar.bz2"):
+        if file.is_file():
+            return file
+    raise PopulationError(
+        f"{str(folder)!r} holds neither {name} nor {name}.tar.bz2: put one there, or say where it is with "
+        f"--{'words' if name == WORD_LIST else 'tags'} FILE"
+    )
+
+
+def _size(path: str | Path, size: int, there: int) -> int:
+    if not 1 <= size <= there:
+        raise PopulationError(f"{str(path)!r} has {there} entries but the first {size} are needed: {_WAY_OUT}")
+    return size
 
 
 def _content(path: str | Path) -> str:

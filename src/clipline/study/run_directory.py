@@ -19,6 +19,7 @@ from ..plotting import new_figure, save_figure
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger, ledger_line
 from ..tasks.settings import TrainSettings
+from ..tasks.stores import OUTSIDERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,16 +92,18 @@ class RunDirectory:
         """The result with the guarantee of everything the ledger holds, which may be more than this state has seen."""
         return replace(result, guarantee=training.guarantee_of(self.written)) if self.written.rounds else result
 
-    def finish(self, result: TrainResult, metric_name: str, data: str) -> None:
+    def finish(self, result: TrainResult, metric_name: str, data: str, measured_on: str = OUTSIDERS) -> None:
         """The model and the curves; the checkpoint stays only where there are rounds left to resume.
 
-        `data` says what the model was trained on, such as "stand-in", and is written beside every result.
+        `data` says what the model was trained on, such as "stand-in", and `measured_on` whom the metrics look at: both
+        are written beside every result.
         """
         facts = {"guarantee": str(result.guarantee), "task": self.settings.task, "data": data}
+        facts["measured_on"] = measured_on
         save_model(self.path / MODEL, result.model, facts)
         rounds = [json.loads(line) for line in (self.path / METRICS).read_text().splitlines()]
         if rounds:
-            draw_curves(self.path / CURVES, rounds, metric_name, self.settings, result.guarantee, data)
+            draw_curves(self.path / CURVES, rounds, metric_name, self.settings, result.guarantee, data, measured_on)
         if result.stopped == "interrupted":
             save_checkpoint(self.path / CHECKPOINT, result.state, self.circumstances)
         else:
@@ -148,13 +151,14 @@ def draw_curves(
     settings: TrainSettings,
     guarantee: Guarantee,
     data: str,
+    measured_on: str = OUTSIDERS,
 ) -> None:
     """Metric, clip, epsilon and fraction within over the rounds."""
     figure, (metric, clip, epsilon, within) = new_figure(2, 2, width=11, height=6.4)
     number = [r["round"] + 1 for r in rounds]
     measured = [(r["round"] + 1, r[metric_name]) for r in rounds if metric_name in r]
     metric.plot([n for n, _ in measured], [value for _, value in measured], marker="o", ms=3.5)
-    metric.set_title(f"{metric_name} on users outside the training population")
+    metric.set_title(f"{metric_name} on {measured_on.split(',')[0]}")
     if rounds[-1]["clip"] is None:
         _say(clip, "clip", "no clip")
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Data = Literal["present", "stand-in", "missing", "embedded"]
+Data = Literal["stand-in", "embedded"]  # without prepared data; `stores.data_state` says what is there
 
 
 @dataclass(frozen=True)

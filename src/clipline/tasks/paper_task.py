@@ -1,4 +1,4 @@
-"""A task of the paper: its facts as settings, its fields checked, its data a stand-in until a store takes the place."""
+"""A task of the paper: its facts as settings, its fields checked, its data a prepared store or a stand-in."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import PopulationError
+from ..errors import PopulationError, refuse
 from ..federated.population import Population
 from ..streams import Streams
 from .facts import FACTS
 from .settings import TrainSettings
+from .stores import STAND_IN, open_store
 from .task import LoadedTask, Task
 
 # What one example of a field looks like: its shape (None is any length), and "whole" or "fraction".
@@ -51,17 +52,29 @@ def paper_task(
         noise_multiplier=facts.noise_at_100,
         clip_start=0.1,
         max_examples=facts.max_examples,
+        data=STAND_IN,
         test_users=test_users,
         evaluate_on="validation",
         **options,
     )
 
     def load(settings: TrainSettings) -> LoadedTask:
-        population = stand_in(0, settings.users)
-        test = stand_in(TEST_FIRST, settings.test_users or test_users)
-        return build(settings, check_fields(population, fields), check_fields(test, fields))
+        if settings.data in (None, STAND_IN):
+            population, test = stand_in(0, settings.users), stand_in(TEST_FIRST, settings.test_users or test_users)
+        else:
+            population, test = open_store(str(settings.data), name)
+        if len(population) != settings.users:
+            limit = f"{len(population)}, as many as data={settings.data!r} has"
+            raise refuse("users", settings.users, limit, "set data by settings.overridden, which sets users too")
+        return build(settings, narrowed(population, fields), narrowed(test, fields))
 
-    return Task(name, f"stand-in for {title}", facts.metric_name, settings, load, data="stand-in")
+    return Task(name, f"stand-in for {title}", facts.metric_name, settings, load, data=STAND_IN)
+
+
+def narrowed(population: Population, fields: Fields) -> Population:
+    """The population with these fields, checked, and no other: a store may serve two tasks."""
+    check_fields(population, fields)
+    return Population(population.offsets, {name: population.fields[name] for name in fields}, population.user_ids)
 
 
 def check_fields(population: Population, fields: Fields) -> Population:

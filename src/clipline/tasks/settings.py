@@ -11,8 +11,9 @@ from typing import Any
 
 from ..errors import SettingError, check_choice, check_number, check_whole, nearest, refuse
 from ..federated.controllers import ClipController, FixedClip, QuantileClip
+from .stores import with_users_of_store
 
-_NOT_EVERYWHERE = ("classes", "test_users", "evaluate_on", "augment", "group_count", "padding_in_loss")
+_NOT_EVERYWHERE = ("data", "classes", "test_users", "evaluate_on", "augment", "group_count", "padding_in_loss")
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class TrainSettings:
     batch_size: int
     server_lr: float
     fixed_clip: float  # what `clip = "fixed"` means on this task
-    users: int  # of a generated population
+    users: int  # of a generated population, or as many as the store has
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float | None = None  # None: users^-1.1
@@ -48,6 +49,7 @@ class TrainSettings:
     evaluate_every: int = 10
     device: str = "auto"
     # Settings that some tasks have and others have not: None is "has not", and cannot be set to anything else.
+    data: str | None = None  # the folder of prepared data, or "stand-in"
     classes: int | None = None  # of a generated population
     test_users: int | None = None  # of a generated population, to measure on
     evaluate_on: str | None = None  # "validation", "test" (two disjoint halves of the test users) or "original" (all)
@@ -116,7 +118,8 @@ class TrainSettings:
     def overridden(self, changes: Mapping[str, Any], where: str) -> TrainSettings:
         """These settings with `changes`; an unknown key is refused with the nearest known one.
 
-        Setting epsilon drops a noise_multiplier that was there before, and the other way round.
+        Setting epsilon drops a noise_multiplier that was there before, and the other way round. With prepared data,
+        users and test_users are those that the stores have.
         """
         known = [field.name for field in fields(self)]
         for key in changes:
@@ -124,7 +127,7 @@ class TrainSettings:
                 raise SettingError(f"{where} has the unknown key {key!r}: {nearest(key, known)}")
             if key in _NOT_EVERYWHERE and changes[key] is not None and getattr(self, key) is None:
                 raise refuse(key, changes[key], f"left out, as task {self.task!r} has no such setting", "drop it")
-        changes = dict(changes)
+        changes = with_users_of_store(changes, self.task, changes.get("data", self.data))
         if "epsilon" in changes:
             changes.setdefault("noise_multiplier", None)
         if "noise_multiplier" in changes:

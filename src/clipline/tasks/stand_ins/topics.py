@@ -24,9 +24,9 @@ UNEVENNESS = 1.4  # standard deviation of the logarithm of a user's number of ex
 TOPICS, TOPIC_WORDS, TOPIC_TAGS = 50, 200, 10
 MIXTURE = 5.0  # sum of the Dirichlet concentrations of a user's topics: a few make up most
 TOPIC_SCALE = 12  # how many of a topic's words are frequent in it
-NAMED = 0.5  # how often a post has its tag's name among its words
+NAMED = 0.8  # how often a post has its tag's name among its words
 UNKNOWN, OF_TOPIC, FOLLOWS = 0.03, 0.25, 0.3  # how a word comes about; otherwise it is common
-SENTENCE_WORDS, POST_WORDS = 12, 30  # median lengths
+SENTENCE_WORDS, POST_WORDS = 12, 15  # median lengths
 LENGTH_SPREAD = 0.5
 OOV = WORDS  # here; words are 0 to 9,999
 

@@ -1,0 +1,60 @@
+"""Stand-ins hold something to learn: a simple guess from other users' examples beats the commonest answer by far."""
+
+import numpy as np
+
+from clipline.tasks.paper_task import TEST_FIRST
+from clipline.tasks.stand_ins.pictures import pictures
+from clipline.tasks.stand_ins.topics import sentences, tagged_posts
+
+
+def test_the_word_before_says_more_than_the_commonest_word():
+    """Three words of ten follow from the one before, so that the best table of successors is right about as often."""
+    seen, asked = (sentences(first, users).fields["tokens"].astype(int) for first, users in ((0, 150), (TEST_FIRST, 8)))
+    before, after = seen[:, :-1].ravel(), seen[:, 1:].ravel()
+    word = (after > 0) & (after < 10_001)
+    commonest = np.bincount(after[word]).argmax()
+    pairs, times = np.unique(before[word] * 10_004 + after[word], return_counts=True)
+    pairs = pairs[np.lexsort((times, pairs // 10_004))]
+    guess = np.full(10_004, commonest)
+    guess[pairs // 10_004] = pairs % 10_004  # of each word's successors the last, which is the commonest
+    before, after = asked[:, :-1].ravel(), asked[:, 1:].ravel()
+    word = (after > 0) & (after < 10_001)
+    assert (after[word] == commonest).mean() < 0.1
+    assert 0.2 < (guess[before[word]] == after[word]).mean() < 0.4
+
+
+def recall_at_5(scores, tags):
+    top = np.argsort(-scores, axis=1)[:, :5]
+    return ((top[:, :, None] == tags[:, None, :]) & (tags[:, None, :] >= 0)).sum() / (tags >= 0).sum()
+
+
+def test_words_say_more_of_tags_than_the_commonest_tags():
+    """Each word votes, by its weight, for the tags that it was seen with."""
+    seen, asked = tagged_posts(0, 40).fields, tagged_posts(TEST_FIRST, 6).fields
+    votes = np.zeros((10_001, 500))
+    for column in seen["tags"].T:
+        tagged = column >= 0
+        words, tags = seen["words"][tagged], np.repeat(column[tagged][:, None], 128, axis=1)
+        np.add.at(votes, (words.ravel().astype(int), tags.ravel().astype(int)), seen["weights"][tagged].ravel())
+    popularity = votes.sum(axis=0)
+    votes /= np.maximum(votes.sum(axis=1, keepdims=True), 1e-9)
+    rows = slice(0, 600)
+    scores = np.einsum("nk,nkt->nt", asked["weights"][rows], votes[asked["words"][rows].astype(int)], optimize=True)
+    tags = asked["tags"][rows].astype(int)
+    assert recall_at_5(np.tile(popularity, (len(tags), 1)), tags) < 0.2
+    assert recall_at_5(scores, tags) > 0.5
+
+
+def test_pictures_of_a_class_look_alike_in_what_crops_keep():
+    """The nearest mean spectrum names the class; by chance it would be one in a hundred."""
+
+    def spectra(population):
+        crops = population.fields["pixels"][:, 4:28, 4:28].astype(np.float32)
+        sizes = np.abs(np.fft.rfft2(crops - crops.mean(axis=(1, 2), keepdims=True), axes=(1, 2)))[:, :, :8]
+        flat = sizes.reshape(len(crops), -1)
+        return flat / np.linalg.norm(flat, axis=1, keepdims=True), population.fields["labels"]
+
+    (seen, labels), (asked, truth) = spectra(pictures(0, 40)), spectra(pictures(TEST_FIRST, 4))
+    means = np.stack([seen[labels == label].mean(axis=0) for label in range(100)])
+    guess = (asked @ (means / np.linalg.norm(means, axis=1, keepdims=True)).T).argmax(axis=1)
+    assert (guess == truth).mean() > 0.8
