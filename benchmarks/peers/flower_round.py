@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -79,7 +78,7 @@ def main() -> None:
     wanted = protocol.arguments()
     clock = protocol.Clock()
     share = 0.25 if wanted.device == "cuda" else 0.0  # of the GPU, for each client
-    resources = {"num_cpus": int(os.environ.get("FLOWER_CLIENT_CPUS", "1")), "num_gpus": share}
+    resources = {"num_cpus": 1, "num_gpus": share}
     with tempfile.TemporaryDirectory() as folder:
         for user in range(wanted.users):
             x, y = dense_arrays(wanted.task, user_fields(wanted.task, user))
