@@ -158,7 +158,7 @@ def as_json(measured: Mapping[str, Measured], users: int, task: str) -> str:
 def table(measured: Mapping[str, Measured], missing: Mapping[str, str], users: int) -> str:
     """A row for each system; under it the systems that are left out, and why."""
     lines = [
-        "| system | seconds a round (range) | ms a user | times clipline's | peak memory, MiB | on GPU, MiB | privacy |",
+        "| system | seconds a round (range) | ms a user | times ours | peak memory, MiB | on GPU, MiB | privacy |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     ours = measured[OURS].median if OURS in measured else float("nan")

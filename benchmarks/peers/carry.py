@@ -68,6 +68,7 @@ def main() -> None:
     subprocess.run([*command, *PACKAGES], check=True, env=environment)
     for folder in [*(CARRY / name for name in STRAY), *CARRY.rglob("tests"), *CARRY.rglob("__pycache__")]:
         shutil.rmtree(folder, ignore_errors=True)
+    (CARRY / "VERSION").unlink(missing_ok=True)
     hidden, size = unwanted(CARRY), size_mib(CARRY)
     if hidden or size > LIMIT_MIB:
         raise SystemExit(f"{CARRY} holds {', '.join(hidden) or 'nothing forbidden'} and {size:.1f} of {LIMIT_MIB} MiB")
