@@ -104,6 +104,8 @@ class System:
         if line:
             answer: dict[str, Any] = json.loads(line)
             return answer
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)  # its last words come after its last answer
         self._kill()
         self.process.wait()
         self.errors.seek(0)
