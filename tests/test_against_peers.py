@@ -154,3 +154,15 @@ def test_a_round_of_clipline_is_served_and_measured():
     assert list(got) == ["clipline"]
     assert got["clipline"]["seconds_per_round"] > 0
     assert got["clipline"]["peak_memory_bytes"] > 10**8
+
+
+def test_ending_the_program_ends_it_at_once_with_all_that_it_started():
+    command = [sys.executable, str(ROOT / "benchmarks" / "against_peers.py"), "--task", "so_lr", "--peers", "none"]
+    program = subprocess.Popen(
+        [*command, "--rounds", "1000", "--users", "2"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    assert program.stderr is not None
+    assert program.stderr.readline()  # the rounds to warm up are over
+    program.terminate()
+    assert program.wait(timeout=20) == 143
+    program.stderr.close()

@@ -98,6 +98,7 @@ class System:
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         timer = threading.Timer(self.patience, self._kill)
+        timer.daemon = True  # it must not keep this program alive
         timer.start()
         line = self.process.stdout.readline()
         timer.cancel()
