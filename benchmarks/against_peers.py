@@ -1,0 +1,230 @@
+"""How long is one round of the same training by clipline, pfl-research, FedJAX and Flower's simulation?
+
+    python benchmarks/against_peers.py --task emnist_cr            prints a table
+    python benchmarks/against_peers.py --task so_lr --record       also writes it into docs/results/performance.md
+    python benchmarks/against_peers.py --quick --json              few users; the last line is one JSON object
+
+Every system trains the same made-up users with the paper's network, batches and rates (benchmarks/peers/workload.py),
+in a process of its own that lives through the whole run. After rounds to warm up they take turns, round by round.
+Each uses the threads that it takes by default. clipline and pfl clip adaptively and add noise, Flower clips at a fixed
+norm and adds noise, FedJAX has neither. A user's data are made ready before the clock starts.
+
+Peers are installed at first use, each into an environment of its own under benchmarks/.peers; one that cannot be
+installed or does not run is named and left out. With --here all systems run in this very Python, where peers must be
+importable (benchmarks/peers/carry.py gathers them for a machine without network).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.systems import OURS, PEERS, System, UnavailableError, environment_of, python_of
+from peers.workload import NOISE_MULTIPLIER, WORKLOADS
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "performance.md"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One system's rounds."""
+
+    versions: str
+    seconds: tuple[float, ...]  # of each round that counts
+    peak_memory_bytes: int
+    peak_device_memory_bytes: int | None
+
+    @property
+    def median(self) -> float:
+        """Seconds of a usual round."""
+        return statistics.median(self.seconds)
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """The flags, checked; wrong ones end the program with a line that says what is right."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=sorted(WORKLOADS), default="emnist_cr")
+    parser.add_argument("--peers", default=",".join(PEERS), help="some of %(default)s, or none")
+    parser.add_argument("--users", type=int, help="in every round; 100, or 5 with --quick")
+    parser.add_argument("--rounds", type=int, help="that count; 5, or 2 with --quick")
+    parser.add_argument("--warmups", type=int, help="rounds before those; 2, or 1 with --quick")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--quick", action="store_true", help="few users and rounds")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON, from system to its numbers")
+    parser.add_argument("--record", action="store_true", help="write docs/results/performance.md")
+    parser.add_argument("--here", action="store_true", help="use this Python for all systems, install nothing")
+    parser.add_argument("--options", nargs="*", default=[], metavar="KEY=VALUE", help="more for clipline's Training")
+    parser.add_argument("--patience", type=float, default=900, help="seconds to wait for one answer")
+    wanted = parser.parse_args(given)
+    for name, usual, quick in (("users", 100, 5), ("rounds", 5, 2), ("warmups", 2, 1)):
+        if getattr(wanted, name) is None:
+            setattr(wanted, name, quick if wanted.quick else usual)
+        if getattr(wanted, name) < 1:
+            parser.error(f"--{name} {getattr(wanted, name)} must be at least 1")
+    wanted.peers = [] if wanted.peers == "none" else wanted.peers.split(",")
+    for name in wanted.peers:
+        if name not in PEERS:
+            parser.error(f"--peers has {name!r} but must name some of {', '.join(PEERS)}, or be none")
+    for pair in wanted.options:
+        if not pair.partition("=")[0].isidentifier() or "=" not in pair:
+            parser.error(f"--options has {pair!r} but must have KEY=VALUE, such as workers=2")
+    return wanted
+
+
+def start(name: str, wanted: argparse.Namespace) -> System:
+    """The process of one system, which now prepares itself."""
+    reason = PEERS[name].without.get(wanted.task) if name in PEERS else None
+    if reason is not None:
+        raise UnavailableError(f"cannot do {wanted.task}: {reason}")
+    flags = ["--task", wanted.task, "--device", wanted.device]
+    for size in ("users", "rounds", "warmups"):
+        flags += [f"--{size}", str(getattr(wanted, size))]
+    if name == OURS and wanted.options:
+        flags += ["--options", *wanted.options]
+    python = python_of(name, wanted.here)
+    return System(name, python, flags, environment_of(name, wanted.device, wanted.here), wanted.patience)
+
+
+def measure(wanted: argparse.Namespace) -> tuple[dict[str, Measured], dict[str, str]]:
+    """What each system took, and why others are left out.
+
+    Each is started and warmed up before the next one is, as some start much in the background; then all take turns.
+    """
+    systems: dict[str, System] = {}
+    versions: dict[str, str] = {}
+    seconds: dict[str, list[float]] = {}
+    missing: dict[str, str] = {}
+    measured: dict[str, Measured] = {}
+
+    def rounds(name: str, count: int) -> list[float]:
+        taken = [systems[name].round() for _ in range(count)]
+        print(f"{name}: {', '.join(f'{one:.3f}' for one in taken)} s", file=sys.stderr)
+        return taken
+
+    try:
+        for name in (OURS, *wanted.peers):
+            try:
+                systems[name] = start(name, wanted)
+                versions[name] = systems[name].ready()
+                rounds(name, wanted.warmups)
+                seconds[name] = []
+            except UnavailableError as error:
+                missing[name] = str(error)
+        for turn in range(wanted.rounds + 1):
+            for name in [name for name in seconds if name not in missing]:
+                try:
+                    if turn < wanted.rounds:
+                        seconds[name] += rounds(name, 1)
+                    else:
+                        peak = systems[name].finish()
+                        measured[name] = Measured(versions[name], tuple(seconds[name]), **peak)
+                except UnavailableError as error:
+                    missing[name] = str(error)
+    finally:
+        for system in systems.values():
+            system.end()
+    return measured, missing
+
+
+def as_json(measured: Mapping[str, Measured], users: int, task: str) -> str:
+    """One line, from system to its numbers."""
+    return json.dumps(
+        {
+            name: {
+                "seconds_per_round": one.median,
+                "least_seconds": min(one.seconds),
+                "greatest_seconds": max(one.seconds),
+                "milliseconds_per_user": 1e3 * one.median / users,
+                "peak_memory_bytes": one.peak_memory_bytes,
+                "peak_device_memory_bytes": one.peak_device_memory_bytes,
+                "users": users,
+                "examples": users * WORKLOADS[task].examples,
+                "versions": one.versions,
+            }
+            for name, one in measured.items()
+        }
+    )
+
+
+def table(measured: Mapping[str, Measured], missing: Mapping[str, str], users: int) -> str:
+    """A row for each system; under it the systems that are left out, and why."""
+    lines = [
+        "| system | seconds a round (range) | ms a user | times ours | peak memory, MiB | on GPU, MiB | privacy |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    ours = measured[OURS].median if OURS in measured else float("nan")
+    for name, one in measured.items():
+        device = "" if one.peak_device_memory_bytes is None else f"{one.peak_device_memory_bytes / 2**20:.0f}"
+        lines.append(
+            f"| {one.versions} | {one.median:.3f} ({min(one.seconds):.3f} to {max(one.seconds):.3f}) | "
+            f"{1e3 * one.median / users:.1f} | {one.median / ours:.2f} | {one.peak_memory_bytes / 2**20:.0f} | "
+            f"{device} | {PEERS[name].privacy if name in PEERS else 'adaptive clip, noise'} |"
+        )
+    left_out = [f"Left out: {name}, which {reason}." for name, reason in missing.items()]
+    return "\n".join([*lines, *([""] if left_out else []), *left_out])
+
+
+def section(wanted: argparse.Namespace, text: str, command: str) -> str:
+    """What is recorded of this run, without its title."""
+    work = WORKLOADS[wanted.task]
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    if wanted.device == "cuda":
+        machine += f", {gpu_name()}"
+    return f"""`{command}`, {datetime.date.today()}, {machine}.
+{wanted.users} users in every round, each with {work.examples} {work.unit} in batches of {work.batch_size}; about
+{work.parameters:,} parameters; noise multiplier {NOISE_MULTIPLIER}. All in one run, by turns, with the threads each
+takes by default: medians and ranges of {wanted.rounds} rounds after {wanted.warmups} to warm up. Memory is the most
+that a system's processes held.
+
+{text}
+"""
+
+
+def gpu_name() -> str:
+    """As the driver calls it."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "a GPU"
+
+
+def with_section(document: str, title: str, body: str) -> str:
+    """The document with this section new or at the end, and everything else as it was."""
+    before, _, rest = f"\n{document}".partition(f"\n{title}\n")
+    after = rest[rest.index("\n## ") :] if "\n## " in rest else ""
+    return f"{before.strip()}\n\n{title}\n\n{body.strip()}\n{after}"
+
+
+def main() -> None:
+    """Measure, print, and record if asked to."""
+    wanted = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing it has started outlives it
+    measured, missing = measure(wanted)
+    for name, reason in missing.items():
+        print(f"{name} is left out: it {reason}", file=sys.stderr)
+    if OURS not in measured:
+        raise SystemExit(1)
+    text = table(measured, missing, wanted.users)
+    print(text)
+    if wanted.record:
+        command = " ".join(["python benchmarks/against_peers.py", *sys.argv[1:]])
+        title = f"## Against peers: {wanted.task} on {wanted.device}"
+        old = RESULTS.read_text() if RESULTS.exists() else "# Performance\n"
+        RESULTS.write_text(with_section(old, title, section(wanted, text, command)))
+    if wanted.json:
+        print(as_json(measured, wanted.users, wanted.task))
+
+
+if __name__ == "__main__":
+    main()

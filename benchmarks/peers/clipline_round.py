@@ -1,0 +1,68 @@
+"""clipline's rounds, through `Training` on the task's own model and loss."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from typing import Any
+
+import numpy as np
+import protocol
+import torch
+from workload import NOISE_MULTIPLIER, SERVER_MOMENTUM, WORKLOADS, user_fields
+
+import clipline
+
+
+def value_of(text: str) -> Any:
+    """A number, a truth value or None as Python writes it; anything else is text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def options_of(pairs: list[str]) -> dict[str, Any]:
+    """`["workers=2", "precision=bf16"]` as keyword arguments."""
+    return {key: value_of(value) for key, _, value in (pair.partition("=") for pair in pairs)}
+
+
+def training(task: str, users: int, rounds: int, device: str, options: dict[str, Any]) -> clipline.Training:
+    """Every user in every round, as in the other systems."""
+    work = WORKLOADS[task]
+    everyone = [user_fields(task, user) for user in range(users)]
+    fields = {name: np.concatenate([user[name] for user in everyone]) for name in everyone[0]}
+    population = clipline.Population(np.arange(users + 1, dtype=np.int64) * work.examples, fields)
+    settings = clipline.task_named(task).settings
+    loaded = importlib.import_module(f"clipline.tasks.{task}").build(settings, population, population)
+    usual: dict[str, Any] = {
+        "rounds": rounds,
+        "cohort_size": users,
+        "local": clipline.LocalSGD(work.client_lr, work.batch_size),
+        "seed": 0,
+        "noise_multiplier": NOISE_MULTIPLIER,
+        "sampling": "fixed",
+        "clip": clipline.QuantileClip(start=work.clip),
+        "server": clipline.ServerSGD(work.server_lr, SERVER_MOMENTUM),
+        "device": device,
+    }
+    return clipline.Training(loaded.model, loaded.loss, population, **{**usual, **options})
+
+
+def main() -> None:
+    """Serve rounds."""
+    wanted = protocol.arguments()
+    clock = protocol.Clock()
+    rounds = wanted.warmups + wanted.rounds
+    algorithm = training(wanted.task, wanted.users, rounds, wanted.device, options_of(wanted.options)).algorithm
+    state = algorithm.first()
+    cuda = wanted.device.startswith("cuda")
+    clock.ready(f"clipline {clipline.__version__}, torch {torch.__version__}")
+    while clock.go():
+        state, _ = algorithm.round(state)
+        clock.done(torch.cuda.synchronize if cuda else None)
+    clock.close(torch.cuda.max_memory_allocated() if cuda else None)
+
+
+if __name__ == "__main__":
+    main()
