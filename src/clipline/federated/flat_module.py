@@ -15,8 +15,8 @@ from .stackable import stackable
 class FlatModule:
     """A working copy of `module` on `device`; the caller's module is left alone.
 
-    `vector` holds all trainable parameters end to end and `gradient` their gradients: the module's own parameters are
-    views of it, so that setting or stepping the vector sets or steps the model.
+    `vector` holds all trainable parameters end to end: the module's own parameters are views of it, so that setting the
+    vector sets the model, and a step of the model moves the vector.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
@@ -26,15 +26,12 @@ class FlatModule:
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         self.vector = torch.cat([p.detach().reshape(-1) for p in trainable]).clone()
         self.initial = self.vector.clone()  # what a run starts from; the vector itself moves
-        self.gradient = torch.zeros_like(self.vector)
         start = 0
         for param in trainable:
             stop = start + param.numel()
             param.data = self.vector[start:stop].view_as(param)
-            param.grad = self.gradient[start:stop].view_as(param)
             start = stop
         self._trainable = trainable
-        self._gradients = [param.grad for param in trainable]
         self.chances = {name: part for name, part in self.module.named_modules() if isinstance(part, Chance)}
         self._keys = {f"{name}.key".lstrip(".") for name in self.chances}  # set by the engine, and no user's statistic
         self._buffers = {name: buffer.clone() for name, buffer in self._named_buffers().items()}
@@ -84,13 +81,15 @@ class FlatModule:
                 "past the clip: freeze it, or use a layer that keeps none (GroupNorm or LayerNorm, not batch norm)"
             )
 
-    def check_gradients(self) -> None:
-        """Refuse a loss that detaches the gradients from the flat vector, which would then not move."""
-        if any(param.grad is not grad for param, grad in zip(self._trainable, self._gradients, strict=True)):
-            raise ModuleError(
-                "the loss replaced or cleared the gradients of the model (zero_grad?), which are set and read here: "
-                "return the loss and leave gradients alone"
-            )
+    def descend(self, loss: Tensor, lr: float) -> None:
+        """One step of SGD. A parameter that the loss does not use stays where it is."""
+        if not loss.requires_grad:
+            raise ModuleError("the loss does not depend on the model's trainable parameters: return what it computed")
+        gradients = torch.autograd.grad(loss, self._trainable, allow_unused=True)
+        with torch.no_grad():
+            for param, gradient in zip(self._trainable, gradients, strict=True):
+                if gradient is not None:
+                    param.sub_(gradient, alpha=lr)
 
 
 def _same(now: Tensor | None, before: Tensor) -> bool:

@@ -83,16 +83,12 @@ class OneByOne:
 
     def _train(self, params: Tensor, examples: Batch, counts: Sequence[int], chances: Tensor, out: Tensor) -> None:
         """One user's steps: the examples are (steps, batch, ...), of which each batch has `counts` real ones."""
-        vector, gradient = self.flat.vector, self.flat.gradient
-        vector.copy_(params)
+        self.flat.vector.copy_(params)
         for step, count in enumerate(counts):
             self.flat.set_keys(chances[step])
-            gradient.zero_()
             batch = {name: field[step, :count] for name, field in examples.items()}
-            torch.autograd.backward(self._reduced(self.loss(self.flat.module, batch), count))
-            self.flat.check_gradients()
-            vector.add_(gradient, alpha=-self.local.lr)
-        torch.sub(vector, params, out=out)
+            self.flat.descend(self._reduced(self.loss(self.flat.module, batch), count), self.local.lr)
+        torch.sub(self.flat.vector, params, out=out)
 
     def _train_rows(self, params: Tensor, examples: Batch, counts: Sequence[int], chances: Tensor) -> Updates:
         """The same where a user touches few rows of some parameters: no other row is read, trained or written."""

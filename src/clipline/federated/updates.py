@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +13,15 @@ try:
 except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
     triton_sum = None  # type: ignore[assignment]
 
-_CHUNK = 1 << 22  # numbers that are held in float64 at a time
+_CHUNK = 1 << 22  # numbers that are held in float64 at a time on a GPU
+_CACHED = 1 << 16  # the same on a processor, whose cache holds them
+
+
+def _parts(values: Tensor) -> Iterator[slice]:
+    """Columns of (users, width), as many at a time as the cache holds."""
+    step = max(256, _CACHED // max(1, len(values)))
+    for start in range(0, values.shape[1], step):
+        yield slice(start, start + step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,24 +33,28 @@ class Dense:
 
     def squares(self) -> Tensor:
         """(users,) float64: sums of squares. No overflow: a float32 squared is far inside float64."""
-        norms: Tensor = torch.linalg.vector_norm(self.values, dim=1, dtype=torch.float64)
-        return norms.square()
+        if self.values.device.type != "cpu":
+            norms: Tensor = torch.linalg.vector_norm(self.values, dim=1, dtype=torch.float64)
+            return norms.square()
+        total = torch.zeros(len(self.values), dtype=torch.float64)
+        for part in _parts(self.values):
+            wide = self.values[:, part].double()
+            total += torch.linalg.vecdot(wide, wide)
+        return total
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
         """Add sum over users of scale (users,) times their values, in float64, to total (dim,).
 
         A user whose scale is 0 takes no part, whatever the values: 0 times infinity is not 0.
         """
-        users, width = self.values.shape
+        own = total[self.start : self.start + self.values.shape[1]]
         if self.values.device.type == "cuda" and triton_sum is not None:
-            triton_sum.add_scaled(self.values, scale, total[self.start : self.start + width])
+            triton_sum.add_scaled(self.values, scale, own)
             return
         values = self.values if bool((scale > 0).all()) else self.values[scale > 0]
         scale = scale[scale > 0]
-        step = max(1, _CHUNK // max(1, users))
-        for start in range(0, width, step):
-            part = values[:, start : start + step].double()
-            total[self.start + start : self.start + start + part.shape[1]] += scale @ part
+        for part in _parts(values):
+            own[part] += scale @ values[:, part].double()
 
     def put_in(self, rows: Tensor) -> None:
         """Write into rows (users, dim)."""
