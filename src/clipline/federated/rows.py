@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -37,18 +38,19 @@ def check_row_fields(row_fields: RowFields, flat: FlatModule, population: Popula
         raise ModuleError("row_fields names a field twice, which would be renumbered twice: give each its own field")
 
 
-def touched(numbers: Tensor, height: int, least: int = 1) -> tuple[Tensor, Tensor]:
+def touched(numbers: Tensor, height: int, least: int = 0) -> tuple[Tensor, Tensor]:
     """Which of `height` rows each user's (users, ...) numbers name, ascending, and the numbers as places among them.
 
-    (users, touched): as many places as the user with most needs, `least` or a power of two times it; the places that a
-    user does not need hold 0, and nothing refers to them. A number beyond the last row counts as the last.
+    (users, touched): as many places as the user with most needs, or with `least` that, or twice, four times ... as many
+    if those are needed; the places that a user does not need hold 0, and nothing refers to them.
+    A number beyond the last row counts as the last.
     """
     users = len(numbers)
     flat = numbers.reshape(users, -1).long().clamp(max=height - 1)
     present = torch.zeros(users, height, dtype=torch.int64, device=numbers.device).scatter_(1, flat, 1)
     place = present.cumsum(dim=1)
     most = int(place[:, -1].max()) if users else 1
-    room = least
+    room = least or most
     while room < most:
         room *= 2
     room = min(room, height)
@@ -59,7 +61,7 @@ def touched(numbers: Tensor, height: int, least: int = 1) -> tuple[Tensor, Tenso
 
 
 def renumbered(
-    examples: Batch, row_fields: RowFields, heights: Mapping[str, int], least: int = 1
+    examples: Batch, row_fields: RowFields, heights: Mapping[str, int], least: int = 0
 ) -> tuple[Batch, dict[str, Tensor]]:
     """The examples with places for row numbers, and the rows (users, touched) of each parameter."""
     examples, rows = dict(examples), {}
@@ -80,7 +82,7 @@ def first_pieces(
     for (name, shape), piece in zip(shapes.items(), pieces, strict=True):
         whole = piece.reshape(len(params), *shape)
         if name in rows:
-            first[name] = whole[0][rows[name]] if run is None else whole[run.unsqueeze(1), rows[name]]
+            first[name] = F.embedding(rows[name], whole[0]) if run is None else whole[run.unsqueeze(1), rows[name]]
         else:
             first[name] = whole if run is None else whole[run]
     return first

@@ -38,8 +38,8 @@ class Dense:
             return norms.square()
         total = torch.zeros(len(self.values), dtype=torch.float64)
         for part in _parts(self.values):
-            wide = self.values[:, part].double()
-            total += torch.linalg.vecdot(wide, wide)
+            for user, wide in enumerate(self.values[:, part].double()):
+                total[user] += torch.dot(wide, wide)
         return total
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
@@ -79,9 +79,11 @@ class Rows:
         users, touched, width = self.values.shape
         matrix = total[self.start : self.start + self.height * width].view(self.height, width)
         if self.values.device.type == "cpu":
+            step = max(1, _CACHED // width)
             for places, values, factor in zip(self.places, self.values, scale.tolist(), strict=True):
-                if factor > 0:
-                    matrix.index_add_(0, places, values.double(), alpha=factor)
+                for start in range(0, touched if factor > 0 else 0, step):
+                    part = slice(start, start + step)
+                    matrix.index_add_(0, places[part], values[part].double(), alpha=factor)
             return
         step = max(1, _CHUNK // max(1, touched * width))
         for start in range(0, users, step):

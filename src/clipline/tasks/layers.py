@@ -161,6 +161,10 @@ class BagLinear(nn.Module):
 
         A place with value 0 is padding, whatever its number; numbers beyond the last feature are allowed only there.
         """
+        if not stacked(features, values, self.weight):
+            columns = (values != 0).any(dim=0).nonzero()
+            used = int(columns[-1]) + 1 if len(columns) else 1
+            features, values = features[:, :used], values[:, :used]  # columns of padding alone cost like others
         places = features.long().clamp(max=len(self.weight) - 1)
         if not stacked(places, values, self.weight):
             return F.embedding_bag(places, self.weight, per_sample_weights=values, mode="sum") + self.bias
