@@ -47,7 +47,7 @@ def training(task: str, users: int, rounds: int, device: str, options: dict[str,
         "server": clipline.ServerSGD(work.server_lr, SERVER_MOMENTUM),
         "device": device,
     }
-    return clipline.Training(loaded.model, loaded.loss, population, **{**usual, **options})
+    return clipline.Training(loaded.make(0), loaded.loss, population, **{**usual, **options})
 
 
 def main() -> None:

@@ -54,8 +54,10 @@ _HOMES = {
     "plan": "privacy.planning",
     "privacy_curve": "privacy.accountant",
     "rounds_within": "privacy.calibration",
+    "run_together": "federated.many",
     "split_noise": "privacy.split",
     "task_named": "tasks",
+    "train_many": "tasks.many",
 }
 __all__ = sorted(_HOMES)
 
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from .errors import CliplineError, SettingError
     from .federated.controllers import FixedClip, QuantileClip, ScheduledClip
     from .federated.local import LocalSGD
+    from .federated.many import run_together
     from .federated.mechanism import GaussianMechanism
     from .federated.population import Population
     from .federated.sampling import FixedSizeSampler, PoissonSampler
@@ -86,6 +89,7 @@ if TYPE_CHECKING:
     from .privacy.split import DeltaNoise, join_noise, split_noise
     from .tasks import task_named
     from .tasks.layers import BagLinear, MatrixLSTM, PatchConv2d
+    from .tasks.many import train_many
 
 
 def __getattr__(name: str) -> Any:

@@ -104,6 +104,12 @@ def train(
         Path | None, typer.Option(help="Go on with an interrupted run directory.", rich_help_panel=_RUN)
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_RUN)] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto, one-by-one or stacked (many users at once).", rich_help_panel=_RUN)
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="float32, tf32 or bf16, of local training alone.", rich_help_panel=_RUN)
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one JSON object on standard output.", rich_help_panel=_RUN)
     ] = False,
@@ -119,6 +125,7 @@ def train(
         "clip": _clip(clip), "quantile": quantile,
         "noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta, "max_epsilon": max_epsilon,
         "noise_source": noise_source, "seed": seed, "device": device,
+        "engine": engine, "precision": precision,
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
     if noise_multiplier is not None and epsilon is not None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from ..federated.chance import Chance
 from ..federated.local import Batch
 from ..federated.population import Population
-from .initialisers import he_normal_
+from .initialisers import he_normal_, initialised
 from .layers import PatchConv2d
 from .measure import Counts, evaluator
-from .paper_task import Fields, initialised, paper_task
+from .paper_task import Fields, paper_task
 from .settings import TrainSettings
 from .stand_ins.pictures import pictures
 from .task import LoadedTask
@@ -138,9 +138,9 @@ def count(model: nn.Module, batch: Batch) -> Counts:
 
 def build(settings: TrainSettings, population: Population, test: Population) -> LoadedTask:
     """The task on these users."""
-    model = initialised(partial(ResNet18, settings.group_count or 32), settings.seed)
+    make = partial(initialised, partial(ResNet18, settings.group_count or 32))
     chosen = partial(loss, augment=bool(settings.augment))
-    return LoadedTask(population, model, chosen, evaluator(count, test, str(settings.evaluate_on), batch_size=100))
+    return LoadedTask(population, make, chosen, evaluator(count, test, str(settings.evaluate_on), batch_size=100))
 
 
 TASK = paper_task(

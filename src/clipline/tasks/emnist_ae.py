@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 from ..federated.local import Batch
 from ..federated.population import Population
 from .emnist_cr import FIELDS
-from .initialisers import keras_linear
+from .initialisers import initialised, keras_linear
 from .measure import Counts, evaluator
-from .paper_task import initialised, paper_task
+from .paper_task import paper_task
 from .settings import TrainSettings
 from .stand_ins.writing import writing
 from .task import LoadedTask
@@ -57,9 +58,9 @@ def count(model: nn.Module, batch: Batch) -> Counts:
 
 def build(settings: TrainSettings, population: Population, test: Population) -> LoadedTask:
     """The task on these users."""
-    model = initialised(Autoencoder, settings.seed)
+    make = partial(initialised, Autoencoder)
     evaluate = evaluator(count, test, str(settings.evaluate_on), batch_size=500)
-    return LoadedTask(population, model, loss, evaluate, reduction="sum")
+    return LoadedTask(population, make, loss, evaluate, reduction="sum")
 
 
 TASK = paper_task(

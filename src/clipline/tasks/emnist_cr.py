@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..federated.local import Batch
 from ..federated.population import Population
-from .initialisers import keras_linear
+from .initialisers import initialised, keras_linear
 from .layers import MaxPool2d, PatchConv2d
 from .measure import Counts, evaluator
-from .paper_task import Fields, initialised, paper_task
+from .paper_task import Fields, paper_task
 from .settings import TrainSettings
 from .stand_ins.writing import writing
 from .task import LoadedTask
@@ -54,8 +56,8 @@ def count(model: nn.Module, batch: Batch) -> Counts:
 
 def build(settings: TrainSettings, population: Population, test: Population) -> LoadedTask:
     """The task on these users."""
-    model = initialised(CharacterNet, settings.seed)
-    return LoadedTask(population, model, loss, evaluator(count, test, str(settings.evaluate_on), batch_size=500))
+    make = partial(initialised, CharacterNet)
+    return LoadedTask(population, make, loss, evaluator(count, test, str(settings.evaluate_on), batch_size=500))
 
 
 TASK = paper_task(

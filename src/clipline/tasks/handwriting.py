@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import check_whole
 from ..federated.local import Batch
 from ..federated.population import Population
-from ..streams import Streams
+from .initialisers import initialised
 from .settings import TrainSettings
 from .strokes import CHARACTERS
 from .task import LoadedTask, Task
@@ -50,9 +51,7 @@ def load(settings: TrainSettings) -> LoadedTask:
     classes = check_whole("classes", settings.classes, at_least=2, at_most=len(CHARACTERS), way_out=way_out)
     population = writers_population(0, settings.users, classes)
     test = writers_population(_TEST_FIRST, TEST_WRITERS, classes)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(Streams(settings.seed).initial())
-        model = HandwritingNet(classes)
+    make = partial(initialised, partial(HandwritingNet, classes))
     pixels = torch.from_numpy(test.fields["pixels"])
     labels = torch.from_numpy(test.fields["labels"])
 
@@ -61,7 +60,7 @@ def load(settings: TrainSettings) -> LoadedTask:
         guesses = torch.cat([model(block.to(device)).argmax(dim=1) for block in torch.split(pixels, 1000)])
         return {"accuracy": float((guesses.cpu() == labels).double().mean())}
 
-    return LoadedTask(population, model, loss, evaluate)
+    return LoadedTask(population, make, loss, evaluate)
 
 
 def writers_population(first: int, users: int, classes: int) -> Population:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+
+from ..streams import Streams
 
 _SPREAD_OF_CUT_NORMAL = 0.87962566103423978  # standard deviation of a normal number cut at two standard deviations
 
@@ -36,3 +39,10 @@ def keras_embedding(rows: int, columns: int) -> nn.Embedding:
     with torch.no_grad():
         layer.weight.uniform_(-0.05, 0.05)
     return layer
+
+
+def initialised(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A new model with the initial parameters of this seed; torch's own generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(Streams(seed).initial())
+        return make()

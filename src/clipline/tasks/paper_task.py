@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-from torch import nn
-
 from ..errors import PopulationError, refuse
 from ..federated.population import Population
-from ..streams import Streams
 from .facts import FACTS
 from .settings import TrainSettings
 from .stores import STAND_IN, open_store
@@ -94,10 +90,3 @@ def check_fields(population: Population, fields: Fields) -> Population:
                 f"({wanted}) for each example: prepare it for this task"
             )
     return population
-
-
-def initialised(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A new model with the initial parameters of this seed; torch's own generator is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(Streams(seed).initial())
-        return make()

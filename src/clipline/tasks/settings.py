@@ -48,6 +48,8 @@ class TrainSettings:
     noise_source: str = "seed"  # "seed", "system"
     evaluate_every: int = 10
     device: str = "auto"
+    engine: str = "auto"  # "auto", "one-by-one", "stacked"
+    precision: str = "float32"  # "float32", "tf32", "bf16"
     # Settings that some tasks have and others have not: None is "has not", and cannot be set to anything else.
     data: str | None = None  # the folder of prepared data, or "stand-in"
     classes: int | None = None  # of a generated population
@@ -62,6 +64,8 @@ class TrainSettings:
         check_choice("clip_rule", self.clip_rule, ("geometric", "linear"))
         check_choice("server", self.server, ("sgd", "adam", "yogi"))
         check_choice("noise_source", self.noise_source, ("seed", "system"))
+        check_choice("engine", self.engine, ("auto", "one-by-one", "stacked"))
+        check_choice("precision", self.precision, ("float32", "tf32", "bf16"))
         if not isinstance(self.device, str):
             raise refuse("device", self.device, "auto, cpu or cuda", "leave it out to take what is there")
         words = ("quantile", "fixed", "none")

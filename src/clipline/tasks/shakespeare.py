@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from ..federated.local import Batch
 from ..federated.population import Population
-from .initialisers import he_normal_, keras_embedding, keras_linear
+from .initialisers import he_normal_, initialised, keras_embedding, keras_linear
 from .layers import MatrixLSTM
 from .measure import Counts, evaluator, hits_without, sequence_loss
-from .paper_task import Fields, initialised, paper_task
+from .paper_task import Fields, paper_task
 from .settings import TrainSettings
 from .stand_ins.roles import roles
 from .task import LoadedTask
@@ -60,9 +60,9 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
     An example is a row of 81 characters and rows are shuffled; the original shuffles snippets, so that the rows of a
     long one stay together. No state is carried from row to row in either.
     """
-    model = initialised(CharacterLSTM, settings.seed)
+    make = partial(initialised, CharacterLSTM)
     chosen = partial(loss, padding_in_loss=bool(settings.padding_in_loss))
-    return LoadedTask(population, model, chosen, evaluator(count, test, str(settings.evaluate_on), batch_size=100))
+    return LoadedTask(population, make, chosen, evaluator(count, test, str(settings.evaluate_on), batch_size=100))
 
 
 TASK = paper_task(

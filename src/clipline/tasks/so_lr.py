@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..federated.local import Batch
 from ..federated.population import Population
+from .initialisers import initialised
 from .layers import BagLinear
 from .measure import Counts, evaluator
-from .paper_task import Fields, initialised, paper_task
+from .paper_task import Fields, paper_task
 from .settings import TrainSettings
 from .stand_ins.topics import tagged_posts
 from .task import LoadedTask
@@ -60,10 +63,10 @@ def count(model: nn.Module, batch: Batch) -> Counts:
 
 def build(settings: TrainSettings, population: Population, test: Population) -> LoadedTask:
     """The task on these users. Of a user's posts the first 1000 are taken, then shuffled."""
-    model = initialised(TagRegression, settings.seed)
+    make = partial(initialised, TagRegression)
     part = str(settings.evaluate_on)
     evaluate = evaluator(count, test, part, batch_size=500, first=VALIDATION_POSTS)
-    return LoadedTask(population, model, loss, evaluate, reduction="sum", row_fields={"tags.weight": "words"})
+    return LoadedTask(population, make, loss, evaluate, reduction="sum", row_fields={"tags.weight": "words"})
 
 
 TASK = paper_task(

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from ..federated.local import Batch
 from ..federated.population import Population
-from .initialisers import keras_embedding, keras_linear
+from .initialisers import initialised, keras_embedding, keras_linear
 from .layers import MatrixLSTM
 from .measure import Counts, evaluator, hits_without, sequence_loss
-from .paper_task import Fields, initialised, paper_task
+from .paper_task import Fields, paper_task
 from .settings import TrainSettings
 from .stand_ins.topics import sentences
 from .task import LoadedTask
@@ -63,11 +63,11 @@ def count(model: nn.Module, batch: Batch) -> Counts:
 
 def build(settings: TrainSettings, population: Population, test: Population) -> LoadedTask:
     """The task on these users. Of a user's sentences the first 1000 are taken, then shuffled."""
-    model = initialised(WordLSTM, settings.seed)
+    make = partial(initialised, WordLSTM)
     chosen = partial(loss, padding_in_loss=bool(settings.padding_in_loss))
     part = str(settings.evaluate_on)
     evaluate = evaluator(count, test, part, batch_size=100, first=VALIDATION_SENTENCES)
-    return LoadedTask(population, model, chosen, evaluate)
+    return LoadedTask(population, make, chosen, evaluate)
 
 
 TASK = paper_task(

@@ -25,7 +25,7 @@ class LoadedTask:
     """A task with its data in place."""
 
     population: Population
-    model: nn.Module
+    make: Callable[[int], nn.Module]  # a new model with the initial parameters of this seed
     loss: Loss
     evaluate: Evaluate  # on users outside the population
     reduction: str = "mean"  # of a loss that gives one number for each example
@@ -43,13 +43,16 @@ class Task:
     load: Callable[[TrainSettings], LoadedTask]
     data: str = "embedded"  # "stand-in" where generated users take the place of the original ones
 
-    def training(self, settings: TrainSettings) -> Training:
-        """Everything checked and ready to run."""
+    def training(self, settings: TrainSettings, loaded: LoadedTask | None = None) -> Training:
+        """Everything checked and ready to run, on data that are loaded already if given."""
         check_device(settings.device)
-        loaded = self.load(settings)
+        loaded = self.load(settings) if loaded is None else loaded
+        model = loaded.make(settings.seed)
         noise_source: Any = settings.noise_source
+        engine: Any = settings.engine
+        precision: Any = settings.precision
         return Training(
-            loaded.model,
+            model,
             loaded.loss,
             loaded.population,
             rounds=settings.rounds,
@@ -74,7 +77,9 @@ class Task:
             row_fields=loaded.row_fields,
             evaluate=loaded.evaluate,
             evaluate_every=settings.evaluate_every,
-            device=chosen_device(settings.device, sum(p.numel() for p in loaded.model.parameters())),
+            device=chosen_device(settings.device, sum(p.numel() for p in model.parameters())),
+            engine=engine,
+            precision=precision,
         )
 
 
