@@ -23,16 +23,13 @@ import os
 import platform
 import signal
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from peers.systems import OURS, PEERS, System, UnavailableError, environment_of, python_of
 from peers.workload import NOISE_MULTIPLIER, WORKLOADS
-
-RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "performance.md"
+from recording import RESULTS, gpu_name, with_section
 
 
 @dataclass(frozen=True)
@@ -188,22 +185,6 @@ that a system's processes held.
 
 {text}
 """
-
-
-def gpu_name() -> str:
-    """As the driver calls it."""
-    try:
-        command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return "a GPU"
-
-
-def with_section(document: str, title: str, body: str) -> str:
-    """The document with this section new or at the end, and everything else as it was."""
-    before, _, rest = f"\n{document}".partition(f"\n{title}\n")
-    after = rest[rest.index("\n## ") :] if "\n## " in rest else ""
-    return f"{before.strip()}\n\n{title}\n\n{body.strip()}\n{after}"
 
 
 def main() -> None:

@@ -1,0 +1,61 @@
+"""What the benchmarks share: a description of the machine, and a place in docs/results/performance.md."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "performance.md"
+
+
+def gpu_name() -> str:
+    """As the driver calls it."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "a GPU"
+
+
+def machine(device: str) -> str:
+    """Date and machine, for the first line of a record."""
+    import torch
+
+    text = f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    text += f", torch {torch.__version__}"
+    return f"{text}, {gpu_name()}" if device.startswith("cuda") else text
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def with_section(document: str, title: str, body: str) -> str:
+    """The document with this section new or at the end, and everything else as it was."""
+    before, _, rest = f"\n{document}".partition(f"\n{title}\n")
+    after = rest[rest.index("\n## ") :] if "\n## " in rest else ""
+    return f"{before.strip()}\n\n{title}\n\n{body.strip()}\n{after}"
+
+
+def record(title: str, body: str) -> None:
+    """Write the section into the results, in the place of the last one of that title."""
+    old = RESULTS.read_text() if RESULTS.exists() else "# Performance\n"
+    RESULTS.write_text(with_section(old, f"## {title}", body))
+
+
+def command_line() -> str:
+    """The command that is running, as a reader would repeat it."""
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *(a for a in sys.argv[1:] if a != "--record")])
