@@ -5,7 +5,7 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from clipline import MatrixLSTM, PatchConv2d
-from clipline.tasks import kernels
+from clipline.tasks import convolution
 
 DOUBLE = torch.float64
 USERS = 3
@@ -61,7 +61,7 @@ def written_out(layer, inputs, mask):
 
 
 needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available() or kernels.triton_kernels is None, reason="needs a GPU and Triton"
+    not torch.cuda.is_available() or convolution.triton_convolution is None, reason="needs a GPU and Triton"
 )
 PRECISIONS = [(torch.float32, 2e-3), (torch.bfloat16, 2e-2)]
 CONVOLUTIONS = [(1, 32, 3, 1, 28), (32, 64, 3, 1, 26), (3, 64, 7, 2, 29), (64, 128, 1, 1, 6), (24, 40, 5, 3, 17)]
@@ -74,20 +74,38 @@ def test_convolution_on_a_gpu_equals_the_librarys_in_float64(channels, filters, 
     generator = torch.Generator().manual_seed(1)
     pixels = torch.randn(USERS, 5, side, side, channels, generator=generator, dtype=DOUBLE)
     weight = torch.randn(USERS, filters, size * size * channels, generator=generator, dtype=DOUBLE)
-    out = kernels.out_side(side, size, stride)
+    out = convolution.out_side(side, size, stride)
     grad = torch.randn(USERS, 5, out, out, filters, generator=generator, dtype=DOUBLE)
-    given = pixels.to("cuda", dtype).requires_grad_(), weight.to("cuda", torch.float32).requires_grad_()
-    ours = kernels.stacked_conv(*given, size, stride)
+    bias = torch.randn(USERS, filters, generator=generator, dtype=DOUBLE)
+    given = [pixels.to("cuda", dtype), weight.to("cuda", torch.float32), bias.to("cuda", torch.float32)]
+    given = [tensor.requires_grad_() for tensor in given]
+    ours = convolution.stacked_conv(*given, size, stride)
     found = torch.autograd.grad(ours, given, grad.to("cuda", dtype))
     assert found[1].dtype == torch.float32
     for user in range(USERS):
         x = pixels[user].permute(0, 3, 1, 2).requires_grad_()
         w = weight[user].view(filters, size, size, channels).permute(0, 3, 1, 2).requires_grad_()
-        expected = F.conv2d(x, w, stride=stride)
+        expected = F.conv2d(x, w, bias[user], stride=stride)
         of_x, of_w = torch.autograd.grad(expected, (x, w), grad[user].permute(0, 3, 1, 2))
         assert relative(ours[user].permute(0, 3, 1, 2), expected.detach()) < tolerance
         assert relative(found[0][user].permute(0, 3, 1, 2), of_x) < tolerance
         assert relative(found[1][user], of_w.permute(0, 2, 3, 1).flatten(1)) < tolerance
+        assert relative(found[2][user], grad[user].sum(dim=(0, 1, 2))) < tolerance
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pooling_on_a_gpu_equals_the_librarys_with_ties_too(dtype):
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.randint(0, 3, (USERS, 2, 6, 8, 5), generator=generator).to("cuda", dtype).requires_grad_()
+    pooled, _ = convolution.pool(pixels)
+    grad = torch.randn(pooled.shape, generator=generator).to("cuda", dtype)
+    (found,) = torch.autograd.grad(pooled, pixels, grad)
+    flat = pixels.detach().float().flatten(0, 1).permute(0, 3, 1, 2).requires_grad_()
+    expected = F.max_pool2d(flat, 2)
+    (theirs,) = torch.autograd.grad(expected, flat, grad.float().flatten(0, 1).permute(0, 3, 1, 2))
+    assert torch.equal(pooled.float().flatten(0, 1).permute(0, 3, 1, 2), expected)
+    assert torch.equal(found.float().flatten(0, 1).permute(0, 3, 1, 2), theirs)
 
 
 @needs_gpu

@@ -37,18 +37,19 @@ class SlowEngineWarning(UserWarning):
     """Users train one by one where a stack would be faster."""
 
 
-def clients_named(engine: Engine, plain: OneByOne, cohort_size: int) -> Clients:
+def clients_named(engine: Engine, plain: OneByOne, cohort_size: int, varying: bool = True) -> Clients:
     """`plain` itself or a stack on top of it.
 
     "auto" stacks where one user is too little work: on a GPU, and for small models on processor cores too; if the model
-    cannot be stacked it goes on without, and says so where that is much slower.
+    cannot be stacked it goes on without, and says so where that is much slower. `varying` cohorts are not always of
+    the expected size.
     """
     check_choice("engine", engine, ENGINES)
     on_gpu = plain.device.type == "cuda"
     if engine == "one-by-one" or (engine == "auto" and not on_gpu and plain.flat.dim >= SMALL_MODEL):
         return plain
     try:
-        return Stacked(plain, cohort_size)
+        return Stacked(plain, cohort_size, varying=varying)
     except CannotStack as error:
         if engine == "stacked":
             raise

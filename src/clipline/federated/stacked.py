@@ -54,7 +54,13 @@ class Stacked:
     """
 
     def __init__(
-        self, plain: OneByOne, cohort_size: int, *, block_size: int | None = None, compiled: bool | None = None
+        self,
+        plain: OneByOne,
+        cohort_size: int,
+        *,
+        varying: bool = True,
+        block_size: int | None = None,
+        compiled: bool | None = None,
     ) -> None:
         self.plain = plain
         self.flat = plain.flat
@@ -63,7 +69,7 @@ class Stacked:
         bytes_a_user = self._trial()
         if compiled is None:
             compiled = plain.device.type == "cuda" and self._step.per_example
-        self.block_size = block_size or self._fitting(cohort_size, bytes_a_user)
+        self.block_size = block_size or self._fitting(cohort_size, varying, bytes_a_user)
         self._recordings: dict[tuple[torch.Size, ...], Recording] | None = {} if compiled else None
         most = int(np.diff(plain.examples.population.offsets).max(initial=1))
         most = min(most, plain.local.max_examples or most)
@@ -203,7 +209,7 @@ class Stacked:
         peak = torch.cuda.max_memory_allocated(plain.device) if on_gpu else 0
         return max(1, (peak - before) // 2)
 
-    def _fitting(self, cohort_size: int, bytes_a_user: int) -> int:
+    def _fitting(self, cohort_size: int, varying: bool, bytes_a_user: int) -> int:
         """Users in a block: as a cohort costs least, within free memory.
 
         A step costs its users and something beside; a block costs its longest user. Tried on a few typical cohorts.
@@ -216,7 +222,7 @@ class Stacked:
         rng = np.random.default_rng(0)
         population, local = plain.examples.population, plain.local
         cohorts = []
-        for size in rng.poisson(cohort_size, 16).clip(1):
+        for size in rng.poisson(cohort_size, 16).clip(1) if varying else [cohort_size] * 16:
             work = local.examples_of(population, rng.integers(0, len(population), size))
             cohorts.append(np.sort(np.ceil(work / local.batch_size))[::-1])
         sizes = {max(1, min(most, -(-cohort_size // parts))) for parts in range(1, 17)}

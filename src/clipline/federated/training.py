@@ -157,7 +157,7 @@ class Training:
         mechanism = GaussianMechanism(cohort_size, self.noise_multiplier, count_stddev if controller.counts else None)
         streams = Streams(seed, noise_source)
         self.plain = OneByOne(model, loss, population, local, streams, device, precision, row_fields)
-        clients = clients_named(engine, self.plain, cohort_size)
+        clients = clients_named(engine, self.plain, cohort_size, varying=sampling != "fixed")
         self.algorithm = Algorithm(
             sampler, clients, Alone(clients), mechanism, server or ServerSGD(), controller, streams
         )

@@ -37,7 +37,7 @@ class CharacterNet(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """(batch, 28, 28) bytes -> (batch, 62) logits. Paper is 1 and ink 0: no inversion, as in the original."""
         images = pixels.to(self.out.weight.dtype).unsqueeze(1) / 255
-        maps = self.pool(F.relu(self.conv2(F.relu(self.conv1(images)))))
+        maps = F.relu(self.pool(self.conv2(F.relu(self.conv1(images)))))  # the greatest, then what is above 0: the same
         flat = self.dropout1(maps).permute(0, 2, 3, 1).flatten(1)  # by row, column, channel
         logits: Tensor = self.out(self.dropout2(F.relu(self.hidden(flat))))
         return logits

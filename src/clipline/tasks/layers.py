@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import check_choice, check_whole
 from ..federated.stackable import stacked
-from . import kernels
+from . import convolution, recurrence
 from .initialisers import glorot_uniform_
 
 Padding = int | Literal["same", "valid"]
@@ -59,10 +59,11 @@ class PatchConv2d(nn.Module):
             kernel = self.weight.view(len(self.weight), size, size, self.in_channels).permute(0, 3, 1, 2)
             return F.conv2d(images.contiguous(memory_format=torch.channels_last), kernel, self.bias, stride)
         pixels = images.permute(0, 2, 3, 1)
-        if not (torch.is_autocast_enabled("cuda") and kernels.fused(images)):  # in float32 cuBLAS is faster
-            return F.linear(kernels.patches(pixels, size, stride), self.weight, self.bias).permute(0, 3, 1, 2)
-        out: Tensor = kernels.conv(pixels.to(torch.get_autocast_dtype("cuda")), self.weight, size, stride)
-        out = out if self.bias is None else out + self.bias.to(out.dtype)
+        if not (torch.is_autocast_enabled("cuda") and convolution.fused(images)):  # in float32 cuBLAS is faster
+            return F.linear(convolution.patches(pixels, size, stride), self.weight, self.bias).permute(0, 3, 1, 2)
+        out: Tensor = convolution.conv(
+            pixels.to(torch.get_autocast_dtype("cuda")), self.weight, self.bias, size, stride
+        )
         return out.permute(0, 3, 1, 2)
 
     def _zeros(self, side: int) -> tuple[int, int, int, int]:
@@ -79,14 +80,10 @@ class MaxPool2d(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(batch, channels, height, width) -> (batch, channels, height / 2, width / 2)."""
-        if not stacked(images):
+        if not (stacked(images) and convolution.fused(images)):
             return F.max_pool2d(images, 2)
-        rows = [_greater(images[:, :, i::2, 0::2], images[:, :, i::2, 1::2]) for i in (0, 1)]
-        return _greater(*rows)
-
-
-def _greater(first: Tensor, second: Tensor) -> Tensor:
-    return torch.where(second > first, second, first)  # the compiler fuses it with its neighbours, unlike the library's
+        pooled: Tensor = convolution.pool(images.permute(0, 2, 3, 1))[0]
+        return pooled.permute(0, 3, 1, 2)
 
 
 class MatrixLSTM(nn.Module):
@@ -137,10 +134,10 @@ class MatrixLSTM(nn.Module):
             driven = driven.to(torch.get_autocast_dtype(inputs.device.type))
         awake = torch.ones_like(driven[..., 0], dtype=torch.bool) if mask is None else mask.transpose(0, 1)
         if stacked(inputs, self.weight_ih, self.weight_hh):
-            together: Tensor = kernels.lstm(driven, self.weight_hh, awake)
+            together: Tensor = recurrence.lstm(driven, self.weight_hh, awake)
             return together.transpose(0, 1)
         one = (tensor.unsqueeze(0) for tensor in (driven, self.weight_hh, awake))
-        outputs: Tensor = kernels.stacked_lstm(*one)[0]
+        outputs: Tensor = recurrence.stacked_lstm(*one)[0]
         return outputs.squeeze(0).transpose(0, 1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -32,22 +32,16 @@ def evaluator(
     On "validation" and "original" no more than the `first` so many examples count.
     """
     rows = held_out(test, part)
+    kept: dict[torch.device, Batch] = {}  # what is measured on stays on the device
     if part != "test" and first is not None:
         rows = rows[:first]
 
     def evaluate(model: nn.Module) -> Mapping[str, float]:
-        above: dict[str, float] = defaultdict(float)
-        below: dict[str, float] = defaultdict(float)
-        plain = set()
-        for batch in batches(test, rows, batch_size, next(model.parameters())):
-            for name, (top, bottom) in count(model, batch).items():
-                above[name] += float(top)
-                below[name] += 0.0 if bottom is None else float(bottom)
-                plain |= {name} if bottom is None else set()
-        return {
-            name: value if name in plain else value / below[name] if below[name] else 0.0
-            for name, value in above.items()
-        }
+        sums: dict[str, list[tuple[Tensor, Tensor | int | None]]] = defaultdict(list)
+        for batch in batches(test, rows, batch_size, next(model.parameters()), kept):
+            for name, pair in count(model, batch).items():
+                sums[name].append(pair)  # added up at the end: nothing waits for the device in between
+        return {name: _ratio(pairs) for name, pairs in sums.items()}
 
     return evaluate
 
@@ -63,15 +57,49 @@ def held_out(test: Population, part: str) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(0, np.int64), *owned])
 
 
-def batches(test: Population, rows: NDArray[np.int64], batch_size: int, like: Tensor) -> Iterator[Batch]:
-    """The rows in order, the last batch as small as it comes, on the device of `like`; fractions take its type."""
+def batches(
+    test: Population,
+    rows: NDArray[np.int64],
+    batch_size: int,
+    like: Tensor,
+    kept: dict[torch.device, Batch] | None = None,
+) -> Iterator[Batch]:
+    """The rows in order, the last batch as small as it comes, on the device of `like`; fractions take its type.
+
+    With `kept`, examples that a GPU has once been given stay there for the next time.
+    """
+    if kept is not None and like.device.type != "cpu":
+        if like.device not in kept:
+            fields = {name: torch.from_numpy(field[rows]) for name, field in test.fields.items()}
+            kept[like.device] = {name: field.to(like.device) for name, field in fields.items()}
+        for start in range(0, len(rows), batch_size):
+            part = slice(start, start + batch_size)
+            yield {name: _typed(field[part], like) for name, field in kept[like.device].items()}
+        return
     for start in range(0, len(rows), batch_size):
         chosen = rows[start : start + batch_size]
         fields = {name: torch.from_numpy(field[chosen]) for name, field in test.fields.items()}
-        yield {
-            name: field.to(like.device, like.dtype if field.is_floating_point() else None)
-            for name, field in fields.items()
-        }
+        yield {name: _typed(field.to(like.device), like) for name, field in fields.items()}
+
+
+def _typed(field: Tensor, like: Tensor) -> Tensor:
+    return field.to(like.dtype) if field.is_floating_point() else field
+
+
+def _ratio(pairs: Sequence[tuple[Tensor, Tensor | int | None]]) -> float:
+    """The sum above over the sum below, or the sum above alone where there is no below; 0 where below is 0."""
+    above = float(torch.stack([torch.as_tensor(top).double() for top, _ in pairs]).sum())
+    if pairs[0][1] is None:
+        return above
+    below = sum(float(bottom) for bottom in _on_host([bottom for _, bottom in pairs]))
+    return above / below if below else 0.0
+
+
+def _on_host(numbers: Sequence[Tensor | int | None]) -> list[float]:
+    """Numbers from the device in one go."""
+    if all(isinstance(number, Tensor) for number in numbers):
+        return torch.stack([torch.as_tensor(number).double() for number in numbers]).tolist()
+    return [float(number or 0) for number in numbers]
 
 
 def sequence_loss(losses: Tensor, targets: Tensor, padding_in_loss: bool) -> Tensor:

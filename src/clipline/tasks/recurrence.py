@@ -1,123 +1,25 @@
-"""Convolution and recurrence for a stack of users as single operations, each user with weights of their own.
+"""Long short-term memory for a stack of users as a single operation, each user with weights of their own.
 
-Written as operations of their own ("clipline::...") so that `torch.func.vmap` and `torch.compile` take them whole: the
-convolution never writes its patches to memory, and a recurrence is not unrolled into thousands of small steps.
+Written as an operation of its own ("clipline::...") so that `torch.func.vmap` and `torch.compile` take it whole: it is
+not unrolled into thousands of small steps.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..federated.stackable import users_first
 
 try:
-    from . import triton_kernels
+    from . import triton_recurrence
 except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
-    triton_kernels = None  # type: ignore[assignment]
+    triton_recurrence = None  # type: ignore[assignment]
 
 
 def fused(tensor: Tensor) -> bool:
     """Whether there is a kernel for this device and type."""
-    return tensor.device.type == "cuda" and tensor.dtype != torch.float64 and triton_kernels is not None
-
-
-def out_side(side: int, size: int, stride: int) -> int:
-    """Height or width of what a convolution without padding gives."""
-    return (side - size) // stride + 1
-
-
-def patches(pixels: Tensor, size: int, stride: int) -> Tensor:
-    """(..., height, width, channels) -> (..., out height, out width, size * size * channels)."""
-    height, width = (out_side(side, size, stride) for side in pixels.shape[-3:-1])
-    # Slices, not `unfold`: their gradient is a few additions, and unfold's a slow scatter.
-    return torch.cat(
-        [
-            pixels[..., i : i + stride * (height - 1) + 1 : stride, j : j + stride * (width - 1) + 1 : stride, :]
-            for i in range(size)
-            for j in range(size)
-        ],
-        dim=-1,
-    )
-
-
-@torch.library.custom_op("clipline::stacked_conv", mutates_args=())
-def stacked_conv(pixels: Tensor, weight: Tensor, size: int, stride: int) -> Tensor:
-    """(users, batch, height, width, channels) by (users, filters, size * size * channels) float32 weights.
-
-    It computes in the type of `pixels`.
-    """
-    return triton_kernels.conv_forward(pixels.contiguous(), weight.contiguous(), size, stride)
-
-
-@stacked_conv.register_fake
-def _(pixels: Tensor, weight: Tensor, size: int, stride: int) -> Tensor:
-    users, batch, height, width, _ = pixels.shape
-    return pixels.new_empty(
-        users, batch, out_side(height, size, stride), out_side(width, size, stride), weight.shape[1]
-    )
-
-
-@torch.library.custom_op("clipline::stacked_conv_pixels", mutates_args=())
-def stacked_conv_pixels(grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: int) -> Tensor:
-    """The gradient with respect to the pixels."""
-    return triton_kernels.conv_pixels(grad.contiguous(), weight.contiguous(), height, width, size, stride)
-
-
-@stacked_conv_pixels.register_fake
-def _(grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: int) -> Tensor:
-    return grad.new_empty(*grad.shape[:2], height, width, weight.shape[2] // (size * size))
-
-
-@torch.library.custom_op("clipline::stacked_conv_weight", mutates_args=())
-def stacked_conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int) -> Tensor:
-    """The gradient with respect to the weights, float32."""
-    return triton_kernels.conv_weight(grad.contiguous(), pixels.contiguous(), size, stride)
-
-
-@stacked_conv_weight.register_fake
-def _(grad: Tensor, pixels: Tensor, size: int, stride: int) -> Tensor:
-    shape = (len(grad), grad.shape[4], size * size * pixels.shape[4])
-    return torch.empty(shape, dtype=torch.float32, device=grad.device)
-
-
-def _conv_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    pixels, weight, ctx.size, ctx.stride = inputs
-    ctx.save_for_backward(pixels, weight)
-
-
-def _conv_backward(ctx, grad):  # type: ignore[no-untyped-def]
-    pixels, weight = ctx.saved_tensors
-    of_pixels = of_weight = None
-    if ctx.needs_input_grad[0]:
-        height, width = pixels.shape[2:4]
-        of_pixels = stacked_conv_pixels(grad, weight, height, width, ctx.size, ctx.stride)
-    if ctx.needs_input_grad[1]:
-        of_weight = stacked_conv_weight(grad, pixels, ctx.size, ctx.stride)
-    return of_pixels, of_weight, None, None
-
-
-stacked_conv.register_autograd(_conv_backward, setup_context=_conv_setup)
-
-
-@torch.library.custom_op("clipline::conv", mutates_args=())
-def conv(pixels: Tensor, weight: Tensor, size: int, stride: int) -> Tensor:
-    """One user's convolution of (batch, height, width, channels); in a stack, `stacked_conv`."""
-    return F.linear(patches(pixels, size, stride), weight.to(pixels.dtype))
-
-
-@conv.register_fake
-def _(pixels: Tensor, weight: Tensor, size: int, stride: int) -> Tensor:
-    batch, height, width, _ = pixels.shape
-    return pixels.new_empty(batch, out_side(height, size, stride), out_side(width, size, stride), len(weight))
-
-
-@conv.register_vmap
-def _(info, in_dims, pixels, weight, size, stride):  # type: ignore[no-untyped-def]
-    pixels = users_first(info, in_dims[0], pixels)
-    weight = users_first(info, in_dims[1], weight)
-    return stacked_conv(pixels, weight, size, stride), 0
+    return tensor.device.type == "cuda" and tensor.dtype != torch.float64 and triton_recurrence is not None
 
 
 @torch.library.custom_op("clipline::stacked_lstm", mutates_args=())
@@ -128,7 +30,7 @@ def stacked_lstm(driven: Tensor, weight: Tensor, awake: Tensor) -> tuple[Tensor,
     """
     if fused(driven):
         exact = not torch.backends.cuda.matmul.allow_tf32
-        return triton_kernels.lstm_forward(driven, weight, awake, exact)
+        return triton_recurrence.lstm_forward(driven, weight, awake, exact)
     users, time, batch, width = driven.shape
     hidden = width // 4
     outputs, gates = driven.new_empty(users, time, batch, hidden), torch.empty_like(driven)
@@ -156,7 +58,7 @@ def stacked_lstm_backward(
     """The gradients with respect to `driven` and the weights."""
     if fused(grad):
         exact = not torch.backends.cuda.matmul.allow_tf32
-        of_driven = triton_kernels.lstm_backward(grad.to(gates.dtype), outputs, gates, cells, weight, awake, exact)
+        of_driven = triton_recurrence.lstm_backward(grad.to(gates.dtype), outputs, gates, cells, weight, awake, exact)
     else:
         of_driven = _lstm_loop_backward(grad, outputs, gates, cells, weight, awake)
     earlier = torch.cat([torch.zeros_like(outputs[:, :1]), outputs[:, :-1]], dim=1)
