@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +12,10 @@ from torch.func import functional_call, vmap
 
 from .flat_module import FlatModule
 from .local import Batch, LocalSGD, Loss, LossOf
+from .tracing import traced
 
-_WARM_UP = 3  # calls before a program is recorded: the compiler and cuBLAS set themselves up
+_WARM_UP = 2  # calls with so many users before they are recorded: the compiler and cuBLAS set themselves up
+_WIDTHS = 16  # numbers of users that are recorded: a step runs the least that holds all who still have one
 
 
 class StackStep:
@@ -25,6 +27,7 @@ class StackStep:
         self.per_example = False  # whether the loss gives one number for each example: found out by a trial
         self._loss = LossOf(flat.module, loss)
         self._keys = ["model." + f"{name}.key".lstrip(".") for name in flat.chances]
+        self.chances = len(self._keys)
         self._losses = vmap(self._loss_of_one, randomness="error")
 
     def __call__(
@@ -53,49 +56,53 @@ class StackStep:
 
 
 class Recording:
-    """A `StackStep` for a fixed number of users on a GPU: traced into one flat program, compiled, and then replayed.
+    """A `StackStep` on a GPU: traced into one flat program, compiled once for any number of users, and then replayed.
 
     Everything it reads and writes stays in place: fill `stack`, `examples`, `counts`, `chances` and `rates`, set
-    `place` to 0, and every `replay()` takes the next step.
+    `place` to 0, and every `replay(active)` takes the next step of the first so many users.
     """
 
-    def __init__(self, step: StackStep, shapes: Sequence[torch.Size], users: int, steps: int, like: Batch) -> None:
-        device = next(iter(like.values())).device
-        width = step.local.batch_size
+    def __init__(self, step: StackStep, stack: Sequence[Tensor], users: int, steps: int, like: Batch) -> None:
+        """Room for `users` with at most `steps` steps; `stack` and `like` show the shapes and types of one user's."""
+        device, width = stack[0].device, step.local.batch_size
         self._step = step
-        self.stack = [torch.zeros(users, *shape, device=device) for shape in shapes]
+        self.stack = [piece.new_zeros(users, *piece.shape[1:]) for piece in stack]
         self.examples = {name: field.new_zeros(steps, users, width, *field.shape[2:]) for name, field in like.items()}
         self.counts = torch.zeros(steps, users, dtype=torch.int64, device=device)
-        self.chances = torch.zeros(steps, users, len(step._keys), 2, dtype=torch.int32, device=device)
-        self.rates = torch.zeros(users, device=device)
+        self.chances = torch.zeros(steps, users, step.chances, 2, dtype=torch.int32, device=device)
+        self.rates = stack[0].new_zeros(users)
         self.place = torch.zeros(1, dtype=torch.int64, device=device)
         self._places = torch.arange(width, device=device)
+        self._grain = max(1, users // _WIDTHS)
         self._compiled: Callable[..., Any] | None = None
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._calls = 0
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._calls: Counter[int] = Counter()
+        self._pool: Any = None
 
-    def replay(self) -> None:
-        """Take the next step of all users."""
-        if self._graph is not None:
-            self._graph.replay()
-            return
-        self._calls += 1
-        if self._calls <= _WARM_UP:
-            self._run()
-            return
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._run()
-        self._graph = graph
-        self._graph.replay()
+    def replay(self, active: int) -> None:
+        """Take the next step of the first `active` users, and of a few more who have none: for them nothing changes."""
+        users = min(len(self.rates), -(-active // self._grain) * self._grain)
+        if users not in self._graphs:
+            self._calls[users] += 1
+            if self._calls[users] <= _WARM_UP or self.place.device.type != "cuda":
+                self._run(users)
+                return
+            self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                self._run(users)
+            self._graphs[users] = graph
+        self._graphs[users].replay()
 
-    def _run(self) -> None:
-        chances, counts = (field.index_select(0, self.place)[0] for field in (self.chances, self.counts))
-        batch = {name: _at(field, self.place) for name, field in self.examples.items()}
-        arguments = (self.stack, chances, batch, self._places < counts.unsqueeze(1), self.rates)
+    def _run(self, users: int) -> None:
+        chances, counts = (_at(field, self.place)[:users] for field in (self.chances, self.counts))
+        batch = {name: _at(field, self.place)[:users] for name, field in self.examples.items()}
+        kept = self._places < counts.unsqueeze(1)
+        arguments = ([piece[:users] for piece in self.stack], chances, batch, kept, self.rates[:users])
         if self._compiled is None:
-            self._compiled = _compiled(self._step, arguments)
+            self._compiled = torch.compile(traced(self._step, arguments), dynamic=None)
+        for tensor in (*arguments[0], chances, *batch.values(), kept, arguments[4]):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
         with torch.no_grad():
             self._compiled(*arguments)
         self.place += 1
@@ -106,19 +113,3 @@ def _at(field: Tensor, place: Tensor) -> Tensor:
     if field.dtype == torch.uint16:
         return field.view(torch.int16).index_select(0, place)[0].view(torch.uint16)
     return field.index_select(0, place)[0]
-
-
-def _compiled(step: StackStep, arguments: tuple[Any, ...]) -> Callable[..., Any]:
-    """The step as a flat list of operations, compiled. Tracing runs the step once on copies."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    def flat_step(*arguments: Any) -> None:
-        with torch.enable_grad():
-            step(*arguments)
-
-    copies = torch.utils._pytree.tree_map(torch.clone, arguments)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        traced = make_fx(flat_step)(*copies)
-    compiled: Callable[..., Any] = torch.compile(traced, dynamic=False)
-    return compiled

@@ -102,7 +102,7 @@ def stacked_product_weight(grad: Tensor, rows: Tensor) -> Tensor:
 
 @stacked_product_weight.register_fake
 def _(grad: Tensor, rows: Tensor) -> Tensor:
-    return grad.new_empty(len(grad), grad.shape[2], rows.shape[2])
+    return grad.new_empty(grad.shape[0], grad.shape[2], rows.shape[2])
 
 
 def _product_setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -127,7 +127,7 @@ def product(rows: Tensor, weight: Tensor) -> Tensor:
 
 @product.register_fake
 def _(rows: Tensor, weight: Tensor) -> Tensor:
-    return rows.new_empty(len(rows), len(weight))
+    return rows.new_empty(rows.shape[0], weight.shape[0])
 
 
 @product.register_vmap

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from .sampling import Cohort
 from .updates import Updates
 
 _FREE = 0.5  # of a GPU's free memory may be taken by a block of users
-_BESIDE = 24  # users whose work a step costs beside that of its users: starting kernels, filling the chip
+_MOST = 1024  # users in a block: more do not make a GPU faster
 _ON_CORES = 64  # users in a block on processor cores
 _ROOM = 256  # rows that a user may touch, or twice, four times ... as many: each is a program of its own
 
@@ -112,7 +113,7 @@ class Stacked:
                 stack = [piece.expand(len(users), *piece.shape[1:]).clone() for piece in first.values()]
                 self._walk(steps, stack, examples, chances, counts, rates)
             else:
-                stack = self._replayed(steps.longest, first, examples, chances, counts, rates)
+                stack = self._replayed(steps, first, examples, chances, counts, rates)
         return updates_of(stack, first, self._shapes, rows)
 
     def _walk(
@@ -135,16 +136,16 @@ class Stacked:
                 self._step([piece[run] for piece in stack], chances[run, step], batch, kept, rates[run])
 
     def _replayed(
-        self, longest: int, first: dict[str, Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
+        self, steps: Steps, first: dict[str, Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
     ) -> list[Tensor]:
         """The same as the recorded program does it, on its own memory; places in the block that are free stay idle."""
         assert self._recordings is not None
         shapes = tuple(piece.shape[1:] for piece in first.values())
         if shapes not in self._recordings:
-            like = {name: field[:, 0] for name, field in examples.items()}
-            self._recordings[shapes] = Recording(self._step, shapes, self.block_size, self._longest, like)
+            room = self.block_size, self._longest, {name: field[:, 0] for name, field in examples.items()}
+            self._recordings[shapes] = Recording(self._step, list(first.values()), *room)
         recording = self._recordings[shapes]
-        users = len(rates)
+        users, longest = steps.counts.shape
         recording.counts.zero_()
         recording.place.zero_()
         recording.rates[:users] = rates
@@ -154,8 +155,8 @@ class Stacked:
             recording.examples[name][:longest, :users] = field.transpose(0, 1)
         for piece, begun in zip(recording.stack, first.values(), strict=True):
             piece[:users] = begun
-        for _ in range(longest):
-            recording.replay()
+        for active in (steps.counts > 0).sum(axis=0).tolist():
+            recording.replay(active)
         return [piece[:users] for piece in recording.stack]
 
     def _plan(
@@ -210,24 +211,11 @@ class Stacked:
         return max(1, (peak - before) // 2)
 
     def _fitting(self, cohort_size: int, varying: bool, bytes_a_user: int) -> int:
-        """Users in a block: as a cohort costs least, within free memory.
-
-        A step costs its users and something beside; a block costs its longest user. Tried on a few typical cohorts.
-        """
+        """Users in a block: on a GPU a whole cohort, within free memory. A step runs only those who still have one."""
         plain = self.plain
         if plain.device.type != "cuda":
             return _ON_CORES
         bytes_a_user += 8 * (0 if plain.row_fields else self.flat.dim)
-        most = max(1, int(_FREE * torch.cuda.mem_get_info(plain.device)[0] / bytes_a_user))
-        rng = np.random.default_rng(0)
-        population, local = plain.examples.population, plain.local
-        cohorts = []
-        for size in rng.poisson(cohort_size, 16).clip(1) if varying else [cohort_size] * 16:
-            work = local.examples_of(population, rng.integers(0, len(population), size))
-            cohorts.append(np.sort(np.ceil(work / local.batch_size))[::-1])
-        sizes = {max(1, min(most, -(-cohort_size // parts))) for parts in range(1, 17)}
-
-        def cost(block_size: int) -> float:
-            return sum(float(work[::block_size].sum()) * (block_size + _BESIDE) for work in cohorts)
-
-        return min(sorted(sizes), key=cost)
+        fitting = int(_FREE * torch.cuda.mem_get_info(plain.device)[0] / bytes_a_user)
+        expected = cohort_size + (math.ceil(4 * math.sqrt(cohort_size)) if varying else 0)
+        return max(1, min(fitting, expected, _MOST))

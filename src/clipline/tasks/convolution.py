@@ -79,7 +79,7 @@ def stacked_conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int) ->
 
 @stacked_conv_weight.register_fake
 def _(grad: Tensor, pixels: Tensor, size: int, stride: int) -> Tensor:
-    shape = (len(grad), grad.shape[4], size * size * pixels.shape[4])
+    shape = (grad.shape[0], grad.shape[4], size * size * pixels.shape[4])
     return torch.empty(shape, dtype=torch.float32, device=grad.device)
 
 
@@ -114,7 +114,7 @@ def conv(pixels: Tensor, weight: Tensor, bias: Tensor | None, size: int, stride:
 @conv.register_fake
 def _(pixels: Tensor, weight: Tensor, bias: Tensor | None, size: int, stride: int) -> Tensor:
     batch, height, width, _ = pixels.shape
-    return pixels.new_empty(batch, out_side(height, size, stride), out_side(width, size, stride), len(weight))
+    return pixels.new_empty(batch, out_side(height, size, stride), out_side(width, size, stride), weight.shape[0])
 
 
 @conv.register_vmap
