@@ -29,25 +29,40 @@ def pull(model, batch):
     return 0.5 * (model.weight[0, 0] - batch["x"]).square().mean()
 
 
-def seen_by(engine, user, round_index=0):
-    """The values of x in each batch that a user trains on."""
-    return [batch["x"].tolist() for batch in engine._batches(user, round_index)]
+def update_of(engine, user, params=None, round_index=0):
+    """(dim,): one user's update, from the initial parameters unless told otherwise."""
+    params = engine.flat.initial if params is None else params
+    return engine.block(params, np.array([user]), round_index).dense(engine.flat.dim)[0]
+
+
+def seen_by(population, local, user, round_index=0):
+    """The values of x in each batch that a user trains on: what the loss receives."""
+    seen = []
+
+    def recording(model, batch):
+        seen.append(batch["x"].tolist())
+        return pull(model, batch)
+
+    update_of(clients(population, mean_model(), recording, local), user, round_index=round_index)
+    return seen
+
+
+def first_with_examples(engine):
+    return int(np.flatnonzero(np.diff(engine.examples.population.offsets))[0])
 
 
 def test_local_sgd_by_hand():
     # one example a batch, x = 4: w = 0 -> 0.5 * 4 = 2 -> 2 + 0.5 * (4 - 2) = 3
     population = Population.from_arrays([0, 0], x=[4.0, 4.0])
     engine = clients(population, mean_model(), pull, LocalSGD(0.5, batch_size=1))
-    params = engine.flat.vector.clone()
-    assert engine.update_of(0, params, 0).tolist() == [3.0]
+    assert update_of(engine, 0).tolist() == [3.0]
     two_epochs = clients(population, mean_model(), pull, LocalSGD(0.5, batch_size=1, epochs=2))
-    assert two_epochs.update_of(0, params, 0).tolist() == [3.75]
+    assert update_of(two_epochs, 0).tolist() == [3.75]
 
 
 def test_the_last_batch_is_as_small_as_it_comes_and_every_example_is_seen_once_an_epoch():
     population = Population.from_arrays([0] * 23, x=np.arange(23.0))
-    engine = clients(population, mean_model(), pull, LocalSGD(0.1, batch_size=10, epochs=2))
-    batches = seen_by(engine, 0)
+    batches = seen_by(population, LocalSGD(0.1, batch_size=10, epochs=2), 0)
     assert [len(batch) for batch in batches] == [10, 10, 3, 10, 10, 3]
     for epoch in (batches[:3], batches[3:]):
         assert sorted(x for batch in epoch for x in batch) == list(range(23))
@@ -55,22 +70,22 @@ def test_the_last_batch_is_as_small_as_it_comes_and_every_example_is_seen_once_a
 
 def test_the_order_is_drawn_anew_at_every_visit_every_epoch_and_for_every_user():
     population = Population.from_arrays([0] * 30 + [1] * 30, x=np.tile(np.arange(30.0), 2))
-    engine = clients(population, mean_model(), pull, LocalSGD(0.1, batch_size=30, epochs=2))
-    orders = [tuple(batch) for user in (0, 1) for t in (0, 1) for batch in seen_by(engine, user, t)]
+    local = LocalSGD(0.1, batch_size=30, epochs=2)
+    orders = [tuple(batch) for user in (0, 1) for t in (0, 1) for batch in seen_by(population, local, user, t)]
     assert len(set(orders)) == 8
-    assert orders[:2] == [tuple(batch) for batch in seen_by(engine, 0, 0)]  # and the same when asked again
+    assert orders[:2] == [tuple(batch) for batch in seen_by(population, local, 0, 0)]  # and the same when asked again
 
 
 def test_a_cap_keeps_the_first_examples():
     population = Population.from_arrays([0] * 50, x=np.arange(50.0))
-    engine = clients(population, mean_model(), pull, LocalSGD(0.1, batch_size=20, max_examples=12))
-    assert sorted(x for batch in seen_by(engine, 0) for x in batch) == list(range(12))
+    local = LocalSGD(0.1, batch_size=20, max_examples=12)
+    assert sorted(x for batch in seen_by(population, local, 0) for x in batch) == list(range(12))
 
 
 def test_a_user_without_examples_gives_zeros():
     population = Population.from_arrays([1], known_users=[0, 1], x=[1.0])
     engine = clients(population, mean_model(), pull)
-    assert engine.update_of(0, engine.flat.vector.clone(), 0).tolist() == [0.0]
+    assert update_of(engine, 0).tolist() == [0.0]
 
 
 def test_blocks_do_not_change_updates_and_the_callers_generator_is_left_alone():
@@ -84,16 +99,15 @@ def test_blocks_do_not_change_updates_and_the_callers_generator_is_left_alone():
     blocks = list(engine.train(params, cohort, 3))
     assert torch.equal(torch.get_rng_state(), before)
     assert [len(block) for block in blocks] == [64, 64, 22]
-    alone = engine.update_of(100, params, 3)  # dropout too is the user's own
-    assert torch.equal(torch.cat(blocks)[100], alone)
+    alone = update_of(engine, 100, params, 3)  # dropout too is the user's own
+    assert torch.equal(torch.cat([block.dense(engine.flat.dim) for block in blocks])[100], alone)
 
 
 def test_dropout_differs_between_users_and_rounds():
     population = Population.from_arrays([0] * 8 + [1] * 8, x=np.ones((16, 6)), y=[0] * 16)
     model = nn.Sequential(nn.Dropout(0.5), linear_model(dtype=torch.float32))
     engine = clients(population, model)
-    params = engine.flat.vector.clone()
-    updates = [engine.update_of(user, params, t) for user in (0, 1) for t in (0, 1)]
+    updates = [update_of(engine, user, round_index=t) for user in (0, 1) for t in (0, 1)]
     assert len({tuple(update.tolist()) for update in updates}) == 4
 
 
@@ -103,7 +117,7 @@ def test_the_callers_model_is_not_changed_and_shared_parameters_stay_shared():
     before = [parameter.detach().clone() for parameter in model.parameters()]
     engine = clients(small_population(), model)
     assert engine.flat.dim == 36 + 6 + 6 + 21
-    engine.update_of(3, engine.flat.vector.clone(), 0)
+    update_of(engine, 3)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
     exported = engine.flat.export(engine.flat.vector + 1)
     assert exported[1].weight is exported[0].weight
@@ -119,7 +133,7 @@ def test_frozen_parameters_stay_and_sparse_gradients_work():
         return nn.functional.cross_entropy(model["out"](model["embed"](batch["x"])), batch["y"])
 
     engine = clients(population, model, loss)
-    update = engine.update_of(0, engine.flat.vector.clone(), 0)
+    update = update_of(engine, 0)
     rows = update[:40].reshape(10, 4).abs().sum(dim=1).nonzero().flatten().tolist()
     assert (engine.flat.dim, rows) == (48, [3])
 
@@ -163,9 +177,9 @@ class Replacing(Remembering):
 @pytest.mark.parametrize("kind", [Remembering, Replacing])
 def test_any_other_buffer_that_moves_is_refused_when_it_moves(kind):
     engine = clients(small_population(), kind())
-    user = next(u for u in range(60) if engine.population.size(u))
+    user = first_with_examples(engine)
     with pytest.raises(ModuleError, match="buffer 'seen' of the model changed while a user trained"):
-        engine.update_of(user, engine.flat.vector.clone(), 0)
+        update_of(engine, user)
     assert float(engine.flat.module.seen) == 0.0
 
 
@@ -174,8 +188,8 @@ def test_a_buffer_that_stays_is_welcome_even_if_it_is_not_a_number():
     model.forward = model.linear.forward
     model.seen.fill_(float("nan"))
     engine = clients(small_population(), model, lambda m, b: m.linear(b["x"]).square().mean())
-    user = next(u for u in range(60) if engine.population.size(u))
-    assert engine.update_of(user, engine.flat.vector.clone(), 0).isfinite().all()
+    user = first_with_examples(engine)
+    assert update_of(engine, user).isfinite().all()
 
 
 def test_a_loss_that_clears_gradients_is_refused_instead_of_training_nothing():
@@ -184,9 +198,9 @@ def test_a_loss_that_clears_gradients_is_refused_instead_of_training_nothing():
         return cross_entropy(model, batch)
 
     engine = clients(small_population(), loss=loss)
-    user = next(u for u in range(60) if engine.population.size(u))
+    user = first_with_examples(engine)
     with pytest.raises(ModuleError, match="zero_grad"):
-        engine.update_of(user, engine.flat.vector.clone(), 0)
+        update_of(engine, user)
 
 
 def test_models_and_losses_that_cannot_train_are_refused():
@@ -200,7 +214,7 @@ def test_models_and_losses_that_cannot_train_are_refused():
     for loss, got in ((lambda m, b: m(b["x"]), r"a tensor of shape \(2, 3\)"), (lambda m, b: 3.0, "float")):
         engine = clients(whole, loss=loss)
         with pytest.raises(ModuleError, match=f"loss returned {got} but must return one number"):
-            engine.update_of(0, engine.flat.vector.clone(), 0)
+            update_of(engine, 0)
 
 
 @pytest.mark.parametrize(
