@@ -1,0 +1,58 @@
+import pytest
+import torch
+from samples import cross_entropies, small_population
+from torch import nn
+
+from clipline import LocalSGD, SettingError, Training
+from clipline.federated.clients import clients_named
+from clipline.federated.one_by_one import OneByOne
+from clipline.federated.stacked import CannotStack, Stacked
+from clipline.streams import Streams
+
+
+def plain(model=None):
+    return OneByOne(model or nn.Linear(6, 3), cross_entropies, small_population(), LocalSGD(0.1), Streams(0))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.lstm(x.unsqueeze(0))[0][0])
+
+
+def test_engines_by_name():
+    engine = plain()
+    assert clients_named("one-by-one", engine, 10) is engine
+    assert clients_named("auto", engine, 10) is engine  # on a processor core
+    stacked = clients_named("stacked", engine, 10)
+    assert isinstance(stacked, Stacked)
+    assert stacked.flat is engine.flat
+    with pytest.raises(SettingError, match=r"engine='stack'.*did you mean 'stacked'"):
+        clients_named("stack", engine, 10)
+
+
+def test_a_model_that_cannot_be_stacked_is_refused_where_stacking_was_asked_for():
+    engine = plain(Recurrent())
+    assert clients_named("auto", engine, 10) is engine
+    with pytest.raises(CannotStack):
+        clients_named("stacked", engine, 10)
+
+
+def test_a_training_takes_engine_and_precision_by_name():
+    def training(**changes):
+        settings = {"rounds": 3, "cohort_size": 20, "local": LocalSGD(0.1), "seed": 0, "noise_multiplier": 0.5}
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3).double()
+        return Training(model, cross_entropies, small_population(), **{**settings, **changes})
+
+    assert isinstance(training().algorithm.clients, OneByOne)
+    stacked = training(engine="stacked")
+    assert isinstance(stacked.algorithm.clients, Stacked)
+    torch.testing.assert_close(stacked.run().state.params, training().run().state.params, rtol=1e-11, atol=1e-12)
+    with pytest.raises(SettingError, match=r"engine='stakced'.*did you mean 'stacked'"):
+        training(engine="stakced")
+    with pytest.raises(SettingError, match="precision='float16' must be one of float32, tf32, bf16"):
+        training(precision="float16")
