@@ -7,13 +7,14 @@ from types import ModuleType
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from clipline import LocalSGD, Population
 from clipline.federated.one_by_one import OneByOne
 from clipline.federated.sampling import Cohort
 from clipline.federated.stacked import Stacked
 from clipline.privacy.events import PoissonSampling
+from clipline.tasks.layers import MatrixLSTM, MaxPool2d, PatchConv2d
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,6 +35,19 @@ def linear_model(features: int = 6, classes: int = 3, dtype: torch.dtype = torch
 
 def cross_entropy(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+class Mixed(nn.Module):
+    """16 features to 3 classes by a convolution, normalisation, a pool, a recurrence, dropout and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.pool = PatchConv2d(1, 4, 3, padding="same"), nn.GroupNorm(2, 4), MaxPool2d()
+        self.lstm, self.drop, self.out = MatrixLSTM(4, 8), nn.Dropout(0.2), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.pool(torch.relu(self.norm(self.conv(x.view(-1, 1, 4, 4)))))
+        return self.out(self.drop(self.lstm(maps.flatten(2).transpose(1, 2))[:, -1]))
 
 
 def small_population(users: int = 60, features: int = 6, classes: int = 3, seed: int = 0) -> Population:
