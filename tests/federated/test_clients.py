@@ -1,10 +1,13 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from samples import cross_entropies, small_population
 from torch import nn
 
 from clipline import LocalSGD, SettingError, Training
-from clipline.federated.clients import clients_named
+from clipline.federated import clients
+from clipline.federated.clients import SlowEngineWarning, clients_named
 from clipline.federated.one_by_one import OneByOne
 from clipline.federated.stacked import CannotStack, Stacked
 from clipline.streams import Streams
@@ -39,6 +42,22 @@ def test_a_model_that_cannot_be_stacked_is_refused_where_stacking_was_asked_for(
     assert clients_named("auto", engine, 10) is engine
     with pytest.raises(CannotStack):
         clients_named("stacked", engine, 10)
+
+
+def test_on_a_gpu_auto_stacks_and_where_it_cannot_says_so(monkeypatch):
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr(clients, "Stacked", lambda plain, cohort_size: (plain, cohort_size))
+    assert clients_named("auto", on_gpu, 10) == (on_gpu, 10)
+    assert clients_named("one-by-one", on_gpu, 10) is on_gpu
+
+    def refuse(plain, cohort_size):
+        raise CannotStack("no version of lstm")
+
+    monkeypatch.setattr(clients, "Stacked", refuse)
+    with pytest.warns(SlowEngineWarning, match="no version of lstm; users train one by one"):
+        assert clients_named("auto", on_gpu, 10) is on_gpu
+    with pytest.raises(CannotStack):
+        clients_named("stacked", on_gpu, 10)
 
 
 def test_a_training_takes_engine_and_precision_by_name():

@@ -114,12 +114,3 @@ def test_a_recorded_step_on_a_gpu_is_near_one_by_one_on_a_processor_core():
     expected = rows_of(plain.plain, USERS, 3)
     error = (rows_of(recorded, USERS, 3).cpu() - expected).norm(dim=1)
     assert (error <= 1e-3 * expected.norm(dim=1)).all()  # dropout too is the same
-
-
-@needs_gpu
-@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
-def test_a_population_on_disk_moves_to_a_gpu_without_a_warning(tmp_path):
-    population = population_of(SIZES)
-    population.save(tmp_path / "population")
-    stored = Population.open(tmp_path / "population")
-    OneByOne(nn.Linear(6, 3), cross_entropies, stored, LocalSGD(0.1), Streams(0), "cuda")

@@ -10,7 +10,7 @@ from torch import nn
 
 from clipline import LocalSGD, Population
 from clipline.errors import ModuleError
-from clipline.federated.batches import plan_steps
+from clipline.federated.batches import Examples, plan_steps
 from clipline.federated.clipping import clip_factors
 from clipline.federated.one_by_one import OneByOne
 from clipline.federated.stackable import stackable
@@ -144,3 +144,25 @@ def test_a_recorded_program_keeps_the_type_of_the_model():
     stack = Stacked(plain(nn.Linear(6, 3)), 3, compiled=True)
     assert {piece.dtype for piece in stack._recording.stack} == {torch.float64}
     assert stack._recording.rates.dtype == torch.float64
+
+
+@bug("a whole field of a population on disk is handed to torch as it is, not writable, when it moves to a GPU")
+def test_a_field_on_disk_moves_without_a_warning(tmp_path):
+    population = population_of([6, 3, 9])
+    population.save(tmp_path / "population")
+    stored = Population.open(tmp_path / "population")
+    torch.set_warn_always(True)  # otherwise once in a process
+    try:
+        Examples(stored, torch.device("cpu"), torch.float32)._moved(stored.fields["x"])
+    finally:
+        torch.set_warn_always(False)
+
+
+@bug("all batches of all passes of a user are gathered at once: memory grows with client_epochs")
+def test_examples_of_a_user_are_not_held_once_for_every_epoch(monkeypatch):
+    engine = plain(nn.Linear(6, 3), local=LocalSGD(0.01, batch_size=4, epochs=50))
+    gathered = []
+    gather = engine.examples.gather
+    monkeypatch.setattr(engine.examples, "gather", lambda rows: gathered.append(rows.size) or gather(rows))
+    engine.block(engine.flat.initial, np.arange(3), 0)
+    assert max(gathered) <= 12  # the largest user has 9 examples, in batches of 4
