@@ -7,7 +7,7 @@ from torch import nn
 
 from clipline import LocalSGD, SettingError, Training
 from clipline.federated import clients
-from clipline.federated.clients import SlowEngineWarning, clients_named
+from clipline.federated.clients import SMALL_MODEL, SlowEngineWarning, clients_named
 from clipline.federated.one_by_one import OneByOne
 from clipline.federated.stacked import CannotStack, Stacked
 from clipline.streams import Streams
@@ -29,7 +29,9 @@ class Recurrent(nn.Module):
 def test_engines_by_name():
     engine = plain()
     assert clients_named("one-by-one", engine, 10) is engine
-    assert clients_named("auto", engine, 10) is engine  # on a processor core
+    assert isinstance(clients_named("auto", engine, 10), Stacked)  # a small model gains from it on a processor core
+    large = plain(nn.Sequential(nn.Linear(6, SMALL_MODEL // 6), nn.Linear(SMALL_MODEL // 6, 3)))
+    assert clients_named("auto", large, 10) is large
     stacked = clients_named("stacked", engine, 10)
     assert isinstance(stacked, Stacked)
     assert stacked.flat is engine.flat
@@ -67,10 +69,12 @@ def test_a_training_takes_engine_and_precision_by_name():
         model = nn.Linear(6, 3).double()
         return Training(model, cross_entropies, small_population(), **{**settings, **changes})
 
-    assert isinstance(training().algorithm.clients, OneByOne)
+    assert isinstance(training(engine="one-by-one").algorithm.clients, OneByOne)
     stacked = training(engine="stacked")
     assert isinstance(stacked.algorithm.clients, Stacked)
-    torch.testing.assert_close(stacked.run().state.params, training().run().state.params, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(
+        stacked.run().state.params, training(engine="one-by-one").run().state.params, rtol=1e-11, atol=1e-12
+    )
     with pytest.raises(SettingError, match=r"engine='stakced'.*did you mean 'stacked'"):
         training(engine="stakced")
     with pytest.raises(SettingError, match="precision='float16' must be one of float32, tf32, bf16"):

@@ -103,7 +103,9 @@ def test_a_traced_step_equals_the_plain_step_with_idle_places_in_the_block(monke
 def test_a_recorded_step_on_a_gpu_equals_the_plain_step(precision, tolerance):
     plain, recorded = stacks("cuda", precision)
     compare(plain, recorded, tolerance)
-    assert recorded._recording._graph is not None  # 10 steps a round: it was replayed
+    assert all(
+        program._graph is not None for program in recorded._recordings.values()
+    )  # 10 steps a round: it was replayed
 
 
 @needs_gpu

@@ -1,6 +1,5 @@
 """The six tasks together: Table 1 as settings, stand-ins with the right fields, and training that trains."""
 
-import copy
 import functools
 
 import numpy as np
@@ -72,7 +71,7 @@ def test_settings_are_the_papers(name):
 
 @pytest.mark.parametrize("name", PAPER)
 def test_parameters_are_those_of_the_facts(name, loaded):
-    assert sum(p.numel() for p in loaded(name).model.parameters()) == FACTS[name].parameters
+    assert sum(p.numel() for p in loaded(name).make(0).parameters()) == FACTS[name].parameters
 
 
 def test_the_embedded_task_has_facts_that_hold():
@@ -108,7 +107,7 @@ def test_two_rounds_of_five_users_train_and_measure(name):
 def test_the_loss_falls_on_a_repeated_batch(name, lr, loaded):
     task = loaded(name)
     batch = {field: torch.from_numpy(rows[:4]) for field, rows in task.population.of(0).items()}
-    model, losses, local = task.model, [], LocalSGD(lr, reduction=task.reduction)
+    model, losses, local = task.make(0), [], LocalSGD(lr, reduction=task.reduction)
     model.eval()  # without dropout; CIFAR crops, at the same places every time
     for _ in range(6):
         loss = local.reduced(task.loss(model, batch), torch.ones(4, dtype=torch.bool))
@@ -135,7 +134,7 @@ class WithLoss(torch.nn.Module):
 @pytest.mark.parametrize("name", PAPER)
 def test_gradients_of_two_users_in_a_stack_are_those_of_each_alone(name, loaded):
     task = loaded(name)
-    whole = WithLoss(stackable(copy.deepcopy(task.model)).double().eval(), task.loss)
+    whole = WithLoss(stackable(task.make(0)).double().eval(), task.loss)
     if name == "cifar100":
         whole.loss = functools.partial(cifar100.loss, augment=False)
     torch.manual_seed(0)

@@ -35,7 +35,14 @@ def engine_of(name, **changes):
     loaded = task.load(task.settings.overridden({**small, **changes}, "the test"))
     sizes, epochs, lr = CASES[name]
     local = LocalSGD(lr, 4, epochs, reduction=loaded.reduction)
-    return OneByOne(loaded.model.double(), loaded.loss, cut(loaded.population, sizes), local, Streams(3))
+    return OneByOne(
+        loaded.make(0).double(),
+        loaded.loss,
+        cut(loaded.population, sizes),
+        local,
+        Streams(3),
+        row_fields=loaded.row_fields,
+    )
 
 
 def test_all_tasks_are_here():
