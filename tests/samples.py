@@ -6,8 +6,15 @@ from types import ModuleType
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from clipline import LocalSGD, Population
+from clipline.federated.one_by_one import OneByOne
+from clipline.federated.sampling import Cohort
+from clipline.federated.stacked import Stacked
+from clipline.privacy.events import PoissonSampling
+from clipline.tasks.layers import MatrixLSTM, MaxPool2d, PatchConv2d
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,6 +37,19 @@ def cross_entropy(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> tor
     return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"])
 
 
+class Mixed(nn.Module):
+    """16 features to 3 classes by a convolution, normalisation, a pool, a recurrence, dropout and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.pool = PatchConv2d(1, 4, 3, padding="same"), nn.GroupNorm(2, 4), MaxPool2d()
+        self.lstm, self.drop, self.out = MatrixLSTM(4, 8), nn.Dropout(0.2), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.pool(torch.relu(self.norm(self.conv(x.view(-1, 1, 4, 4)))))
+        return self.out(self.drop(self.lstm(maps.flatten(2).transpose(1, 2))[:, -1]))
+
+
 def small_population(users: int = 60, features: int = 6, classes: int = 3, seed: int = 0) -> Population:
     """Users with 0 to 30 examples of a noisy linear rule."""
     rng = np.random.default_rng(seed)
@@ -39,6 +59,33 @@ def small_population(users: int = 60, features: int = 6, classes: int = 3, seed:
     x = rng.normal(size=(len(ids), features))
     y = (x @ truth + rng.normal(size=(len(ids), classes))).argmax(axis=1)
     return Population.from_arrays(ids, known_users=np.arange(users), x=x, y=y)
+
+
+def cross_entropies(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The same, one for each example."""
+    return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+
+def population_of(sizes: list[int], features: int = 6, classes: int = 3, seed: int = 0) -> Population:
+    """Users with these numbers of examples."""
+    rng = np.random.default_rng(seed)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    fields = {"x": rng.normal(size=(offsets[-1], features)), "y": rng.integers(0, classes, offsets[-1])}
+    return Population(offsets, fields)
+
+
+def rows_of(clients: OneByOne | Stacked, users: NDArray[np.int64], round_index: int = 0, params: Tensor | None = None):
+    """(users, dim): the updates of these users in this order, as `train` gives them."""
+    plain = clients.plain if isinstance(clients, Stacked) else clients
+    params = plain.flat.initial if params is None else params
+    blocks = clients.train(params, Cohort(users, PoissonSampling(0.5)), round_index)
+    rows = torch.cat([params.new_zeros(0, plain.flat.dim), *(block.dense(plain.flat.dim) for block in blocks)])
+    order = np.arange(len(users))
+    if isinstance(clients, Stacked):  # most work first
+        order = np.argsort(-plain.local.examples_of(plain.examples.population, users), kind="stable")
+    in_order = torch.empty_like(rows)
+    in_order[torch.from_numpy(order)] = rows
+    return in_order
 
 
 LOCAL = LocalSGD(lr=0.2, batch_size=8)

@@ -20,6 +20,7 @@ from clipline import (
 )
 from clipline.federated.clipping import ClippedSum, aggregate, clip_rows, join_bit
 from clipline.federated.sampling import Cohort
+from clipline.federated.updates import Dense, Updates
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling
 from clipline.streams import Streams
 
@@ -80,8 +81,8 @@ def test_pitfall_weighted_mean_under_privacy():
 def test_pitfall_realised_versus_declared_count():
     """Whatever number of users came, sum and count are divided by the declared cohort size."""
     for count in (0, 3, 50):
-        deltas = torch.full((count, 1), 0.5)
-        total = aggregate([deltas] if count else [], 1.0, Cohort(np.arange(count), SAMPLING), dim=1)
+        updates = Updates([Dense(0, torch.full((count, 1), 0.5))])
+        total = aggregate([updates] if count else [], 1.0, Cohort(np.arange(count), SAMPLING), dim=1)
         release = GaussianMechanism(10, 0.0, 0.0).release(total, Streams(0).noise(0))
         assert float(release.mean[0]) == pytest.approx(0.5 * count / 10)
         assert release.fraction_within == pytest.approx(0.5 + 0.5 * count / 10)
@@ -110,7 +111,7 @@ def test_pitfall_unnoised_side_channels():
     run = training(evaluate=lambda model: {"accuracy": 0.5}, evaluate_every=1)
     result = run.run()
     names = set(vars(result.reports[0]))
-    assert names == {"round_index", "clip", "fraction_within", "guarantee", "metrics", "unprivate_seconds"}
+    assert names == {"round_index", "clip", "fraction_within", "account_now", "metrics", "unprivate_seconds"}
     noiseless = training(noise_multiplier=0.0).run()
     # With noise the reported fraction is not the true one, which is a multiple of 1/20 shifted by the cohort.
     fractions = np.array([report.fraction_within for report in result.reports]) * 40

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from clipline import SettingError
-from clipline.streams import Streams, user_bits, user_order
+from clipline.streams import Streams, counter_bits, user_bits, user_order
 
 
 def test_the_counter_stream_is_splitmix64():
@@ -61,3 +61,31 @@ def test_system_entropy_gives_fresh_noise_and_fresh_cohorts_every_time():
 def test_a_seed_is_a_whole_number_that_fits(seed):
     with pytest.raises(SettingError, match="seed="):
         Streams(seed)
+
+
+def test_keys_of_many_users_at_once_are_those_of_each():
+    users = np.array([0, 1, 7, 2**31, 2**36 + 5, 2**62])
+    for seed, purpose, round_index in ((0, "order/0", 0), (9, "dropout", 41)):
+        streams = Streams(seed)
+        keys = streams.user_keys(purpose, round_index, users)
+        assert keys.dtype == np.uint64
+        assert keys.tolist() == [streams.user_key(purpose, round_index, user) for user in users.tolist()]
+    assert Streams(0).user_keys("order/0", 0, users[:0]).shape == (0,)
+
+
+def test_words_of_many_keys_at_once_are_those_of_each():
+    keys = np.array([0, 1234567, 2**64 - 1], np.uint64)
+    words = counter_bits(keys[:, None], np.arange(5))
+    assert words.dtype == np.uint64
+    for key, row in zip(keys.tolist(), words, strict=True):
+        assert row.tolist() == user_bits(key, 5).tolist() == [splitmix64(key, i) for i in range(5)]
+    assert counter_bits(keys, 3).tolist() == words[:, 3].tolist()
+
+
+def splitmix64(seed, index):
+    """Output `index` of the generator from this seed, as its authors write it, in whole numbers."""
+    mask = 2**64 - 1
+    z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)

@@ -5,7 +5,7 @@ import ast
 import numpy as np
 import pytest
 import torch
-from samples import LOCAL, ROOT, cross_entropy, linear_model, small_population
+from samples import LOCAL, ROOT, cross_entropies, cross_entropy, linear_model, small_population
 
 from clipline import QuantileClip, ServerSGD, Training
 from clipline.federated.sampling import sampler_named
@@ -56,13 +56,33 @@ def run_reference(reference, population, *, sampling, quantile, rule, clip_lr, m
 @pytest.mark.parametrize(("rule", "clip_lr"), [("geometric", 0.2), ("linear", 0.05)])
 @pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9])
 def test_training_equals_the_plain_algorithm(reference, quantile, rule, clip_lr, momentum, sampling, dtype, tolerance):
+    compare(reference, quantile, rule, clip_lr, momentum, sampling, dtype, tolerance)
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, cross_entropies])
+@pytest.mark.parametrize(
+    ("quantile", "rule", "clip_lr", "momentum", "sampling"),
+    [
+        (0.5, "geometric", 0.2, 0.9, "poisson"),
+        (0.9, "linear", 0.05, 0.0, "fixed"),
+        (0.1, "geometric", 0.2, 0.9, "fixed"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
+def test_every_engine_equals_the_plain_algorithm(reference, engine, quantile, rule, clip_lr, momentum, sampling, loss):
+    compare(reference, quantile, rule, clip_lr, momentum, sampling, torch.float64, 1e-10, loss=loss, engine=engine)
+
+
+def compare(
+    reference, quantile, rule, clip_lr, momentum, sampling, dtype, tolerance, loss=cross_entropy, engine="auto"
+):
     population = small_population()
     expected, history = run_reference(
         reference, population, sampling=sampling, quantile=quantile, rule=rule, clip_lr=clip_lr, momentum=momentum
     )
     result = Training(
         linear_model(FEATURES, CLASSES, dtype),
-        cross_entropy,
+        loss,
         population,
         rounds=ROUNDS,
         cohort_size=COHORT,
@@ -72,6 +92,7 @@ def test_training_equals_the_plain_algorithm(reference, quantile, rule, clip_lr,
         sampling=sampling,
         clip=QuantileClip(quantile=quantile, start=START, lr=clip_lr, rule=rule),
         server=ServerSGD(0.7, momentum),
+        engine=engine,
     ).run()
     assert np.abs(expected).max() > 0.05  # something was learnt: the comparison is not of zeros
     np.testing.assert_allclose(result.state.params.double().numpy(), expected, rtol=tolerance, atol=tolerance)

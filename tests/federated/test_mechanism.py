@@ -6,6 +6,7 @@ import torch
 
 from clipline import GaussianMechanism, SettingError, split_noise
 from clipline.federated.clipping import ClippedSum
+from clipline.federated.noise import Noise
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent
 from clipline.streams import Streams
 
@@ -40,6 +41,18 @@ def test_noise_of_coordinates_of_rounds_and_of_the_bit_is_independent():
     correlation = np.corrcoef(neighbours.T) - np.eye(8)
     # 28 correlations with deviation 1/sqrt(2999): the largest stays below 5 deviations, but once in 60,000 runs
     assert np.abs(correlation).max() < 5 / math.sqrt(2999)
+
+
+def test_noise_begun_before_is_the_noise_that_the_generator_would_give():
+    mechanism, total = GaussianMechanism(10, 0.5, 2.0), zero_sum(7, 1.3)
+    at_once = mechanism.release(total, Streams(4).noise(2))
+    begun = mechanism.release(total, Noise(Streams(4).noise(2), 8))
+    numbers = Streams(4).noise(2).standard_normal(8)
+    assert torch.equal(begun.mean, at_once.mean)
+    assert begun.fraction_within == at_once.fraction_within == pytest.approx(0.5 + 2.0 * numbers[7] / 10)
+    stddev = (0.5**-2 - 4.0**-2) ** -0.5 * 1.3  # Theorem 1, times the clip
+    np.testing.assert_allclose(begun.mean.numpy(), stddev * numbers[:7] / 10, rtol=1e-12)
+    assert not total.total.any()  # and the sum itself is as it was
 
 
 def test_without_noise_the_release_is_the_plain_mean_and_fraction():

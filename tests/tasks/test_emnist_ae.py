@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from clipline.tasks.emnist_ae import TASK, Autoencoder, count, ink_of, loss
+from clipline import LocalSGD
+from clipline.tasks.emnist_ae import TASK, Autoencoder, count, ink_of
 
 
 def blank(images=2, value=255):
@@ -51,7 +52,11 @@ class Grey(torch.nn.Module):
 
 def test_pitfall_defaults_that_drift_the_autoencoder_loss_is_a_sum_over_the_batch():
     batch = {"pixels": torch.cat([blank(3), blank(2, value=0)])}
-    assert loss(Grey(), batch).item() == pytest.approx(5 * 0.25)  # a mean would be 0.25
+    task = TASK.load(TASK.settings.overridden({"users": 2, "test_users": 2, "cohort": 1}, "here"))
+    local = LocalSGD(1.0, reduction=task.reduction)
+    losses = task.loss(Grey(), batch)
+    assert losses.tolist() == pytest.approx([0.25] * 5)
+    assert local.reduced(losses, torch.ones(5, dtype=torch.bool)).item() == pytest.approx(5 * 0.25)  # a mean: 0.25
     error, examples = count(Grey(), batch)["mean_squared_error"]
     assert error.item() / examples == pytest.approx(0.25)
     assert TASK.settings.client_lr == pytest.approx(3.1622777)

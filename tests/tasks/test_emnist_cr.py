@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from clipline.tasks.emnist_cr import CharacterNet, count, loss
+from clipline import LocalSGD
+from clipline.tasks.emnist_cr import TASK, CharacterNet, count, loss
 from clipline.tasks.stand_ins.writing import MEAN_EXAMPLES
 from clipline.tasks.writers import writer_sizes
 
@@ -60,7 +61,12 @@ def test_cross_entropy_is_a_mean_over_the_batch():
         param.data.zero_()
     model.out.bias.data[7] = math.log(2.0)  # 2 against 61 ones
     batch = {"pixels": blank(), "labels": torch.tensor([7, 0], dtype=torch.uint8)}
-    assert loss(model, batch).item() == pytest.approx((math.log(63 / 2) + math.log(63)) / 2)
+    losses = loss(model, batch)
+    assert losses.tolist() == pytest.approx([math.log(63 / 2), math.log(63)])
+    task = TASK.load(TASK.settings.overridden({"users": 2, "test_users": 2, "cohort": 1}, "here"))
+    local = LocalSGD(1.0, reduction=task.reduction)
+    mean = local.reduced(losses, torch.ones(2, dtype=torch.bool)).item()
+    assert mean == pytest.approx((math.log(63 / 2) + math.log(63)) / 2)
     right, answers = count(model, batch)["accuracy"]
     assert (int(right), answers) == (1, 2)
 

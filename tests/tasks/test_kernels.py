@@ -129,6 +129,7 @@ def test_recurrence_on_a_gpu_equals_the_plain_one_in_float64(mask, dtype, tolera
 
 
 @needs_gpu
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what it uses itself
 @pytest.mark.parametrize("make", [lambda: PatchConv2d(3, 8, 3, padding=1), lambda: nn.Sequential(MatrixLSTM(8, 8))])
 def test_layers_compile_in_a_stack(make):
     layers, stack = stack_of(make)

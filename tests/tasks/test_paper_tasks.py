@@ -1,14 +1,14 @@
 """The six tasks together: Table 1 as settings, stand-ins with the right fields, and training that trains."""
 
-import copy
 import functools
 
 import numpy as np
 import pytest
 import torch
 
-from clipline import Population, SettingError, task_named
+from clipline import LocalSGD, Population, SettingError, task_named
 from clipline.errors import PopulationError
+from clipline.federated.stackable import stackable
 from clipline.tasks import TASK_NAMES, cifar100
 from clipline.tasks.facts import FACTS
 from clipline.tasks.paper_task import TEST_FIRST, check_fields
@@ -71,7 +71,7 @@ def test_settings_are_the_papers(name):
 
 @pytest.mark.parametrize("name", PAPER)
 def test_parameters_are_those_of_the_facts(name, loaded):
-    assert sum(p.numel() for p in loaded(name).model.parameters()) == FACTS[name].parameters
+    assert sum(p.numel() for p in loaded(name).make(0).parameters()) == FACTS[name].parameters
 
 
 def test_the_embedded_task_has_facts_that_hold():
@@ -84,6 +84,7 @@ def test_the_embedded_task_has_facts_that_hold():
 def test_two_rounds_of_five_users_train_and_measure(name):
     task = task_named(name)
     training = task.training(settings_of(name))
+    assert training.algorithm.clients.local.reduction == ("sum" if name in ("emnist_ae", "so_lr") else "mean")
     before = training.algorithm.first().params.clone()
     result = training.run()
     assert len(result.reports) == 2
@@ -106,11 +107,10 @@ def test_two_rounds_of_five_users_train_and_measure(name):
 def test_the_loss_falls_on_a_repeated_batch(name, lr, loaded):
     task = loaded(name)
     batch = {field: torch.from_numpy(rows[:4]) for field, rows in task.population.of(0).items()}
-    model, losses = task.model, []
-    model.eval()  # without dropout; the random crops of CIFAR stay
-    torch.manual_seed(0)
+    model, losses, local = task.make(0), [], LocalSGD(lr, reduction=task.reduction)
+    model.eval()  # without dropout; CIFAR crops, at the same places every time
     for _ in range(6):
-        loss = task.loss(model, batch)
+        loss = local.reduced(task.loss(model, batch), torch.ones(4, dtype=torch.bool))
         losses.append(loss.item())
         model.zero_grad()
         loss.backward()
@@ -134,12 +134,13 @@ class WithLoss(torch.nn.Module):
 @pytest.mark.parametrize("name", PAPER)
 def test_gradients_of_two_users_in_a_stack_are_those_of_each_alone(name, loaded):
     task = loaded(name)
-    whole = WithLoss(copy.deepcopy(task.model).double().eval(), task.loss)
+    whole = WithLoss(stackable(task.make(0)).double().eval(), task.loss)
     if name == "cifar100":
         whole.loss = functools.partial(cifar100.loss, augment=False)
     torch.manual_seed(0)
     stack = {
-        key: torch.stack([p.detach(), p.detach() + 0.01 * torch.randn_like(p)]) for key, p in whole.named_parameters()
+        key: torch.stack([p.detach(), p.detach() + 0.01 * torch.randn_like(p)]).requires_grad_()
+        for key, p in whole.named_parameters()
     }
     fields = [
         {field: torch.from_numpy(rows[:2]) for field, rows in task.population.of(user).items()} for user in (0, 1)
@@ -148,14 +149,15 @@ def test_gradients_of_two_users_in_a_stack_are_those_of_each_alone(name, loaded)
     batches = {key: rows.double() if rows.is_floating_point() else rows for key, rows in batches.items()}
 
     def loss_of(params, batch):
-        return torch.func.functional_call(whole, params, (batch,))
+        return torch.func.functional_call(whole, params, (batch,)).sum()
 
-    together = torch.func.vmap(torch.func.grad(loss_of))(stack, batches)
+    losses = torch.func.vmap(loss_of)(stack, batches)
+    together = dict(zip(stack, torch.autograd.grad(losses.sum(), list(stack.values())), strict=True))
     for user in (0, 1):
         for key, param in whole.named_parameters():
-            param.data.copy_(stack[key][user])
+            param.data.copy_(stack[key][user].detach())
         whole.zero_grad()
-        whole({key: rows[user] for key, rows in batches.items()}).backward()
+        whole({key: rows[user] for key, rows in batches.items()}).sum().backward()
         for key, param in whole.named_parameters():
             torch.testing.assert_close(together[key][user], param.grad, rtol=1e-7, atol=1e-10)
 

@@ -53,7 +53,9 @@ def test_the_loss_is_a_mean_over_all_positions_with_padding_as_in_the_original()
     hit, miss = math.log(89 + math.e) - 1, math.log(89 + math.e)
     with_padding = (81 * hit + 79 * miss) / 160
     without = (81 * hit + miss) / 82
-    assert loss(Constant(), rows()).item() == pytest.approx(with_padding, rel=1e-6)
+    losses = loss(Constant(), rows())
+    assert losses.tolist() == pytest.approx([hit, (hit + 79 * miss) / 80], rel=1e-6)  # one for each row
+    assert losses.mean().item() == pytest.approx(with_padding, rel=1e-6)
     assert loss(Constant(), rows(), padding_in_loss=False).item() == pytest.approx(without, rel=1e-6)
     assert TASK.settings.padding_in_loss is True
 

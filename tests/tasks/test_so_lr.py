@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from clipline import LocalSGD
 from clipline.tasks.so_lr import TASK, TagRegression, count, loss, multi_hot
 
 
@@ -43,8 +44,8 @@ def test_sparse_posts_equal_dense_rows_through_a_linear_layer():
     torch.testing.assert_close(model(words, weights), linear(dense))
     batch = {"words": words, "weights": weights, "tags": torch.tensor([[3, -1], [4, 9], [-1, -1]])}
     expected = torch.nn.functional.binary_cross_entropy(torch.sigmoid(linear(dense)), multi_hot(batch["tags"], dense))
-    torch.testing.assert_close(loss(model, batch), 3 * expected)
-    loss(model, batch).backward()
+    torch.testing.assert_close(loss(model, batch).sum(), 3 * expected)
+    loss(model, batch).sum().backward()
     (3 * expected).backward()
     torch.testing.assert_close(model.tags.weight.grad, linear.weight.grad.T, rtol=1e-4, atol=1e-7)
     touched = model.tags.weight.grad.abs().sum(dim=1).nonzero().flatten().tolist()
@@ -61,8 +62,12 @@ def test_tags_become_ones():
 def test_the_loss_is_a_mean_over_tags_and_a_sum_over_posts():
     model = Scores(torch.full((3, 500), math.log(3.0)))  # probability 3/4 of every tag
     batch = posts([[1, 2], [7, -1], [-1, -1]])
-    expected = sum(hits * math.log(4 / 3) + (500 - hits) * math.log(4) for hits in (2, 1, 0)) / 500
-    assert loss(model, batch).item() == pytest.approx(expected, rel=1e-6)
+    expected = [(hits * math.log(4 / 3) + (500 - hits) * math.log(4)) / 500 for hits in (2, 1, 0)]
+    losses = loss(model, batch)
+    assert losses.tolist() == pytest.approx(expected, rel=1e-6)
+    task = TASK.load(TASK.settings.overridden({"users": 2, "test_users": 2, "cohort": 1}, "here"))
+    local = LocalSGD(1.0, reduction=task.reduction)
+    assert local.reduced(losses, torch.ones(3, dtype=torch.bool)).item() == pytest.approx(sum(expected), rel=1e-6)
 
 
 def test_recall_at_5_pools_all_true_tags_and_precision_all_guesses():

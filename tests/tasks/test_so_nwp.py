@@ -42,7 +42,9 @@ def test_layer_by_layer():
 
 def test_the_loss_is_a_mean_over_all_positions_with_padding_as_in_the_original():
     hit, miss = math.log(10_003 + math.e) - 1, math.log(10_003 + math.e)
-    assert loss(Constant(), sentences()).item() == pytest.approx((2 * hit + 38 * miss) / 40, rel=1e-6)
+    losses = loss(Constant(), sentences())
+    assert losses.tolist() == pytest.approx([(hit + 19 * miss) / 20] * 2, rel=1e-6)  # one for each sentence
+    assert losses.mean().item() == pytest.approx((2 * hit + 38 * miss) / 40, rel=1e-6)
     without = loss(Constant(), sentences(), padding_in_loss=False).item()
     assert without == pytest.approx((2 * hit + 3 * miss) / 5, rel=1e-6)
     assert TASK.settings.padding_in_loss is True
@@ -64,7 +66,13 @@ def test_pitfall_defaults_that_drift_the_first_1000_examples_are_taken_and_then_
     assert FACTS[task].max_examples == 1000
     population = Population(np.array([0, 2500]), {"x": np.arange(2500)})
     local = LocalSGD(0.1, batch_size=FACTS[task].batch_size, max_examples=FACTS[task].max_examples)
-    clients = OneByOne(torch.nn.Linear(1, 1), lambda model, batch: model.weight.sum(), population, local, Streams(0))
-    seen = torch.cat([batch["x"] for batch in clients._batches(0, 0)]).tolist()
+    seen = []
+
+    def recording(model, batch):
+        seen.extend(batch["x"].tolist())
+        return model.weight.sum()
+
+    clients = OneByOne(torch.nn.Linear(1, 1), recording, population, local, Streams(0))
+    clients.block(clients.flat.initial, np.array([0]), 0)
     assert sorted(seen) == list(range(1000))
     assert seen != list(range(1000))
