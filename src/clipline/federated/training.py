@@ -21,6 +21,7 @@ from ..privacy.relations import Relation
 from ..streams import NoiseSource, Streams
 from .clients import ENGINES, Engine, clients_named
 from .controllers import ClipController, QuantileClip
+from .hosts import Hosts, Workers, workforce_of
 from .interrupt import CtrlC
 from .local import LocalSGD, Loss
 from .mechanism import GaussianMechanism
@@ -30,7 +31,6 @@ from .precision import PRECISIONS, Precision
 from .round import Algorithm, TrainState
 from .sampling import sampler_named
 from .server import ServerOptimiser, ServerSGD
-from .workers import Alone
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 Stopped = Literal["finished", "budget", "interrupted"]
@@ -75,6 +75,9 @@ class Training:
 
     `loss(model, batch)` returns one number; `batch` maps the population's field names to tensors. `evaluate(model)`
     returns named metrics; it must look at data of users outside the population. `model` itself is never changed.
+
+    `workers` processes share each cohort's users among them; "torchrun": those that torchrun started, of which rank 0
+    calls `run()` and the others `serve()`. Their number changes the result by rounding alone.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Training:
         device: torch.device | str = "cpu",
         engine: Engine = "auto",
         precision: Precision = "float32",
+        workers: Workers = 1,
     ) -> None:
         self.population = population
         check_choice("engine", engine, ENGINES)
@@ -146,9 +150,8 @@ class Training:
         streams = Streams(seed, noise_source)
         plain = OneByOne(model, loss, population, local, streams, device, precision)
         clients = clients_named(engine, plain, cohort_size)
-        self.algorithm = Algorithm(
-            sampler, clients, Alone(clients), mechanism, server or ServerSGD(), controller, streams
-        )
+        workforce = workforce_of(workers, clients, plain, sampler.sampling)
+        self.algorithm = Algorithm(sampler, clients, workforce, mechanism, server or ServerSGD(), controller, streams)
         self.planned = self.guarantee_of(Ledger().add(self.algorithm.event, self.rounds))
 
     def run(
@@ -163,7 +166,7 @@ class Training:
         metrics: Mapping[str, float] = {}
         stopped: Stopped = "finished"
         last = state.round_index + self._affordable(state.ledger, self.rounds - state.round_index)
-        with CtrlC() as ctrl_c:
+        with CtrlC() as ctrl_c, self.algorithm.workforce.at_work():
             while state.round_index < self.rounds:
                 if state.round_index >= last:
                     stopped = "budget"
@@ -186,6 +189,19 @@ class Training:
         model = self.algorithm.clients.flat.export(state.params)
         metrics = metrics or self._measure(state)
         return TrainResult(model, state, self.guarantee_of(state.ledger), metrics, tuple(reports), stopped)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is to `run()`: all are, but for torchrun's ranks above 0, which `serve()`."""
+        workforce = self.algorithm.workforce
+        return not isinstance(workforce, Hosts) or workforce.place.leads
+
+    def serve(self) -> None:
+        """On torchrun's ranks above 0: train what rank 0 asks for, until its `run()` ends."""
+        workforce = self.algorithm.workforce
+        if not isinstance(workforce, Hosts) or workforce.place.leads:
+            raise refuse("workers", workforce.size, "'torchrun' and the rank above 0 to serve", "call run()")
+        workforce.serve()
 
     def guarantee_of(self, ledger: Ledger) -> Guarantee:
         """What these rounds promise, at this training's delta and relation."""

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import SettingError
+from ..errors import SettingError, refuse
+from ..federated.hosts import Workers, place
 from ..federated.local import LocalSGD, Loss
+from ..federated.local_workers import usable_cores
 from ..federated.population import Population
 from ..federated.server import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
 from ..federated.training import Evaluate, Training
@@ -46,6 +48,7 @@ class Task:
         check_device(settings.device)
         loaded = self.load(settings)
         noise_source: Any = settings.noise_source
+        device = chosen_device(settings.device, sum(p.numel() for p in loaded.model.parameters()))
         return Training(
             loaded.model,
             loaded.loss,
@@ -71,7 +74,8 @@ class Task:
             noise_source=noise_source,
             evaluate=loaded.evaluate,
             evaluate_every=settings.evaluate_every,
-            device=chosen_device(settings.device, sum(p.numel() for p in loaded.model.parameters())),
+            device=device,
+            workers=chosen_workers(settings, device),
         )
 
 
@@ -81,8 +85,22 @@ def chosen_device(name: str, parameters: int) -> torch.device:
     One by one, a small model spends its time starting kernels, and a processor core starts them faster.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() and parameters >= SMALL_MODEL else "cpu")
-    return torch.device(name)
+        device = torch.device("cuda" if torch.cuda.is_available() and parameters >= SMALL_MODEL else "cpu")
+    else:
+        device = torch.device(name)
+    mine = place()
+    return device if mine is None else mine.device(device)
+
+
+def chosen_workers(settings: TrainSettings, device: torch.device) -> Workers:
+    """Those that torchrun started; else as set; else one a core, and no more than users come, or one on a GPU."""
+    if place() is not None:
+        if settings.workers not in (None, 1):
+            raise refuse("workers", settings.workers, "left out under torchrun", "choose by --nproc-per-node")
+        return "torchrun"
+    if settings.workers is not None:
+        return settings.workers
+    return min(usable_cores(), settings.cohort) if device.type == "cpu" else 1
 
 
 def check_device(name: str) -> None:
