@@ -100,7 +100,7 @@ def train(
         int | None,
         typer.Option(
             help="Processes that share the users among them; torchrun brings more machines.",
-            show_default="one a core; one on a GPU",
+            show_default="one a core; 1 with a GPU",
             rich_help_panel=_RUN,
         ),
     ] = None,

@@ -180,11 +180,16 @@ class LocalWorkers:
             dist.destroy_process_group()
 
     def _obituary(self, error: LostConnectionError) -> WorkerError:
-        """Who was lost, and how, once it is known."""
-        wait_for_all(self._children)
+        """Who was lost, and how, once it is known: a connection may break a moment before its process has ended."""
+        alive = {child.sentinel for child in self._children}
+        while alive and all(child.exitcode in (None, _LOST) for child in self._children):
+            ended = wait(alive, timeout=10)
+            if not ended:
+                break
+            alive.difference_update(ended)
         for rank, child in enumerate(self._children, start=1):
             code = child.exitcode
-            if code is not None and code not in (0, _LOST):
+            if code not in (None, _LOST):
                 how = f"ended by signal {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
                 hint = (
                     "perhaps memory ran out: lower workers, or" if code == -signal.SIGKILL else "find the cause, then"

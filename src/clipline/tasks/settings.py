@@ -47,7 +47,7 @@ class TrainSettings:
     noise_source: str = "seed"  # "seed", "system"
     evaluate_every: int = 10
     device: str = "auto"
-    workers: int | None = None  # None: a process for every core that may be used, one on a GPU
+    workers: int | None = None  # None: a process for every core that may be used, one where there is a GPU
     # Settings that some tasks have and others have not: None is "has not", and cannot be set to anything else.
     classes: int | None = None  # of a generated population
     test_users: int | None = None  # of a generated population, to measure on

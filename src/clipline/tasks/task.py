@@ -93,14 +93,17 @@ def chosen_device(name: str, parameters: int) -> torch.device:
 
 
 def chosen_workers(settings: TrainSettings, device: torch.device) -> Workers:
-    """Those that torchrun started; else as set; else one a core, and no more than users come, or one on a GPU."""
+    """Those that torchrun started; else as set; else one a core, and no more than users come.
+
+    Where torch sees a GPU one is the default even on the processor: forked copies may not run autograd there.
+    """
     if place() is not None:
         if settings.workers not in (None, 1):
             raise refuse("workers", settings.workers, "left out under torchrun", "choose by --nproc-per-node")
         return "torchrun"
     if settings.workers is not None:
         return settings.workers
-    return min(usable_cores(), settings.cohort) if device.type == "cpu" else 1
+    return 1 if device.type == "cuda" or torch.cuda.is_available() else min(usable_cores(), settings.cohort)
 
 
 def check_device(name: str) -> None:
