@@ -9,8 +9,8 @@ import tomllib
 
 import pytest
 import torch
-from samples import ROOT
 from safetensors.torch import load_file
+from samples import ROOT
 
 from clipline.cli.train import resolve, run
 

@@ -265,7 +265,7 @@ def test_a_number_of_workers_that_makes_no_sense_is_refused(workers):
 
 
 def test_torchrun_is_refused_where_it_started_nothing():
-    with pytest.raises(SettingError, match="workers='torchrun' must be a number .*: start with torchrun"):
+    with pytest.raises(SettingError, match=r"workers='torchrun' must be a number .*: start with torchrun"):
         training(workers="torchrun")
     with pytest.raises(SettingError, match=r"call run\(\)"):
         training().serve()
