@@ -176,6 +176,51 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_reason(workers):
     assert nothing_is_left()
 
 
+def test_a_worker_that_cannot_begin_says_why(monkeypatch):
+    backward = torch.autograd.backward
+
+    def refuses(*arguments):
+        if os.getpid() != HERE:
+            raise RuntimeError("no autograd after a fork")
+        return backward(*arguments)
+
+    monkeypatch.setattr(torch.autograd, "backward", refuses)
+    monkeypatch.setattr("traceback.print_exc", lambda: None)
+    with pytest.raises(WorkerError, match=r"could not begin \(RuntimeError: no autograd after a fork\): use workers=1"):
+        training(workers=3).run()
+    assert nothing_is_left()
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_worker_that_is_killed_at_its_beginning_is_noticed(monkeypatch, workers):
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: os.getpid() == HERE or os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(WorkerError, match=r"could not begin .it was ended by signal SIGKILL"):
+        training(workers=workers).run()
+    assert nothing_is_left()
+
+
+def killing_a_worker_after(round_index):
+    def observe(report, state):
+        if report.round_index == round_index:
+            child = multiprocessing.active_children()[0]
+            child.kill()
+            child.join()
+
+    return observe
+
+
+def test_a_worker_that_is_killed_between_two_rounds_ends_the_next():
+    with pytest.raises(WorkerError, match="was ended by signal SIGKILL"):
+        training(workers=3).run(observe=killing_a_worker_after(1))
+    assert nothing_is_left()
+
+
+def test_a_worker_that_is_killed_after_the_last_round_costs_nothing():
+    result = training(workers=3).run(observe=killing_a_worker_after(3))
+    assert (result.stopped, distance(result, alone()) <= TOLERANCE) == ("finished", True)
+    assert nothing_is_left()
+
+
 def test_an_error_beside_the_training_ends_the_workers():
     def observe(report, state):
         raise KeyError("disk full")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -23,7 +25,7 @@ from .local_workers import PATIENCE, LocalWorkers
 from .one_by_one import OneByOne
 from .population import Population
 from .sampling import Cohort
-from .workers import Alone, StepsOf, Team, Workforce, connected
+from .workers import Alone, LostConnectionError, StepsOf, Team, Workforce, connected
 
 Workers = int | Literal["torchrun"]
 
@@ -131,12 +133,22 @@ class Hosts:
         try:
             yield
         finally:
-            self._team.stop()
+            with suppress(LostConnectionError):  # what is done is done
+                self._team.stop()
 
     def serve(self) -> None:
-        """On the other ranks: see that all agree, and train what rank 0 asks for until its run ends."""
+        """On the other ranks: see that all agree, and train what rank 0 asks for until its run ends.
+
+        Ctrl-C, which torchrun passes on to all, is for rank 0 to obey between two rounds.
+        """
         agree(self._facts)
-        self._team.serve()
+        main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+        try:
+            self._team.serve()
+        finally:
+            if main:
+                signal.signal(signal.SIGINT, before)
 
 
 def workforce_of(workers: Workers, clients: Clients, plain: OneByOne, sampling: Sampling) -> Workforce:

@@ -88,10 +88,12 @@ class LocalWorkers:
         try:
             with tempfile.TemporaryDirectory(prefix="clipline-") as folder:
                 self._fork(Path(folder) / "store")
+                assert self._team is not None
                 yield
-                if self._team is not None:
+                with suppress(LostConnectionError):  # what is done is done
                     self._team.stop()
-                    wait_for_all(self._children)
+                for child in self._children:
+                    child.join(10)
         finally:
             self._end()
             torch.set_num_threads(threads)
@@ -124,7 +126,7 @@ class LocalWorkers:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for rank, (child, (ready, said)) in enumerate(zip(self._children, pipes, strict=True), start=1):
             said.close()
-            text = ready.recv() if wait([ready, child.sentinel])[0] is ready else f"exit code {child.exitcode}"
+            text = _first_words(child, ready)
             ready.close()
             if text:
                 last = text.strip().splitlines()[-1]
@@ -190,20 +192,28 @@ class LocalWorkers:
         for rank, child in enumerate(self._children, start=1):
             code = child.exitcode
             if code not in (None, _LOST):
-                how = f"ended by signal {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
-                hint = (
-                    "perhaps memory ran out: lower workers, or" if code == -signal.SIGKILL else "find the cause, then"
-                )
+                hint = "perhaps memory ran out: lower workers and" if code == -signal.SIGKILL else "find the cause and"
                 return WorkerError(
-                    f"worker {rank} of {self.size} was {how} but must live as long as the run: {hint} resume"
+                    f"worker {rank} of {self.size} {_ending(child)} but must live as long as the run: {hint} resume"
                 )
         return error
 
 
-def wait_for_all(children: Sequence[BaseProcess], seconds: float = 10.0) -> None:
-    """Wait until these have ended, but not for ever."""
-    for child in children:
-        child.join(seconds)
+def _first_words(child: BaseProcess, ready: Connection) -> str:
+    """Nothing from a child that has begun, else what kept it from it."""
+    wait([ready, child.sentinel])
+    try:
+        if ready.poll():
+            return str(ready.recv())
+    except EOFError:
+        pass
+    child.join()
+    return f"it {_ending(child)}"
+
+
+def _ending(child: BaseProcess) -> str:
+    code = child.exitcode or 0
+    return f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
 
 
 def _follow_parent() -> None:

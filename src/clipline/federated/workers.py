@@ -23,7 +23,7 @@ from .sampling import Cohort
 
 StepsOf = Callable[[NDArray[np.int64]], NDArray[np.int64]]  # how many local steps each of these users takes
 
-_STOP, _TRAIN, _TELL = range(3)  # what rank 0 may ask of the others
+_STOP, _TRAIN = range(2)  # what rank 0 may ask of the others
 
 
 class Workforce(Protocol):
@@ -111,35 +111,33 @@ class Team:
             self._order(_TRAIN, round_index, len(cohort.users), clip)
             dist.broadcast(torch.from_numpy(cohort.users.copy()), src=0)
             dist.broadcast(params, src=0)
-        message, error = self._share(params, cohort.users, round_index, clip)
+        total, error = self._share(params, cohort.users, round_index, clip)
         with connected(round_index):
-            dist.reduce(message, dst=0)
-            failed = int(message[-1])
+            failures = self._added_up(total, error)
         self._in_step = True
         if error is not None:
             raise error
-        if failed:
-            raise self._failures(round_index)
-        return ClippedSum(message[:-1], clip, cohort.sampling)
+        for rank, text in failures.items():
+            raise WorkerError(
+                f"worker {rank} of {self.size} failed in round {round_index} ({text.strip().splitlines()[-1]}): mend "
+                f"what its traceback shows, or take workers=1 to look closer\n{text}"
+            )
+        return ClippedSum(total, clip, cohort.sampling)
 
     def serve(self) -> None:
         """On every other rank: do what rank 0 asks until it says stop."""
         params = torch.empty_like(self.clients.flat.initial)
-        error: Exception | None = None
         while True:
             with connected():
                 order, round_index, count, clip = self._order().tolist()
                 if order == _STOP:
                     return
-                if order == _TELL:
-                    dist.gather_object(_text(error), dst=0)
-                    continue
                 users = torch.empty(int(count), dtype=torch.int64)
                 dist.broadcast(users, src=0)
                 dist.broadcast(params, src=0)
-            message, error = self._share(params, users.numpy(), int(round_index), clip)
+            total, error = self._share(params, users.numpy(), int(round_index), clip)
             with connected():
-                dist.reduce(message, dst=0)
+                self._added_up(total, error)
 
     def stop(self) -> None:
         """End the others' `serve`. They are lost, and end of themselves, if rank 0 was torn out of a round."""
@@ -157,27 +155,26 @@ class Team:
     def _share(
         self, params: Tensor, users: NDArray[np.int64], round_index: int, clip: float
     ) -> tuple[Tensor, Exception | None]:
-        """The sum of this rank's users and 0, or zeros and 1 if an error came between: (dim + 2,) float64."""
-        message = torch.zeros(len(params) + 2, dtype=torch.float64, device=params.device)
+        """The sum of this rank's users, (dim + 1,) float64, or the error that came between."""
         try:
             cohort = Cohort(share_out(users, self.steps_of(users), self.size)[self.rank], self.sampling)
-            message[:-1] = Alone(self.clients).clipped_sum(params, cohort, round_index, clip).total
+            return Alone(self.clients).clipped_sum(params, cohort, round_index, clip).total, None
         except Exception as error:
-            message[-1] = 1
-            return message, error
-        return message, None
+            return params.new_empty(0), error
 
-    def _failures(self, round_index: int) -> WorkerError:
-        texts: list[str] = [""] * self.size
-        with connected(round_index):
-            self._order(_TELL)
-            dist.gather_object("", texts, dst=0)
-        failed = [rank for rank, text in enumerate(texts) if text]
-        return WorkerError(
-            f"worker {failed[0]} of {self.size} failed in round {round_index} "
-            f"({texts[failed[0]].strip().splitlines()[-1]}): mend what its traceback shows, or take workers=1 to look "
-            f"closer\n{texts[failed[0]]}"
-        )
+    def _added_up(self, total: Tensor, error: Exception | None) -> dict[int, str]:
+        """Add everybody's `total` into rank 0's; where somebody failed, tell rank 0 who and how instead.
+
+        All wait for all first, processor to processor: a lost process is noticed there and not, as by a GPU, never.
+        """
+        failed = torch.tensor([0.0 if error is None else 1.0])
+        dist.all_reduce(failed)
+        if not failed.item():
+            dist.reduce(total, dst=0)
+            return {}
+        texts = [""] * self.size if self.rank == 0 else None
+        dist.gather_object(_text(error), texts, dst=0)
+        return {rank: text for rank, text in enumerate(texts or ()) if text}
 
 
 def _text(error: Exception | None) -> str:
