@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -257,33 +256,21 @@ sys.path[:0] = {path!r}
 from test_workers import training
 def loss(model, batch):
     if multiprocessing.parent_process() is not None:
-        time.sleep(600)
+        time.sleep(90)
     print(*(child.pid for child in multiprocessing.active_children()), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 training(loss, workers=3).run()
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 def test_workers_do_not_outlive_the_process_that_forked_them():
     here = Path(__file__).parent
     script = ORPHANS.format(path=[str(here), str(here.parent)])
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    # The workers hold the other end of the pipes too: this returns when all have ended, and else fails.
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert run.returncode == -signal.SIGKILL, run.stderr
-    pids = [int(pid) for pid in run.stdout.split()]
-    assert len(pids) == 2
-    deadline = time.monotonic() + 60  # how long to wait before calling it a failure
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(map(alive, pids))
-
-
-def alive(pid):
-    """Whether a process runs; one that ended and that nobody asked after does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    assert len(run.stdout.split()) == 2  # there were two
 
 
 def test_a_worker_has_one_thread_and_the_caller_gets_its_own_back():

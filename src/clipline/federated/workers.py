@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import WorkerError
 from ..privacy.events import Sampling
 from .clients import Clients
-from .clipping import ClippedSum, aggregate
+from .clipping import ClippedSum, aggregate, part_of_sum
 from .sampling import Cohort
 
 StepsOf = Callable[[NDArray[np.int64]], NDArray[np.int64]]  # how many local steps each of these users takes
@@ -158,7 +158,8 @@ class Team:
         """The sum of this rank's users, (dim + 1,) float64, or the error that came between."""
         try:
             cohort = Cohort(share_out(users, self.steps_of(users), self.size)[self.rank], self.sampling)
-            return Alone(self.clients).clipped_sum(params, cohort, round_index, clip).total, None
+            updates = self.clients.train(params, cohort, round_index)
+            return part_of_sum(updates, clip, len(params), params.device), None
         except Exception as error:
             return params.new_empty(0), error
 
