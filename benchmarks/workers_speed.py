@@ -4,8 +4,9 @@ One round of emnist_cr (20 users of a fixed-size cohort), with 1 worker and with
 disturbs both; the ratio of each pair is what counts. Where others use the same cores, the ratio of this process's own
 processor seconds says what idle cores would give. Starting the workers is not in the round; it is printed apart.
 
-2026-11-15, 2 cores: nearly idle 5.05 s and 2.67 s, ratio 1.89; with others on the same cores, processor seconds 4.6 and
-2.36, ratio 1.95; start 0.04 s.
+2026-11-15, 2 cores that others were using: processor seconds 4.52 and 2.44, ratio 1.84 (1.76 to 1.95), wall clock 0.94
+(0.65 to 1.17) as there was no second core to be had; start 0.035 s. On the same cores nearly idle, `clipline train` with the
+same settings: 5.05 s and 2.67 s, ratio 1.89, one pair.
 """
 
 import statistics
