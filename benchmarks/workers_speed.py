@@ -5,8 +5,8 @@ disturbs both; the ratio of each pair is what counts. Where others use the same 
 processor seconds says what idle cores would give. Starting the workers is not in the round; it is printed apart.
 
 2026-11-15, 2 cores that others were using: processor seconds 4.52 and 2.44, ratio 1.84 (1.76 to 1.95), wall clock 0.94
-(0.65 to 1.17) as there was no second core to be had; start 0.035 s. On the same cores nearly idle, `clipline train` with the
-same settings: 5.05 s and 2.67 s, ratio 1.89, one pair.
+(0.65 to 1.17) as there was no second core to be had; start 0.035 s. On the same cores nearly idle, `clipline train`
+with the same settings: 5.05 s and 2.67 s, ratio 1.89, one pair.
 """
 
 import statistics
