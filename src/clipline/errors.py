@@ -31,6 +31,10 @@ class RunError(CliplineError, RuntimeError):
     """A run directory cannot be used."""
 
 
+class WorkerError(CliplineError, RuntimeError):
+    """A worker process failed, was ended or cannot be reached."""
+
+
 def refuse(name: str, value: object, limit: str, way_out: str) -> SettingError:
     """The error to raise for a setting outside its limit, such as `refuse("clip", -1, "above 0", "give more")`."""
     return SettingError(f"{name}={value!r} must be {limit}: {way_out}")

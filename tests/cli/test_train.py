@@ -151,6 +151,33 @@ def test_an_interrupted_run_resumes_to_the_same_model(clipline, tmp_path, monkey
     assert "holds no checkpoint.safetensors" in err
 
 
+def test_a_run_may_be_resumed_with_another_number_of_workers(clipline, tmp_path, monkeypatch):
+    from clipline.cli.progress import TrainProgress
+
+    monkeypatch.setattr("clipline.tasks.task.usable_cores", lambda: 1)
+    flags = [*SMALL, "--noise-multiplier", "0.7", "--seed", "1"]
+    _, _, err = clipline("train", *flags, "--out", "whole")
+    assert "training 4 rounds for (epsilon" in err
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainProgress, "show", lambda self, report, state: os.kill(os.getpid(), signal.SIGINT))
+        clipline("train", *flags, "--out", "part")
+    code, _, err = clipline("train", "--resume", "part", "--workers", "2")
+    assert code == 0, err
+    assert "training 4 rounds by 2 workers for (epsilon" in err
+    assert Ledger.read(tmp_path / "part" / "ledger.jsonl").rounds == 4
+    whole, part = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part"))
+    assert all((whole[name] - part[name]).norm() <= 1e-5 * whole[name].norm() for name in whole)
+
+
+def test_by_default_there_is_a_worker_for_every_core_but_no_more_than_users(clipline, monkeypatch):
+    monkeypatch.setattr("clipline.tasks.task.usable_cores", lambda: 2)
+    flags = ["--users", "300", "--rounds", "1", "--noise-multiplier", "0"]
+    _, _, err = clipline("train", *flags, "--cohort", "30")
+    assert "by 2 workers" in err
+    _, _, err = clipline("train", *flags, "--cohort", "1", "--out", "few")
+    assert "workers" not in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -175,6 +202,7 @@ def test_an_interrupted_run_resumes_to_the_same_model(clipline, tmp_path, monkey
         (["--classes", "63"], "classes=63"),
         (["--users", "0"], "users=0"),
         (["--device", "tpu9"], "device='tpu9'"),
+        (["--workers", "0"], "workers=0 must be a whole number at least 1: leave it out for one process a core"),
         (["--config", "missing.toml"], "config='missing.toml' does not exist"),
         (["--config", "bad.toml"], "config 'bad.toml' has the unknown key 'ronds': did you mean 'rounds'?"),
         (["--config", "broken.toml"], "cannot be read as TOML"),
@@ -224,7 +252,7 @@ def test_help_is_there_for_everything(clipline):
     assert "reproduce" in out
     code, out, _ = clipline("train", "--help")
     for flag in ("--config", "--rounds", "--cohort", "--sampling", "--clip", "--quantile", "--noise-multiplier",
-                 "--epsilon", "--delta", "--seed", "--out", "--device", "--json"):  # fmt: skip
+                 "--epsilon", "--delta", "--seed", "--out", "--device", "--workers", "--json"):  # fmt: skip
         assert flag in out
     code, out, _ = clipline("--version")
     assert out.strip() == "clipline 0.1.0"

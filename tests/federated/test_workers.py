@@ -1,30 +1,157 @@
+"""Several processes give what one gives. Workers are forked; the group is gloo."""
+
+import multiprocessing
+import os
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 import torch
-from samples import cross_entropies, population_of, rows_of
-from torch import nn
+import torch.distributed as dist
+from samples import LOCAL, cross_entropy
+from worker_runs import TOLERANCE, alone, distance, model_with_dropout, nothing_is_left, training, users_of
 
-from clipline import LocalSGD
-from clipline.federated.clipping import clip_rows, join_bit
-from clipline.federated.one_by_one import OneByOne
-from clipline.federated.sampling import Cohort
-from clipline.federated.stacked import Stacked
-from clipline.federated.workers import Alone
+from clipline import Population, SettingError, Training
+from clipline.federated.local_workers import LocalWorkers, ManyWorkersWarning, usable_cores
+from clipline.federated.workers import share_out
 from clipline.privacy.events import PoissonSampling
-from clipline.streams import Streams
+
+pytestmark = [
+    pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
+    pytest.mark.filterwarnings("ignore::clipline.federated.local_workers.ManyWorkersWarning"),
+]
 
 
-def test_the_sum_of_a_cohort_is_that_of_its_clipped_updates_and_bits_whatever_the_engine():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3)).double()
-    plain = OneByOne(model, cross_entropies, population_of([9, 0, 4, 1, 6, 30]), LocalSGD(0.5, 4), Streams(0))
-    users, params = np.array([0, 1, 3, 4, 5]), plain.flat.initial + 0.1
-    rows = rows_of(plain, users, 2, params)
-    clip = float(rows.norm(dim=1).median())
-    clipped, within = clip_rows(rows, clip)
-    assert within.sum() == 3
-    for clients in (plain, Stacked(plain, 5), Stacked(plain, 5, block_size=2)):
-        total = Alone(clients).clipped_sum(params, Cohort(users, PoissonSampling(0.5)), 2, clip)
-        torch.testing.assert_close(total.total, join_bit(clipped, within).sum(dim=0), rtol=1e-12, atol=1e-13)
-        assert (total.bound, total.sampling) == (clip, PoissonSampling(0.5))
-    nobody = Alone(plain).clipped_sum(params, Cohort(users[:0], PoissonSampling(0.5)), 2, clip)
-    assert not nobody.total.any()
+def test_work_is_shared_longest_first_to_whoever_has_least():
+    users, steps = np.array([3, 5, 8, 9, 12]), np.array([4, 1, 7, 3, 5])
+    # 7 to rank 0, 5 to rank 1, 4 to rank 1 (9), 3 to rank 0 (10), 1 to rank 1 (10)
+    assert [share.tolist() for share in share_out(users, steps, 2)] == [[8, 9], [3, 5, 12]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [0, 1, 5, 200])
+def test_every_user_has_one_worker_and_none_has_more_than_the_average_and_one_user(size, count):
+    rng = np.random.default_rng(count)
+    users, steps = np.sort(rng.choice(10_000, count, replace=False)), rng.integers(0, 40, count)
+    shares = share_out(users, steps, size)
+    assert len(shares) == size
+    assert np.array_equal(np.sort(np.concatenate(shares)), users)
+    assert all((np.diff(share) > 0).all() for share in shares)
+    loads = [steps[np.isin(users, share)].sum() for share in shares]
+    assert max(loads) <= steps.sum() / size + steps.max(initial=0)
+
+
+def test_users_without_work_are_spread_too():
+    assert [len(share) for share in share_out(np.arange(6), np.zeros(6, np.int64), 3)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_any_number_of_workers_gives_the_same_run(sampling, workers):
+    run = training(sampling=sampling, workers=workers)
+    sizes = np.diff(run.population.offsets)
+    assert any((sizes[users] == 0).any() for users in users_of(run))  # users without examples take part
+    one, many = alone(sampling=sampling), run.run()
+    assert distance(many, one) <= TOLERANCE
+    assert [(r.clip, r.fraction_within, r.guarantee) for r in many.reports] == [
+        (r.clip, r.fraction_within, r.guarantee) for r in one.reports
+    ]
+    assert distance(one, training(sampling=sampling, seed=2).run()) > 1e-3  # the measure does tell runs apart
+    assert nothing_is_left()
+
+
+def test_every_worker_trains_its_own_users_and_no_others(tmp_path):
+    def loss(model, batch):
+        with (tmp_path / str(os.getpid())).open("a") as file:
+            file.write("step\n")
+        return cross_entropy(model, batch)
+
+    run = training(loss, workers=3, rounds=1)
+    run.run()
+    (users,) = users_of(run)
+    steps = LOCAL.steps_of(run.population, users)
+    expected = sorted(steps[np.isin(users, share)].sum() for share in share_out(users, steps, 3))
+    assert sorted(len(path.read_text().splitlines()) for path in tmp_path.iterdir()) == expected
+    assert len(expected) == 3
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_a_cohort_may_be_smaller_than_the_workers_or_empty(sampling):
+    settings = {"sampling": sampling, "cohort_size": 1, "rounds": 8, "noise_multiplier": 0.05}
+    run = training(**settings, workers=3)
+    sizes = {len(users) for users in users_of(run)}
+    assert sizes == {1} if sampling == "fixed" else {0, 1} <= sizes
+    assert distance(run.run(), alone(**settings)) <= TOLERANCE
+
+
+def test_in_float32_one_round_differs_by_one_rounding_of_a_parameter_at_most():
+    one = training(dtype=torch.float32, rounds=1).run().state.params
+    many = training(dtype=torch.float32, rounds=1, workers=3).run().state.params
+    assert torch.allclose(many, one, rtol=2**-23, atol=0)
+
+
+def test_a_stack_of_users_may_be_shared_out_too():
+    assert distance(training(engine="stacked", workers=2).run(), alone()) <= TOLERANCE
+
+
+def test_a_run_goes_on_with_another_number_of_workers():
+    states = []
+    training(workers=3).run(observe=lambda _, state: states.append(state))
+    assert distance(training().run(state=states[1]), alone()) <= TOLERANCE
+    assert distance(training(workers=2).run(state=states[1]), alone()) <= TOLERANCE
+
+
+def test_outside_a_run_a_round_is_trained_here():
+    run = training(workers=2)
+    state, _ = run.algorithm.round(run.algorithm.first())
+    one, _ = training().algorithm.round(run.algorithm.first())
+    assert torch.equal(state.params, one.params)
+
+
+@pytest.mark.parametrize("workers", [0, -1, 1.5, True, "many", 10**6])
+def test_a_number_of_workers_that_makes_no_sense_is_refused(workers):
+    with pytest.raises(SettingError, match="workers="):
+        training(workers=workers)
+
+
+def test_torchrun_is_refused_where_it_started_nothing():
+    with pytest.raises(SettingError, match=r"workers='torchrun' must be a number .*: start with torchrun"):
+        training(workers="torchrun")
+    with pytest.raises(SettingError, match=r"call run\(\)"):
+        training().serve()
+
+
+def test_more_workers_than_cores_are_warned_of():
+    with pytest.warns(ManyWorkersWarning, match=f"is above the {usable_cores()} cores"):
+        training(workers=usable_cores() + 1)
+
+
+def test_a_gpu_is_not_for_forked_workers():
+    clients = SimpleNamespace(flat=SimpleNamespace(vector=SimpleNamespace(device=torch.device("cuda", 0))))
+    with pytest.raises(SettingError, match=r"workers=2 must be 1 on device cuda:0.* one process a GPU with torchrun"):
+        LocalWorkers(clients, lambda users: users, PoissonSampling(0.5), 2)
+
+
+def test_without_fork_workers_are_refused(monkeypatch):
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    with pytest.raises(SettingError, match="workers=2 must be 1 where processes cannot be forked"):
+        training(workers=2)
+
+
+def test_a_group_of_the_callers_own_is_left_alone(tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        with pytest.raises(SettingError, match="has a group already"):
+            training(workers=2).run()
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_population_in_which_nobody_has_examples_moves_nothing():
+    empty = Population.from_arrays(
+        np.zeros(0, np.int64), known_users=np.arange(9), x=np.zeros((0, 6)), y=np.zeros(0, np.int64)
+    )
+    settings = {"rounds": 1, "cohort_size": 5, "local": LOCAL, "seed": 1, "noise_multiplier": 0.0}
+    run = Training(model_with_dropout(), cross_entropy, empty, workers=2, **settings)
+    assert torch.equal(run.run().state.params, run.algorithm.first().params)

@@ -6,6 +6,7 @@ import json
 import secrets
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,6 +111,14 @@ def train(
     precision: Annotated[
         str | None, typer.Option(help="float32, tf32 or bf16, of local training alone.", rich_help_panel=_RUN)
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that share the users among them; torchrun brings more machines.",
+            show_default="one a core; 1 with a GPU",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one JSON object on standard output.", rich_help_panel=_RUN)
     ] = False,
@@ -125,7 +134,7 @@ def train(
         "clip": _clip(clip), "quantile": quantile,
         "noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta, "max_epsilon": max_epsilon,
         "noise_source": noise_source, "seed": seed, "device": device,
-        "engine": engine, "precision": precision,
+        "engine": engine, "precision": precision, "workers": workers,
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
     if noise_multiplier is not None and epsilon is not None:
@@ -133,11 +142,11 @@ def train(
             f"{noise_multiplier=} and {epsilon=} are both given but one follows from the other: drop one"
         )
     if resume is not None:
-        if given or task or config or out:
+        if given.keys() - {"workers"} or task or config or out:
             raise SettingError(
-                f"resume={str(resume)!r} must stand alone, its settings are stored: drop the other flags"
+                f"resume={str(resume)!r} must stand alone (or with workers), its settings are stored: drop the rest"
             )
-        chosen, settings = resolve(None, resume / "settings.toml", {})
+        chosen, settings = resolve(None, resume / "settings.toml", given)
     else:
         chosen, settings = resolve(task, config, given)
     run(chosen, settings, out, resume, as_json)
@@ -145,12 +154,14 @@ def train(
 
 def resolve(task: str | None, config: Path | None, flags: dict[str, Any]) -> tuple[Task, TrainSettings]:
     """The task and its settings: defaults of the task, data at the default place, then the file, then the flags."""
+    from ..federated.hosts import from_rank_0
     from ..tasks.settings import read_toml
     from ..tasks.stores import find_store
 
     file = {} if config is None else read_toml(config)
     chosen = task_named(task or file.get("task", DEFAULT_TASK))
-    seed = {"seed": secrets.randbits(62)}  # two runs that were not told otherwise must not share their noise
+    # Two runs that were not told otherwise must not share their noise.
+    seed = {"seed": from_rank_0(secrets.randbits(62))}
     # What limits each other is set together: a cohort that is too large for some users may be right for others.
     joint: dict[str, Any] = {key: file.pop(key) for key in ("data", "users", "test_users", "cohort") if key in file}
     if "data" in flags:
@@ -166,10 +177,17 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
     import torch
 
     from ..federated.clients import SMALL_MODEL
+    from ..federated.hosts import agree, from_rank_0, place
     from ..study.run_directory import RunDirectory, check_free
     from ..tasks.stores import data_used
     from .progress import TrainProgress
 
+    mine = place()
+    if mine is not None:
+        agree({**asdict(settings), "seed": "" if settings.seed == from_rank_0(settings.seed) else "another one"})
+    if mine is not None and not mine.leads:
+        task.training(settings).serve()
+        return
     path = resume or out or Path("runs") / time.strftime(f"{task.name}-%Y%m%d-%H%M%S")
     if resume is None:
         check_free(path)
@@ -178,7 +196,9 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
     training = task.training(settings)
     if training.algorithm.clients.flat.dim < SMALL_MODEL:
         torch.set_num_threads(1)
-    print(f"training {settings.rounds} rounds for {training.planned}", file=sys.stderr, flush=True)
+    workers = training.algorithm.workforce.size
+    by = f" by {workers} workers" if workers > 1 else ""
+    print(f"training {settings.rounds} rounds{by} for {training.planned}", file=sys.stderr, flush=True)
     if resume is None:
         directory, state = RunDirectory(path, settings, training), None
     else:

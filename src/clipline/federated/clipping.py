@@ -33,12 +33,17 @@ def aggregate(
     1/2 and whatever hides the update hides the bit. The sum is that of `join_bit(*clip_rows(...))`, block by block,
     without ever holding the clipped rows.
     """
+    return ClippedSum(part_of_sum(blocks, clip, dim, device), clip, cohort.sampling)
+
+
+def part_of_sum(blocks: Iterable[Updates], clip: float, dim: int, device: torch.device | str = "cpu") -> Tensor:
+    """What these users add to a `ClippedSum`, (dim + 1,) float64: PRIVATE, for whoever adds the parts to one."""
     total = torch.zeros(dim + 1, dtype=torch.float64, device=device)
     for updates in blocks:
         scale, within = clip_factors(updates.norms(), clip)
         updates.add_to(total[:dim], scale)
         total[dim] += within.sum() - len(updates) / 2
-    return ClippedSum(total, clip, cohort.sampling)
+    return total
 
 
 def clip_factors(norms: Tensor, clip: float | Tensor) -> tuple[Tensor, Tensor]:

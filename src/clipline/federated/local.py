@@ -44,6 +44,10 @@ class LocalSGD:
         sizes = np.asarray(population.offsets[users + 1] - population.offsets[users], np.int64)
         return sizes if self.max_examples is None else np.minimum(sizes, self.max_examples)
 
+    def steps_of(self, population: Population, users: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many steps each of these users takes in a visit."""
+        return -(-self.examples_of(population, users) // self.batch_size) * self.epochs
+
     def reduced(self, losses: Tensor, kept: Tensor) -> Tensor:
         """One number from (batch,) losses, those counted where `kept` (batch,) is true."""
         total = losses.where(kept, 0.0).sum()

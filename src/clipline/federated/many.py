@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -89,6 +90,15 @@ class _Seat:
     table: _Table
     number: int
     plain: OneByOne
+
+    @property
+    def size(self) -> int:
+        """One process."""
+        return 1
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """Nothing to prepare."""
+        return nullcontext()
 
     def clipped_sum(self, params: Tensor, cohort: Cohort, round_index: int, clip: float) -> ClippedSum:
         """The sum of the cohort's clipped updates and bits: PRIVATE."""

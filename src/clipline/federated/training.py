@@ -27,6 +27,7 @@ from ..streams import NoiseSource, Streams
 from .clients import ENGINES, Engine, clients_named
 from .controllers import ClipController, QuantileClip
 from .evaluation import Evaluate, Evaluation, Metrics
+from .hosts import Hosts, Workers, workforce_of
 from .interrupt import CtrlC
 from .local import LocalSGD, Loss
 from .mechanism import GaussianMechanism
@@ -37,7 +38,7 @@ from .round import Algorithm, TrainState
 from .rows import RowFields
 from .sampling import sampler_named
 from .server import ServerOptimiser, ServerSGD
-from .workers import Alone, Workforce
+from .workers import Workforce
 
 Stopped = Literal["finished", "budget", "interrupted"]
 
@@ -86,6 +87,9 @@ class Training:
 
     `loss(model, batch)` returns one number; `batch` maps the population's field names to tensors. `evaluate(model)`
     returns named metrics; it must look at data of users outside the population. `model` itself is never changed.
+
+    `workers` processes share each cohort's users among them; "torchrun": those that torchrun started, of which rank 0
+    calls `run()` and the others `serve()`. Their number changes the result by rounding alone.
     """
 
     def __init__(
@@ -114,6 +118,7 @@ class Training:
         engine: Engine = "auto",
         precision: Precision = "float32",
         row_fields: RowFields | None = None,
+        workers: Workers = 1,
     ) -> None:
         self.population = population
         check_choice("engine", engine, ENGINES)
@@ -158,9 +163,8 @@ class Training:
         streams = Streams(seed, noise_source)
         self.plain = OneByOne(model, loss, population, local, streams, device, precision, row_fields)
         clients = clients_named(engine, self.plain, cohort_size, varying=sampling != "fixed")
-        self.algorithm = Algorithm(
-            sampler, clients, Alone(clients), mechanism, server or ServerSGD(), controller, streams
-        )
+        workforce = workforce_of(workers, clients, self.plain, sampler.sampling)
+        self.algorithm = Algorithm(sampler, clients, workforce, mechanism, server or ServerSGD(), controller, streams)
         self.planned = self.guarantee_of(Ledger().add(self.algorithm.event, self.rounds))
 
     def run(
@@ -179,7 +183,7 @@ class Training:
         evaluation = Evaluation(self.algorithm.clients.flat, self.evaluate)
         desk = _Desk(observe, limit=2 * self.evaluate_every)
         stopped: Stopped = "finished"
-        with CtrlC() if ctrl_c is None else nullcontext(ctrl_c) as stop:
+        with CtrlC() if ctrl_c is None else nullcontext(ctrl_c) as stop, self.algorithm.workforce.at_work():
             while state.round_index < self.rounds:
                 if state.round_index >= last:
                     stopped = "budget"
@@ -209,6 +213,19 @@ class Training:
         other = copy.copy(self)
         other.algorithm = replace(self.algorithm, workforce=workforce)
         return other
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is to `run()`: all are, but for torchrun's ranks above 0, which `serve()`."""
+        workforce = self.algorithm.workforce
+        return not isinstance(workforce, Hosts) or workforce.place.leads
+
+    def serve(self) -> None:
+        """On torchrun's ranks above 0: train what rank 0 asks for, until its `run()` ends."""
+        workforce = self.algorithm.workforce
+        if not isinstance(workforce, Hosts) or workforce.place.leads:
+            raise refuse("workers", workforce.size, "'torchrun' and the rank above 0 to serve", "call run()")
+        workforce.serve()
 
     def guarantee_of(self, ledger: Ledger) -> Guarantee:
         """What these rounds promise, at this training's delta and relation."""

@@ -49,7 +49,8 @@ class RunDirectory:
     def _open(self, path: Path, settings: TrainSettings, training: Training, written: Ledger) -> None:
         self.path, self.settings, self.written = path, settings, written
         device = training.algorithm.clients.flat.vector.device.type
-        self.circumstances = f"{settings.to_toml()}torch {torch.__version__} on {device}\n"
+        same = replace(settings, workers=None)  # their number changes rounding alone
+        self.circumstances = f"{same.to_toml()}torch {torch.__version__} on {device}\n"
 
     @classmethod
     def reopen(cls, path: Path, settings: TrainSettings, training: Training) -> tuple[RunDirectory, TrainState]:

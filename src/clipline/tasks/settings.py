@@ -50,6 +50,7 @@ class TrainSettings:
     device: str = "auto"
     engine: str = "auto"  # "auto", "one-by-one", "stacked"
     precision: str = "float32"  # "float32", "tf32", "bf16"
+    workers: int | None = None  # None: a process for every core that may be used, one where there is a GPU
     # Settings that some tasks have and others have not: None is "has not", and cannot be set to anything else.
     data: str | None = None  # the folder of prepared data, or "stand-in"
     classes: int | None = None  # of a generated population
@@ -96,6 +97,8 @@ class TrainSettings:
                 )
         if self.delta is not None:
             check_number("delta", self.delta, above=0, below=1, way_out="leave it out for users^-1.1")
+        if self.workers is not None:
+            check_whole("workers", self.workers, at_least=1, way_out="leave it out for one process a core")
         if self.test_users is not None:
             check_whole("test_users", self.test_users, at_least=2, way_out="one to validate on and one to test on")
         if self.evaluate_on is not None:

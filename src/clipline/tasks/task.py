@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import SettingError
+from ..errors import SettingError, refuse
 from ..federated.clients import SMALL_MODEL
 from ..federated.evaluation import Evaluate
+from ..federated.hosts import Workers, place
 from ..federated.local import LocalSGD, Loss
+from ..federated.local_workers import usable_cores
 from ..federated.population import Population
 from ..federated.rows import RowFields
 from ..federated.server import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
@@ -51,6 +53,7 @@ class Task:
         noise_source: Any = settings.noise_source
         engine: Any = settings.engine
         precision: Any = settings.precision
+        device = chosen_device(settings.device, sum(p.numel() for p in model.parameters()))
         return Training(
             model,
             loaded.loss,
@@ -77,9 +80,10 @@ class Task:
             row_fields=loaded.row_fields,
             evaluate=loaded.evaluate,
             evaluate_every=settings.evaluate_every,
-            device=chosen_device(settings.device, sum(p.numel() for p in model.parameters())),
+            device=device,
             engine=engine,
             precision=precision,
+            workers=chosen_workers(settings, device),
         )
 
 
@@ -89,8 +93,25 @@ def chosen_device(name: str, parameters: int) -> torch.device:
     One by one, a small model spends its time starting kernels, and a processor core starts them faster.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() and parameters >= SMALL_MODEL else "cpu")
-    return torch.device(name)
+        device = torch.device("cuda" if torch.cuda.is_available() and parameters >= SMALL_MODEL else "cpu")
+    else:
+        device = torch.device(name)
+    mine = place()
+    return device if mine is None else mine.device(device)
+
+
+def chosen_workers(settings: TrainSettings, device: torch.device) -> Workers:
+    """Those that torchrun started; else as set; else one a core, and no more than users come.
+
+    Where torch sees a GPU one is the default even on the processor: forked copies may not run autograd there.
+    """
+    if place() is not None:
+        if settings.workers not in (None, 1):
+            raise refuse("workers", settings.workers, "left out under torchrun", "choose by --nproc-per-node")
+        return "torchrun"
+    if settings.workers is not None:
+        return settings.workers
+    return 1 if device.type == "cuda" or torch.cuda.is_available() else min(usable_cores(), settings.cohort)
 
 
 def check_device(name: str) -> None:

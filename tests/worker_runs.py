@@ -1,0 +1,45 @@
+"""A small run with dropout and uneven users, for one process or several."""
+
+import multiprocessing
+import os
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from samples import LOCAL, cross_entropy, small_population
+
+from clipline import Training
+
+HERE = os.getpid()
+TOLERANCE = 1e-12  # of the parameters' norm, in float64
+
+
+def model_with_dropout(dtype=torch.float64):
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Dropout(0.3), torch.nn.Linear(8, 3)]
+    return torch.nn.Sequential(*layers).to(dtype)
+
+
+def training(loss=cross_entropy, dtype=torch.float64, **changes):
+    """Users of 0 to 30 examples, so some have none and some four times the steps of others."""
+    settings = {"rounds": 4, "cohort_size": 20, "local": LOCAL, "seed": 1, "noise_multiplier": 0.5, **changes}
+    return Training(model_with_dropout(dtype), loss, small_population(), **settings)
+
+
+@cache
+def alone(**changes):
+    return training(**changes).run()
+
+
+def distance(result, other):
+    return float((result.state.params - other.state.params).norm() / other.state.params.norm())
+
+
+def users_of(run):
+    """The users of every round."""
+    algorithm = run.algorithm
+    return [algorithm.sampler.draw(algorithm.streams.sampling(t)).users for t in range(run.rounds)]
+
+
+def nothing_is_left():
+    return not multiprocessing.active_children() and not dist.is_initialized()
