@@ -22,7 +22,7 @@ _RESIDENT = 0.25  # of a GPU's free memory may hold the population
 class Steps:
     """The batches of a block of users, step by step. Where a batch is short, a user's own first example fills it up."""
 
-    rows: NDArray[np.int64]  # (users, steps, batch_size): rows of the population
+    rows: NDArray[np.int64]  # (users, steps, width): rows of the population; the width is batch_size at most
     counts: NDArray[np.int64]  # (users, steps): how many of a batch are real; 0 where the user has no such step
 
     @property
@@ -43,10 +43,12 @@ def joined(parts: Sequence[tuple[NDArray[np.bool_], Steps]]) -> Steps:
     if len(parts) == 1:
         return parts[0][1]
     longest = max(steps.longest for _, steps in parts)
-    users, batch_size = len(parts[0][0]), parts[0][1].rows.shape[2]
-    rows, counts = np.zeros((users, longest, batch_size), np.int64), np.zeros((users, longest), np.int64)
+    users, width = len(parts[0][0]), max(steps.rows.shape[2] for _, steps in parts)
+    rows, counts = np.zeros((users, longest, width), np.int64), np.zeros((users, longest), np.int64)
     for own, steps in parts:
-        rows[own, : steps.longest], counts[own, : steps.longest] = steps.rows, steps.counts
+        rows[own] = steps.rows[:, :1, :1] if steps.longest else 0  # a user's own row fills what is free
+        rows[own, : steps.longest, : steps.rows.shape[2]] = steps.rows
+        counts[own, : steps.longest] = steps.counts
     return Steps(rows, counts)
 
 
@@ -55,7 +57,8 @@ def plan_steps(
 ) -> Steps:
     """The same batches in the same order as `user_order` gives each user alone."""
     sizes, starts = local.examples_of(population, users), np.asarray(population.offsets[users], np.int64)
-    batch_size, longest = local.batch_size, int(sizes.max(initial=0))
+    longest = int(sizes.max(initial=0))
+    batch_size = min(local.batch_size, max(1, longest))  # nobody fills a wider one
     an_epoch = -(-sizes // batch_size)
     most = int(an_epoch.max(initial=0))
     places = np.arange(most * batch_size)
@@ -108,9 +111,17 @@ class Examples:
         fields = self.population.fields
         return {name: self._typed(self._moved(field[rows]), field.dtype) for name, field in fields.items()}
 
+    @staticmethod
+    def pick(field: Tensor, rows: Tensor) -> Tensor:
+        """field[rows], for types too that torch cannot pick from."""
+        if field.dtype == torch.uint16:
+            return field.view(torch.int16)[rows].view(torch.uint16)
+        return field[rows]
+
     def _moved(self, field: NDArray[Any]) -> Tensor:
         # torch can move unsigned 16-bit numbers but not pick rows of them: they travel as signed ones.
         plain = np.ascontiguousarray(field)
+        plain = plain if plain.flags.writeable else plain.copy()  # torch wants to be able to write
         return torch.from_numpy(plain.view(np.int16) if plain.dtype == np.uint16 else plain).to(self.device)
 
     def _typed(self, rows: Tensor, dtype: np.dtype[Any]) -> Tensor:

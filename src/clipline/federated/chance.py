@@ -20,12 +20,10 @@ BITS = 31  # of a drawn number: 32 less the sign
 
 
 class Chance(nn.Module):
-    """A source of random numbers inside a model: hold one, or inherit from it, and draw in `forward`.
-
-    Two draws in one call of the model repeat each other: take one `Chance` for each.
-    """
+    """A source of random numbers inside a model: hold one, or inherit from it, and draw in `forward`."""
 
     key: Tensor  # (2,) int32
+    draws: int = 0  # in this call of the model so far: each draw is another
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +32,9 @@ class Chance(nn.Module):
     def bits(self, *shape: int) -> Tensor:
         """Whole numbers from 0 to 2^31 - 1, int32 of this shape, all independent and equally likely."""
         index = torch.arange(math.prod(shape), dtype=torch.int32, device=self.key.device)
-        return (_mixed(_mixed(index + self.key[0]) ^ self.key[1]) & 0x7FFFFFFF).view(shape)
+        again = (self.draws * 0x9E3779B9 + 2**31) % 2**32 - 2**31  # as a 32-bit number
+        self.draws += 1
+        return (_mixed(_mixed(index + self.key[0]) ^ (self.key[1] + again)) & 0x7FFFFFFF).view(shape)
 
 
 def _mixed(words: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from ..privacy.events import Sampling
 from .sampling import Cohort
 from .updates import Dense, Updates
 
-_MARGIN = 64  # roundings that a clipped row is kept below the clip: more than a norm of any length accumulates
+_MARGIN = 4096  # roundings that a clipped row is kept below the clip: more than a norm, added up in pairs, is off by
 
 
 @dataclass(frozen=True, eq=False)

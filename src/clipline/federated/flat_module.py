@@ -64,6 +64,7 @@ class FlatModule:
         """Hand each `Chance` of the module its key: (chances, 2) int32."""
         for chance, key in zip(self.chances.values(), keys, strict=True):
             chance.key.copy_(key)
+            chance.draws = 0
 
     def _named_buffers(self) -> dict[str, Tensor]:
         return {name: buffer for name, buffer in self.module.named_buffers() if name not in self._keys}
@@ -94,7 +95,9 @@ class FlatModule:
 
 def _same(now: Tensor | None, before: Tensor) -> bool:
     """Equal to the last bit, NaN to NaN."""
-    if now is None or now.shape != before.shape or now.dtype != before.dtype:
+    if now is None or torch._C._functorch.is_functorch_wrapped_tensor(now):  # the latter was left by a stack of users
+        return False
+    if now.shape != before.shape or now.dtype != before.dtype:
         return False
     return bool(((now == before) | ((now != now) & (before != before))).all())
 

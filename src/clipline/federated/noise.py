@@ -25,11 +25,11 @@ class Noise:
         self._numbers = torch.empty(count, dtype=torch.float64, pin_memory=self._device.type == "cuda")
         array = self._numbers.numpy()
         bits = rng.bit_generator
-        assert isinstance(bits, np.random.Philox)
-        starts = range(0, count, _PART)
-        parts = [rng, *(np.random.Generator(bits.jumped(part)) for part in range(1, len(starts)))]
+        part_size = _PART if isinstance(bits, np.random.Philox) else max(1, count)  # others cannot jump so far
+        starts = range(0, count, part_size)
+        parts = [rng, *(np.random.Generator(bits.jumped(part)) for part in range(1, len(starts)))]  # type: ignore[attr-defined]
         self._drawing = [
-            _threads().submit(part.standard_normal, out=array[start : start + _PART])
+            _threads().submit(part.standard_normal, out=array[start : start + part_size])
             for part, start in zip(parts, starts, strict=False)
         ]
 

@@ -63,6 +63,8 @@ class OneByOne:
         """The updates of these users, not clipped: PRIVATE. A user without examples gives zeros."""
         steps = plan_steps(self.examples.population, users, self.local, self.streams, round_index)
         keys = self.streams.user_keys("dropout", round_index, users)
+        population = self.examples.population
+        starts, sizes = population.offsets[users], self.local.examples_of(population, users)
         chances = torch.from_numpy(step_keys(keys, steps.longest, len(self.flat.chances))).to(self.device)
         updates = params.new_zeros(len(users), 0 if self.row_fields else self.flat.dim)
         by_rows: list[Updates] = []
@@ -72,35 +74,38 @@ class OneByOne:
         with torch.random.fork_rng(devices), computing_in(self.precision, self.device):
             for i, key in enumerate(keys.tolist()):
                 self._global_generator().manual_seed(key)
+                start, size = int(starts[i]), int(sizes[i])
+                examples = self.examples.gather(np.arange(start, start + size))
                 own = steps.counts[i] > 0
-                visit = self.examples.gather(steps.rows[i][own]), steps.counts[i][own].tolist(), chances[i]
+                order = torch.from_numpy(steps.rows[i][own] - start).to(self.device)
+                batches = [rows[:count] for rows, count in zip(order, steps.counts[i][own].tolist(), strict=True)]
                 if self.row_fields:
-                    by_rows.append(self._train_rows(params, *visit))
+                    by_rows.append(self._train_rows(params, examples, batches, chances[i]))
                 else:
-                    self._train(params, *visit, out=updates[i])
+                    self._train(params, examples, batches, chances[i], out=updates[i])
                 self.flat.check_buffers()
         return together(by_rows) if self.row_fields else Updates([Dense(0, updates)])
 
-    def _train(self, params: Tensor, examples: Batch, counts: Sequence[int], chances: Tensor, out: Tensor) -> None:
-        """One user's steps: the examples are (steps, batch, ...), of which each batch has `counts` real ones."""
+    def _train(self, params: Tensor, examples: Batch, batches: Sequence[Tensor], chances: Tensor, out: Tensor) -> None:
+        """One user's steps: each batch says which of the user's examples are in it."""
         self.flat.vector.copy_(params)
-        for step, count in enumerate(counts):
+        for step, rows in enumerate(batches):
             self.flat.set_keys(chances[step])
-            batch = {name: field[step, :count] for name, field in examples.items()}
-            self.flat.descend(self._reduced(self.loss(self.flat.module, batch), count), self.local.lr)
+            batch = {name: self.examples.pick(field, rows) for name, field in examples.items()}
+            self.flat.descend(self._reduced(self.loss(self.flat.module, batch), len(rows)), self.local.lr)
         torch.sub(self.flat.vector, params, out=out)
 
-    def _train_rows(self, params: Tensor, examples: Batch, counts: Sequence[int], chances: Tensor) -> Updates:
+    def _train_rows(self, params: Tensor, examples: Batch, batches: Sequence[Tensor], chances: Tensor) -> Updates:
         """The same where a user touches few rows of some parameters: no other row is read, trained or written."""
         shapes = self.flat.named_shapes
         heights = {name: shapes[name][0] for name in self.row_fields}
         one, rows = renumbered({name: field.unsqueeze(0) for name, field in examples.items()}, self.row_fields, heights)
         first = first_pieces(params.unsqueeze(0), shapes, rows)
         leaves = {f"model.{name}": piece[0].clone().requires_grad_() for name, piece in first.items()}
-        for step, count in enumerate(counts):
+        for step, rows_of_batch in enumerate(batches):
             self.flat.set_keys(chances[step])
-            batch = {name: field[0, step, :count] for name, field in one.items()}
-            loss = self._reduced(functional_call(self.as_module, leaves, (batch,)), count)
+            batch = {name: self.examples.pick(field[0], rows_of_batch) for name, field in one.items()}
+            loss = self._reduced(functional_call(self.as_module, leaves, (batch,)), len(rows_of_batch))
             gradients = torch.autograd.grad(loss, list(leaves.values()))
             with torch.no_grad():
                 for leaf, gradient in zip(leaves.values(), gradients, strict=True):

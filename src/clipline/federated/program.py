@@ -28,6 +28,7 @@ class StackStep:
         self._loss = LossOf(flat.module, loss)
         self._keys = ["model." + f"{name}.key".lstrip(".") for name in flat.chances]
         self.chances = len(self._keys)
+        self._sources = list(flat.chances.values())
         self._losses = vmap(self._loss_of_one, randomness="error")
 
     def __call__(
@@ -41,9 +42,11 @@ class StackStep:
         leaves = [piece.detach().requires_grad_() for piece in stack]
         losses = self._losses(dict(zip(self.names, leaves, strict=True)), chances, batch, kept)
         # A user's loss depends on that user's parameters alone: the gradient of the sum holds each user's own.
-        gradients = torch.autograd.grad(losses.sum(), leaves)
+        gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
         working = kept.any(dim=1)
         for piece, gradient in zip(stack, gradients, strict=True):
+            if gradient is None:  # the loss does not use it
+                continue
             along = (-1, *[1] * (piece.ndim - 1))
             step = gradient.to(piece.dtype) * (rates.view(along) if isinstance(rates, Tensor) else rates)
             piece.sub_(step if not self.per_example else torch.where(working.view(along), step, 0.0))
@@ -51,6 +54,8 @@ class StackStep:
     def _loss_of_one(self, named: dict[str, Tensor], chances: Tensor, batch: Batch, kept: Tensor) -> Tensor:
         state = {f"model.{name}": param for name, param in named.items()}
         state |= dict(zip(self._keys, chances.unbind(0), strict=True))
+        for source in self._sources:
+            source.draws = 0
         losses: Tensor = functional_call(self._loss, state, (batch,))
         return self.local.reduced(losses, kept) if self.per_example else losses
 
@@ -62,9 +67,11 @@ class Recording:
     `place` to 0, and every `replay(active)` takes the next step of the first so many users.
     """
 
-    def __init__(self, step: StackStep, stack: Sequence[Tensor], users: int, steps: int, like: Batch) -> None:
-        """Room for `users` with at most `steps` steps; `stack` and `like` show the shapes and types of one user's."""
-        device, width = stack[0].device, step.local.batch_size
+    def __init__(
+        self, step: StackStep, stack: Sequence[Tensor], like: Batch, *, users: int, steps: int, width: int
+    ) -> None:
+        """Room for `users` with at most `steps` steps of `width` examples, shaped and typed as these of some users."""
+        device = stack[0].device
         self._step = step
         self.stack = [piece.new_zeros(users, *piece.shape[1:]) for piece in stack]
         self.examples = {name: field.new_zeros(steps, users, width, *field.shape[2:]) for name, field in like.items()}

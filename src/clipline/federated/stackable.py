@@ -72,15 +72,16 @@ class GroupNorm(nn.GroupNorm):
         """(batch, channels, ...) -> the same, each group of channels of each example with mean 0 and variance 1."""
         if not stacked(values):
             return F.group_norm(values, self.num_groups, self.weight, self.bias, self.eps)
-        grouped = values.reshape(len(values), self.num_groups, -1, *values.shape[2:])
+        wide = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+        grouped = wide.reshape(len(values), self.num_groups, -1, *values.shape[2:])
         axes = tuple(range(2, grouped.ndim))
         centred = grouped - grouped.mean(dim=axes, keepdim=True)
         normal = centred * (centred.square().mean(dim=axes, keepdim=True) + self.eps).rsqrt()
         normal = normal.reshape(values.shape)
-        if not self.affine:
-            return normal
-        along = (-1, *[1] * (values.ndim - 2))
-        return normal * self.weight.view(along) + self.bias.view(along)
+        if self.affine:
+            along = (-1, *[1] * (values.ndim - 2))
+            normal = normal * self.weight.view(along) + self.bias.view(along)
+        return normal
 
 
 @torch.library.custom_op("clipline::stacked_product", mutates_args=())

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import functional_call
 
 from ..errors import ModuleError
 from ..streams import Streams
@@ -69,12 +68,12 @@ class Stacked:
         self._step = StackStep(plain.flat, plain.loss, plain.local)
         bytes_a_user = self._trial()
         if compiled is None:
-            compiled = plain.device.type == "cuda" and self._step.per_example
+            compiled = plain.device.type == "cuda" and self._fillable
         self.block_size = block_size or self._fitting(cohort_size, varying, bytes_a_user)
         self._recordings: dict[tuple[torch.Size, ...], Recording] | None = {} if compiled else None
         most = int(np.diff(plain.examples.population.offsets).max(initial=1))
-        most = min(most, plain.local.max_examples or most)
-        self._longest = -(-most // plain.local.batch_size) * plain.local.epochs
+        self._most = min(most, plain.local.max_examples or most)
+        self._longest = -(-self._most // plain.local.batch_size) * plain.local.epochs
 
     def train(self, params: Tensor, cohort: Cohort, round_index: int) -> Iterator[Updates]:
         """Updates (params after local SGD - params) of the cohort's users, in blocks, most work first.
@@ -114,6 +113,7 @@ class Stacked:
                 self._walk(steps, stack, examples, chances, counts, rates)
             else:
                 stack = self._replayed(steps, first, examples, chances, counts, rates)
+        self.flat.check_buffers()
         return updates_of(stack, first, self._shapes, rows)
 
     def _walk(
@@ -124,13 +124,13 @@ class Stacked:
         With a loss for each example short batches are filled up and the filling does not count; otherwise only users
         whose batches are of one size go together.
         """
-        places = torch.arange(self.plain.local.batch_size, device=self.plain.device)
+        places = torch.arange(steps.rows.shape[2], device=self.plain.device)
         for step in range(steps.longest):
             runs = steps.alike(step)
-            if self._step.per_example:
+            if self._fillable:
                 runs = [slice(0, int((steps.counts[:, step] > 0).sum()))]
             for run in runs:
-                width = len(places) if self._step.per_example else int(steps.counts[run.start, step])
+                width = len(places) if self._fillable else int(steps.counts[run.start, step])
                 batch = {name: field[run, step, :width] for name, field in examples.items()}
                 kept = places[:width] < counts[run, step, None]
                 self._step([piece[run] for piece in stack], chances[run, step], batch, kept, rates[run])
@@ -142,8 +142,15 @@ class Stacked:
         assert self._recordings is not None
         shapes = tuple(piece.shape[1:] for piece in first.values())
         if shapes not in self._recordings:
-            room = self.block_size, self._longest, {name: field[:, 0] for name, field in examples.items()}
-            self._recordings[shapes] = Recording(self._step, list(first.values()), *room)
+            like = {name: field[:, 0] for name, field in examples.items()}
+            self._recordings[shapes] = Recording(
+                self._step,
+                list(first.values()),
+                like,
+                users=self.block_size,
+                steps=self._longest,
+                width=min(self._most, self.plain.local.batch_size),
+            )
         recording = self._recordings[shapes]
         users, longest = steps.counts.shape
         recording.counts.zero_()
@@ -152,7 +159,7 @@ class Stacked:
         recording.counts[:longest, :users] = counts.T
         recording.chances[:longest, :users] = chances.transpose(0, 1)
         for name, field in examples.items():
-            recording.examples[name][:longest, :users] = field.transpose(0, 1)
+            recording.examples[name][:longest, :users, : field.shape[2]] = field.transpose(0, 1)
         for piece, begun in zip(recording.stack, first.values(), strict=True):
             piece[:users] = begun
         for active in (steps.counts > 0).sum(axis=0).tolist():
@@ -183,9 +190,10 @@ class Stacked:
         if population.size(user) == 0:
             raise CannotStack("the first 1000 users have no examples to try the model on")
         plain.block(params, np.array([user]), 0)  # refuses what no engine can train
-        like = plain.examples.gather(np.full((2, plain.local.batch_size), int(population.offsets[user])))
+        width = min(plain.local.batch_size, 64)
+        like = plain.examples.gather(np.full((2, width), int(population.offsets[user])))
         self.flat.module.train()
-        kept = torch.ones(2, plain.local.batch_size, dtype=torch.bool, device=plain.device)
+        kept = torch.ones(2, width, dtype=torch.bool, device=plain.device)
         chances = torch.zeros(2, len(self.flat.chances), 2, dtype=torch.int32, device=plain.device)
         heights = {name: self._shapes[name][0] for name in plain.row_fields}
         like, rows = renumbered(like, plain.row_fields, heights, least=_ROOM)
@@ -196,19 +204,42 @@ class Stacked:
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(plain.device)
         with computing_in(plain.precision, plain.device):
-            with torch.no_grad():
-                one = {f"model.{name}": piece[0] for name, piece in first.items()}
-                losses = functional_call(plain.as_module, one, ({name: field[0] for name, field in like.items()},))
-            self._step.per_example = per_example(losses, plain.local.batch_size)
+            self._step.per_example, self._fillable = self._looked_at()
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("error")  # torch warns where it would loop over the users instead
+                    # torch warns where it would loop over the users instead
+                    warnings.filterwarnings("error", message=".*performance drop.*")
                     self._step(stack, chances, like, kept, 1.0)
             except Exception as error:
-                reason = str(error).strip().splitlines()[0]
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
+        try:
+            self.flat.check_buffers()
+        except ModuleError as error:  # one by one it may stay as it was, and be allowed
+            raise CannotStack(str(error)) from error
         peak = torch.cuda.max_memory_allocated(plain.device) if on_gpu else 0
         return max(1, (peak - before) // 2)
+
+    def _looked_at(self) -> tuple[bool, bool]:
+        """Whether the loss gives one number for each example, and whether filling up a batch leaves the others alone.
+
+        Tried on a few examples: a model that looks across them, as batch statistics do, must not see any filling.
+        """
+        plain = self.plain
+        count = min(plain.local.batch_size, plain.examples.population.examples, 8)
+        half = (count + 1) // 2
+        filled = np.where(np.arange(count) < half, np.arange(count), 0)
+        losses = []
+        self.flat.module.train()
+        for batch in (plain.examples.gather(filled[:half]), plain.examples.gather(filled)):
+            self.flat.set_keys(torch.zeros(len(self.flat.chances), 2, dtype=torch.int32, device=plain.device))
+            with torch.no_grad():
+                losses.append(plain.loss(self.flat.load(plain.flat.initial), batch))
+        if not per_example(losses[1], count):
+            return False, False
+        alone, among = losses[0].double(), losses[1][:half].double()
+        same = torch.isclose(alone, among, rtol=0.02 if plain.precision == "bf16" else 1e-4, atol=1e-6)
+        return True, bool((same | ~alone.isfinite()).all())
 
     def _fitting(self, cohort_size: int, varying: bool, bytes_a_user: int) -> int:
         """Users in a block: on a GPU a whole cohort, within free memory. A step runs only those who still have one."""
