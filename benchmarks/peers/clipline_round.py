@@ -12,6 +12,7 @@ import torch
 from workload import NOISE_MULTIPLIER, SERVER_MOMENTUM, WORKLOADS, user_fields
 
 import clipline
+from clipline.federated.local_workers import usable_cores
 
 
 def value_of(text: str) -> Any:
@@ -46,6 +47,7 @@ def training(task: str, users: int, rounds: int, device: str, options: dict[str,
         "clip": clipline.QuantileClip(start=work.clip),
         "server": clipline.ServerSGD(work.server_lr, SERVER_MOMENTUM),
         "device": device,
+        "workers": usable_cores() if device == "cpu" else 1,  # as `clipline train` does
     }
     return clipline.Training(loaded.make(0), loaded.loss, population, **{**usual, **options})
 
@@ -58,11 +60,12 @@ def main() -> None:
     algorithm = training(wanted.task, wanted.users, rounds, wanted.device, options_of(wanted.options)).algorithm
     state = algorithm.first()
     cuda = wanted.device.startswith("cuda")
-    clock.ready(f"clipline {clipline.__version__}, torch {torch.__version__}")
-    while clock.go():
-        state, _ = algorithm.round(state)
-        clock.done(torch.cuda.synchronize if cuda else None)
-    clock.close(torch.cuda.max_memory_allocated() if cuda else None)
+    with algorithm.workforce.at_work():
+        clock.ready(f"clipline {clipline.__version__}, torch {torch.__version__}")
+        while clock.go():
+            state, _ = algorithm.round(state)
+            clock.done(torch.cuda.synchronize if cuda else None)
+        clock.close(torch.cuda.max_memory_allocated() if cuda else None)
 
 
 if __name__ == "__main__":
