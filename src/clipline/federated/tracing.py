@@ -69,7 +69,7 @@ def _same(ours: Any, theirs: Any, node: Node, users: Node) -> Any:
     few, many = _USERS
     each, rest = divmod(theirs - ours, many - few)
     fixed = ours - each * few
-    if rest:
+    if rest or abs(fixed) > 1:  # a multiple of the users, or the last of them: a square would pass for a straight line
         raise ValueError(f"{node.format_node()} does not grow evenly with the number of users")
     with node.graph.inserting_before(node):
         size = node.graph.call_function(operator.mul, (users, each)) if each != 1 else users

@@ -1,0 +1,116 @@
+"""Several runs in one program: each is what it would be alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from samples import Mixed, cross_entropies, cross_entropy, linear_model, population_of
+from torch import nn
+
+from clipline import FixedClip, LocalSGD, QuantileClip, SettingError, Training, run_together, task_named, train_many
+from clipline.errors import ModuleError
+
+POPULATION = population_of([6, 3, 9, 1, 0, 14, 7, 5], features=16)
+LOCAL = LocalSGD(0.3, batch_size=4)
+
+
+def training(seed=0, model=None, loss=cross_entropies, population=POPULATION, **changes):
+    torch.manual_seed(seed)
+    model = Mixed().double() if model is None else model
+    usual = {"rounds": 3, "cohort_size": 4, "local": LOCAL, "seed": seed, "noise_multiplier": 0.1}
+    return Training(model, loss, population, **{**usual, **changes})
+
+
+VARIANTS = [
+    {},
+    {"seed": 1},
+    {"seed": 2, "local": replace(LOCAL, lr=0.05)},
+    {"seed": 3, "noise_multiplier": 0.0, "clip": FixedClip(0.2)},
+    {"seed": 4, "clip": QuantileClip(0.9, 0.01), "sampling": "fixed"},
+    {"seed": 5, "cohort_size": 7, "rounds": 5},
+    {"seed": 6, "rounds": 1},
+]
+
+
+def test_each_of_many_runs_is_what_it_would_be_alone():
+    seen = []
+    together = run_together(
+        [training(**variant) for variant in VARIANTS], observe=lambda n, report, _: seen.append((n, report.round_index))
+    )
+    alone = [training(**variant, engine="one-by-one").run() for variant in VARIANTS]
+    assert len({float(result.state.params[0]) for result in alone}) == len(VARIANTS)
+    for ours, theirs in zip(together, alone, strict=True):
+        torch.testing.assert_close(ours.state.params, theirs.state.params, rtol=1e-11, atol=1e-12)
+        assert [r.clip for r in ours.reports] == pytest.approx([r.clip for r in theirs.reports], rel=1e-12)
+        assert ours.guarantee == theirs.guarantee
+        assert ours.state.ledger == theirs.state.ledger
+    for number, variant in enumerate(VARIANTS):
+        assert [t for n, t in seen if n == number] == list(range(variant.get("rounds", 3)))
+
+
+def test_a_run_that_ends_early_does_not_hold_up_the_others():
+    results = run_together([training(seed=1, max_epsilon=1e-6), training(seed=2)])
+    assert [(r.stopped, len(r.reports)) for r in results] == [("budget", 0), ("finished", 3)]
+
+
+def test_an_error_in_one_run_reaches_the_caller_and_nobody_waits_for_ever():
+    def fails(number, report, state):
+        if (number, report.round_index) == (1, 1):
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        run_together([training(seed=1), training(seed=2)], observe=fails)
+
+
+def test_an_error_in_the_shared_training_reaches_the_caller():
+    def loss(model, batch):
+        losses = cross_entropies(model, batch)
+        if len(batch["x"]) == 3:  # the short batch of one user: not in the trial
+            raise ModuleError("cannot")
+        return losses.mean()
+
+    with pytest.raises(ModuleError, match="cannot"):
+        run_together([training(seed=1, loss=loss, rounds=9), training(seed=2, loss=loss, rounds=9)])
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("population", {"population": population_of([6, 3, 9], features=16)}),
+        ("model", {"model": linear_model(16)}),
+        ("loss", {"loss": cross_entropy}),
+        ("local", {"local": replace(LOCAL, batch_size=5)}),
+        ("precision", {"precision": "bf16"}),
+    ],
+)
+def test_runs_that_cannot_share_a_stack_are_refused(name, change):
+    with pytest.raises(SettingError, match=f"{name} of training 1 differs"):
+        run_together([training(), training(seed=1, cohort_size=2, **change)])
+
+
+def test_nothing_to_run():
+    assert run_together([]) == []
+    assert train_many([]) == []
+
+
+def test_settings_of_a_task_train_side_by_side():
+    base = replace(task_named("handwriting").settings, users=60, cohort=5, rounds=2, epsilon=None, noise_multiplier=0.3)
+    several = [replace(base, seed=seed, quantile=0.2 + 0.3 * seed, client_lr=0.1 + 0.2 * seed) for seed in range(3)]
+    results = train_many(several)
+    task = task_named("handwriting")
+    for one, result in zip(several, results, strict=True):
+        alone = task.training(replace(one, workers=1)).run()
+        torch.testing.assert_close(result.state.params, alone.state.params, rtol=1e-4, atol=1e-6)
+        assert result.metrics["accuracy"] == pytest.approx(alone.metrics["accuracy"], abs=0.01)
+    with pytest.raises(SettingError, match="batch_size of settings 1=7 must be 20 as in settings 0"):
+        train_many([base, replace(base, batch_size=7)])
+    with pytest.raises(SettingError, match="one-by-one"):
+        train_many([replace(base, engine="one-by-one")])
+
+
+def test_models_start_from_their_own_parameters():
+    first, second = nn.Linear(16, 3).double(), nn.Linear(16, 3).double()
+    runs = [training(seed=s, model=m, rounds=1, noise_multiplier=0.0) for s, m in ((0, first), (0, second))]
+    a, b = run_together(runs)
+    gap = (a.state.params - b.state.params).norm()
+    assert gap > 0.1  # the same seed, cohort and data: only where they began differs
