@@ -7,7 +7,8 @@ from torch import nn
 
 from clipline import LocalSGD, SettingError, Training
 from clipline.federated import clients
-from clipline.federated.clients import SMALL_MODEL, SlowEngineWarning, clients_named
+from clipline.federated.clients import SMALL_MODEL, clients_named
+from clipline.federated.program import SlowEngineWarning
 from clipline.federated.one_by_one import OneByOne
 from clipline.federated.stacked import CannotStack, Stacked
 from clipline.streams import Streams
@@ -48,11 +49,11 @@ def test_a_model_that_cannot_be_stacked_is_refused_where_stacking_was_asked_for(
 
 def test_on_a_gpu_auto_stacks_and_where_it_cannot_says_so(monkeypatch):
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    monkeypatch.setattr(clients, "Stacked", lambda plain, cohort_size: (plain, cohort_size))
+    monkeypatch.setattr(clients, "Stacked", lambda plain, cohort_size, varying: (plain, cohort_size))
     assert clients_named("auto", on_gpu, 10) == (on_gpu, 10)
     assert clients_named("one-by-one", on_gpu, 10) is on_gpu
 
-    def refuse(plain, cohort_size):
+    def refuse(plain, cohort_size, varying):
         raise CannotStack("no version of lstm")
 
     monkeypatch.setattr(clients, "Stacked", refuse)

@@ -79,7 +79,7 @@ def fails(model, batch):
     raise ZeroDivisionError("boom")
 def made(loss, users):
     return Training(linear_model(), loss, small_population(users), rounds=2, cohort_size=20, local=LOCAL, seed=1,
-                    noise_multiplier=0.5, workers="torchrun")
+                    noise_multiplier=0.5, workers="torchrun", engine="one-by-one")
 def go(training):
     if not training.leads:
         return training.serve()

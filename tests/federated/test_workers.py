@@ -66,7 +66,7 @@ def test_every_worker_trains_its_own_users_and_no_others(tmp_path):
             file.write("step\n")
         return cross_entropy(model, batch)
 
-    run = training(loss, workers=3, rounds=1)
+    run = training(loss, workers=3, rounds=1, engine="one-by-one")
     run.run()
     (users,) = users_of(run)
     steps = LOCAL.steps_of(run.population, users)

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import check_choice
 from .flat_module import FlatModule
 from .one_by_one import OneByOne
+from .program import SlowEngineWarning
 from .sampling import Cohort
 from .stacked import CannotStack, Stacked
 from .updates import Updates
@@ -31,10 +32,6 @@ class Clients(Protocol):
     def train(self, params: Tensor, cohort: Cohort, round_index: int) -> Iterator[Updates]:
         """Updates (params after local SGD - params) of the cohort's users in blocks: PRIVATE."""
         ...
-
-
-class SlowEngineWarning(UserWarning):
-    """Users train one by one where a stack would be faster."""
 
 
 def clients_named(engine: Engine, plain: OneByOne, cohort_size: int, varying: bool = True) -> Clients:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,10 @@ from .tracing import traced
 
 _WARM_UP = 2  # calls with so many users before they are recorded: the compiler and cuBLAS set themselves up
 _WIDTHS = 16  # numbers of users that are recorded: a step runs the least that holds all who still have one
+
+
+class SlowEngineWarning(UserWarning):
+    """Users train in a slower way than they might."""
 
 
 class StackStep:
@@ -106,13 +111,26 @@ class Recording:
         batch = {name: _at(field, self.place)[:users] for name, field in self.examples.items()}
         kept = self._places < counts.unsqueeze(1)
         arguments = ([piece[:users] for piece in self.stack], chances, batch, kept, self.rates[:users])
-        if self._compiled is None:
-            self._compiled = torch.compile(traced(self._step, arguments), dynamic=None)
         for tensor in (*arguments[0], chances, *batch.values(), kept, arguments[4]):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        with torch.no_grad():
+        if self._compiled is None:
+            self._begin(arguments)
+        else:
             self._compiled(*arguments)
         self.place += 1
+
+    def _begin(self, arguments: tuple[Any, ...]) -> None:
+        """The first step; the compiler works while it is called."""
+        try:
+            program = torch.no_grad()(torch.compile(traced(self._step, arguments)))
+            program(*arguments)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            slow = f"the step of many users cannot be compiled ({reason}); it runs as it is written, which is slower"
+            warnings.warn(slow, SlowEngineWarning, stacklevel=2)
+            program = self._step
+            program(*arguments)
+        self._compiled = program
 
 
 def _at(field: Tensor, place: Tensor) -> Tensor:
