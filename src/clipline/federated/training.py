@@ -85,7 +85,8 @@ class Training:
     sampling: add-or-remove for "poisson", replace-one for "fixed". `max_epsilon` stops before the round that would
     pass it.
 
-    `loss(model, batch)` returns one number; `batch` maps the population's field names to tensors. `evaluate(model)`
+    `loss(model, batch)` returns one number, or one for each example, which trains faster; `batch` maps the population's
+    field names to tensors. `engine`, `precision` and `workers` are for speed: see docs/engine.md. `evaluate(model)`
     returns named metrics; it must look at data of users outside the population. `model` itself is never changed.
 
     `workers` processes share each cohort's users among them; "torchrun": those that torchrun started, of which rank 0
