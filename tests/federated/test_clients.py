@@ -8,8 +8,8 @@ from torch import nn
 from clipline import LocalSGD, SettingError, Training
 from clipline.federated import clients
 from clipline.federated.clients import SMALL_MODEL, clients_named
-from clipline.federated.program import SlowEngineWarning
 from clipline.federated.one_by_one import OneByOne
+from clipline.federated.program import SlowEngineWarning
 from clipline.federated.stacked import CannotStack, Stacked
 from clipline.streams import Streams
 
