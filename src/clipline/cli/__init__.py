@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from ..errors import CliplineError
@@ -10,6 +11,8 @@ from .planner import answered
 
 def main() -> None:
     """Entry point of the `clipline` command."""
+    # Work is shared among processes. NumPy's own threads gain nothing there, and wait for each other on a busy machine.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         if not answered(sys.argv[1:]):
             from .app import app
