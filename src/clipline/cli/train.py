@@ -16,8 +16,9 @@ from ..errors import SettingError
 from ..tasks import DEFAULT_TASK, TASK_NAMES, task_named
 
 if TYPE_CHECKING:
+    from ..federated.reports import RoundReport
     from ..federated.round import TrainState
-    from ..federated.training import RoundReport, TrainResult
+    from ..federated.training import TrainResult
     from ..tasks.settings import TrainSettings
     from ..tasks.stores import DataUsed
     from ..tasks.task import Task

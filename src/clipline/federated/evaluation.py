@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +33,14 @@ class Evaluation:
         """Do other work in the same thread, in turn."""
         return self._thread.submit(work)
 
+    def __enter__(self) -> Evaluation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
     def begin(self, params: Tensor) -> Future[Metrics]:
         """The metrics of these parameters, which must not change; without an `evaluate`, none."""
         ready = torch.cuda.current_stream(self._device).record_event() if self._stream is not None else None
@@ -43,6 +52,7 @@ class Evaluation:
         with torch.no_grad(), torch.cuda.stream(self._stream):  # without a stream, the latter does nothing
             if self._stream is not None and ready is not None:
                 self._stream.wait_event(ready)
+            params = params.clone()  # what is measured may be changed by whoever measures it
             trainable = [param for param in self._module.parameters() if param.requires_grad]
             pieces = torch.split(params, [param.numel() for param in trainable])
             for param, piece in zip(trainable, pieces, strict=True):

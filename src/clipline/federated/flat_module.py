@@ -60,6 +60,15 @@ class FlatModule:
         """Names and shapes of the trainable parameters, in the order of the vector; a shared one stands once."""
         return {name: param.shape for name, param in self.module.named_parameters() if param.requires_grad}
 
+    def same_apart_from_training(self, other: FlatModule) -> bool:
+        """Whether the two differ in what is trained alone: layers, types, buffers and frozen parameters agree."""
+        return (
+            self.vector.dtype == other.vector.dtype
+            and str(self.module) == str(other.module)
+            and self._buffers.keys() == other._buffers.keys()
+            and all(_same(other._buffers[name], buffer) for name, buffer in self._buffers.items())
+        )
+
     def set_keys(self, keys: Tensor) -> None:
         """Hand each `Chance` of the module its key: (chances, 2) int32."""
         for chance, key in zip(self.chances.values(), keys, strict=True):
@@ -67,7 +76,10 @@ class FlatModule:
             chance.draws = 0
 
     def _named_buffers(self) -> dict[str, Tensor]:
-        return {name: buffer for name, buffer in self.module.named_buffers() if name not in self._keys}
+        """What must stay as it is while users train: buffers, and parameters that are not trained."""
+        buffers = {name: buffer for name, buffer in self.module.named_buffers() if name not in self._keys}
+        frozen = {name: param.data for name, param in self.module.named_parameters() if not param.requires_grad}
+        return buffers | frozen
 
     def check_buffers(self) -> None:
         """Refuse, and undo, a change of a buffer during local training: it would carry a user's data unclipped."""
@@ -76,9 +88,14 @@ class FlatModule:
         changed += [name for name in now if name not in self._buffers]
         if changed:
             for name, before in self._buffers.items():
-                self.module.get_submodule(name.rpartition(".")[0])._buffers[name.rpartition(".")[2]] = before.clone()
+                owner, own = self.module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+                if own in owner._parameters:
+                    owner.get_parameter(own).data = before.clone()
+                else:
+                    owner._buffers[own] = before.clone()
+            kind = "buffer" if changed[0] in dict(self.module.named_buffers()) else "frozen parameter"
             raise ModuleError(
-                f"buffer {changed[0]!r} of the model changed while a user trained, and would carry private statistics "
+                f"{kind} {changed[0]!r} of the model changed while a user trained, and would carry private statistics "
                 "past the clip: freeze it, or use a layer that keeps none (GroupNorm or LayerNorm, not batch norm)"
             )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -16,10 +18,11 @@ from ..errors import SettingError
 from .clipping import ClippedSum, clip_factors
 from .interrupt import CtrlC
 from .one_by_one import OneByOne
+from .reports import RoundReport
 from .round import TrainState
 from .sampling import Cohort
 from .stacked import Stacked, Visit
-from .training import RoundReport, Training, TrainResult
+from .training import Training, TrainResult
 
 ObserveRun = Callable[[int, RoundReport, TrainState], None]
 
@@ -36,6 +39,7 @@ def run_together(trainings: Sequence[Training], *, observe: ObserveRun | None = 
     first = trainings[0].plain
     for number, training in enumerate(trainings):
         _check_alike(first, training.plain, number)
+    _warn_of_shared_noise(trainings)
     cohorts = sum(training.algorithm.mechanism.cohort_size for training in trainings)
     table = _Table(Stacked(first, cohorts), len(trainings))
     looking = threading.Lock()
@@ -58,6 +62,26 @@ def run_together(trainings: Sequence[Training], *, observe: ObserveRun | None = 
         return [one.result() for one in runs]
 
 
+class SharedNoiseWarning(UserWarning):
+    """Two private runs have the same seed, and so the same noise: who sees both can subtract it."""
+
+
+def _warn_of_shared_noise(trainings: Sequence[Training]) -> None:
+    seeds = Counter(
+        training.plain.streams.seed
+        for training in trainings
+        if training.noise_multiplier > 0 and training.plain.streams.noise_source == "seed"
+    )
+    shared = [seed for seed, count in seeds.items() if count > 1]
+    if shared:
+        warnings.warn(
+            f"{seeds[shared[0]]} private runs have the seed {shared[0]} and so the same noise, which the difference of "
+            "their models leaves out: their guarantees hold one at a time only; give each a seed of its own",
+            SharedNoiseWarning,
+            stacklevel=3,
+        )
+
+
 def _check_alike(first: OneByOne, other: OneByOne, number: int) -> None:
     same = {
         "population": first.examples.population is other.examples.population,
@@ -67,6 +91,7 @@ def _check_alike(first: OneByOne, other: OneByOne, number: int) -> None:
         "device": first.device == other.device,
         "precision": first.precision == other.precision,
         "row_fields": first.row_fields == other.row_fields,
+        "what is not trained in the model": first.flat.same_apart_from_training(other.flat),
     }
     for name, alike in same.items():
         if not alike:

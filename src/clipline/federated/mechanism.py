@@ -67,6 +67,8 @@ class GaussianMechanism:
         if isinstance(noise, np.random.Generator):
             noise = Noise(noise, dim + 1, total.total.device)
         numbers = noise.numbers()
+        if len(numbers) != dim + 1:
+            raise refuse("noise", len(numbers), f"{dim + 1} numbers, one for each of the sum", "draw as many")
         noisy = torch.empty_like(total.total)
         torch.add(total.total[:-1], numbers[:-1], alpha=delta_stddev, out=noisy[:-1])
         torch.add(total.total[-1:], numbers[-1:], alpha=self.count_stddev or 0.0, out=noisy[-1:])

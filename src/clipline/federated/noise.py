@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import RunError
+
 _PART = 1 << 18  # numbers from one generator; the parts are drawn by as many threads as there are
 
 
@@ -22,6 +24,7 @@ class Noise:
 
     def __init__(self, rng: np.random.Generator, count: int, device: torch.device | str = "cpu") -> None:
         self._device = torch.device(device)
+        self._given = False
         self._numbers = torch.empty(count, dtype=torch.float64, pin_memory=self._device.type == "cuda")
         array = self._numbers.numpy()
         bits = rng.bit_generator
@@ -34,7 +37,10 @@ class Noise:
         ]
 
     def numbers(self) -> Tensor:
-        """(count,) float64 on the device, once they are drawn."""
+        """(count,) float64 on the device, once they are drawn. They are given out once: they hide one release."""
+        if self._given:
+            raise RunError("noise was asked for twice but hides one release only: draw new noise for each")
+        self._given = True
         for part in self._drawing:
             part.result()
         return self._numbers.to(self._device, non_blocking=True)
@@ -43,3 +49,7 @@ class Noise:
 @cache
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="clipline-noise")
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has the pool but none of its threads: it makes its own
+    os.register_at_fork(after_in_child=_threads.cache_clear)

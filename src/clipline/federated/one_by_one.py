@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..errors import ModuleError
 from ..streams import Streams
 from .batches import Examples, plan_steps
 from .chance import step_keys
@@ -17,7 +19,7 @@ from .flat_module import FlatModule
 from .local import Batch, LocalSGD, Loss, LossOf, per_example
 from .population import Population
 from .precision import Precision, computing_in
-from .rows import RowFields, check_row_fields, first_pieces, renumbered, together, updates_of
+from .rows import RowFields, Touched, check_row_fields, first_pieces, renumbered, together, touched, updates_of
 from .sampling import Cohort
 from .updates import Dense, Updates
 
@@ -52,6 +54,9 @@ class OneByOne:
         self.as_module = LossOf(self.flat.module, loss)
         check_row_fields(self.row_fields, self.flat, population)
         self.examples = Examples(population, self.device, self.flat.vector.dtype)
+        self.draws_globally = False  # whether the model was seen to draw from torch's global generator
+        if self.row_fields:
+            self._check_rows()
 
     def train(self, params: Tensor, cohort: Cohort, round_index: int) -> Iterator[Updates]:
         """Updates (params after local SGD - params) of the cohort's users, in blocks."""
@@ -74,6 +79,7 @@ class OneByOne:
         with torch.random.fork_rng(devices), computing_in(self.precision, self.device):
             for i, key in enumerate(keys.tolist()):
                 self._global_generator().manual_seed(key)
+                before = None if self.draws_globally else self._global_generator().get_state()
                 start, size = int(starts[i]), int(sizes[i])
                 examples = self.examples.gather(np.arange(start, start + size))
                 own = steps.counts[i] > 0
@@ -84,6 +90,8 @@ class OneByOne:
                 else:
                     self._train(params, examples, batches, chances[i], out=updates[i])
                 self.flat.check_buffers()
+                if before is not None:
+                    self.draws_globally = not torch.equal(self._global_generator().get_state(), before)
         return together(by_rows) if self.row_fields else Updates([Dense(0, updates)])
 
     def _train(self, params: Tensor, examples: Batch, batches: Sequence[Tensor], chances: Tensor, out: Tensor) -> None:
@@ -106,12 +114,44 @@ class OneByOne:
             self.flat.set_keys(chances[step])
             batch = {name: self.examples.pick(field[0], rows_of_batch) for name, field in one.items()}
             loss = self._reduced(functional_call(self.as_module, leaves, (batch,)), len(rows_of_batch))
-            gradients = torch.autograd.grad(loss, list(leaves.values()))
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
             with torch.no_grad():
                 for leaf, gradient in zip(leaves.values(), gradients, strict=True):
-                    leaf.sub_(gradient, alpha=self.local.lr)
+                    if gradient is not None:
+                        leaf.sub_(gradient, alpha=self.local.lr)
         stack = [leaf.detach().unsqueeze(0) for leaf in leaves.values()]
         return updates_of(stack, first, shapes, rows)
+
+    def _check_rows(self) -> None:
+        """Refuse a loss that uses rows which the fields do not name, as a penalty on all weights does.
+
+        Tried with one more row than a user touches: it must not move.
+        """
+        population = self.examples.population
+        user = int(np.argmax(np.diff(population.offsets[: 1 + min(len(population), 1000)])))
+        size = min(population.size(user), self.local.batch_size)
+        if size == 0:
+            return
+        start = int(population.offsets[user])
+        examples = self.examples.gather(np.arange(start, start + size))
+        one = {name: field.unsqueeze(0) for name, field in examples.items()}
+        shapes = self.flat.named_shapes
+        for name, field in self.row_fields.items():
+            rows, places = touched(one[field], shapes[name][0])
+            if rows.rows.shape[1] == shapes[name][0]:
+                continue  # this user touches all of them
+            spare = F.pad(rows.rows, (0, 1))
+            first = first_pieces(self.flat.initial.unsqueeze(0), shapes, {name: Touched(spare, spare >= 0)})
+            leaves = {f"model.{key}": piece[0].clone().requires_grad_() for key, piece in first.items()}
+            batch = {key: value[0] for key, value in {**one, field: places}.items()}
+            self.flat.module.train()
+            loss = self._reduced(functional_call(self.as_module, leaves, (batch,)), size)
+            (gradient,) = torch.autograd.grad(loss, [leaves[f"model.{name}"]], allow_unused=True)
+            if gradient is not None and bool((gradient[-1] != 0).any()):
+                raise ModuleError(
+                    f"the loss uses rows of {name!r} that field {field!r} does not name, and row_fields would leave "
+                    "them out: drop it from row_fields, or take the penalty or the tied weights out of the loss"
+                )
 
     def _reduced(self, losses: Tensor, count: int) -> Tensor:
         if not per_example(losses, count):

@@ -7,7 +7,9 @@ Such a user trains on a small matrix of his own rows, and the field holds places
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -34,22 +36,32 @@ def check_row_fields(row_fields: RowFields, flat: FlatModule, population: Popula
             raise ModuleError(
                 f"row_fields names {field!r}, which is no field of whole numbers of the population: name one, or none"
             )
+        numbers = population.fields[field]
+        if not isinstance(numbers, np.memmap) and numbers.size and int(numbers.min()) < 0:
+            raise ModuleError(f"field {field!r} holds {int(numbers.min())} but rows count from 0: pad with 0 instead")
     if len(set(row_fields.values())) < len(row_fields):
         raise ModuleError("row_fields names a field twice, which would be renumbered twice: give each its own field")
 
 
-def touched(numbers: Tensor, height: int, least: int = 0) -> tuple[Tensor, Tensor]:
-    """Which of `height` rows each user's (users, ...) numbers name, ascending, and the numbers as places among them.
+@dataclass(frozen=True, eq=False)
+class Touched:
+    """The rows that users touch."""
 
-    (users, touched): as many places as the user with most needs, or with `least` that, or twice, four times ... as many
-    if those are needed; the places that a user does not need hold 0, and nothing refers to them.
+    rows: Tensor  # (users, room): ascending; what a user does not need holds 0 and stands for nothing
+    used: Tensor  # (users, room): which of them are real
+
+
+def touched(numbers: Tensor, height: int, least: int = 0) -> tuple[Touched, Tensor]:
+    """Which of `height` rows each user's (users, ...) numbers name, and the numbers as places among them.
+
+    There is room for the user with most; with `least` for that many, or twice, four times ... as many if need be.
     A number beyond the last row counts as the last.
     """
     users = len(numbers)
-    flat = numbers.reshape(users, -1).long().clamp(max=height - 1)
+    flat = numbers.reshape(users, -1).long().clamp(0, height - 1)
     present = torch.zeros(users, height, dtype=torch.int64, device=numbers.device).scatter_(1, flat, 1)
     place = present.cumsum(dim=1)
-    most = int(place[:, -1].max()) if users else 1
+    most = max(1, int(place[:, -1].max())) if users else 1
     room = least or most
     while room < most:
         room *= 2
@@ -57,21 +69,22 @@ def touched(numbers: Tensor, height: int, least: int = 0) -> tuple[Tensor, Tenso
     rows = torch.arange(height, device=numbers.device).expand(users, height)
     slots = torch.where(present > 0, place - 1, room)  # those that are absent go to a spare slot
     chosen = torch.zeros(users, room + 1, dtype=torch.int64, device=numbers.device).scatter_(1, slots, rows)
-    return chosen[:, :room].contiguous(), (place.gather(1, flat) - 1).view(numbers.shape)
+    used = torch.arange(room, device=numbers.device) < place[:, -1:]
+    return Touched(chosen[:, :room].contiguous(), used), (place.gather(1, flat) - 1).view(numbers.shape)
 
 
 def renumbered(
     examples: Batch, row_fields: RowFields, heights: Mapping[str, int], least: int = 0
-) -> tuple[Batch, dict[str, Tensor]]:
-    """The examples with places for row numbers, and the rows (users, touched) of each parameter."""
-    examples, rows = dict(examples), {}
+) -> tuple[Batch, dict[str, Touched]]:
+    """The examples with places for row numbers, and the rows of each parameter."""
+    examples, rows = dict(examples), dict[str, Touched]()
     for name, field in row_fields.items():
         rows[name], examples[field] = touched(examples[field], heights[name], least)
     return examples, rows
 
 
 def first_pieces(
-    params: Tensor, shapes: Mapping[str, torch.Size], rows: Mapping[str, Tensor], run: Tensor | None = None
+    params: Tensor, shapes: Mapping[str, torch.Size], rows: Mapping[str, Touched], run: Tensor | None = None
 ) -> dict[str, Tensor]:
     """What each user starts from, by parameter: (users, *shape), or the user's own rows (users, touched, width).
 
@@ -82,21 +95,24 @@ def first_pieces(
     for (name, shape), piece in zip(shapes.items(), pieces, strict=True):
         whole = piece.reshape(len(params), *shape)
         if name in rows:
-            first[name] = F.embedding(rows[name], whole[0]) if run is None else whole[run.unsqueeze(1), rows[name]]
+            own = rows[name].rows
+            first[name] = F.embedding(own, whole[0]) if run is None else whole[run.unsqueeze(1), own]
         else:
             first[name] = whole if run is None else whole[run]
     return first
 
 
 def updates_of(
-    stack: Sequence[Tensor], first: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], rows: Mapping[str, Tensor]
+    stack: Sequence[Tensor], first: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], rows: Mapping[str, Touched]
 ) -> Updates:
     """What training changed, (users, ...) less `first`; the stack itself is altered."""
     start, pieces = 0, list[Piece]()
     for (name, shape), piece in zip(shapes.items(), stack, strict=True):
         change = piece.sub_(first[name])
         if name in rows:
-            pieces.append(Rows(start, shape[0], rows[name], change))
+            # Room that is not used must not move, whatever the loss did there: it would be added to row 0 many times.
+            change.masked_fill_(~rows[name].used.unsqueeze(2), 0.0)
+            pieces.append(Rows(start, shape[0], rows[name].rows, change))
         else:
             pieces.append(Dense(start, change.flatten(1)))
         start += shape.numel()

@@ -159,7 +159,9 @@ class Stacked:
         recording.counts[:longest, :users] = counts.T
         recording.chances[:longest, :users] = chances.transpose(0, 1)
         for name, field in examples.items():
-            recording.examples[name][:longest, :users, : field.shape[2]] = field.transpose(0, 1)
+            width, room = field.shape[2], recording.examples[name][:longest, :users]
+            _copy(field.transpose(0, 1), room[:, :, :width])
+            _copy(field[:, :, :1].transpose(0, 1).expand_as(room[:, :, width:]), room[:, :, width:])  # the user's own
         for piece, begun in zip(recording.stack, first.values(), strict=True):
             piece[:users] = begun
         for active in (steps.counts > 0).sum(axis=0).tolist():
@@ -228,8 +230,9 @@ class Stacked:
         """
         plain = self.plain
         count = min(plain.local.batch_size, plain.examples.population.examples, 8)
+        spread = np.linspace(0, plain.examples.population.examples - 1, count).astype(np.int64)
         half = (count + 1) // 2
-        filled = np.where(np.arange(count) < half, np.arange(count), 0)
+        filled = np.where(np.arange(count) < half, spread, spread[0])
         losses = []
         self.flat.module.train()
         for batch in (plain.examples.gather(filled[:half]), plain.examples.gather(filled)):
@@ -251,3 +254,10 @@ class Stacked:
         fitting = int(_FREE * torch.cuda.mem_get_info(plain.device)[0] / bytes_a_user)
         expected = cohort_size + (math.ceil(4 * math.sqrt(cohort_size)) if varying else 0)
         return max(1, min(fitting, expected, _MOST))
+
+
+def _copy(source: Tensor, target: Tensor) -> None:
+    """For types too that torch cannot move about freely."""
+    if target.dtype == torch.uint16:
+        source, target = source.view(torch.int16), target.view(torch.int16)
+    target.copy_(source)

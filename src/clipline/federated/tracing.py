@@ -64,8 +64,10 @@ def _same(ours: Any, theirs: Any, node: Node, users: Node) -> Any:
         return type(ours)(_same(one, other, node, users) for one, other in zip(ours, theirs, strict=True))
     if isinstance(ours, dict):
         return {key: _same(value, theirs[key], node, users) for key, value in ours.items()}
-    if ours == theirs or not isinstance(ours, int):
+    if ours == theirs or ours is theirs or (ours != ours and theirs != theirs):
         return ours
+    if not isinstance(ours, int) or not isinstance(theirs, int):
+        raise ValueError(f"{node.format_node()} depends on the number of users")
     few, many = _USERS
     each, rest = divmod(theirs - ours, many - few)
     fixed = ours - each * few

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Literal
 
 import torch
@@ -26,7 +25,7 @@ from ..privacy.relations import Relation
 from ..streams import NoiseSource, Streams
 from .clients import ENGINES, Engine, clients_named
 from .controllers import ClipController, QuantileClip
-from .evaluation import Evaluate, Evaluation, Metrics
+from .evaluation import Evaluate, Evaluation
 from .hosts import Hosts, Workers, workforce_of
 from .interrupt import CtrlC
 from .local import LocalSGD, Loss
@@ -34,6 +33,7 @@ from .mechanism import GaussianMechanism
 from .one_by_one import OneByOne
 from .population import Population
 from .precision import PRECISIONS, Precision
+from .reports import Desk, RoundReport
 from .round import Algorithm, TrainState
 from .rows import RowFields
 from .sampling import sampler_named
@@ -41,23 +41,6 @@ from .server import ServerOptimiser, ServerSGD
 from .workers import Workforce
 
 Stopped = Literal["finished", "budget", "interrupted"]
-
-
-@dataclass(frozen=True, eq=False)
-class RoundReport:
-    """What may be shown and stored of one round: released numbers, and metrics on users outside the population."""
-
-    round_index: int
-    clip: float  # that clipped in this round
-    fraction_within: float | None  # noisy
-    metrics: Metrics  # empty where this round was not evaluated
-    unprivate_seconds: float  # how long the round took, which tells something of how many users came
-    account_now: Callable[[], Guarantee] = field(repr=False)
-
-    @cached_property
-    def guarantee(self) -> Guarantee:
-        """Of all rounds so far. Accounted when it is asked for: that may take longer than the round."""
-        return self.account_now()
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,10 +164,13 @@ class Training:
         """
         state = self.algorithm.first() if state is None else state
         last = state.round_index + self._affordable(state.ledger, self.rounds - state.round_index)
-        evaluation = Evaluation(self.algorithm.clients.flat, self.evaluate)
-        desk = _Desk(observe, limit=2 * self.evaluate_every)
+        desk = Desk(observe, limit=2 * self.evaluate_every)
         stopped: Stopped = "finished"
-        with CtrlC() if ctrl_c is None else nullcontext(ctrl_c) as stop, self.algorithm.workforce.at_work():
+        with (
+            Evaluation(self.algorithm.clients.flat, self.evaluate) as evaluation,
+            CtrlC() if ctrl_c is None else nullcontext(ctrl_c) as stop,
+            self.algorithm.workforce.at_work(),
+        ):
             while state.round_index < self.rounds:
                 if state.round_index >= last:
                     stopped = "budget"
@@ -198,15 +184,17 @@ class Training:
                 seconds = time.perf_counter() - begun
                 due = state.round_index % self.evaluate_every == 0 or state.round_index == self.rounds
                 metrics = evaluation.begin(state.params) if due else None
+                if metrics is not None and self.plain.draws_globally:  # both would draw from torch's global generator
+                    wait([metrics])
                 account_now: Callable[[], Guarantee] = partial(self.guarantee_of, state.ledger)
                 if observe is not None:  # who looks on will ask for it: begin at once, beside the next round
                     account_now = evaluation.submit(account_now).result
                 report = RoundReport(state.round_index - 1, clip, release.fraction_within, {}, seconds, account_now)
                 desk.hand_in(report, state, metrics)
             desk.finish()
+            measured = desk.reports[-1].metrics if desk.reports else {}
+            measured = measured or evaluation.begin(state.params).result()
         model = self.algorithm.clients.flat.export(state.params)
-        measured = desk.reports[-1].metrics if desk.reports else {}
-        measured = measured or evaluation.begin(state.params).result()
         return TrainResult(model, state, self.guarantee_of(state.ledger), measured, tuple(desk.reports), stopped)
 
     def with_workforce(self, workforce: Workforce) -> Training:
@@ -266,34 +254,3 @@ class Training:
             after=ledger,
             at_most=remaining,
         )
-
-
-class _Desk:
-    """Takes in reports as rounds end, waits for their metrics and hands them on in order."""
-
-    def __init__(self, observe: Callable[[RoundReport, TrainState], None] | None, limit: int) -> None:
-        self.reports: list[RoundReport] = []
-        self._observe = observe
-        self._limit = limit
-        self._waiting: deque[tuple[RoundReport, TrainState, Future[Metrics] | None]] = deque()
-
-    def hand_in(self, report: RoundReport, state: TrainState, metrics: Future[Metrics] | None) -> None:
-        """Take in one more, and hand on those that are ready. Waits if too many are not."""
-        self._waiting.append((report, state, metrics))
-        self._hand_on(self._limit)
-
-    def finish(self) -> None:
-        """Hand on all that is left."""
-        self._hand_on(0)
-
-    def _hand_on(self, limit: int) -> None:
-        while self._waiting:
-            report, state, metrics = self._waiting[0]
-            if metrics is not None and not metrics.done() and len(self._waiting) <= limit:
-                return
-            if metrics is not None:
-                report = replace(report, metrics=metrics.result())
-            self._waiting.popleft()
-            self.reports.append(report)
-            if self._observe is not None:
-                self._observe(report, state)

@@ -114,9 +114,12 @@ class Updates:
         if self.pieces[0].values.dtype != torch.float64:
             return torch.stack([piece.squares() for piece in self.pieces]).sum(dim=0).sqrt()
         # The square of a float64 may overflow or vanish: divide by the greatest entry first.
-        greatest = torch.stack([piece.values.flatten(1).abs().amax(dim=1) for piece in self.pieces]).amax(dim=0)
+        filled = [piece.values.flatten(1) for piece in self.pieces if piece.values[:1].numel()]
+        if not filled:
+            return torch.zeros(len(self), dtype=torch.float64, device=self.pieces[0].values.device)
+        greatest = torch.stack([values.abs().amax(dim=1) for values in filled]).amax(dim=0)
         greatest = greatest.clamp(min=torch.finfo(torch.float64).tiny)
-        rows = [Dense(0, piece.values.flatten(1) / greatest.unsqueeze(1)) for piece in self.pieces]
+        rows = [Dense(0, values / greatest.unsqueeze(1)) for values in filled]
         return greatest * torch.stack([row.squares() for row in rows]).sum(dim=0).sqrt()
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:

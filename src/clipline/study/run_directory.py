@@ -13,8 +13,9 @@ import torch
 
 from ..errors import RunError
 from ..federated.checkpoint import load_checkpoint, save_checkpoint, save_model
+from ..federated.reports import RoundReport
 from ..federated.round import TrainState
-from ..federated.training import RoundReport, Training, TrainResult
+from ..federated.training import Training, TrainResult
 from ..plotting import new_figure, save_figure
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger, ledger_line
