@@ -152,12 +152,13 @@ def _thinned(far: float) -> Array:
 
 def coarse_curve(direction: Direction, orders: Array) -> Array:
     """The Renyi divergence at any orders above 1 from the same lattice, without the mass left out."""
-    curve: Array = np.maximum(_coarse_masses(direction).log_moments(orders - 1), 0.0) / (orders - 1)
+    curve: Array = np.maximum(coarse_masses(direction).log_moments(orders - 1), 0.0) / (orders - 1)
     return curve
 
 
 @lru_cache(maxsize=64)
-def _coarse_masses(direction: Direction) -> Masses:
+def coarse_masses(direction: Direction) -> Masses:
+    """One round on the coarse lattice."""
     positive, negative = reach(direction, _LEAST_MASS, _LEAST_MASS)
     return masses_on(direction, _COARSE[positive >= _COARSE], _COARSE[negative >= _COARSE])
 
