@@ -108,18 +108,20 @@ def _closer(rounds: Rounds, delta: float, epsilon: float, best: int, room: float
 
 
 def _closer_by_jumps(rounds: Rounds, delta: float, epsilon: float, coarser: float) -> float:
-    """An epsilon at or below the one given, where rounding decided that one; lattices are coarse until it is near."""
-    wider = _FAR
+    """An epsilon at or below the one given, where rounding decided that one.
+
+    Unless a rough answer is known, lattices are coarse until it is near; no lattice is tried twice.
+    """
+    wider, step = _FAR if coarser > 1 else coarser, 0.0
     for _ in range(_TRIES):
         total = compose_jumps(rounds, epsilon, delta, wider)
-        if total is None or epsilon == 0:
+        if total is None:
             break
         answer, before = max(total.epsilon(delta), 0.0), epsilon
         epsilon = min(epsilon, answer)
-        if answer > 0.8 * before:
-            if wider == coarser:
-                break
-            wider = coarser
+        if epsilon == 0 or total.step == step or (answer > 0.8 * before and wider == coarser):
+            break
+        wider, step = coarser if answer > 0.8 * before else wider, total.step
     return epsilon
 
 
@@ -143,7 +145,7 @@ def delta_of(rounds: Rounds, epsilon: float) -> float:
 
 
 def _delta_by_jumps(rounds: Rounds, epsilon: float, delta: float) -> float:
-    """A delta at or below the one given, where rounding decided that one."""
+    """A delta at or below the one given, where rounding decided that one; lattices are coarse until it is near."""
     wider = _FAR
     for _ in range(2 * _TRIES):
         total = compose_jumps(rounds, epsilon, delta, wider)
