@@ -181,7 +181,12 @@ def _where(rounds: Rounds, epsilon: float, delta: float, width: float) -> _Cut |
     step = epsilon / 1000
     tilted = bounds - (np.log(slopes) + np.log1p(slopes))[:, None] - math.log(step)
     plain = np.log(np.maximum(chance, 1e-300)) + 0.5 * math.log(width / step) + math.log(-math.expm1(-width))
-    row, column = np.unravel_index(int(np.argmin(np.logaddexp(tilted, plain))), tilted.shape)
+    # Small losses whose total is beyond the window come back below its top, enlarged by the tilt.
+    beyond = np.append(small - slopes[:, None] * (width + epsilon), np.full((1, len(places)), np.inf), axis=0)
+    wrapped = np.minimum.accumulate(beyond[:0:-1])[::-1] + slopes[:, None] * width
+    rounding = math.log(500 * UNIT * sum(number for _, number in rounds))
+    excess = np.logaddexp(np.logaddexp(tilted, plain) + rounding, wrapped)
+    row, column = np.unravel_index(int(np.argmin(excess)), excess.shape)
     steepest = int(np.argmin(bounds[:, column]))
     share = math.exp(min(float(bounds[steepest, column]) - math.log(delta), 0.0))
     steepness = density / delta + float(slopes[steepest]) * share + 1 / epsilon
