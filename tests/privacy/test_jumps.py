@@ -117,3 +117,11 @@ def test_logarithms_and_exponentials_keep_the_digits_of_small_numbers():
                 (jumps._expm1(np.array([w]))[0], mpmath.expm1(mpmath.mpc(w))),
             ):
                 assert abs(mpmath.mpc(complex(ours)) - exact) < 1e-15 * size
+
+
+def test_a_direction_that_cannot_reach_epsilon_leaves_delta_to_the_other_one():
+    # Who joins loses at most -log(1 - q) a round, 1173 in all; who leaves decides.
+    ledger = run(PoissonSampling(4e-8), 94.2, 638).add(GaussianEvent(PoissonSampling(0.045), 0.3), 25459)
+    epsilon = account(ledger, delta=1e-13, relation=ADD).epsilon
+    assert epsilon > 25459 * -math.log1p(-0.045) + 638 * 4.1e-8
+    assert delta_at(ledger, epsilon=epsilon, relation=ADD) == pytest.approx(1e-13, rel=1e-4)

@@ -34,6 +34,7 @@ from .totals import Total, tilt_back
 from .windows import LOG_CONVERSION, SPARED, STEADY, Rounds, fast_size, lattice_step, total_moments, window_around
 
 ROUGHLY = 8.0  # how many times wider the lattice of a rough answer is
+_LEAST = 1e-250  # delta that is looked at
 _TRIES = 6  # lattices, each made for the epsilon that the one before gave
 _NOISE_SHARE = 1e-5  # of delta that rounding may add
 _DECISIVE = 1e-4  # the same, where it is worth the time to divide the losses, see `jumps`
@@ -131,12 +132,12 @@ def delta_of(rounds: Rounds, epsilon: float) -> float:
     first = min(math.exp(min(bound, 0.0)) + total_moments(rounds)[1], 1.0)
     if _alone(rounds):
         return min(first, float(single_deltas(rounds[0][0], np.array([epsilon]))[0]))
-    if first < 1e-250:
+    if first < _LEAST:
         return first
     answer, limit = first, STEADY
     for _ in range(_TRIES):
         total = _compose(rounds, best, epsilon, answer, room=1.0, coarser=1.0, limit=limit)
-        answer, before = min(answer, total.delta(epsilon)), answer
+        answer, before = min(answer, max(total.delta(epsilon), _LEAST)), answer
         share = total.noise_share(answer, epsilon)
         if share < _NOISE_SHARE or (limit < STEADY and answer > 0.99 * before):
             break
@@ -151,7 +152,7 @@ def _delta_by_jumps(rounds: Rounds, epsilon: float, delta: float) -> float:
         total = compose_jumps(rounds, epsilon, delta, wider)
         if total is None:
             break
-        answer, before = total.delta(epsilon), delta
+        answer, before = max(total.delta(epsilon), _LEAST), delta
         delta = min(delta, answer)
         if answer > 0.5 * before:
             if wider == 1:

@@ -116,7 +116,7 @@ def _with_jumps(parts: list[tuple[_Divided, int]], size: int) -> tuple[Array, fl
         b, r = (np.fft.rfft(folded(masses, one.zero, size)) for masses in (one.small.mass, one.large))
         mass = float(one.large.sum())
         at_most = np.abs(b) + mass * (1 + 1e-9)
-        if np.abs(b).min() < 4 * mass:
+        if np.abs(b).min() <= 4 * mass:
             return None
         log_size += number * np.log(np.minimum(at_most, 1.0))
         relative += number * mass / at_most

@@ -105,7 +105,7 @@ def _divide(under_p: Array, under_q: Array, lower: Array, steps: Array, tail: Ar
     span = -np.expm1(-steps)
     share = np.ones_like(under_p)  # where nothing is known, all goes up
     known = some & (lower < 700)
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # where a mass is next to nothing
         excess = under_p - under_q * np.exp(np.minimum(lower, 700)) + _ROUNDING * tail
         share[known] = excess[known] / (under_p * span)[known]
     share = np.clip(share, 0.0, 1.0)
