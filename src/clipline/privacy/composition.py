@@ -16,6 +16,8 @@ What is charged to delta, so that the answer stays an upper bound:
 - rounding: a transform of length n errs by at most a small multiple of log2(n) units in the last place of the total
   mass, a power multiplies that by the number of rounds, K and the tails err by a few units a round.
 
+Where rounding would decide all the same, which is where losses are rare and large, `jumps` takes over.
+
 The lattice is as fine as the answer needs: spacing h adds about rounds h^2 (slope + 1) / 12 to epsilon.
 """
 
