@@ -43,8 +43,8 @@ def noise_multiplier_for(
     """The least noise multiplier of the whole round with which `rounds` rounds stay within (epsilon, delta).
 
     `accountant` (`account`, or `account_renyi`) gives at most `epsilon` for the answer itself, and less by at most
-    0.002 percent. Never below 0.05: a target so loose that less noise would do protects nobody. A target that no noise
-    reaches is refused.
+    0.002 percent, or else more than `epsilon` for a millionth less noise. Never below 0.05: a target so loose that less
+    noise would do protects nobody. A target that no noise reaches is refused.
     """
     check_whole("rounds", rounds, at_least=1, way_out="give the number of rounds to train")
     check_number("epsilon", epsilon, above=0, way_out="give a target such as 5")

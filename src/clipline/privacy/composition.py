@@ -16,28 +16,31 @@ What is charged to delta, so that the answer stays an upper bound:
 - rounding: a transform of length n errs by at most a small multiple of log2(n) units in the last place of the total
   mass, a power multiplies that by the number of rounds, K and the tails err by a few units a round.
 
+Where rounding would decide all the same, which is where losses are rare and large, `jumps` takes over.
+
 The lattice is as fine as the answer needs: spacing h adds about rounds h^2 (slope + 1) / 12 to epsilon.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from .halves import Array
-from .loss import SLOPES, Direction, masses_on, reach
+from .jumps import compose_jumps
+from .loss import SLOPES
 from .single import single_deltas, single_epsilon
-from .totals import Total, block_of
+from .spectra import UNIT, powers, spectrum
+from .totals import Total, tilt_back
 from .windows import LOG_CONVERSION, SPARED, STEADY, Rounds, fast_size, lattice_step, total_moments, window_around
 
 ROUGHLY = 8.0  # how many times wider the lattice of a rough answer is
+_LEAST = 1e-250  # delta that is looked at
 _TRIES = 6  # lattices, each made for the epsilon that the one before gave
 _NOISE_SHARE = 1e-5  # of delta that rounding may add
-_NEGLIGIBLE = 46.0  # frequencies below exp(-46) of the greatest are left out
-_UNIT = float(np.finfo(np.float64).eps)
+_DECISIVE = 1e-4  # the same, where it is worth the time to divide the losses, see `jumps`
+_FAR = 64.0  # times what a lattice may add, while the answer is far off
 
 # The GNU allocator hands an array above a threshold back to the system as soon as it is freed, and the next one comes
 # anew, page by page, which takes longer than most of the arithmetic here. Freeing one large array, never touched,
@@ -96,11 +99,32 @@ def _closer(rounds: Rounds, delta: float, epsilon: float, best: int, room: float
         settled = answer > max(total.lowest, (0.8 if coarser == 1 else 0.5) * epsilon) and share < allowed
         stuck = answer > 0.99 * epsilon and total.unsteadiness >= unsteadiness
         epsilon = min(epsilon, answer)
-        if settled or stuck or epsilon == 0:
+        # At the steadiest slope that there is, and by far not enough: no other lattice helps.
+        hopeless = share >= _FAR * _DECISIVE and total.unsteadiness >= limit
+        if settled or stuck or hopeless or epsilon == 0:
             break
         if share >= allowed:
             limit, unsteadiness = total.unsteadiness - math.log(share / allowed) - 1, total.unsteadiness
         best, room = _saddle(rounds, epsilon)[0], 1.0
+    decisive = share >= _DECISIVE * coarser**2 and epsilon > 0
+    return _closer_by_jumps(rounds, delta, epsilon, coarser) if decisive else epsilon
+
+
+def _closer_by_jumps(rounds: Rounds, delta: float, epsilon: float, coarser: float) -> float:
+    """An epsilon at or below the one given, where rounding decided that one.
+
+    Unless a rough answer is known, lattices are coarse until it is near; no lattice is tried twice.
+    """
+    wider, step = _FAR if coarser > 1 else coarser, 0.0
+    for _ in range(_TRIES):
+        total = compose_jumps(rounds, epsilon, delta, wider)
+        if total is None:
+            break
+        answer, before = max(total.epsilon(delta), 0.0), epsilon
+        epsilon = min(epsilon, answer)
+        if epsilon == 0 or total.step == step or (answer > 0.8 * before and wider == coarser):
+            break
+        wider, step = coarser if answer > 0.8 * before else wider, total.step
     return epsilon
 
 
@@ -110,17 +134,33 @@ def delta_of(rounds: Rounds, epsilon: float) -> float:
     first = min(math.exp(min(bound, 0.0)) + total_moments(rounds)[1], 1.0)
     if _alone(rounds):
         return min(first, float(single_deltas(rounds[0][0], np.array([epsilon]))[0]))
-    if first < 1e-250:
+    if first < _LEAST:
         return first
     answer, limit = first, STEADY
     for _ in range(_TRIES):
         total = _compose(rounds, best, epsilon, answer, room=1.0, coarser=1.0, limit=limit)
-        answer, before = min(answer, total.delta(epsilon)), answer
+        answer, before = min(answer, max(total.delta(epsilon), _LEAST)), answer
         share = total.noise_share(answer, epsilon)
         if share < _NOISE_SHARE or (limit < STEADY and answer > 0.99 * before):
             break
         limit = -math.inf  # the steadiest
-    return answer
+    return answer if share < _DECISIVE else _delta_by_jumps(rounds, epsilon, answer)
+
+
+def _delta_by_jumps(rounds: Rounds, epsilon: float, delta: float) -> float:
+    """A delta at or below the one given, where rounding decided that one; lattices are coarse until it is near."""
+    wider = _FAR
+    for _ in range(2 * _TRIES):
+        total = compose_jumps(rounds, epsilon, delta, wider)
+        if total is None:
+            break
+        answer, before = max(total.delta(epsilon), _LEAST), delta
+        delta = min(delta, answer)
+        if answer > 0.5 * before:
+            if wider == 1:
+                break
+            wider = 1.0
+    return delta
 
 
 def _alone(rounds: Rounds) -> bool:
@@ -149,81 +189,21 @@ def _compose(
     step = lattice_step(rounds, float(SLOPES[best]), epsilon, window.width, spare, coarser)
     size = fast_size(window.width / step + 2)
     first = math.floor(window.bottom / step)
-    spectra = [(_spectrum(direction, slope, tail_slope, step, size, spare), n) for direction, n in rounds]
+    spectra = [(spectrum(direction, slope, tail_slope, step, size, spare), n) for direction, n in rounds]
+    masses, per_point = powers(spectra, size)
+    masses = np.roll(masses, -(first % size))
+    log_moment = sum(number * one.log_moment for one, number in spectra)
+    tail = sum(number * one.tail_log_moment for one, number in spectra)
+    infinite = sum(number * one.infinite for one, number in spectra)
 
-    exponent, log_moment, tail, infinite = np.zeros(size // 2 + 1), 0.0, 0.0, 0.0
-    for one, number in spectra:
-        exponent += number * one.log_sizes
-        log_moment += number * one.log_moment
-        tail += number * one.tail_log_moment
-        infinite += number * one.infinite
-    (kept,) = np.nonzero(exponent > -_NEGLIGIBLE)
-    sizes = np.exp(exponent[kept])
-    phases = sum(number * one.phases[kept] for one, number in spectra)
-    transform = np.zeros(size // 2 + 1, dtype=np.complex128)
-    transform.real[kept] = sizes * np.cos(phases)
-    transform.imag[kept] = sizes * np.sin(phases)
-    masses = np.roll(np.fft.irfft(transform, size), -(first % size))
-
-    errors = sum(number * (sizes / one.sizes[kept]).sum() for one, number in spectra)
-    rounding = 8 * _UNIT * math.log2(size)
-    per_point = rounding * 2 * (errors + sizes.sum()) / size + math.exp(-_NEGLIGIBLE)
     # The weights of a sum over the lattice: their integral, and their greatest for the first point.
     weights = 1 / (slope * (slope + 1) * step) + 1 / (slope + 1)
     noise = per_point * weights
     start = first * step
     log_scale = log_moment - slope * epsilon
-    log_scale += _UNIT * (32 * count + 4 * abs(log_moment) + 4 * slope * abs(epsilon))
+    log_scale += UNIT * (32 * count + 4 * abs(log_moment) + 4 * slope * abs(epsilon))
     np.maximum(masses, 0.0, out=masses)
-    _tilt_back(masses, slope, start - epsilon, step)
+    tilt_back(masses, slope, start - epsilon, step)
     above = math.exp(min(tail - tail_slope * (start + step * size), 0.0))
     lowest = max(start, epsilon - room / float(SLOPES[best]))
     return Total(start, step, slope, masses, epsilon, lowest, log_scale, noise, window.unsteadiness, infinite + above)
-
-
-def _tilt_back(masses: Array, slope: float, start: float, step: float) -> None:
-    """Multiply the mass at each x by exp(-slope x), in place, with x = start, start + step, ...
-
-    By an exponential for each block times one for each place in a block, which costs far fewer of them.
-    """
-    block = block_of(len(masses))
-    table = masses.reshape(-1, block)
-    rows = -slope * (start + step * block * np.arange(len(table)))
-    table *= np.exp(np.clip(rows, -700, 600))[:, None]
-    table *= np.exp(np.maximum(-slope * step * np.arange(block), -700))
-
-
-@dataclass(frozen=True, eq=False)
-class _Spectrum:
-    sizes: Array
-    log_sizes: Array
-    phases: Array
-    log_moment: float
-    tail_log_moment: float
-    infinite: float
-
-
-@lru_cache(maxsize=24)
-def _spectrum(direction: Direction, slope: float, tail_slope: float, step: float, size: int, spare: float) -> _Spectrum:
-    """The transform of one round's tilted masses: the costly part, kept, since it serves any number of rounds."""
-    positive, negative = (math.ceil(far / step) + 1 for far in reach(direction, spare, spare))
-    above: Array = step * np.arange(positive + 1, dtype=np.float64)
-    below: Array = step * np.arange(negative + 1, dtype=np.float64)
-    masses = masses_on(direction, above, below)
-    log_moment, tail_log_moment = masses.log_moments(np.array([slope, tail_slope]))
-    exponents = slope * masses.losses - log_moment
-    with np.errstate(divide="ignore"):  # beyond exp(600) the mass is next to nothing, and the product still is not
-        tilted = np.exp(exponents + np.log(masses.mass)) if exponents[-1] > 600 else masses.mass * np.exp(exponents)
-    # Summed pairwise, so that the total is one to a few units in the last place.
-    total = float(tilted.sum())
-    tilted /= total
-    log_moment += math.log(total)
-    turns = -(-len(tilted) // size)
-    folded = np.zeros(turns * size)
-    folded[: len(tilted)] = tilted
-    folded = np.roll(folded.reshape(turns, size).sum(axis=0), -negative)
-    transform = np.fft.rfft(folded)
-    sizes = np.minimum(np.abs(transform), 1.0)
-    with np.errstate(divide="ignore"):
-        log_sizes = np.log(sizes)
-    return _Spectrum(sizes, log_sizes, np.angle(transform), float(log_moment), float(tail_log_moment), masses.infinite)

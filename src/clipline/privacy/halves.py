@@ -116,7 +116,10 @@ def _log_odds_below(losses: Array, rate: float) -> Array:
         return -losses
     possible = losses < -math.log1p(-rate)
     inside = np.where(possible, losses, 0.0)
-    odds = np.expm1(-inside) / rate
+    fall = np.expm1(-inside)
+    odds = fall / rate
     near = np.log1p(np.maximum(odds, -0.5))
-    far = -inside - math.log(rate) + np.log1p(-np.minimum((1 - rate) * np.exp(inside), 1 - 1e-16))
+    # e^-l - (1 - q): where q is tiny so is l, and a difference of numbers near one would have no digits left.
+    gap = fall + rate if rate < 0.5 else np.exp(-inside) - (1 - rate)
+    far = np.log(np.maximum(gap, 1e-16 * (1 - rate))) - math.log(rate)
     return np.where(possible, np.where(odds > -0.5, near, far), -np.inf)

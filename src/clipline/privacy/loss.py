@@ -105,7 +105,7 @@ def _divide(under_p: Array, under_q: Array, lower: Array, steps: Array, tail: Ar
     span = -np.expm1(-steps)
     share = np.ones_like(under_p)  # where nothing is known, all goes up
     known = some & (lower < 700)
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # where a mass is next to nothing
         excess = under_p - under_q * np.exp(np.minimum(lower, 700)) + _ROUNDING * tail
         share[known] = excess[known] / (under_p * span)[known]
     share = np.clip(share, 0.0, 1.0)
@@ -152,12 +152,13 @@ def _thinned(far: float) -> Array:
 
 def coarse_curve(direction: Direction, orders: Array) -> Array:
     """The Renyi divergence at any orders above 1 from the same lattice, without the mass left out."""
-    curve: Array = np.maximum(_coarse_masses(direction).log_moments(orders - 1), 0.0) / (orders - 1)
+    curve: Array = np.maximum(coarse_masses(direction).log_moments(orders - 1), 0.0) / (orders - 1)
     return curve
 
 
 @lru_cache(maxsize=64)
-def _coarse_masses(direction: Direction) -> Masses:
+def coarse_masses(direction: Direction) -> Masses:
+    """One round on the coarse lattice."""
     positive, negative = reach(direction, _LEAST_MASS, _LEAST_MASS)
     return masses_on(direction, _COARSE[positive >= _COARSE], _COARSE[negative >= _COARSE])
 

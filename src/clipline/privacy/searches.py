@@ -14,6 +14,7 @@ Bound = Callable[[float], float]
 WholeBound = Callable[[int], float]
 
 _FURTHEST = 4.0  # one step changes a number by no more than this factor
+_CLOSEST = 1e-6  # two noise multipliers, relative, between which no search goes on
 _SLACKS = (0.1, 1e-3)  # how far below the target, relative, the first bound and later ones but the last may be left
 _SPREADS = (0.5, 2e-4)  # the same for whole numbers, as the room left between the numbers themselves
 
@@ -55,18 +56,19 @@ def _edge(
 ) -> tuple[float, float]:
     """Between a number that is not private and one that is, each with its epsilon: one that is, within `slack`.
 
-    By secants through the two points nearest to the target, on logarithms, since epsilon is not far from a power law;
-    every fourth step halves, so that it ends whatever the curve. Also returns the power.
+    By secants through the two points nearest to the target, on logarithms, since epsilon is not far from a power law.
+    After the fourth every second step halves, and it ends when the two are as close as `_CLOSEST`: a curve that jumps
+    over the target is left on the private side of the jump, within some forty steps. Also returns the power.
     """
     aim = epsilon * (1 - slack / 2)
     (low, _), (high, above) = outside, inside
     points = [(math.log(x), math.log(min(max(y, 1e-300), 1e300) / aim)) for x, y in (outside, inside)]
-    for turn in range(1, 81):
+    for turn in range(1, 61):
         (x, error), (other, other_error) = sorted(points, key=lambda point: abs(point[1]))[:2]
-        if above >= epsilon * (1 - slack) or high <= low * (1 + 1e-9):
+        if above >= epsilon * (1 - slack) or high <= low * (1 + _CLOSEST):
             break
         middle = 0.5 * (math.log(low) + math.log(high))
-        if turn % 4 and error != other_error:
+        if (turn < 4 or turn % 2) and error != other_error:
             guess = x - error * (other - x) / (other_error - error)
             middle = guess if math.log(low) < guess < math.log(high) else middle
         value = bound(math.exp(middle))
