@@ -34,14 +34,16 @@ class Chance(nn.Module):
         index = torch.arange(math.prod(shape), dtype=torch.int32, device=self.key.device)
         again = (self.draws * 0x9E3779B9 + 2**31) % 2**32 - 2**31  # as a 32-bit number
         self.draws += 1
-        return (_mixed(_mixed(index + self.key[0]) ^ (self.key[1] + again)) & 0x7FFFFFFF).view(shape)
+        words = _mixed(index + self.key[0]).bitwise_xor_(self.key[1] + again)
+        return _mixed(words).bitwise_and_(0x7FFFFFFF).view(shape)
 
 
 def _mixed(words: Tensor) -> Tensor:
     """A bijection of 32-bit words with hardly any bias (constants found by C. Wellons' search, "lowbias32")."""
-    words = (words ^ ((words >> 16) & 0xFFFF)) * 0x7FEB352D  # a shift of int32 drags the sign along: mask it off
-    words = (words ^ ((words >> 15) & 0x1FFFF)) * (0x846CA68B - 2**32)
-    return words ^ ((words >> 16) & 0xFFFF)
+    # A shift of int32 drags the sign along: it is masked off. In place, as fresh memory costs more than the arithmetic.
+    words = (words ^ (words >> 16).bitwise_and_(0xFFFF)).mul_(0x7FEB352D)
+    words = words.bitwise_xor_((words >> 15).bitwise_and_(0x1FFFF)).mul_(0x846CA68B - 2**32)
+    return words.bitwise_xor_((words >> 16).bitwise_and_(0xFFFF))
 
 
 def step_keys(keys: NDArray[np.uint64], steps: int, chances: int) -> NDArray[np.int32]:
