@@ -111,7 +111,8 @@ def updates_of(
         change = piece.sub_(first[name])
         if name in rows:
             # Room that is not used must not move, whatever the loss did there: it would be added to row 0 many times.
-            change.masked_fill_(~rows[name].used.unsqueeze(2), 0.0)
+            if len(change) > 1 or change.device.type != "cpu" or not bool(rows[name].used.all()):
+                change.masked_fill_(~rows[name].used.unsqueeze(2), 0.0)
             pieces.append(Rows(start, shape[0], rows[name].rows, change))
         else:
             pieces.append(Dense(start, change.flatten(1)))

@@ -54,10 +54,14 @@ class PatchConv2d(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(batch, in_channels, height, width) -> (batch, out_channels, height, width), channels last in memory."""
         size, stride = self.kernel_size, self.stride
-        images = F.pad(images, self._zeros(images.shape[2]), value=0.0) if self.padding not in (0, "valid") else images
-        if not stacked(images, self.weight):
+        before, after = (0, 0) if self.padding == "valid" else self._zeros(images.shape[2])[:2]
+        alone = not stacked(images, self.weight)
+        if before != after or (before > 0 and not alone):  # equal zeros on both sides the library adds itself
+            images = F.pad(images, (before, after, before, after), value=0.0)
+            before = 0
+        if alone:
             kernel = self.weight.view(len(self.weight), size, size, self.in_channels).permute(0, 3, 1, 2)
-            return F.conv2d(images.contiguous(memory_format=torch.channels_last), kernel, self.bias, stride)
+            return F.conv2d(images.contiguous(memory_format=torch.channels_last), kernel, self.bias, stride, before)
         pixels = images.permute(0, 2, 3, 1)
         if not (torch.is_autocast_enabled("cuda") and convolution.fused(images)):  # in float32 cuBLAS is faster
             return F.linear(convolution.patches(pixels, size, stride), self.weight, self.bias).permute(0, 3, 1, 2)
