@@ -52,7 +52,7 @@ def one_population(wanted: argparse.Namespace) -> dict[str, float]:
             noise_multiplier=1.0,
         )  # fmt: skip
         seconds, _ = synthetic.seconds_a_round(training.algorithm, 20)
-        return {"seconds": seconds, "bytes": _memory("cpu")}
+        return {"seconds": seconds, "bytes": recording.own_bytes()}
 
 
 def write_store(store: Path, users: int) -> None:
@@ -112,7 +112,7 @@ def main() -> None:
         row = ask(wanted, f"--population={population}")
         rows.append((f"{population:,}", f"{row['seconds'] * 1e3:.2f}", f"{row['bytes'] / 2**20:.0f}"))
     if rows:
-        text += "\n\n" + recording.table(("users stored", "ms a round of 100", "peak memory, MiB"), rows)
+        text += "\n\n" + recording.table(("users stored", "ms a round of 100", "memory beside mapped files, MiB"), rows)
     print(text)
     if wanted.record:
         about = f"`{recording.command_line()}`, {recording.machine(wanted.device)}."

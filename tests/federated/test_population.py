@@ -92,3 +92,13 @@ def test_data_that_is_no_population_is_refused_with_a_way_out(make, words):
         make()
     assert words in str(error.value)
     assert ": " in str(error.value)
+
+
+def test_the_largest_user_is_found_wherever_he_is():
+    sizes = np.zeros(2**20 + 3, np.int64)
+    for place in (0, 2**20 - 1, 2**20, len(sizes) - 1):
+        some = sizes.copy()
+        some[place] = 7
+        some[5] = 3
+        offsets = np.concatenate([[0], np.cumsum(some)])
+        assert Population(offsets, {"x": np.zeros(offsets[-1])}).largest() == 7

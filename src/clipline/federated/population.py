@@ -144,6 +144,12 @@ class Population:
         """Number of examples of all users together."""
         return int(self.offsets[-1])
 
+    def largest(self) -> int:
+        """Number of examples of the user with most. Looks at everybody, a million at a time."""
+        step = 1 << 20
+        parts = (self.offsets[start : start + step + 1] for start in range(0, len(self), step))
+        return max(int(np.diff(part).max(initial=0)) for part in parts)
+
     def size(self, user: int) -> int:
         """Number of examples of one user."""
         return int(self.offsets[user + 1] - self.offsets[user])

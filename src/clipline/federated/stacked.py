@@ -71,9 +71,10 @@ class Stacked:
             compiled = plain.device.type == "cuda" and self._fillable
         self.block_size = block_size or self._fitting(cohort_size, varying, bytes_a_user)
         self._recordings: dict[tuple[torch.Size, ...], Recording] | None = {} if compiled else None
-        most = int(np.diff(plain.examples.population.offsets).max(initial=1))
-        self._most = min(most, plain.local.max_examples or most)
-        self._longest = -(-self._most // plain.local.batch_size) * plain.local.epochs
+        self._most = self._longest = 0
+        if compiled:  # what is recorded has room for the largest user
+            self._most = min(plain.examples.population.largest(), plain.local.max_examples or 2**62)
+            self._longest = -(-self._most // plain.local.batch_size) * plain.local.epochs
 
     def train(self, params: Tensor, cohort: Cohort, round_index: int) -> Iterator[Updates]:
         """Updates (params after local SGD - params) of the cohort's users, in blocks, most work first.
