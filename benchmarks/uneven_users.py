@@ -14,6 +14,8 @@ import recording
 import synthetic
 from numpy.typing import NDArray
 
+import clipline
+
 POPULATION = 400
 
 
@@ -47,7 +49,7 @@ def main() -> None:
                 wanted.task, spread, wanted.cohort, device=wanted.device, precision=wanted.precision
             ).algorithm
             taken, _ = synthetic.seconds_a_round(algorithm, wanted.rounds)
-            batch = algorithm.clients.flat and synthetic.clipline.task_named(wanted.task).settings.batch_size
+            batch = clipline.task_named(wanted.task).settings.batch_size
             steps = np.ceil(spread / batch).mean() * wanted.cohort
             seconds[kind] = taken / steps
         ratio = seconds["skewed"] / seconds["even"]

@@ -15,6 +15,7 @@ import recording
 import torch
 
 import clipline
+from clipline.federated.reports import RoundReport
 
 
 def main() -> None:
@@ -34,10 +35,8 @@ def main() -> None:
     loaded = task.load(settings)
     training = task.training(settings, loaded)
     ready = time.perf_counter()
-    first = []
 
-    def observe(report: clipline.federated.training.RoundReport, state: object) -> None:  # type: ignore[name-defined]
-        first.append(time.perf_counter())
+    def observe(report: RoundReport, state: object) -> None:
         if (report.round_index + 1) % 250 == 0:
             print(f"round {report.round_index + 1}: {dict(report.metrics)}, clip {report.clip:.3f}", flush=True)
 
