@@ -13,7 +13,7 @@ from clipline.errors import ModuleError
 from clipline.federated.batches import Examples, plan_steps
 from clipline.federated.clipping import clip_factors
 from clipline.federated.one_by_one import OneByOne
-from clipline.federated.program import Recording
+from clipline.federated.program import Program, Recording
 from clipline.federated.stackable import stackable
 from clipline.federated.stacked import CannotStack, Stacked
 from clipline.federated.updates import Dense, Updates
@@ -130,7 +130,7 @@ def test_a_recorded_program_keeps_the_type_of_the_model():
     stack = Stacked(plain(nn.Linear(6, 3)), 3, compiled=True)
     like = stack.plain.examples.gather(np.zeros((3, 4), np.int64))
     first = [stack.flat.initial.new_zeros(3, *shape) for shape in stack._shapes.values()]
-    recording = Recording(stack._step, first, like, users=3, steps=1, width=4)
+    recording = Recording(Program(stack._step), first, like, users=3, steps=1, width=4)
     assert {piece.dtype for piece in recording.stack} == {torch.float64}
     assert recording.rates.dtype == torch.float64
 

@@ -7,13 +7,12 @@ from samples import Mixed, cross_entropies, population_of, rows_of
 from torch import nn
 
 from clipline import LocalSGD, Population
-from clipline.federated import program
+from clipline.federated import convolution, program
 from clipline.federated.flat_module import FlatModule
 from clipline.federated.one_by_one import OneByOne
 from clipline.federated.program import StackStep
 from clipline.federated.stacked import Stacked
 from clipline.streams import Streams
-from clipline.tasks import convolution
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or convolution.triton_convolution is None, reason="needs a GPU and Triton"
@@ -103,7 +102,7 @@ def test_a_traced_step_equals_the_plain_step_with_idle_places_in_the_block(monke
 def test_a_recorded_step_on_a_gpu_equals_the_plain_step(precision, tolerance):
     plain, recorded = stacks("cuda", precision)
     compare(plain, recorded, tolerance)
-    assert all(recording._graphs for recording in recorded._recordings.values())  # it was replayed
+    assert all(recording._graphs for recording in recorded._lanes._recordings.values())  # it was replayed
 
 
 @needs_gpu

@@ -5,7 +5,7 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from clipline import MatrixLSTM, PatchConv2d
-from clipline.tasks import convolution
+from clipline.federated import convolution
 
 DOUBLE = torch.float64
 USERS = 3

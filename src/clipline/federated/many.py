@@ -132,7 +132,10 @@ class _Seat:
 
 
 class _Table:
-    """Where runs meet: once every run that is still on has a round to train, one thread trains all of them."""
+    """Where runs meet: once every run that is still on has a round to train, one thread trains all of them.
+
+    It is the same thread every time: what torch compiles and records depends on settings of the thread.
+    """
 
     def __init__(self, engine: Stacked, runs: int) -> None:
         self._engine = engine
@@ -140,6 +143,7 @@ class _Table:
         self._changed = threading.Condition()
         self._asked: dict[int, _Request] = {}
         self._answers: dict[int, ClippedSum | BaseException] = {}
+        self._trainer = ThreadPoolExecutor(1, thread_name_prefix="clipline-stack")
 
     def ask(self, number: int, request: _Request) -> ClippedSum:
         """The sum for this run's round, when all are trained."""
@@ -157,6 +161,8 @@ class _Table:
         with self._changed:
             self._runs -= 1
             self._serve_if_all_have_asked()
+            if self._runs == 0:
+                self._trainer.shutdown()
 
     def _serve_if_all_have_asked(self) -> None:
         if not self._asked or len(self._asked) < self._runs:
@@ -164,7 +170,7 @@ class _Table:
         numbers, requests = list(self._asked), list(self._asked.values())
         self._asked = {}
         try:
-            self._answers.update(zip(numbers, self._train(requests), strict=True))
+            self._answers.update(zip(numbers, self._trainer.submit(self._train, requests).result(), strict=True))
         except BaseException as error:  # every run must hear of it, or it would wait for ever
             self._answers.update(dict.fromkeys(numbers, error))
         self._changed.notify_all()

@@ -5,18 +5,21 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
 
 from .flat_module import FlatModule
 from .local import Batch, LocalSGD, Loss, LossOf
 from .tracing import traced
 
 _WARM_UP = 2  # calls with so many users before they are recorded: the compiler and cuBLAS set themselves up
-_WIDTHS = 16  # numbers of users that are recorded: a step runs the least that holds all who still have one
+_VERSIONS = 2  # of a compiled program before it is taken to be one for a single number of users
+_WIDTHS = 32  # users: up to so many every even number is recorded, up to twice as many every fourth, and so on
 
 
 class SlowEngineWarning(UserWarning):
@@ -65,35 +68,72 @@ class StackStep:
         return self.local.reduced(losses, kept) if self.per_example else losses
 
 
+class Program:
+    """A `StackStep` as one flat program: traced and compiled when it is first called, for any number of users."""
+
+    def __init__(self, step: StackStep) -> None:
+        self.step = step
+        self._versions = 0  # how often the compiler had to work
+        self._compiled: Callable[..., Any] | None = None
+
+    @property
+    def any_width(self) -> bool:
+        """Whether one compiled program serves any number of users, as far as was seen; otherwise keep to one."""
+        return self._versions <= _VERSIONS
+
+    def __call__(self, stack: list[Tensor], chances: Tensor, batch: Batch, kept: Tensor, rates: Tensor) -> None:
+        """Take the step; see `StackStep`."""
+        arguments = (stack, chances, batch, kept, rates)
+        for tensor in tree_leaves(arguments):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        if self._compiled is not None:
+            self._compiled(*arguments)
+            return
+        try:  # the compiler works while the program is first called
+            program = torch.no_grad()(torch.compile(traced(self.step, arguments), backend=self._inductor))
+            program(*arguments)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            slow = f"the step of many users cannot be compiled ({reason}); it runs as it is written, which is slower"
+            warnings.warn(slow, SlowEngineWarning, stacklevel=2)
+            program = self.step
+            program(*arguments)
+        self._compiled = program
+
+    def _inductor(self, graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        self._versions += 1
+        from torch._inductor.compile_fx import compile_fx  # takes a second to import
+
+        return cast("Callable[..., Any]", compile_fx(graph, inputs))
+
+
 class Recording:
-    """A `StackStep` on a GPU: traced into one flat program, compiled once for any number of users, and then replayed.
+    """A program's steps on a GPU, recorded for some numbers of users and then replayed.
 
     Everything it reads and writes stays in place: fill `stack`, `examples`, `counts`, `chances` and `rates`, set
     `place` to 0, and every `replay(active)` takes the next step of the first so many users.
     """
 
     def __init__(
-        self, step: StackStep, stack: Sequence[Tensor], like: Batch, *, users: int, steps: int, width: int
+        self, program: Program, stack: Sequence[Tensor], like: Batch, *, users: int, steps: int, width: int
     ) -> None:
         """Room for `users` with at most `steps` steps of `width` examples, shaped and typed as these of some users."""
         device = stack[0].device
-        self._step = step
+        self._program = program
         self.stack = [piece.new_zeros(users, *piece.shape[1:]) for piece in stack]
         self.examples = {name: field.new_zeros(steps, users, width, *field.shape[2:]) for name, field in like.items()}
         self.counts = torch.zeros(steps, users, dtype=torch.int64, device=device)
-        self.chances = torch.zeros(steps, users, step.chances, 2, dtype=torch.int32, device=device)
+        self.chances = torch.zeros(steps, users, program.step.chances, 2, dtype=torch.int32, device=device)
         self.rates = stack[0].new_zeros(users)
         self.place = torch.zeros(1, dtype=torch.int64, device=device)
         self._places = torch.arange(width, device=device)
-        self._grain = max(1, users // _WIDTHS)
-        self._compiled: Callable[..., Any] | None = None
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._calls: Counter[int] = Counter()
         self._pool: Any = None
 
     def replay(self, active: int) -> None:
         """Take the next step of the first `active` users, and of a few more who have none: for them nothing changes."""
-        users = min(len(self.rates), -(-active // self._grain) * self._grain)
+        users = min(rounded_up(active), len(self.rates)) if self._program.any_width else len(self.rates)
         if users not in self._graphs:
             self._calls[users] += 1
             if self._calls[users] <= _WARM_UP or self.place.device.type != "cuda":
@@ -101,7 +141,8 @@ class Recording:
                 return
             self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            stream = torch.cuda.current_stream(self.place.device)
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 self._run(users)
             self._graphs[users] = graph
         self._graphs[users].replay()
@@ -110,27 +151,16 @@ class Recording:
         chances, counts = (_at(field, self.place)[:users] for field in (self.chances, self.counts))
         batch = {name: _at(field, self.place)[:users] for name, field in self.examples.items()}
         kept = self._places < counts.unsqueeze(1)
-        arguments = ([piece[:users] for piece in self.stack], chances, batch, kept, self.rates[:users])
-        for tensor in (*arguments[0], chances, *batch.values(), kept, arguments[4]):
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        if self._compiled is None:
-            self._begin(arguments)
-        else:
-            self._compiled(*arguments)
+        self._program([piece[:users] for piece in self.stack], chances, batch, kept, self.rates[:users])
         self.place += 1
 
-    def _begin(self, arguments: tuple[Any, ...]) -> None:
-        """The first step; the compiler works while it is called."""
-        try:
-            program = torch.no_grad()(torch.compile(traced(self._step, arguments)))
-            program(*arguments)
-        except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            slow = f"the step of many users cannot be compiled ({reason}); it runs as it is written, which is slower"
-            warnings.warn(slow, SlowEngineWarning, stacklevel=2)
-            program = self._step
-            program(*arguments)
-        self._compiled = program
+
+def rounded_up(users: int) -> int:
+    """The least number that is recorded and holds so many. At least 2: a compiler makes 1 a program of its own."""
+    grain = 2
+    while users > grain * _WIDTHS // 2:
+        grain *= 2
+    return max(2, -(-users // grain) * grain)
 
 
 def _at(field: Tensor, place: Tensor) -> Tensor:

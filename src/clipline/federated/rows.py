@@ -50,6 +50,10 @@ class Touched:
     rows: Tensor  # (users, room): ascending; what a user does not need holds 0 and stands for nothing
     used: Tensor  # (users, room): which of them are real
 
+    def of_users(self, users: slice) -> Touched:
+        """Those of some users."""
+        return Touched(self.rows[users], self.used[users])
+
 
 def touched(numbers: Tensor, height: int, least: int = 0) -> tuple[Touched, Tensor]:
     """Which of `height` rows each user's (users, ...) numbers name, and the numbers as places among them.

@@ -11,21 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import convolution
 from .chance import BITS, Chance
-
-
-def stacked(*tensors: Tensor) -> bool:
-    """Whether any of these carries a hidden axis of users, inside `torch.func.vmap` or another transform.
-
-    The compiler cannot ask, and compiles stacks: under `torch.compile` the answer is always yes.
-    """
-    return torch.compiler.is_compiling() or any(
-        torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors
-    )
+from .stacks import stacked, users_first
 
 
 def stackable(module: nn.Module) -> nn.Module:
-    """The module itself, changed in place: every `nn.Dropout`, `nn.GroupNorm` and `nn.Linear` becomes one of these."""
+    """The module itself, changed in place: `nn.Dropout`, `GroupNorm`, `Linear` and `Conv2d` become these here."""
     for layer in module.modules():
         if type(layer) is nn.Dropout:
             layer.__class__ = Dropout
@@ -34,6 +26,8 @@ def stackable(module: nn.Module) -> nn.Module:
             layer.__class__ = GroupNorm
         elif type(layer) is nn.Linear:
             layer.__class__ = Linear
+        elif type(layer) is nn.Conv2d:
+            layer.__class__ = Conv2d
     return module
 
 
@@ -63,6 +57,20 @@ class Linear(nn.Linear):
         out: Tensor = product(values.reshape(-1, self.in_features).to(dtype), self.weight.to(dtype))
         out = out if self.bias is None else out + self.bias.to(dtype)
         return out.reshape(*values.shape[:-1], self.out_features)
+
+
+class Conv2d(nn.Conv2d):
+    """`nn.Conv2d`; in a stack on a GPU, patches times a matrix. Rarer kinds stay the library's, slow in a stack."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, in_channels, height, width) -> (batch, out_channels, height, width)."""
+        usual = self.groups == 1 and self.padding_mode == "zeros" and set(self.dilation) == {1}
+        square = len({*self.kernel_size}) == 1 and len({*self.stride}) == 1
+        if images.ndim != 4 or images.device.type == "cpu" or not (usual and square and stacked(images, self.weight)):
+            return super().forward(images)
+        zeros = self._reversed_padding_repeated_twice
+        weight = self.weight.permute(0, 2, 3, 1).flatten(1)
+        return convolution.convolved(F.pad(images, zeros), weight, self.bias, self.kernel_size[0], self.stride[0])
 
 
 class GroupNorm(nn.GroupNorm):
@@ -134,8 +142,3 @@ def _(rows: Tensor, weight: Tensor) -> Tensor:
 @product.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], rows: Tensor, weight: Tensor) -> tuple[Tensor, int]:
     return stacked_product(users_first(info, in_dims[0], rows), users_first(info, in_dims[1], weight)), 0
-
-
-def users_first(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
-    """With the axis of users in front, for those too that all users share."""
-    return tensor.movedim(dim, 0) if dim is not None else tensor.expand(info.batch_size, *tensor.shape)

@@ -16,10 +16,11 @@ from ..errors import ModuleError
 from ..streams import Streams
 from .batches import Steps, joined, plan_steps
 from .chance import step_keys
+from .lanes import Lanes
 from .local import Batch, per_example
 from .one_by_one import OneByOne
 from .precision import computing_in
-from .program import Recording, StackStep
+from .program import StackStep
 from .rows import first_pieces, renumbered, updates_of
 from .sampling import Cohort
 from .updates import Updates
@@ -70,11 +71,12 @@ class Stacked:
         if compiled is None:
             compiled = plain.device.type == "cuda" and self._fillable
         self.block_size = block_size or self._fitting(cohort_size, varying, bytes_a_user)
-        self._recordings: dict[tuple[torch.Size, ...], Recording] | None = {} if compiled else None
-        self._most = self._longest = 0
+        self._lanes: Lanes | None = None
         if compiled:  # what is recorded has room for the largest user
-            self._most = min(plain.examples.population.largest(), plain.local.max_examples or 2**62)
-            self._longest = -(-self._most // plain.local.batch_size) * plain.local.epochs
+            most = min(plain.examples.population.largest(), plain.local.max_examples or 2**62)
+            longest = -(-most // plain.local.batch_size) * plain.local.epochs
+            width = min(most, plain.local.batch_size)
+            self._lanes = Lanes(self._step, users=self.block_size, steps=longest, width=width)
 
     def train(self, params: Tensor, cohort: Cohort, round_index: int) -> Iterator[Updates]:
         """Updates (params after local SGD - params) of the cohort's users, in blocks, most work first.
@@ -94,10 +96,13 @@ class Stacked:
         order = np.lexsort((owners, -work))
         for start in range(0, len(order), self.block_size):
             chosen = order[start : start + self.block_size]
-            yield self.block(visits, users[chosen], owners[chosen]), owners[chosen]
+            for part, updates in self._block(visits, users[chosen], owners[chosen]):
+                yield updates, owners[chosen][part]
 
-    def block(self, visits: Sequence[Visit], users: NDArray[np.int64], owners: NDArray[np.int64]) -> Updates:
-        """The updates of users sorted by work, each in the run `visits[owner]`; not clipped: PRIVATE."""
+    def _block(
+        self, visits: Sequence[Visit], users: NDArray[np.int64], owners: NDArray[np.int64]
+    ) -> Iterator[tuple[slice, Updates]]:
+        """The updates of users sorted by work, each in the run `visits[owner]`, in parts; not clipped: PRIVATE."""
         plain, device = self.plain, self.plain.device
         steps, keys = self._plan(visits, users, owners)
         heights = {name: self._shapes[name][0] for name in plain.row_fields}
@@ -109,13 +114,17 @@ class Stacked:
         first = first_pieces(torch.stack([visit.params for visit in visits]), self._shapes, rows, run)
         self.flat.module.train()
         with computing_in(plain.precision, device):
-            if self._recordings is None:
+            if self._lanes is None:
                 stack = [piece.expand(len(users), *piece.shape[1:]).clone() for piece in first.values()]
                 self._walk(steps, stack, examples, chances, counts, rates)
+                trained = iter([(slice(0, len(users)), stack)])
             else:
-                stack = self._replayed(steps, first, examples, chances, counts, rates)
+                trained = self._lanes.train(steps, first, examples, chances, counts, rates)
         self.flat.check_buffers()
-        return updates_of(stack, first, self._shapes, rows)
+        for part, stack in trained:
+            own = {name: piece if len(piece) == 1 else piece[part] for name, piece in first.items()}
+            touched = {name: one.of_users(part) for name, one in rows.items()}
+            yield part, updates_of(stack, own, self._shapes, touched)
 
     def _walk(
         self, steps: Steps, stack: list[Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
@@ -135,39 +144,6 @@ class Stacked:
                 batch = {name: field[run, step, :width] for name, field in examples.items()}
                 kept = places[:width] < counts[run, step, None]
                 self._step([piece[run] for piece in stack], chances[run, step], batch, kept, rates[run])
-
-    def _replayed(
-        self, steps: Steps, first: dict[str, Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
-    ) -> list[Tensor]:
-        """The same as the recorded program does it, on its own memory; places in the block that are free stay idle."""
-        assert self._recordings is not None
-        shapes = tuple(piece.shape[1:] for piece in first.values())
-        if shapes not in self._recordings:
-            like = {name: field[:, 0] for name, field in examples.items()}
-            self._recordings[shapes] = Recording(
-                self._step,
-                list(first.values()),
-                like,
-                users=self.block_size,
-                steps=self._longest,
-                width=min(self._most, self.plain.local.batch_size),
-            )
-        recording = self._recordings[shapes]
-        users, longest = steps.counts.shape
-        recording.counts.zero_()
-        recording.place.zero_()
-        recording.rates[:users] = rates
-        recording.counts[:longest, :users] = counts.T
-        recording.chances[:longest, :users] = chances.transpose(0, 1)
-        for name, field in examples.items():
-            width, room = field.shape[2], recording.examples[name][:longest, :users]
-            _copy(field.transpose(0, 1), room[:, :, :width])
-            _copy(field[:, :, :1].transpose(0, 1).expand_as(room[:, :, width:]), room[:, :, width:])  # the user's own
-        for piece, begun in zip(recording.stack, first.values(), strict=True):
-            piece[:users] = begun
-        for active in (steps.counts > 0).sum(axis=0).tolist():
-            recording.replay(active)
-        return [piece[:users] for piece in recording.stack]
 
     def _plan(
         self, visits: Sequence[Visit], users: NDArray[np.int64], owners: NDArray[np.int64]
@@ -255,10 +231,3 @@ class Stacked:
         fitting = int(_FREE * torch.cuda.mem_get_info(plain.device)[0] / bytes_a_user)
         expected = cohort_size + (math.ceil(4 * math.sqrt(cohort_size)) if varying else 0)
         return max(1, min(fitting, expected, _MOST))
-
-
-def _copy(source: Tensor, target: Tensor) -> None:
-    """For types too that torch cannot move about freely."""
-    if target.dtype == torch.uint16:
-        source, target = source.view(torch.int16), target.view(torch.int16)
-    target.copy_(source)

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import check_choice, check_whole
-from ..federated.stackable import stacked
-from . import convolution, recurrence
+from ..federated import convolution
+from ..federated.stacks import stacked
+from . import recurrence
 from .initialisers import glorot_uniform_
 
 Padding = int | Literal["same", "valid"]
@@ -62,13 +63,7 @@ class PatchConv2d(nn.Module):
         if alone:
             kernel = self.weight.view(len(self.weight), size, size, self.in_channels).permute(0, 3, 1, 2)
             return F.conv2d(images.contiguous(memory_format=torch.channels_last), kernel, self.bias, stride, before)
-        pixels = images.permute(0, 2, 3, 1)
-        if not (torch.is_autocast_enabled("cuda") and convolution.fused(images)):  # in float32 cuBLAS is faster
-            return F.linear(convolution.patches(pixels, size, stride), self.weight, self.bias).permute(0, 3, 1, 2)
-        out: Tensor = convolution.conv(
-            pixels.to(torch.get_autocast_dtype("cuda")), self.weight, self.bias, size, stride
-        )
-        return out.permute(0, 3, 1, 2)
+        return convolution.convolved(images, self.weight, self.bias, size, stride)
 
     def _zeros(self, side: int) -> tuple[int, int, int, int]:
         """Zeros to the left, right, top and bottom of a square image."""
@@ -133,7 +128,7 @@ class MatrixLSTM(nn.Module):
         return held * (real > 0).unsqueeze(2)
 
     def _step_by_step(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
-        driven = F.linear(inputs.transpose(0, 1), self.weight_ih, self.bias)
+        driven = inputs.transpose(0, 1) @ self.weight_ih.T + self.bias
         if torch.is_autocast_enabled(inputs.device.type):  # a stack's bias has made it float32 again
             driven = driven.to(torch.get_autocast_dtype(inputs.device.type))
         awake = torch.ones_like(driven[..., 0], dtype=torch.bool) if mask is None else mask.transpose(0, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..federated.stackable import users_first
+from ..federated.stacks import users_first
 
 try:
     from . import triton_recurrence

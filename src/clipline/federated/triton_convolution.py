@@ -51,20 +51,23 @@ def conv_pixels(grad: Tensor, weight: Tensor, height: int, width: int, size: int
     return out
 
 
-def conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int) -> Tensor:
-    """The gradient of the weights, (users, filters, size * size * channels) float32."""
+def conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int, biased: bool) -> Tensor:
+    """The gradients of the weights and, behind them, of the bias: (users, filters * (size * size * channels + 1)).
+
+    The bias is the weight of a pixel that is always 1: one more column of the patches.
+    """
     users, batch, high, wide, filters = grad.shape
     height, width, channels = pixels.shape[2:]
     depth = size * size * channels
-    block_f, block_k = _power(filters, 16, 64), _power(depth, 16, 64)
-    tiles = triton.cdiv(depth, block_k) * triton.cdiv(filters, block_f)
+    block_f, block_k = _power(filters, 16, 64), _power(depth + biased, 16, 64)
+    tiles = triton.cdiv(depth + biased, block_k) * triton.cdiv(filters, block_f)
     places = batch * high * wide
     shares = max(1, min(8, _PROGRAMS // (tiles * users), places // 512))  # a sum in shares fills the chip
-    out = torch.empty(shares, users, filters, depth, dtype=torch.float32, device=grad.device)
+    out = torch.empty(shares, users, filters * (depth + biased), dtype=torch.float32, device=grad.device)
     _weight[(tiles * shares, users)](
         grad, pixels, out, places, triton.cdiv(places, shares * 64) * 64, grad.stride(0), pixels.stride(0),
         out.stride(0), out.stride(1), height, width, channels, high, wide, filters, depth, size, stride,
-        triton.cdiv(depth, block_k), tiles, 64, block_f, block_k, num_warps=4, num_stages=3,
+        triton.cdiv(depth + biased, block_k), tiles, biased, 64, block_f, block_k, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out.sum(dim=0) if shares > 1 else out[0]
 
@@ -135,7 +138,7 @@ def _weight(
     grad, pixels, out, places, share, grad_user, pixels_user, out_share, out_user,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
     FILTERS: tl.constexpr, DEPTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, ACROSS: tl.constexpr,
-    TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr,
+    TILES: tl.constexpr, BIASED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     user = tl.program_id(1).to(tl.int64)
     tile, part = tl.program_id(0) % TILES, tl.program_id(0) // TILES
@@ -154,9 +157,12 @@ def _weight(
         a = tl.load(grads + m[None, :] * FILTERS + f[:, None], mask=known[None, :] & (f < FILTERS)[:, None], other=0.0)
         inside = known[:, None] & (k < DEPTH)[None, :]
         b = tl.load(start + corner[:, None] * CHANNELS + shift[None, :], mask=inside, other=0.0)
+        if BIASED:
+            b = tl.where((k == DEPTH)[None, :], 1.0, b).to(b.dtype)
         total = tl.dot(a, b, total)
-    where = out + part * out_share + user * out_user + f[:, None] * DEPTH + k[None, :]
-    tl.store(where, total, mask=(f < FILTERS)[:, None] & (k < DEPTH)[None, :])
+    own = out + part * out_share + user * out_user
+    where = own + tl.where((k == DEPTH)[None, :], FILTERS * DEPTH + f[:, None], f[:, None] * DEPTH + k[None, :])
+    tl.store(where, total, mask=(f < FILTERS)[:, None] & (k < DEPTH + BIASED)[None, :])
 
 
 def pool_forward(pixels: Tensor) -> tuple[Tensor, Tensor]:

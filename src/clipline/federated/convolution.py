@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..federated.stackable import users_first
+from .stacks import users_first
 
 try:
     from . import triton_convolution
@@ -40,6 +40,15 @@ def patches(pixels: Tensor, size: int, stride: int) -> Tensor:
         ],
         dim=-1,
     )
+
+
+def convolved(images: Tensor, weight: Tensor, bias: Tensor | None, size: int, stride: int) -> Tensor:
+    """(batch, channels, height, width) by (filters, size * size * channels), without padding, for layers in a stack."""
+    pixels = images.permute(0, 2, 3, 1)
+    if not (torch.is_autocast_enabled("cuda") and fused(images)):  # in float32 cuBLAS is faster
+        return F.linear(patches(pixels, size, stride), weight, bias).permute(0, 3, 1, 2)
+    out: Tensor = conv(pixels.to(torch.get_autocast_dtype("cuda")), weight, bias, size, stride)
+    return out.permute(0, 3, 1, 2)
 
 
 @torch.library.custom_op("clipline::stacked_conv", mutates_args=())
@@ -72,14 +81,14 @@ def _(grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: 
 
 
 @torch.library.custom_op("clipline::stacked_conv_weight", mutates_args=())
-def stacked_conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int) -> Tensor:
-    """The gradient with respect to the weights, float32."""
-    return triton_convolution.conv_weight(grad.contiguous(), pixels.contiguous(), size, stride)
+def stacked_conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int, biased: bool) -> Tensor:
+    """The gradients with respect to the weights and, behind them, the bias: (users, filters * (depth + 1)) float32."""
+    return triton_convolution.conv_weight(grad.contiguous(), pixels.contiguous(), size, stride, biased)
 
 
 @stacked_conv_weight.register_fake
-def _(grad: Tensor, pixels: Tensor, size: int, stride: int) -> Tensor:
-    shape = (grad.shape[0], grad.shape[4], size * size * pixels.shape[4])
+def _(grad: Tensor, pixels: Tensor, size: int, stride: int, biased: bool) -> Tensor:
+    shape = (grad.shape[0], grad.shape[4] * (size * size * pixels.shape[4] + biased))
     return torch.empty(shape, dtype=torch.float32, device=grad.device)
 
 
@@ -94,10 +103,11 @@ def _conv_backward(ctx, grad):  # type: ignore[no-untyped-def]
     if ctx.needs_input_grad[0]:
         height, width = pixels.shape[2:4]
         of_pixels = stacked_conv_pixels(grad, weight, height, width, ctx.size, ctx.stride)
-    if ctx.needs_input_grad[1]:
-        of_weight = stacked_conv_weight(grad, pixels, ctx.size, ctx.stride)
-    if ctx.needs_input_grad[2]:
-        of_bias = grad.flatten(1, 3).sum(dim=1, dtype=torch.float32)
+    if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+        filters, depth = weight.shape[1:]
+        both = stacked_conv_weight(grad, pixels, ctx.size, ctx.stride, ctx.needs_input_grad[2])
+        of_weight = both[:, : filters * depth].unflatten(1, (filters, depth))
+        of_bias = both[:, filters * depth :] if ctx.needs_input_grad[2] else None
     return of_pixels, of_weight, of_bias, None, None
 
 

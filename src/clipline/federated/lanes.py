@@ -1,0 +1,128 @@
+"""A block of users on a GPU: recorded programs, replayed side by side where some users take many more steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from .batches import Steps
+from .local import Batch
+from .program import Program, Recording, StackStep
+
+# The users with most steps, a twelfth of a block and then a quarter, go beside the rest. A step of few users leaves
+# most of a GPU idle: alone at the end of a block they would cost much of the time for little of the work.
+_APART = (12, 4)
+_UNEVEN = 0.8  # of the steps of the longest: who takes no fewer is no reason to part a block
+
+
+class Lanes:
+    """Trains blocks of at most `users`, with at most `steps` steps of `width` examples."""
+
+    def __init__(self, step: StackStep, *, users: int, steps: int, width: int) -> None:
+        self._step = step
+        self._rooms = [users, *(users // share for share in _APART)]  # of the rest, and of those apart
+        self._steps, self._width = steps, width
+        self._programs: dict[tuple[torch.Size, ...], Program] = {}
+        self._recordings: dict[tuple[int, tuple[torch.Size, ...]], Recording] = {}
+        self._streams: dict[int, torch.cuda.Stream] = {}
+
+    def train(
+        self, steps: Steps, first: dict[str, Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
+    ) -> Iterator[tuple[slice, list[Tensor]]]:
+        """Set it going; then tell which users, in order, and their parameters after training.
+
+        The parameters lie where those of the next block will: use them up before.
+        """
+        parts = self._parted(steps)
+        lanes = {lane: self._lane(lane, first, examples) for lane in parts}
+        for lane, users in parts.items():
+            begun = [piece if len(piece) == 1 else piece[users] for piece in first.values()]
+            fields = {name: field[users] for name, field in examples.items()}
+            _fill(lanes[lane], begun, fields, chances[users], counts[users], rates[users])
+        now = self._now()
+        for lane in parts:
+            if now is not None:
+                self._stream(lane).wait_stream(now)
+        active = {lane: (steps.counts[users] > 0).sum(axis=0).tolist() for lane, users in parts.items()}
+        for step in range(steps.longest):
+            for lane, widths in active.items():
+                if widths[step]:
+                    with self._within(lane):
+                        lanes[lane].replay(widths[step])
+        return self._done(parts, lanes, now)
+
+    def _done(
+        self, parts: dict[int, slice], lanes: dict[int, Recording], now: torch.cuda.Stream | None
+    ) -> Iterator[tuple[slice, list[Tensor]]]:
+        for lane, users in parts.items():
+            if now is not None:
+                now.wait_stream(self._stream(lane))
+            yield users, [piece[: users.stop - users.start] for piece in lanes[lane].stack]
+
+    def _parted(self, steps: Steps) -> dict[int, slice]:
+        """The users of each lane; 0 is that of the rest. Users come with the most steps first."""
+        lengths = (steps.counts > 0).sum(axis=1)
+        start, parts = 0, dict[int, slice]()
+        for lane, room in enumerate(self._rooms[1:], start=1):
+            end = start + room
+            if room and end < len(lengths) and lengths[end] < _UNEVEN * lengths[start]:
+                parts[lane] = slice(start, end)
+                start = end
+        return {**parts, 0: slice(start, len(lengths))}
+
+    def _lane(self, lane: int, first: dict[str, Tensor], examples: Batch) -> Recording:
+        shapes = tuple(piece.shape[1:] for piece in first.values())
+        if shapes not in self._programs:
+            self._programs[shapes] = Program(self._step)
+        if (lane, shapes) not in self._recordings:
+            like = {name: field[:, 0] for name, field in examples.items()}
+            self._recordings[lane, shapes] = Recording(
+                self._programs[shapes],
+                list(first.values()),
+                like,
+                users=self._rooms[lane],
+                steps=self._steps,
+                width=self._width,
+            )
+        return self._recordings[lane, shapes]
+
+    def _now(self) -> torch.cuda.Stream | None:
+        device = next(iter(self._recordings.values())).place.device
+        return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def _stream(self, lane: int) -> torch.cuda.Stream:
+        """Those with most steps come first wherever they have work: the others fill what they leave idle."""
+        if lane not in self._streams:
+            self._streams[lane] = torch.cuda.Stream(priority=-1 if lane else 0)  # type: ignore[no-untyped-call]
+        return self._streams[lane]
+
+    def _within(self, lane: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._now() is None else torch.cuda.stream(self._stream(lane))
+
+
+def _fill(
+    recording: Recording, begun: list[Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
+) -> None:
+    """Put a part of a block where its recording reads; places that are free stay idle."""
+    users, longest = counts.shape
+    recording.counts.zero_()
+    recording.place.zero_()
+    recording.rates[:users] = rates
+    recording.counts[:longest, :users] = counts.T
+    recording.chances[:longest, :users] = chances.transpose(0, 1)
+    for name, field in examples.items():
+        width, room = field.shape[2], recording.examples[name][:longest, :users]
+        _copy(field.transpose(0, 1), room[:, :, :width])
+        _copy(field[:, :, :1].transpose(0, 1).expand_as(room[:, :, width:]), room[:, :, width:])  # the user's own
+    for piece, first in zip(recording.stack, begun, strict=True):
+        piece[:users] = first
+
+
+def _copy(source: Tensor, target: Tensor) -> None:
+    """For types too that torch cannot move about freely."""
+    if target.dtype == torch.uint16:
+        source, target = source.view(torch.int16), target.view(torch.int16)
+    target.copy_(source)
