@@ -33,6 +33,10 @@ class Clients(Protocol):
         """Updates (params after local SGD - params) of the cohort's users in blocks: PRIVATE."""
         ...
 
+    def foresee(self, cohort: Cohort, round_index: int) -> None:
+        """Prepare what does not depend on the model for the cohort that comes next, if there is time to use."""
+        ...
+
 
 def clients_named(engine: Engine, plain: OneByOne, cohort_size: int, varying: bool = True) -> Clients:
     """`plain` itself or a stack on top of it.

@@ -124,6 +124,9 @@ class Hosts:
         """The sum of the cohort's clipped updates and bits: PRIVATE. Within `at_work`, on rank 0."""
         return self._team.clipped_sum(params, cohort, round_index, clip)
 
+    def foresee(self, cohort: Cohort, round_index: int) -> None:
+        """Nothing: all have finished when the sum is there."""
+
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """On rank 0: see that all agree, and let the others go at the end."""

@@ -79,6 +79,9 @@ class LocalWorkers:
         except LostConnectionError as error:
             raise self._obituary(error) from None
 
+    def foresee(self, cohort: Cohort, round_index: int) -> None:
+        """Nothing: all cores are busy until the sum is there."""
+
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Fork the others, and end them whatever happens."""

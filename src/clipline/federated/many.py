@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,6 +124,9 @@ class _Seat:
         """Nothing to prepare."""
         return nullcontext()
 
+    def foresee(self, cohort: Cohort, round_index: int) -> None:
+        """Nothing: all runs share one stack."""
+
     def clipped_sum(self, params: Tensor, cohort: Cohort, round_index: int, clip: float) -> ClippedSum:
         """The sum of the cohort's clipped updates and bits: PRIVATE."""
         visit = Visit(params, cohort.users, round_index, self.plain.streams, self.plain.local.lr)
@@ -184,10 +186,8 @@ class _Table:
             run = torch.from_numpy(owners).to(params.device)
             scale, within = clip_factors(updates.norms(), clips[run])
             bits = within.double() - 0.5
-            for number in np.unique(owners).tolist():
-                own = run == number
-                updates.of_users(own).add_to(totals[number, :dim], scale[own])
-                totals[number, dim] += bits[own].sum()
+            updates.add_to_runs(totals[:, :dim], scale, run)
+            totals[:, dim].index_add_(0, run, bits)
         return [
             ClippedSum(total, request.clip, request.cohort.sampling)
             for total, request in zip(totals, requests, strict=True)

@@ -64,6 +64,9 @@ class OneByOne:
         for start in range(0, len(cohort.users), block_size):
             yield self.block(params, cohort.users[start : start + block_size], round_index)
 
+    def foresee(self, cohort: Cohort, round_index: int) -> None:
+        """Nothing: the cores are busy until a round is done."""
+
     def block(self, params: Tensor, users: NDArray[np.int64], round_index: int) -> Updates:
         """The updates of these users, not clipped: PRIVATE. A user without examples gives zeros."""
         steps = plan_steps(self.examples.population, users, self.local, self.streams, round_index)

@@ -17,7 +17,7 @@ from .flat_module import FlatModule
 from .local import Batch, LocalSGD, Loss, LossOf
 from .tracing import traced
 
-_WARM_UP = 2  # calls with so many users before they are recorded: the compiler and cuBLAS set themselves up
+_WARM_UP = 1  # calls with so many users before they are recorded: the compiler and cuBLAS set themselves up
 _VERSIONS = 2  # of a compiled program before it is taken to be one for a single number of users
 _WIDTHS = 32  # users: up to so many every even number is recorded, up to twice as many every fourth, and so on
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from .clients import Clients
 from .controllers import ClipController, ClipState
 from .mechanism import GaussianMechanism, Release
 from .noise import Noise
-from .sampling import Sampler
+from .sampling import Cohort, Sampler
 from .server import ServerOptimiser, ServerState
 from .workers import Workforce
 
@@ -44,6 +44,7 @@ class Algorithm:
     server: ServerOptimiser
     controller: ClipController
     streams: Streams
+    _drawn: dict[int, Cohort] = field(default_factory=dict, init=False, repr=False)  # ahead of its round
 
     @property
     def event(self) -> GaussianEvent:
@@ -58,11 +59,18 @@ class Algorithm:
     def round(self, state: TrainState) -> tuple[TrainState, Release]:
         """One round: sample, train and clip and add up, add noise, move the model, move the clip, write the ledger."""
         t = state.round_index
-        cohort = self.sampler.draw(self.streams.sampling(t))
+        cohort = self._drawn.pop(t) if t in self._drawn else self.sampler.draw(self.streams.sampling(t))
         noise = Noise(self.streams.noise(t), len(state.params) + 1, state.params.device)  # drawn beside the training
         total = self.workforce.clipped_sum(state.params, cohort, t, state.clip.clip)
+        self._look_ahead(t + 1)  # a GPU is still at work on the sum
         release = self.mechanism.release(total, noise)
         params, server = self.server.update(state.params, state.server, release)
         clip = self.controller.update(state.clip, release)
         ledger = state.ledger.add(release.event)
         return TrainState(params, server, clip, ledger), release
+
+    def _look_ahead(self, t: int) -> None:
+        """Draw the next cohort and let the workforce prepare for it."""
+        self._drawn.clear()
+        self._drawn[t] = self.sampler.draw(self.streams.sampling(t))
+        self.workforce.foresee(self._drawn[t], t)

@@ -21,7 +21,7 @@ from .local import Batch, per_example
 from .one_by_one import OneByOne
 from .precision import computing_in
 from .program import StackStep
-from .rows import first_pieces, renumbered, updates_of
+from .rows import Touched, first_pieces, renumbered, updates_of
 from .sampling import Cohort
 from .updates import Updates
 
@@ -44,6 +44,21 @@ class Visit:
     round_index: int
     streams: Streams
     lr: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Users sorted by work, each in the run `visits[owner]`, and all that their training needs but the parameters."""
+
+    users: NDArray[np.int64]
+    owners: NDArray[np.int64]
+    round_index: int  # of the first run
+    steps: Steps
+    examples: Batch
+    rows: dict[str, Touched]
+    chances: Tensor
+    counts: Tensor
+    rates: Tensor
 
 
 class Stacked:
@@ -71,6 +86,7 @@ class Stacked:
         if compiled is None:
             compiled = plain.device.type == "cuda" and self._fillable
         self.block_size = block_size or self._fitting(cohort_size, varying, bytes_a_user)
+        self._foreseen: _Block | None = None
         self._lanes: Lanes | None = None
         if compiled:  # what is recorded has room for the largest user
             most = min(plain.examples.population.largest(), plain.local.max_examples or 2**62)
@@ -89,41 +105,65 @@ class Stacked:
 
     def train_together(self, visits: Sequence[Visit]) -> Iterator[tuple[Updates, NDArray[np.int64]]]:
         """Blocks of updates of users from several runs, side by side, and the number of the run of each user."""
-        population, local = self.plain.examples.population, self.plain.local
-        work = np.concatenate([local.examples_of(population, visit.users) for visit in visits])
-        owners = np.repeat(np.arange(len(visits)), [len(visit.users) for visit in visits])
-        users = np.concatenate([visit.users for visit in visits])
-        order = np.lexsort((owners, -work))
-        for start in range(0, len(order), self.block_size):
-            chosen = order[start : start + self.block_size]
-            for part, updates in self._block(visits, users[chosen], owners[chosen]):
-                yield updates, owners[chosen][part]
+        users, owners = self._in_order(visits)
+        for start in range(0, len(users), self.block_size):
+            chosen = slice(start, start + self.block_size)
+            block = self._foreseen if len(visits) == 1 else None
+            self._foreseen = None
+            if block is None or not _is_for(block, visits[0], users[chosen]):
+                block = self._prepared(visits, users[chosen], owners[chosen])
+            for part, updates in self._train(visits, block):
+                yield updates, block.owners[part]
 
-    def _block(
-        self, visits: Sequence[Visit], users: NDArray[np.int64], owners: NDArray[np.int64]
-    ) -> Iterator[tuple[slice, Updates]]:
-        """The updates of users sorted by work, each in the run `visits[owner]`, in parts; not clipped: PRIVATE."""
+    def foresee(self, cohort: Cohort, round_index: int) -> None:
+        """Prepare the first block of a cohort to come, while a GPU is still busy with the round before."""
+        if self._lanes is not None and len(cohort.users):
+            visit = Visit(self.flat.initial, cohort.users, round_index, self.plain.streams, self.plain.local.lr)
+            users, owners = self._in_order([visit])
+            self._foreseen = self._prepared([visit], users[: self.block_size], owners[: self.block_size])
+
+    def _in_order(self, visits: Sequence[Visit]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """All users, those with most examples first, and the run of each."""
+        work = [self.plain.local.examples_of(self.plain.examples.population, visit.users) for visit in visits]
+        owners = np.repeat(np.arange(len(visits)), [len(visit.users) for visit in visits])
+        order = np.lexsort((owners, -np.concatenate(work)))
+        return np.concatenate([visit.users for visit in visits])[order], owners[order]
+
+    def _prepared(self, visits: Sequence[Visit], users: NDArray[np.int64], owners: NDArray[np.int64]) -> _Block:
         plain, device = self.plain, self.plain.device
         steps, keys = self._plan(visits, users, owners)
         heights = {name: self._shapes[name][0] for name in plain.row_fields}
         examples, rows = renumbered(plain.examples.gather(steps.rows), plain.row_fields, heights, least=_ROOM)
-        chances = torch.from_numpy(keys).to(device, non_blocking=True)
-        counts = torch.from_numpy(steps.counts).to(device, non_blocking=True)
-        rates = torch.tensor([visits[owner].lr for owner in owners], dtype=plain.flat.vector.dtype, device=device)
-        run = torch.from_numpy(owners).to(device) if len(visits) > 1 else None
-        first = first_pieces(torch.stack([visit.params for visit in visits]), self._shapes, rows, run)
+        return _Block(
+            users,
+            owners,
+            visits[0].round_index,
+            steps,
+            examples,
+            rows,
+            torch.from_numpy(keys).to(device, non_blocking=True),
+            torch.from_numpy(steps.counts).to(device, non_blocking=True),
+            torch.tensor([visits[owner].lr for owner in owners], dtype=plain.flat.vector.dtype, device=device),
+        )
+
+    def _train(self, visits: Sequence[Visit], block: _Block) -> Iterator[tuple[slice, Updates]]:
+        """The updates of a block's users, in parts; not clipped: PRIVATE."""
+        plain, device = self.plain, self.plain.device
+        run = torch.from_numpy(block.owners).to(device) if len(visits) > 1 else None
+        first = first_pieces(torch.stack([visit.params for visit in visits]), self._shapes, block.rows, run)
+        arguments = (block.examples, block.chances, block.counts, block.rates)
         self.flat.module.train()
         with computing_in(plain.precision, device):
             if self._lanes is None:
-                stack = [piece.expand(len(users), *piece.shape[1:]).clone() for piece in first.values()]
-                self._walk(steps, stack, examples, chances, counts, rates)
-                trained = iter([(slice(0, len(users)), stack)])
+                stack = [piece.expand(len(block.users), *piece.shape[1:]).clone() for piece in first.values()]
+                self._walk(block.steps, stack, *arguments)
+                trained = iter([(slice(0, len(block.users)), stack)])
             else:
-                trained = self._lanes.train(steps, first, examples, chances, counts, rates)
+                trained = self._lanes.train(block.steps, first, *arguments)
         self.flat.check_buffers()
         for part, stack in trained:
             own = {name: piece if len(piece) == 1 else piece[part] for name, piece in first.items()}
-            touched = {name: one.of_users(part) for name, one in rows.items()}
+            touched = {name: one.of_users(part) for name, one in block.rows.items()}
             yield part, updates_of(stack, own, self._shapes, touched)
 
     def _walk(
@@ -231,3 +271,8 @@ class Stacked:
         fitting = int(_FREE * torch.cuda.mem_get_info(plain.device)[0] / bytes_a_user)
         expected = cohort_size + (math.ceil(4 * math.sqrt(cohort_size)) if varying else 0)
         return max(1, min(fitting, expected, _MOST))
+
+
+def _is_for(block: _Block, visit: Visit, users: NDArray[np.int64]) -> bool:
+    """Whether this is what was foreseen."""
+    return block.round_index == visit.round_index and np.array_equal(block.users, users)

@@ -18,8 +18,8 @@ _CACHED = 1 << 16  # the same on a processor, whose cache holds them
 
 
 def _parts(values: Tensor) -> Iterator[slice]:
-    """Columns of (users, width), as many at a time as the cache holds."""
-    step = max(256, _CACHED // max(1, len(values)))
+    """Columns of (users, width), as many at a time as the cache holds, or a GPU should."""
+    step = max(256, (_CACHED if values.device.type == "cpu" else _CHUNK) // max(1, len(values)))
     for start in range(0, values.shape[1], step):
         yield slice(start, start + step)
 
@@ -33,6 +33,8 @@ class Dense:
 
     def squares(self) -> Tensor:
         """(users,) float64: sums of squares. No overflow: a float32 squared is far inside float64."""
+        if self.values.device.type == "cuda" and triton_sum is not None:
+            return triton_sum.squares(self.values)
         if self.values.device.type != "cpu":
             norms: Tensor = torch.linalg.vector_norm(self.values, dim=1, dtype=torch.float64)
             return norms.square()
@@ -126,6 +128,21 @@ class Updates:
         """Add the updates times scale (users,) to total (dim,), both float64."""
         for piece in self.pieces:
             piece.add_to(total, scale)
+
+    def add_to_runs(self, totals: Tensor, scale: Tensor, run: Tensor) -> None:
+        """Add the updates times scale (users,) to totals (runs, dim), each user's to that of his run (users,)."""
+        if all(isinstance(piece, Dense) for piece in self.pieces):
+            shares = scale.new_zeros(len(totals), len(scale))
+            shares[run, torch.arange(len(scale), device=run.device)] = scale
+            for piece in self.pieces:
+                own = totals[:, piece.start : piece.start + piece.values.shape[1]]
+                for part in _parts(piece.values):
+                    values = piece.values[:, part].double()
+                    own[:, part] += shares @ torch.where(scale.unsqueeze(1) > 0, values, 0.0)
+            return
+        for number in range(len(totals)):
+            own = run == number
+            self.of_users(own).add_to(totals[number], scale[own])
 
     def of_users(self, chosen: Tensor) -> Updates:
         """The updates of the users for whom `chosen` (users,) is true."""

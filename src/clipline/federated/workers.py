@@ -42,6 +42,10 @@ class Workforce(Protocol):
         """The sum of the cohort's clipped updates and bits: PRIVATE."""
         ...
 
+    def foresee(self, cohort: Cohort, round_index: int) -> None:
+        """Prepare what does not depend on the model for the cohort that comes next, if there is time to use."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class Alone:
@@ -62,6 +66,10 @@ class Alone:
         """The sum of the cohort's clipped updates and bits: PRIVATE."""
         updates = self.clients.train(params, cohort, round_index)
         return aggregate(updates, clip, cohort, len(params), params.device)
+
+    def foresee(self, cohort: Cohort, round_index: int) -> None:
+        """On a GPU the sum is still being computed."""
+        self.clients.foresee(cohort, round_index)
 
 
 def share_out(users: NDArray[np.int64], steps: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
