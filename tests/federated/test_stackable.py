@@ -9,6 +9,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from clipline import LocalSGD
+from clipline.federated import stackable as layers
 from clipline.federated.flat_module import FlatModule
 from clipline.federated.one_by_one import OneByOne
 from clipline.federated.stackable import Dropout, GroupNorm, Linear, stackable
@@ -125,6 +126,33 @@ def test_linear_in_a_stack_is_torchs_there_and_back(bias, shape):
 def test_group_norm_in_a_stack_is_torchs_there_and_back(affine, groups, shape):
     inputs = 3 + 2 * torch.randn(USERS, *shape, dtype=DOUBLE)
     compare(lambda: nn.GroupNorm(groups, 6, eps=1e-3, affine=affine), inputs)
+
+
+@pytest.mark.filterwarnings("ignore:.*zero-padded copy")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stride": 2},
+        {"padding": 1, "bias": False},
+        {"padding": (2, 1), "stride": 2},
+        {"padding": "same"},
+        {"kernel_size": 4, "padding": "same"},
+        {"dilation": 2},
+        {"groups": 2},
+        {"padding": 1, "padding_mode": "circular"},
+        {"kernel_size": (3, 2)},
+        {"stride": (1, 2)},
+    ],
+)
+def test_convolution_in_a_stack_is_torchs_there_and_back(monkeypatch, options):
+    monkeypatch.setattr(layers, "LIBRARY_IS_FAST", ())  # as on a GPU
+    convolved, calls = layers.convolution.convolved, []
+    monkeypatch.setattr(layers.convolution, "convolved", lambda *given: calls.append(1) or convolved(*given))
+    inputs = torch.randn(USERS, 2, 4, 9, 8, dtype=DOUBLE)
+    compare(lambda: nn.Conv2d(4, 6, **{"kernel_size": 3, **options}), inputs)
+    rare = {"dilation", "groups", "padding_mode"} & set(options) or isinstance(options.get("stride"), tuple)
+    assert bool(calls) != bool(rare or isinstance(options.get("kernel_size"), tuple))
 
 
 def test_group_norm_without_further_axes_is_torchs_too():

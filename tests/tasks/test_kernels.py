@@ -6,6 +6,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from clipline import MatrixLSTM, PatchConv2d
 from clipline.federated import convolution
+from clipline.federated.updates import Dense, Updates
 
 DOUBLE = torch.float64
 USERS = 3
@@ -91,6 +92,22 @@ def test_convolution_on_a_gpu_equals_the_librarys_in_float64(channels, filters, 
         assert relative(found[0][user].permute(0, 3, 1, 2), of_x) < tolerance
         assert relative(found[1][user], of_w.permute(0, 2, 3, 1).flatten(1)) < tolerance
         assert relative(found[2][user], grad[user].sum(dim=(0, 1, 2))) < tolerance
+
+
+@needs_gpu
+@pytest.mark.parametrize("width", [1, 1023, 70_001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_and_sums_on_a_gpu_are_those_of_float64(dtype, width):
+    values = torch.randn(7, width + 5, generator=torch.Generator().manual_seed(1), dtype=DOUBLE).to(dtype)
+    values = (values * torch.logspace(-15, 15, 7, dtype=dtype).unsqueeze(1))[:, 2 : width + 2]  # rows of a wider matrix
+    updates = Updates([Dense(0, values.cuda())])
+    expected = values.double().norm(dim=1)
+    torch.testing.assert_close(updates.norms().cpu(), expected, rtol=1e-14, atol=0)
+    scale, total = torch.linspace(0, 1, 7, dtype=DOUBLE), torch.ones(width, dtype=DOUBLE, device="cuda")
+    updates.add_to(total, scale.cuda())
+    torch.testing.assert_close(total.cpu(), 1 + scale @ values.double(), rtol=1e-13, atol=0)
+    updates.pieces[0].values[3, 0] = torch.inf
+    assert not updates.norms()[3].isfinite()
 
 
 @needs_gpu
