@@ -105,7 +105,8 @@ def test_norms_and_sums_on_a_gpu_are_those_of_float64(dtype, width):
     torch.testing.assert_close(updates.norms().cpu(), expected, rtol=1e-14, atol=0)
     scale, total = torch.linspace(0, 1, 7, dtype=DOUBLE), torch.ones(width, dtype=DOUBLE, device="cuda")
     updates.add_to(total, scale.cuda())
-    torch.testing.assert_close(total.cpu(), 1 + scale @ values.double(), rtol=1e-13, atol=0)
+    error = (total.cpu() - 1 - scale @ values.double()).abs()
+    assert (error <= 1e-14 * (1 + scale @ values.double().abs())).all()
     updates.pieces[0].values[3, 0] = torch.inf
     assert not updates.norms()[3].isfinite()
 
@@ -149,6 +150,7 @@ def test_recurrence_on_a_gpu_equals_the_plain_one_in_float64(mask, dtype, tolera
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what it uses itself
 @pytest.mark.parametrize("make", [lambda: PatchConv2d(3, 8, 3, padding=1), lambda: nn.Sequential(MatrixLSTM(8, 8))])
 def test_layers_compile_in_a_stack(make):
+    torch._dynamo.reset()  # what it learnt of one layer's shapes it would try on the other's
     layers, stack = stack_of(make)
     inputs = torch.randn(USERS, 2, *((3, 8, 8) if isinstance(layers[0], PatchConv2d) else (5, 8)))
     device = {name: param.detach().cuda().requires_grad_() for name, param in stack.items()}

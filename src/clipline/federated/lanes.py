@@ -12,9 +12,9 @@ from .batches import Steps
 from .local import Batch
 from .program import Program, Recording, StackStep
 
-# The users with most steps, a twelfth of a block and then a quarter, go beside the rest. A step of few users leaves
-# most of a GPU idle: alone at the end of a block they would cost much of the time for little of the work.
-_APART = (12, 4)
+# The users with most steps, a twelfth of a block, go beside the rest. A step of few users leaves most of a GPU idle:
+# alone at the end of a block they would cost much of the time for little of the work.
+_APART = 12
 _UNEVEN = 0.8  # of the steps of the longest: who takes no fewer is no reason to part a block
 
 
@@ -23,7 +23,7 @@ class Lanes:
 
     def __init__(self, step: StackStep, *, users: int, steps: int, width: int) -> None:
         self._step = step
-        self._rooms = [users, *(users // share for share in _APART)]  # of the rest, and of those apart
+        self._rooms = (users, users // _APART)  # of the rest, and of those apart
         self._steps, self._width = steps, width
         self._programs: dict[tuple[torch.Size, ...], Program] = {}
         self._recordings: dict[tuple[int, tuple[torch.Size, ...]], Recording] = {}
@@ -63,15 +63,11 @@ class Lanes:
             yield users, [piece[: users.stop - users.start] for piece in lanes[lane].stack]
 
     def _parted(self, steps: Steps) -> dict[int, slice]:
-        """The users of each lane; 0 is that of the rest. Users come with the most steps first."""
-        lengths = (steps.counts > 0).sum(axis=1)
-        start, parts = 0, dict[int, slice]()
-        for lane, room in enumerate(self._rooms[1:], start=1):
-            end = start + room
-            if room and end < len(lengths) and lengths[end] < _UNEVEN * lengths[start]:
-                parts[lane] = slice(start, end)
-                start = end
-        return {**parts, 0: slice(start, len(lengths))}
+        """The users of each lane: 1 is that of those apart, 0 of the rest. Users come with the most steps first."""
+        lengths, end = (steps.counts > 0).sum(axis=1), self._rooms[1]
+        if end == 0 or end >= len(lengths) or lengths[end] >= _UNEVEN * lengths[0]:
+            return {0: slice(0, len(lengths))}
+        return {1: slice(0, end), 0: slice(end, len(lengths))}
 
     def _lane(self, lane: int, first: dict[str, Tensor], examples: Batch) -> Recording:
         shapes = tuple(piece.shape[1:] for piece in first.values())
