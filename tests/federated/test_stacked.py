@@ -8,6 +8,7 @@ from torch import nn
 
 from clipline import LocalSGD, Population
 from clipline.errors import ModuleError
+from clipline.federated import stacked
 from clipline.federated.one_by_one import OneByOne
 from clipline.federated.stacked import CannotStack, Stacked, Visit
 from clipline.streams import Streams
@@ -181,3 +182,16 @@ def test_a_population_without_examples_has_nothing_to_try():
     empty = Population(np.zeros(4, np.int64), {"x": np.zeros((0, 6)), "y": np.zeros(0, np.int64)})
     with pytest.raises(CannotStack, match="no examples to try the model on"):
         stack(plain(population=empty))
+
+
+def test_a_user_with_very_many_examples_does_not_multiply_by_all_others(monkeypatch):
+    sizes = [3, 2, 400, 5, 1, 4, 60, 2]
+    engine = OneByOne(nn.Linear(6, 3).double(), cross_entropies, population_of(sizes), LocalSGD(0.1, 4), Streams(0))
+    ours, gathered = Stacked(engine, 8), []
+    assert engine.examples.bytes_each == 6 * 8 + 8
+    monkeypatch.setattr(stacked, "_GATHERED", 56 * 130)  # examples of two users with 60, not of one with 400
+    gather = engine.examples.gather
+    monkeypatch.setattr(engine.examples, "gather", lambda rows: gathered.append(rows.shape) or gather(rows))
+    rows = rows_of(ours, np.arange(8))
+    assert [(shape[0], shape[1] * shape[2]) for shape in gathered] == [(1, 400), (2, 60), (5, 4)]
+    assert_same(rows, rows_of(engine, np.arange(8)))

@@ -94,6 +94,7 @@ class Examples:
         self.population = population
         self.device = device
         self.dtype = dtype
+        self.bytes_each = sum(field[:1].nbytes for field in population.fields.values()) if population.examples else 0
         self._resident: dict[str, Tensor] = {}
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)

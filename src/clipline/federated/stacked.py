@@ -28,6 +28,7 @@ from .updates import Updates
 _FREE = 0.5  # of a GPU's free memory may be taken by a block of users
 _MOST = 1024  # users in a block: more do not make a GPU faster
 _ON_CORES = 64  # users in a block on processor cores
+_GATHERED = 1 << 28  # bytes of examples in a block there: one user with very many must not multiply by all others'
 _ROOM = 256  # rows that a user may touch, or twice, four times ... as many: each is a program of its own
 
 
@@ -85,14 +86,15 @@ class Stacked:
         bytes_a_user = self._trial()
         if compiled is None:
             compiled = plain.device.type == "cuda" and self._fillable
-        self.block_size = block_size or self._fitting(cohort_size, varying, bytes_a_user)
-        self._foreseen: _Block | None = None
-        self._lanes: Lanes | None = None
+        most = longest = 0
         if compiled:  # what is recorded has room for the largest user
             most = min(plain.examples.population.largest(), plain.local.max_examples or 2**62)
             longest = -(-most // plain.local.batch_size) * plain.local.epochs
-            width = min(most, plain.local.batch_size)
-            self._lanes = Lanes(self._step, users=self.block_size, steps=longest, width=width)
+        width = min(most, plain.local.batch_size)
+        bytes_a_user += 2 * longest * width * plain.examples.bytes_each  # as gathered, and where it is recorded
+        self.block_size = block_size or self._fitting(cohort_size, varying, bytes_a_user)
+        self._foreseen: _Block | None = None
+        self._lanes = Lanes(self._step, users=self.block_size, steps=longest, width=width) if compiled else None
 
     def train(self, params: Tensor, cohort: Cohort, round_index: int) -> Iterator[Updates]:
         """Updates (params after local SGD - params) of the cohort's users, in blocks, most work first.
@@ -106,8 +108,10 @@ class Stacked:
     def train_together(self, visits: Sequence[Visit]) -> Iterator[tuple[Updates, NDArray[np.int64]]]:
         """Blocks of updates of users from several runs, side by side, and the number of the run of each user."""
         users, owners = self._in_order(visits)
-        for start in range(0, len(users), self.block_size):
-            chosen = slice(start, start + self.block_size)
+        end = 0
+        while end < len(users):
+            start, end = end, end + self._together(users[end])
+            chosen = slice(start, end)
             block = self._foreseen if len(visits) == 1 else None
             self._foreseen = None
             if block is None or not _is_for(block, visits[0], users[chosen]):
@@ -120,7 +124,16 @@ class Stacked:
         if self._lanes is not None and len(cohort.users):
             visit = Visit(self.flat.initial, cohort.users, round_index, self.plain.streams, self.plain.local.lr)
             users, owners = self._in_order([visit])
-            self._foreseen = self._prepared([visit], users[: self.block_size], owners[: self.block_size])
+            end = self._together(users[0])
+            self._foreseen = self._prepared([visit], users[:end], owners[:end])
+
+    def _together(self, user: int) -> int:
+        """How many users train with this one, who has most examples among them."""
+        if self.plain.device.type != "cpu":
+            return self.block_size
+        local, examples = self.plain.local, self.plain.examples
+        most = int(local.examples_of(examples.population, np.array([user]))[0]) * local.epochs
+        return max(1, min(self.block_size, _GATHERED // max(1, most * examples.bytes_each)))
 
     def _in_order(self, visits: Sequence[Visit]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """All users, those with most examples first, and the run of each."""
