@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ..errors import PopulationError, SettingError, check_choice
@@ -13,7 +13,7 @@ from .chunks import Chunk, Convert, Progress, Text, converted, existing_file
 from .store import check_target, scratch_beside, write_store
 from .tables import read_table
 from .tff_hdf5 import read_tff_hdf5
-from .tff_sqlite import read_tff_sqlite
+from .tff_sqlite import decompressed, read_tff_sqlite
 
 Stages = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
 
@@ -85,7 +85,7 @@ def prepare_task(
     known = _known(name)
     path, folder = Path(source), check_target(target)
     files = {split: _file_of(path, known, split) for split in SPLITS}
-    with scratch_beside(folder) as scratch:
+    with scratch_beside(folder) as scratch, _unpacked(files, scratch, progress) as files:
         manifests = {
             split: prepare(
                 name, file, scratch / "both" / split, split=split, tokenise=tokenise,
@@ -96,6 +96,18 @@ def prepare_task(
         folder.parent.mkdir(parents=True, exist_ok=True)
         (scratch / "both").rename(folder)
     return manifests
+
+
+@contextmanager
+def _unpacked(files: dict[str, Path], scratch: Path, progress: Stages) -> Iterator[dict[str, Path]]:
+    """The same files; one `.lzma` with all splits is decompressed once for all of them."""
+    packed, *others = set(files.values())
+    if others or packed.suffix.lower() != ".lzma":
+        yield files
+        return
+    size = packed.stat().st_size
+    with decompressed(packed, scratch, lambda done: progress("decompressing", done, size)) as plain:
+        yield dict.fromkeys(files, plain)
 
 
 def _file_of(source: Path, known: DataSet, split: str) -> Path:

@@ -38,32 +38,37 @@ def read_tff_sqlite(
     """
     file = existing_file(path)
     size = file.stat().st_size
+    if file.suffix.lower() == ".lzma":
+        with decompressed(file, Path(scratch or file.parent), lambda done: progress(done, 2 * size)) as plain:
+            told = lambda done, total: progress(size + size * done // total, 2 * size)  # noqa: E731
+            yield from _examples(plain, split, fields, without_rows, told)
+        return
+    with _understood(file):
+        yield from _examples(
+            file, split, fields, without_rows, lambda done, total: progress(size * done // total, size)
+        )
+
+
+@contextmanager
+def decompressed(file: Path, folder: Path, progress: Callable[[int], None]) -> Iterator[Path]:
+    """The plain file of a `.lzma` file, in a folder of its own inside `folder`; gone afterwards."""
+    with _understood(file), tempfile.TemporaryDirectory(dir=folder, prefix=f".{file.stem}.") as own:
+        target = Path(own) / file.stem
+        with file.open("rb") as raw, lzma.open(raw) as stream, target.open("wb") as plain:
+            while block := stream.read(_BLOCK):
+                plain.write(block)
+                progress(raw.tell())
+        yield target
+
+
+@contextmanager
+def _understood(file: Path) -> Iterator[None]:
     try:
-        if file.suffix.lower() != ".lzma":
-            yield from _examples(
-                file, split, fields, without_rows, lambda done, total: progress(size * done // total, size)
-            )
-            return
-        with _decompressed(file, Path(scratch or file.parent), lambda done: progress(done, 2 * size)) as plain:
-            yield from _examples(
-                plain, split, fields, without_rows,
-                lambda done, total: progress(size + size * done // total, 2 * size),
-            )  # fmt: skip
+        yield
     except (sqlite3.DatabaseError, lzma.LZMAError, EOFError) as error:
         raise PopulationError(
             f"{str(file)!r} cannot be read as TFF's SQLite ({short(error)}): copy or download it again"
         ) from None
-
-
-@contextmanager
-def _decompressed(file: Path, folder: Path, progress: Callable[[int], None]) -> Iterator[Path]:
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{file.stem}.", suffix=".sqlite") as plain:
-        with file.open("rb") as raw, lzma.open(raw) as stream:
-            while block := stream.read(_BLOCK):
-                plain.write(block)
-                progress(raw.tell())
-        plain.flush()
-        yield Path(plain.name)
 
 
 def _examples(
