@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import check_choice, check_whole
+from ..federated.bags import bag
 from ..federated.stackable import stacked
 from . import convolution, recurrence
 from .initialisers import glorot_uniform_
@@ -168,6 +169,6 @@ class BagLinear(nn.Module):
             features, values = features[:, :used], values[:, :used]  # columns of padding alone cost like others
         places = features.long().clamp(max=len(self.weight) - 1)
         if not stacked(places, values, self.weight):
-            return F.embedding_bag(places, self.weight, per_sample_weights=values, mode="sum") + self.bias
+            return bag(places, self.weight, values) + self.bias
         # torch.func has no rule for embedding_bag and would loop over the users.
         return torch.bmm(values.unsqueeze(1), F.embedding(places, self.weight)).squeeze(1) + self.bias
