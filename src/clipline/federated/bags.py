@@ -8,7 +8,7 @@ it lies, the same for all users of a round.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,18 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-_DENSE = 4  # terms for each row of the weight, beyond which they are added up to one
+from .terms import Moved, Terms, moved
+
+_DENSE = 2  # terms for each row of the weight, beyond which they are added up to one
 
 
 def bag(features: Tensor, weight: Tensor, values: Tensor) -> Tensor:
     """(batch, width) whole numbers, (height, out) and (batch, width) values -> (batch, out): sums of values times rows.
 
-    A layer that uses its weight through this function alone trains faster where `row_fields` names the weight. There a
-    value of 0 is skipped, whatever the row.
+    A place with value 0 is padding, whatever its number; numbers beyond the last row are allowed only there. A layer
+    that uses its weight through this function alone trains faster where `row_fields` names the weight.
     """
     if isinstance(weight, Noted) and not values.requires_grad:
         return weight.ledger.product(features, values)
-    return F.embedding_bag(features, weight, per_sample_weights=values, mode="sum")
+    columns = (values != 0).any(dim=0).nonzero()
+    used = int(columns[-1]) + 1 if len(columns) else 1  # columns of padding alone cost like others
+    places = features[:, :used].long().clamp(max=len(weight) - 1)
+    return F.embedding_bag(places, weight, per_sample_weights=values[:, :used], mode="sum")
 
 
 class Noted(Tensor):
@@ -54,40 +59,6 @@ _QUESTIONS = frozenset(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Terms:
-    """A matrix as a sum: row numbers[i] has factors[i] times row sources[i] of the table, and so on for every i."""
-
-    numbers: Tensor  # (terms,) int64
-    sources: Tensor  # (terms,) int64
-    factors: Tensor  # (terms,)
-    table: Tensor  # (any, out)
-
-    @staticmethod
-    def joined(parts: Sequence[Terms]) -> Terms:
-        """The sum of several; at least one."""
-        if len(parts) == 1:
-            return parts[0]
-        starts = torch.tensor([0, *(len(part.table) for part in parts[:-1])]).cumsum(dim=0).tolist()
-        return Terms(
-            torch.cat([part.numbers for part in parts]),
-            torch.cat([part.sources + start for part, start in zip(parts, starts, strict=True)]),
-            torch.cat([part.factors for part in parts]),
-            torch.cat([part.table for part in parts]),
-        )
-
-    def in_order(self) -> tuple[Tensor, Tensor, Terms]:
-        """Rows, ascending; where the terms of each begin, and at last where they end; the terms in that order."""
-        numbers, order = self.numbers.sort(stable=True)
-        rows, counts = torch.unique_consecutive(numbers, return_counts=True)
-        starts = F.pad(counts.cumsum(dim=0), (1, 0))
-        return rows, starts, Terms(numbers, self.sources[order], self.factors[order], self.table)
-
-    def rows(self, starts: Tensor) -> Tensor:
-        """(starts, out): the sum of the terms from each start to the next, of the last to the end."""
-        return F.embedding_bag(self.sources, self.table, starts, per_sample_weights=self.factors, mode="sum")
-
-
 class Ledger:
     """One user's steps of SGD at rate `lr` on `weight`, (height, out), which stays as it is: PRIVATE.
 
@@ -101,7 +72,7 @@ class Ledger:
         self._lr = lr
         self._open: list[Terms] = []  # of the step that is being taken: the table is the product itself
         self._taken: list[Terms] = []
-        self._so_far: tuple[Tensor, Tensor] | None = None
+        self._now: Moved | None = None  # the weight after the steps that were taken
         self.complete = True
 
     def noted(self) -> Noted:
@@ -113,19 +84,12 @@ class Ledger:
     def product(self, features: Tensor, values: Tensor) -> Tensor:
         """`bag` with the weight after the steps so far."""
         with torch.no_grad():
-            kept = values != 0
-            places = kept.flatten().nonzero().squeeze(1)
-            numbers, factors = features.flatten()[places], values.flatten()[places]
-            counts = kept.sum(dim=1)
-            starts = counts.cumsum(dim=0).sub_(counts)
-            product = Terms(numbers, numbers, factors, self._weight).rows(starts)
-            if self._taken:
-                where, change = self._change()
-                product += Terms(numbers, where[numbers], factors, change).rows(starts)
+            if self._now is None:
+                self._now = moved(self._weight, self._taken)
+            product, terms = self._now.product(features.long(), values.to(self._weight.dtype))
         if torch.is_grad_enabled():
             product.requires_grad_()
-            sources = places.div(max(1, features.shape[1]), rounding_mode="floor")
-            self._open.append(Terms(numbers, sources, factors * -self._lr, product))
+            self._open.append(replace(terms, factors=terms.factors * -self._lr, table=product))
         return product
 
     @property
@@ -138,28 +102,11 @@ class Ledger:
         for product, gradient in zip(self._open, gradients, strict=True):
             if gradient is not None:
                 self._taken.append(replace(product, table=gradient.contiguous()))
-                self._so_far = None
+                self._now = None
         self._open = []
+        if sum(len(part.numbers) for part in self._taken) > _DENSE * len(self._weight):
+            self._taken = [Terms.joined(self._taken).added_up()]
 
-    def terms(self) -> Terms:
-        """All that the steps have changed in the weight."""
-        if self._taken:
-            return Terms.joined(self._taken)
-        none = torch.empty(0, dtype=torch.int64)
-        return Terms(none, none, self._weight.new_empty(0), self._weight.new_zeros(1, self._weight.shape[1]))
-
-    def _change(self) -> tuple[Tensor, Tensor]:
-        """Where each row of the weight stands among those that have moved, (height,), and by how much they did.
-
-        The last row of the second is 0, and there stand all those that have not.
-        """
-        if self._so_far is None:
-            rows, starts, terms = self.terms().in_order()
-            change = terms.rows(starts)
-            where = torch.full((len(self._weight),), len(rows))
-            places = torch.arange(len(rows))
-            where[rows] = places
-            self._so_far = where, change
-            if len(terms.numbers) > _DENSE * len(rows):
-                self._taken = [Terms(rows, places, change.new_ones(len(rows)), change)]
-        return self._so_far
+    def terms(self) -> list[Terms]:
+        """All that the steps have changed in the weight, in parts; at least one."""
+        return self._taken or [Terms.none(self._weight)]

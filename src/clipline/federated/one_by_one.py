@@ -25,7 +25,7 @@ from .sampling import Cohort
 from .updates import Dense, Updates
 
 _BLOCK_VALUES = 1 << 24  # numbers in a block of updates: 64 MiB of float32
-_NOTED = 8  # users in a block whose changes are noted alone, and take little room
+_NOTED = 16  # users in a block whose changes are noted alone, and take little room
 _NOTED_IN = (torch.float32, torch.float64)
 
 

@@ -17,10 +17,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import ModuleError
 from .bagged import Bagged
-from .bags import Terms
 from .flat_module import FlatModule
 from .local import Batch
 from .population import Population
+from .terms import Terms
 from .updates import Dense, Piece, Rows, Updates
 
 RowFields = Mapping[str, str]
@@ -105,15 +105,15 @@ def first_pieces(
 
 
 def updates_of(
-    stack: Sequence[Tensor | Terms],
+    stack: Sequence[Tensor | list[Terms]],
     first: Mapping[str, Tensor],
     shapes: Mapping[str, torch.Size],
     rows: Mapping[str, Touched],
 ) -> Updates:
-    """What training changed, (users, ...) less `first`; the stack itself is altered. `Terms` are a user's changes."""
+    """What training changed, (users, ...) less `first`; the stack itself is altered. Terms are one user's changes."""
     start, pieces = 0, list[Piece]()
     for (name, shape), piece in zip(shapes.items(), stack, strict=True):
-        if isinstance(piece, Terms):
+        if isinstance(piece, list):
             pieces.append(Bagged(start, shape[0], [piece]))
             start += shape.numel()
             continue

@@ -164,11 +164,7 @@ class BagLinear(nn.Module):
         A place with value 0 is padding, whatever its number; numbers beyond the last feature are allowed only there.
         """
         if not stacked(features, values, self.weight):
-            columns = (values != 0).any(dim=0).nonzero()
-            used = int(columns[-1]) + 1 if len(columns) else 1
-            features, values = features[:, :used], values[:, :used]  # columns of padding alone cost like others
-        places = features.long().clamp(max=len(self.weight) - 1)
-        if not stacked(places, values, self.weight):
-            return bag(places, self.weight, values) + self.bias
+            return bag(features, self.weight, values) + self.bias
         # torch.func has no rule for embedding_bag and would loop over the users.
+        places = features.long().clamp(max=len(self.weight) - 1)
         return torch.bmm(values.unsqueeze(1), F.embedding(places, self.weight)).squeeze(1) + self.bias
