@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +70,25 @@ class FlatModule:
             and self._buffers.keys() == other._buffers.keys()
             and all(_same(other._buffers[name], buffer) for name, buffer in self._buffers.items())
         )
+
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Within, the module has these in the place of its trainable parameters, one for each of `named_shapes`."""
+        own = {name: param for name, param in self.module.named_parameters() if param.requires_grad}
+        names = {id(param): name for name, param in own.items()}
+        homes = [  # a shared parameter has several
+            (part._parameters, key, names[id(param)])
+            for part in self.module.modules()
+            for key, param in part._parameters.items()
+            if id(param) in names
+        ]
+        try:
+            for parameters, key, name in homes:
+                parameters[key] = tensors[name]  # type: ignore[assignment]  # as torch.func.functional_call does
+            yield
+        finally:
+            for parameters, key, name in homes:
+                parameters[key] = own[name]
 
     def set_keys(self, keys: Tensor) -> None:
         """Hand each `Chance` of the module its key: (chances, 2) int32."""

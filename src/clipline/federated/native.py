@@ -20,6 +20,7 @@ from torch import Tensor
 
 _SOURCE = Path(__file__).with_name("terms.c")
 _REALS = {torch.float32: "float", torch.float64: "double"}
+_ARGUMENTS = {"product": 16, "hang": 4, "arrange": 13, "squares": 10, "add": 10}
 _PATIENCE = 60  # seconds for the compiler
 
 
@@ -37,15 +38,21 @@ def compiled(dtype: torch.dtype) -> ctypes.CDLL | None:
                 subprocess.run(
                     [compiler, *flags, "-o", target, str(_SOURCE)], check=True, capture_output=True, timeout=_PATIENCE
                 )
-                return ctypes.CDLL(target)
+                return _typed(ctypes.CDLL(target))
             except (OSError, subprocess.SubprocessError):
                 continue
     return None
 
 
+def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Numbers and pointers alike are 64 bits wide."""
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = [ctypes.c_int64] * arguments, ctypes.c_int64
+    return library
+
+
 def call(function: Any, *arguments: int | Tensor) -> int:
-    """Call it with whole numbers as int64 and tensors, which must be contiguous, as pointers to their numbers."""
-    given = [ctypes.c_void_p(one.data_ptr()) if isinstance(one, Tensor) else ctypes.c_int64(one) for one in arguments]
+    """Call it with whole numbers, and with tensors, which must be contiguous, as pointers to their numbers."""
     assert all(one.is_contiguous() for one in arguments if isinstance(one, Tensor))
-    function.restype = ctypes.c_int64
-    return int(function(*given))
+    return int(function(*[one.data_ptr() if isinstance(one, Tensor) else one for one in arguments]))

@@ -132,25 +132,15 @@ class OneByOne:
         first = first_pieces(params.unsqueeze(0), shapes, rows)
         ledgers = {name: Ledger(first[name][0], self.local.lr) for name in self.noted}
         moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in ledgers}
-        given = {f"model.{name}": ledgers[name].noted() if name in ledgers else moving[name] for name in shapes}
-        for step, rows_of_batch in enumerate(batches):
-            self.flat.set_keys(chances[step])
-            batch = {name: self.examples.pick(field[0], rows_of_batch) for name, field in one.items()}
-            loss = self._reduced(functional_call(self.as_module, given, (batch,)), len(rows_of_batch))
-            if not all(ledger.complete for ledger in ledgers.values()):
-                self.noted = {name for name in self.noted if ledgers[name].complete}
-                return None
-            products = [product for ledger in ledgers.values() for product in ledger.products]
-            gradients = torch.autograd.grad(loss, [*moving.values(), *products], allow_unused=True)
-            with torch.no_grad():
-                for leaf, gradient in zip(moving.values(), gradients, strict=False):
-                    if gradient is not None:
-                        leaf.sub_(gradient, alpha=self.local.lr)
-                start = len(moving)
-                for ledger in ledgers.values():
-                    count = len(ledger.products)
-                    ledger.step(gradients[start : start + count])
-                    start += count
+        with self.flat.holding({name: ledgers[name].noted() if name in ledgers else moving[name] for name in shapes}):
+            for step, rows_of_batch in enumerate(batches):
+                self.flat.set_keys(chances[step])
+                batch = {name: self.examples.pick(field[0], rows_of_batch) for name, field in one.items()}
+                loss = self._reduced(self.loss(self.flat.module, batch), len(rows_of_batch))
+                if not all(ledger.complete for ledger in ledgers.values()):
+                    self.noted = {name for name in self.noted if ledgers[name].complete}
+                    return None
+                _descend(loss, list(moving.values()), list(ledgers.values()), self.local.lr)
         stack = [ledgers[name].terms() if name in ledgers else moving[name].detach().unsqueeze(0) for name in shapes]
         return updates_of(stack, first, shapes, rows)
 
@@ -196,3 +186,16 @@ class OneByOne:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             return torch.cuda.default_generators[self.device.index or torch.cuda.current_device()]
         return torch.default_generator
+
+
+def _descend(loss: Tensor, moving: Sequence[Tensor], ledgers: Sequence[Ledger], lr: float) -> None:
+    """One step of SGD: some parameters move, of others it is noted how they would."""
+    products = [ledger.products for ledger in ledgers]
+    wanted = [*moving, *(product for own in products for product in own)]
+    gradients = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
+    with torch.no_grad():
+        for leaf, gradient in zip(moving, gradients, strict=False):
+            if gradient is not None:
+                leaf.sub_(gradient, alpha=lr)
+    for ledger, own in zip(ledgers, products, strict=True):
+        ledger.step([next(gradients) for _ in own])

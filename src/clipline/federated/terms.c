@@ -23,7 +23,7 @@ static __attribute__((noinline)) void form(REAL *restrict row, const REAL *restr
 }
 
 /* sums[user] += squares of the user's rows over units[user], in float64, and lost[user] += what that has rounded off. */
-void squares(int64_t rows, int64_t width, const int64_t *starts, const int64_t *sources, const REAL *factors,
+int64_t squares(int64_t rows, int64_t width, const int64_t *starts, const int64_t *sources, const REAL *factors,
              const REAL *table, const int64_t *owners, const double *units, double *sums, double *lost) {
     REAL row[BLOCK];
     for (int64_t r = 0; r < rows; r++) {
@@ -44,10 +44,11 @@ void squares(int64_t rows, int64_t width, const int64_t *starts, const int64_t *
             sums[user] = after;
         }
     }
+    return 0;
 }
 
 /* total[places[r]] += scale[user] * row r, in float64; a user whose scale is 0 takes no part, whatever the row. */
-void add(int64_t rows, int64_t width, const int64_t *starts, const int64_t *sources, const REAL *factors,
+int64_t add(int64_t rows, int64_t width, const int64_t *starts, const int64_t *sources, const REAL *factors,
          const REAL *table, const int64_t *owners, const int64_t *places, const double *scale, double *total) {
     REAL row[BLOCK];
     for (int64_t r = 0; r < rows; r++) {
@@ -61,6 +62,7 @@ void add(int64_t rows, int64_t width, const int64_t *starts, const int64_t *sour
             for (int64_t k = 0; k < count; k++) sum[k] += own * (double)row[k];
         }
     }
+    return 0;
 }
 
 static void prefetch(const REAL *row, int64_t width) {
@@ -87,7 +89,7 @@ int64_t product(int64_t batch, int64_t bag, int64_t height, int64_t width, const
         }
     for (int64_t k = 0; k < batch * width; k++) out[k] = 0;
     for (int64_t i = 0; i < count; i++) {
-        if (i + 1 < count) prefetch(weight + numbers[i + 1] * width, width);
+        if (i + 4 < count) prefetch(weight + numbers[i + 4] * width, width);
         REAL *restrict row = out + sources[i] * width;
         const REAL *restrict source = weight + numbers[i] * width;
         const REAL factor = factors[i];
