@@ -20,7 +20,7 @@ from torch import Tensor
 
 _SOURCE = Path(__file__).with_name("terms.c")
 _REALS = {torch.float32: "float", torch.float64: "double"}
-_ARGUMENTS = {"product": 16, "hang": 4, "arrange": 13, "squares": 10, "add": 10}
+_ARGUMENTS = {"product": 20, "hang": 4, "arrange": 13, "squares": 10, "add": 10}
 _PATIENCE = 60  # seconds for the compiler
 
 
@@ -54,5 +54,6 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
 
 def call(function: Any, *arguments: int | Tensor) -> int:
     """Call it with whole numbers, and with tensors, which must be contiguous, as pointers to their numbers."""
+    assert len(arguments) == len(function.argtypes)  # more would be cut to 32 bits
     assert all(one.is_contiguous() for one in arguments if isinstance(one, Tensor))
     return int(function(*[one.data_ptr() if isinstance(one, Tensor) else one for one in arguments]))

@@ -178,7 +178,7 @@ class OneByOne:
     def _reduced(self, losses: Tensor, count: int) -> Tensor:
         if not per_example(losses, count):
             return losses
-        return self.local.reduced(losses, torch.ones(count, dtype=torch.bool, device=self.device))
+        return self.local.reduced(losses)
 
     def _global_generator(self) -> torch.Generator:
         # Not torch.manual_seed, which without a GPU formats and keeps a stack trace at every call, in case one comes.

@@ -9,17 +9,35 @@
 
 #define BLOCK 512 /* numbers of a row that are formed at a time */
 
-static __attribute__((noinline)) void form(REAL *restrict row, const REAL *restrict table, const int64_t *sources,
-                                           const REAL *factors, int64_t terms, int64_t width, int64_t count) {
-    for (int64_t k = 0; k < count && terms == 0; k++) row[k] = 0;
-    for (int64_t i = 0; i < terms; i++) {
-        const REAL *restrict source = table + sources[i] * width;
-        const REAL factor = factors[i];
-        if (i == 0)
-            for (int64_t k = 0; k < count; k++) row[k] = factor * source[k];
-        else
-            for (int64_t k = 0; k < count; k++) row[k] += factor * source[k];
+/* row += the terms, two at a time: fewer ways to the row. */
+static inline __attribute__((always_inline)) void add_terms(REAL *restrict row, const REAL *restrict table,
+                                                            const int64_t *restrict sources,
+                                                            const REAL *restrict factors, int64_t terms, int64_t width,
+                                                            int64_t count) {
+    int64_t i = 0;
+    for (; i + 2 <= terms; i += 2) {
+        const REAL *restrict one = table + sources[i] * width, *restrict two = table + sources[i + 1] * width;
+        const REAL f = factors[i], g = factors[i + 1];
+        for (int64_t k = 0; k < count; k++) row[k] = row[k] + f * one[k] + g * two[k];
     }
+    if (i < terms) {
+        const REAL *restrict one = table + sources[i] * width;
+        const REAL f = factors[i];
+        for (int64_t k = 0; k < count; k++) row[k] += f * one[k];
+    }
+}
+
+static __attribute__((noinline)) void form(REAL *restrict row, const REAL *restrict table,
+                                           const int64_t *restrict sources, const REAL *restrict factors,
+                                           int64_t terms, int64_t width, int64_t count) {
+    if (terms == 0) {
+        for (int64_t k = 0; k < count; k++) row[k] = 0;
+        return;
+    }
+    const REAL *restrict one = table + sources[0] * width;
+    const REAL f = factors[0];
+    for (int64_t k = 0; k < count; k++) row[k] = f * one[k];
+    add_terms(row, table, sources + 1, factors + 1, terms - 1, width, count);
 }
 
 /* sums[user] += squares of the user's rows over units[user], in float64, and lost[user] += what that has rounded off. */
@@ -65,21 +83,20 @@ int64_t add(int64_t rows, int64_t width, const int64_t *starts, const int64_t *s
     return 0;
 }
 
-static void prefetch(const REAL *row, int64_t width) {
-    for (int64_t k = 0; k < width; k += 64 / (int64_t)sizeof(REAL)) __builtin_prefetch(row + k);
-}
-
 /* out[e] = sum over j of values[e, j] times row features[e, j] of the weight as it is by now: `weight`, (height, width),
    and in row n the terms c = heads[n], next[c] ... until one is below 0: old_factors[c] * table[old_sources[c]].
 
    A value of 0 is skipped. What is not goes to numbers (the row), sources (e) and factors (the value), and its count is
-   the answer; a row number beyond the last counts as the last. */
+   the answer; a row number beyond the last counts as the last. For work there are seen, all 0, found, products and
+   packed, a number for each row of the table. */
 int64_t product(int64_t batch, int64_t bag, int64_t height, int64_t width, const int64_t *features, const REAL *values,
                 const REAL *weight, const int64_t *heads, const int64_t *next, const int64_t *old_sources,
-                const REAL *old_factors, const REAL *table, REAL *out, int64_t *numbers, int64_t *sources,
-                REAL *factors) {
+                const REAL *old_factors, const REAL *table, int64_t *seen, int64_t *found, REAL *products,
+                REAL *packed, REAL *out, int64_t *numbers, int64_t *sources, REAL *factors) {
     int64_t count = 0;
-    for (int64_t e = 0; e < batch; e++)
+    for (int64_t e = 0; e < batch; e++) {
+        const int64_t first = count;
+        int64_t olds = 0;
         for (int64_t j = e * bag; j < (e + 1) * bag; j++) {
             if (values[j] == 0) continue;
             const int64_t number = features[j] < height ? features[j] : height - 1;
@@ -87,18 +104,19 @@ int64_t product(int64_t batch, int64_t bag, int64_t height, int64_t width, const
             sources[count] = e;
             factors[count++] = values[j];
         }
-    for (int64_t k = 0; k < batch * width; k++) out[k] = 0;
-    for (int64_t i = 0; i < count; i++) {
-        if (i + 4 < count) prefetch(weight + numbers[i + 4] * width, width);
-        REAL *restrict row = out + sources[i] * width;
-        const REAL *restrict source = weight + numbers[i] * width;
-        const REAL factor = factors[i];
-        for (int64_t k = 0; k < width; k++) row[k] += factor * source[k];
-        for (int64_t c = heads[numbers[i]]; c >= 0; c = next[c]) {
-            const REAL *restrict old = table + old_sources[c] * width;
-            const REAL both = factor * old_factors[c];
-            for (int64_t k = 0; k < width; k++) row[k] += both * old[k];
-        }
+        for (int64_t i = first; i < count; i++) /* of each row of the table, how much of it, over all words in common */
+            for (int64_t c = heads[numbers[i]]; c >= 0; c = next[c]) {
+                const int64_t old = old_sources[c];
+                if (seen[old] != e + 1) {
+                    seen[old] = e + 1;
+                    found[olds++] = old;
+                    products[old] = 0;
+                }
+                products[old] += factors[i] * old_factors[c];
+            }
+        form(out + e * width, weight, numbers + first, factors + first, count - first, width, width);
+        for (int64_t o = 0; o < olds; o++) packed[o] = products[found[o]];
+        add_terms(out + e * width, table, found, packed, olds, width, width);
     }
     return count;
 }

@@ -119,17 +119,20 @@ class _Native:
         self._terms = Terms.joined(change or [Terms.none(weight)])
         self._heads = torch.full((len(weight),), -1)
         self._next = torch.empty_like(self._terms.numbers)
-        call(library.hang, len(self._next), self._terms.numbers, self._heads, self._next)
+        if change:
+            call(library.hang, len(self._next), self._terms.numbers, self._heads, self._next)
 
     def product(self, features: Tensor, values: Tensor) -> tuple[Tensor, Terms]:
         (batch, width), (height, out) = features.shape, self._weight.shape
         product = self._weight.new_empty(batch, out)
         numbers, sources = torch.empty(2, batch * width, dtype=torch.int64)
         factors = torch.empty(batch * width, dtype=values.dtype)
+        seen, found = torch.zeros(2, len(self._terms.table), dtype=torch.int64)
+        products, packed = values.new_empty(2, len(self._terms.table))
         count = call(
             self._library.product, batch, width, height, out, features.contiguous(), values.contiguous(), self._weight,
             self._heads, self._next, self._terms.sources, self._terms.factors, self._terms.table,
-            product, numbers, sources, factors,
+            seen, found, products, packed, product, numbers, sources, factors,
         )  # fmt: skip
         return product, Terms(numbers[:count], sources[:count], factors[:count], product)
 
