@@ -13,6 +13,7 @@ from .native import call, compiled
 from .terms import Arranged, Terms, arranged
 
 _CACHED = 1 << 18  # numbers that torch's operations form at a time
+_FEW = 1 << 10  # rows at most: their squares are added one after the other, the sums of such parts in pairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +103,7 @@ class Bagged:
     def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Row numbers, whose they are, and values (rows, width), a few at a time."""
         ordered, terms = self._ordered, self._ordered.terms
-        step = max(1, _CACHED // max(1, self.width))
+        step = max(1, min(_FEW, _CACHED // max(1, self.width)))
         for first in range(0, len(ordered.rows), step):
             last = min(first + step, len(ordered.rows))
             begin, end = ordered.starts[first : last + 1 : last - first].tolist()

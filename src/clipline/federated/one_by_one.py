@@ -18,6 +18,7 @@ from .batches import Examples, plan_steps
 from .chance import step_keys
 from .flat_module import FlatModule
 from .local import Batch, LocalSGD, Loss, LossOf, per_example
+from .native import compiled
 from .population import Population
 from .precision import Precision, computing_in
 from .rows import RowFields, Touched, check_row_fields, first_pieces, renumbered, together, touched, updates_of
@@ -61,6 +62,8 @@ class OneByOne:
         # Parameters whose changes are noted and not made, until one is seen to be used otherwise than through `bag`.
         plain = self.device.type == "cpu" and precision != "bf16" and self.flat.vector.dtype in _NOTED_IN
         self.noted = set(self.row_fields) if plain else set[str]()
+        if self.noted:
+            compiled(self.flat.vector.dtype)  # before workers are forked, who would each do it again
         if self.row_fields:
             self._check_rows()
 

@@ -124,7 +124,7 @@ def updates_of(
                 change.masked_fill_(~rows[name].used.unsqueeze(2), 0.0)
             pieces.append(Rows(start, shape[0], rows[name].rows, change))
         else:
-            pieces.append(Dense(start, change.flatten(1)))
+            pieces.append(Dense(start, change.reshape(len(change), -1)))  # a single number has no axis to flatten
         start += shape.numel()
     return Updates(pieces)
 

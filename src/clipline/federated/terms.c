@@ -2,11 +2,16 @@
    compiles it, with REAL the type of weights and updates, float or double.
 
    Row r of `rows` is the sum of factors[i] * table[sources[i]] for starts[r] <= i < starts[r + 1], `width` numbers, and
-   belongs to user owners[r]. `form` is not inlined: a row is measured and added by the same instructions, so that what
-   is summed is to the last bit what was measured. */
+   belongs to user owners[r]. There is one copy of `form`: a row is measured and added by the same instructions, so that
+   what is summed is to the last bit what was measured. */
 
 #include <stdint.h>
 
+#ifdef __clang__
+#define APART __attribute__((noinline))
+#else
+#define APART __attribute__((noinline, noclone))
+#endif
 #define BLOCK 512 /* numbers of a row that are formed at a time */
 
 /* row += the terms, two at a time: fewer ways to the row. */
@@ -27,7 +32,7 @@ static inline __attribute__((always_inline)) void add_terms(REAL *restrict row, 
     }
 }
 
-static __attribute__((noinline)) void form(REAL *restrict row, const REAL *restrict table,
+static APART void form(REAL *restrict row, const REAL *restrict table,
                                            const int64_t *restrict sources, const REAL *restrict factors,
                                            int64_t terms, int64_t width, int64_t count) {
     if (terms == 0) {
