@@ -63,6 +63,18 @@ def test_without_noise_the_release_is_the_plain_mean_and_fraction():
     assert release.event == GaussianEvent(SAMPLING, 0.0)
 
 
+def test_a_long_sum_is_released_as_a_short_one_and_is_not_altered():
+    dim = 3 * 65_536 + 7  # several parts and a rest
+    total = torch.randn(dim + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    before, mechanism = total.clone(), GaussianMechanism(cohort_size=7, noise_multiplier=0.5, count_stddev=2.0)
+    release = mechanism.release(ClippedSum(total, 0.3, SAMPLING), Streams(5).noise(0))
+    assert torch.equal(total, before)
+    numbers = Noise(Streams(5).noise(0), dim + 1).numbers()
+    expected = (total[:-1] + float(mechanism.delta_noise_multiplier) * 0.3 * numbers[:-1]) / 7
+    torch.testing.assert_close(release.mean, expected, rtol=1e-14, atol=1e-14)
+    assert release.fraction_within == pytest.approx(float(total[-1] + 2.0 * numbers[-1]) / 7 + 0.5, rel=1e-13)
+
+
 def test_a_fixed_clip_releases_no_bit_and_spends_all_of_z_on_the_update():
     mechanism = GaussianMechanism(20, 0.8)
     assert float(mechanism.delta_noise_multiplier) == 0.8

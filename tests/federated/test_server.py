@@ -41,6 +41,17 @@ def test_momentum_by_hand():
     assert state["momentum"].tolist() == pytest.approx([1.61, 0.0], rel=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_momentum_of_a_long_model_is_that_of_each_parameter(dtype):
+    rng = torch.Generator().manual_seed(0)
+    params, before = torch.randn(2, 2 * 65_536 + 3, generator=rng).to(dtype)  # several parts and a rest
+    mean = torch.randn(len(params), generator=rng, dtype=torch.float64)
+    moved, state = ServerSGD(0.5, 0.9).update(params, {"momentum": before}, Release(mean, None, EVENT))
+    momentum = 0.9 * before + mean.to(dtype)
+    assert torch.equal(state["momentum"], momentum)
+    assert torch.equal(moved, params + 0.5 * momentum)
+
+
 def test_adam_equals_torch_adam_on_the_negated_mean():
     means = [[1.0, -0.5], [0.2, 0.1], [-3.0, 0.0]]
     params, _ = run(ServerAdam(0.1, 0.9, 0.99, 1e-3), means)

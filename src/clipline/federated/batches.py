@@ -116,8 +116,8 @@ class Examples:
     def pick(field: Tensor, rows: Tensor) -> Tensor:
         """field[rows], for types too that torch cannot pick from."""
         if field.dtype == torch.uint16:
-            return field.view(torch.int16)[rows].view(torch.uint16)
-        return field[rows]
+            return field.view(torch.int16).index_select(0, rows).view(torch.uint16)
+        return field.index_select(0, rows)
 
     def _moved(self, field: NDArray[Any]) -> Tensor:
         # torch can move unsigned 16-bit numbers but not pick rows of them: they travel as signed ones.

@@ -33,12 +33,14 @@ def aggregate(
     1/2 and whatever hides the update hides the bit. The sum is that of `join_bit(*clip_rows(...))`, block by block,
     without ever holding the clipped rows.
     """
-    return ClippedSum(part_of_sum(blocks, clip, dim, device), clip, cohort.sampling)
+    total = torch.empty(dim + 1, dtype=torch.float64, device=device)
+    return ClippedSum(part_of_sum(blocks, clip, total), clip, cohort.sampling)
 
 
-def part_of_sum(blocks: Iterable[Updates], clip: float, dim: int, device: torch.device | str = "cpu") -> Tensor:
-    """What these users add to a `ClippedSum`, (dim + 1,) float64: PRIVATE, for whoever adds the parts to one."""
-    total = torch.zeros(dim + 1, dtype=torch.float64, device=device)
+def part_of_sum(blocks: Iterable[Updates], clip: float, total: Tensor) -> Tensor:
+    """What these users add to a `ClippedSum`, in `total` (dim + 1,) float64: PRIVATE, for whoever adds up the parts."""
+    total.zero_()
+    dim = len(total) - 1
     for updates in blocks:
         scale, within = clip_factors(updates.norms(), clip)
         updates.add_to(total[:dim], scale)

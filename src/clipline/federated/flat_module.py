@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,16 @@ class FlatModule:
             param.data = self.vector[start:stop].view_as(param)
             start = stop
         self._trainable = trainable
+        self.named_shapes = {  # in the order of the vector; a shared parameter stands once
+            name: param.shape for name, param in self.module.named_parameters() if param.requires_grad
+        }
+        names = {id(param): name for name, param in zip(self.named_shapes, trainable, strict=True)}
+        self._homes = [
+            (part._parameters, key, names[id(param)], param)  # a shared one has several
+            for part in self.module.modules()
+            for key, param in part._parameters.items()
+            if param is not None and id(param) in names
+        ]
         self.chances = {name: part for name, part in self.module.named_modules() if isinstance(part, Chance)}
         self._keys = {f"{name}.key".lstrip(".") for name in self.chances}  # set by the engine, and no user's statistic
         self._buffers = {name: buffer.clone() for name, buffer in self._named_buffers().items()}
@@ -55,11 +67,6 @@ class FlatModule:
             param.data.copy_(values.view_as(param))
         return module
 
-    @property
-    def named_shapes(self) -> dict[str, torch.Size]:
-        """Names and shapes of the trainable parameters, in the order of the vector; a shared one stands once."""
-        return {name: param.shape for name, param in self.module.named_parameters() if param.requires_grad}
-
     def same_apart_from_training(self, other: FlatModule) -> bool:
         """Whether the two differ in what is trained alone: layers, types, buffers and frozen parameters agree."""
         return (
@@ -68,6 +75,17 @@ class FlatModule:
             and self._buffers.keys() == other._buffers.keys()
             and all(_same(other._buffers[name], buffer) for name, buffer in self._buffers.items())
         )
+
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Within, the module has these in the place of its trainable parameters, one for each of `named_shapes`."""
+        try:
+            for parameters, key, name, _ in self._homes:
+                parameters[key] = tensors[name]  # type: ignore[assignment]  # as torch.func.functional_call does
+            yield
+        finally:
+            for parameters, key, _, own in self._homes:
+                parameters[key] = own
 
     def set_keys(self, keys: Tensor) -> None:
         """Hand each `Chance` of the module its key: (chances, 2) int32."""

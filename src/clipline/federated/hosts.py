@@ -21,6 +21,7 @@ from ..errors import SettingError, check_whole, refuse
 from ..privacy.events import Sampling
 from .clients import Clients
 from .clipping import ClippedSum
+from .exchange import Sent
 from .local_workers import PATIENCE, LocalWorkers
 from .one_by_one import OneByOne
 from .population import Population
@@ -118,7 +119,7 @@ class Hosts:
             "sampling": sampling,
             **facts,
         }
-        self._team = Team(clients, steps_of, sampling, self.place.rank, self.size)
+        self._team = Team(clients, steps_of, sampling, self.place.rank, self.size, Sent())
 
     def clipped_sum(self, params: Tensor, cohort: Cohort, round_index: int, clip: float) -> ClippedSum:
         """The sum of the cohort's clipped updates and bits: PRIVATE. Within `at_work`, on rank 0."""

@@ -48,8 +48,10 @@ class LocalSGD:
         """How many steps each of these users takes in a visit."""
         return -(-self.examples_of(population, users) // self.batch_size) * self.epochs
 
-    def reduced(self, losses: Tensor, kept: Tensor) -> Tensor:
-        """One number from (batch,) losses, those counted where `kept` (batch,) is true."""
+    def reduced(self, losses: Tensor, kept: Tensor | None = None) -> Tensor:
+        """One number from (batch,) losses, those counted where `kept` (batch,) is true, or all."""
+        if kept is None:
+            return losses.sum() if self.reduction == "sum" else losses.sum() / len(losses)
         total = losses.where(kept, 0.0).sum()
         return total if self.reduction == "sum" else total / kept.sum().clamp(min=1)
 

@@ -25,6 +25,7 @@ from ..errors import SettingError, WorkerError, check_whole, refuse
 from ..privacy.events import Sampling
 from .clients import Clients
 from .clipping import ClippedSum
+from .exchange import Shared
 from .sampling import Cohort
 from .workers import Alone, LostConnectionError, StepsOf, Team
 
@@ -45,7 +46,8 @@ def usable_cores() -> int:
 class LocalWorkers:
     """`size` processes on this machine, one thread each: this one, and copies of it that live as long as a run.
 
-    A copy shares the population's memory and needs nothing pickled: any loss will do. It ignores Ctrl-C, which is for
+    A copy shares the population's memory and needs nothing pickled: any loss will do. Parameters and sums lie in memory
+    that all share, and the sum of a round lies where that of the next will. It ignores Ctrl-C, which is for
     this process to obey between two rounds; it ends when the run does, however that ends, or when this process dies.
     Outside a run everybody trains in this process.
     """
@@ -68,6 +70,7 @@ class LocalWorkers:
             )
         self.clients, self._steps_of, self._sampling = clients, steps_of, sampling
         self._team: Team | None = None
+        self._shared: Shared | None = None
         self._children: Sequence[BaseProcess] = ()
 
     def clipped_sum(self, params: Tensor, cohort: Cohort, round_index: int, clip: float) -> ClippedSum:
@@ -112,6 +115,7 @@ class LocalWorkers:
 
     def _fork(self, store: Path) -> None:
         context = multiprocessing.get_context("fork")
+        self._shared = Shared(self.clients.flat.initial, self.size)
         pipes = [context.Pipe(duplex=False) for _ in range(1, self.size)]
         self._children = [
             context.Process(
@@ -147,7 +151,8 @@ class LocalWorkers:
             os.environ.pop("GLOO_SOCKET_IFNAME")
             if before is not None:
                 os.environ["GLOO_SOCKET_IFNAME"] = before
-        return Team(self.clients, self._steps_of, self._sampling, rank, self.size)
+        assert self._shared is not None
+        return Team(self.clients, self._steps_of, self._sampling, rank, self.size, self._shared)
 
     def _child(self, rank: int, store: Path, ready: Connection) -> None:
         """The life of a copy. It leaves by `_exit`: what this process would do at its end is not the copy's to do."""
@@ -180,7 +185,7 @@ class LocalWorkers:
             if child.pid is not None:
                 child.kill()
                 child.join()
-        self._children, self._team = (), None
+        self._children, self._team, self._shared = (), None, None
         if dist.is_initialized():
             dist.destroy_process_group()
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..errors import check_number, check_whole, refuse
 from ..privacy.events import GaussianEvent
 from ..privacy.split import DeltaNoise, split_noise
+from .cache import parts
 from .clipping import ClippedSum
 from .noise import Noise
 
@@ -69,9 +70,12 @@ class GaussianMechanism:
         numbers = noise.numbers()
         if len(numbers) != dim + 1:
             raise refuse("noise", len(numbers), f"{dim + 1} numbers, one for each of the sum", "draw as many")
-        noisy = torch.empty_like(total.total)
-        torch.add(total.total[:-1], numbers[:-1], alpha=delta_stddev, out=noisy[:-1])
+        # In the place of the noise, which nobody else may use, and a part at a time that stays in the cache.
+        noisy = numbers
         torch.add(total.total[-1:], numbers[-1:], alpha=self.count_stddev or 0.0, out=noisy[-1:])
-        noisy /= self.cohort_size
+        noisy[-1:] /= self.cohort_size
+        for part in parts(dim, noisy.device):
+            torch.add(total.total[part], numbers[part], alpha=delta_stddev, out=noisy[part])
+            noisy[part] /= self.cohort_size
         fraction_within = None if self.count_stddev is None else float(noisy[-1]) + 0.5
         return Release(noisy[:-1], fraction_within, GaussianEvent(total.sampling, self.noise_multiplier))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError
+from .memory import new
 
 _PART = 1 << 18  # numbers from one generator; the parts are drawn by as many threads as there are
 
@@ -25,7 +26,9 @@ class Noise:
     def __init__(self, rng: np.random.Generator, count: int, device: torch.device | str = "cpu") -> None:
         self._device = torch.device(device)
         self._given = False
-        self._numbers = torch.empty(count, dtype=torch.float64, pin_memory=self._device.type == "cuda")
+        pinned = self._device.type == "cuda"
+        room = torch.empty(count, dtype=torch.float64, pin_memory=True) if pinned else new(count, torch.float64)
+        self._numbers = room
         array = self._numbers.numpy()
         bits = rng.bit_generator
         part_size = _PART if isinstance(bits, np.random.Philox) else max(1, count)  # others cannot jump so far

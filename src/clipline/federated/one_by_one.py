@@ -13,10 +13,12 @@ from torch.func import functional_call
 
 from ..errors import ModuleError
 from ..streams import Streams
+from .bags import Ledger
 from .batches import Examples, plan_steps
 from .chance import step_keys
 from .flat_module import FlatModule
 from .local import Batch, LocalSGD, Loss, LossOf, per_example
+from .native import compiled
 from .population import Population
 from .precision import Precision, computing_in
 from .rows import RowFields, Touched, check_row_fields, first_pieces, renumbered, together, touched, updates_of
@@ -24,6 +26,8 @@ from .sampling import Cohort
 from .updates import Dense, Updates
 
 _BLOCK_VALUES = 1 << 24  # numbers in a block of updates: 64 MiB of float32
+_NOTED = 16  # users in a block whose changes are noted alone, and take little room
+_NOTED_IN = (torch.float32, torch.float64)
 
 
 class OneByOne:
@@ -55,14 +59,23 @@ class OneByOne:
         check_row_fields(self.row_fields, self.flat, population)
         self.examples = Examples(population, self.device, self.flat.vector.dtype)
         self.draws_globally = False  # whether the model was seen to draw from torch's global generator
+        # Parameters whose changes are noted and not made, until one is seen to be used otherwise than through `bag`.
+        plain = self.device.type == "cpu" and precision != "bf16" and self.flat.vector.dtype in _NOTED_IN
+        self.noted = set(self.row_fields) if plain else set[str]()
+        if self.noted:
+            compiled(self.flat.vector.dtype)  # before workers are forked, who would each do it again
         if self.row_fields:
             self._check_rows()
 
     def train(self, params: Tensor, cohort: Cohort, round_index: int) -> Iterator[Updates]:
         """Updates (params after local SGD - params) of the cohort's users, in blocks."""
-        block_size = 1 if self.row_fields else max(1, min(64, _BLOCK_VALUES // self.flat.dim))
-        for start in range(0, len(cohort.users), block_size):
+        start = 0
+        while start < len(cohort.users):
+            block_size = max(1, min(64, _BLOCK_VALUES // self.flat.dim))
+            if self.row_fields:
+                block_size = _NOTED if self.noted == set(self.row_fields) else 1
             yield self.block(params, cohort.users[start : start + block_size], round_index)
+            start += block_size
 
     def foresee(self, cohort: Cohort, round_index: int) -> None:
         """Nothing: the cores are busy until a round is done."""
@@ -89,7 +102,11 @@ class OneByOne:
                 order = torch.from_numpy(steps.rows[i][own] - start).to(self.device)
                 batches = [rows[:count] for rows, count in zip(order, steps.counts[i][own].tolist(), strict=True)]
                 if self.row_fields:
-                    by_rows.append(self._train_rows(params, examples, batches, chances[i]))
+                    update = self._train_rows(params, examples, batches, chances[i])
+                    while update is None:
+                        self._global_generator().manual_seed(key)
+                        update = self._train_rows(params, examples, batches, chances[i])
+                    by_rows.append(update)
                 else:
                     self._train(params, examples, batches, chances[i], out=updates[i])
                 self.flat.check_buffers()
@@ -106,23 +123,31 @@ class OneByOne:
             self.flat.descend(self._reduced(self.loss(self.flat.module, batch), len(rows)), self.local.lr)
         torch.sub(self.flat.vector, params, out=out)
 
-    def _train_rows(self, params: Tensor, examples: Batch, batches: Sequence[Tensor], chances: Tensor) -> Updates:
-        """The same where a user touches few rows of some parameters: no other row is read, trained or written."""
+    def _train_rows(
+        self, params: Tensor, examples: Batch, batches: Sequence[Tensor], chances: Tensor
+    ) -> Updates | None:
+        """The same where a user touches few rows of some parameters: no other row is read, trained or written.
+
+        None where a parameter was used in a way that a ledger cannot note: it is `noted` no more, and the user has to
+        begin again.
+        """
         shapes = self.flat.named_shapes
-        heights = {name: shapes[name][0] for name in self.row_fields}
-        one, rows = renumbered({name: field.unsqueeze(0) for name, field in examples.items()}, self.row_fields, heights)
+        fields = {name: field for name, field in self.row_fields.items() if name not in self.noted}
+        heights = {name: shapes[name][0] for name in fields}
+        one, rows = renumbered({name: field.unsqueeze(0) for name, field in examples.items()}, fields, heights)
         first = first_pieces(params.unsqueeze(0), shapes, rows)
-        leaves = {f"model.{name}": piece[0].clone().requires_grad_() for name, piece in first.items()}
-        for step, rows_of_batch in enumerate(batches):
-            self.flat.set_keys(chances[step])
-            batch = {name: self.examples.pick(field[0], rows_of_batch) for name, field in one.items()}
-            loss = self._reduced(functional_call(self.as_module, leaves, (batch,)), len(rows_of_batch))
-            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-            with torch.no_grad():
-                for leaf, gradient in zip(leaves.values(), gradients, strict=True):
-                    if gradient is not None:
-                        leaf.sub_(gradient, alpha=self.local.lr)
-        stack = [leaf.detach().unsqueeze(0) for leaf in leaves.values()]
+        ledgers = {name: Ledger(first[name][0], self.local.lr) for name in self.noted}
+        moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in ledgers}
+        with self.flat.holding({name: ledgers[name].noted() if name in ledgers else moving[name] for name in shapes}):
+            for step, rows_of_batch in enumerate(batches):
+                self.flat.set_keys(chances[step])
+                batch = {name: self.examples.pick(field[0], rows_of_batch) for name, field in one.items()}
+                loss = self._reduced(self.loss(self.flat.module, batch), len(rows_of_batch))
+                if not all(ledger.complete for ledger in ledgers.values()):
+                    self.noted = {name for name in self.noted if ledgers[name].complete}
+                    return None
+                _descend(loss, list(moving.values()), list(ledgers.values()), self.local.lr)
+        stack = [ledgers[name].terms() if name in ledgers else moving[name].detach().unsqueeze(0) for name in shapes]
         return updates_of(stack, first, shapes, rows)
 
     def _check_rows(self) -> None:
@@ -159,7 +184,7 @@ class OneByOne:
     def _reduced(self, losses: Tensor, count: int) -> Tensor:
         if not per_example(losses, count):
             return losses
-        return self.local.reduced(losses, torch.ones(count, dtype=torch.bool, device=self.device))
+        return self.local.reduced(losses)
 
     def _global_generator(self) -> torch.Generator:
         # Not torch.manual_seed, which without a GPU formats and keeps a stack trace at every call, in case one comes.
@@ -167,3 +192,16 @@ class OneByOne:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             return torch.cuda.default_generators[self.device.index or torch.cuda.current_device()]
         return torch.default_generator
+
+
+def _descend(loss: Tensor, moving: Sequence[Tensor], ledgers: Sequence[Ledger], lr: float) -> None:
+    """One step of SGD: some parameters move, of others it is noted how they would."""
+    products = [ledger.products for ledger in ledgers]
+    wanted = [*moving, *(product for own in products for product in own)]
+    gradients = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
+    with torch.no_grad():
+        for leaf, gradient in zip(moving, gradients, strict=False):
+            if gradient is not None:
+                leaf.sub_(gradient, alpha=lr)
+    for ledger, own in zip(ledgers, products, strict=True):
+        ledger.step([next(gradients) for _ in own])

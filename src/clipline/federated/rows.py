@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import ModuleError
+from .bagged import Bagged
 from .flat_module import FlatModule
 from .local import Batch
 from .population import Population
+from .terms import Terms
 from .updates import Dense, Piece, Rows, Updates
 
 RowFields = Mapping[str, str]
@@ -107,11 +109,18 @@ def first_pieces(
 
 
 def updates_of(
-    stack: Sequence[Tensor], first: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], rows: Mapping[str, Touched]
+    stack: Sequence[Tensor | list[Terms]],
+    first: Mapping[str, Tensor],
+    shapes: Mapping[str, torch.Size],
+    rows: Mapping[str, Touched],
 ) -> Updates:
-    """What training changed, (users, ...) less `first`; the stack itself is altered."""
+    """What training changed, (users, ...) less `first`; the stack itself is altered. Terms are one user's changes."""
     start, pieces = 0, list[Piece]()
     for (name, shape), piece in zip(shapes.items(), stack, strict=True):
+        if isinstance(piece, list):
+            pieces.append(Bagged(start, shape[0], [piece]))
+            start += shape.numel()
+            continue
         change = piece.sub_(first[name])
         if name in rows:
             # Room that is not used must not move, whatever the loss did there: it would be added to row 0 many times.
@@ -119,7 +128,7 @@ def updates_of(
                 change.masked_fill_(~rows[name].used.unsqueeze(2), 0.0)
             pieces.append(Rows(start, shape[0], rows[name].rows, change))
         else:
-            pieces.append(Dense(start, change.flatten(1)))
+            pieces.append(Dense(start, change.reshape(len(change), -1)))  # a single number has no axis to flatten
         start += shape.numel()
     return Updates(pieces)
 
@@ -130,10 +139,15 @@ def together(users: Sequence[Updates]) -> Updates:
         return users[0]
     pieces = list[Piece]()
     for alike in zip(*(one.pieces for one in users), strict=True):
-        values = pad_sequence([piece.values[0] for piece in alike], batch_first=True)
-        if isinstance(alike[0], Rows):
+        first = alike[0]
+        if isinstance(first, Bagged):
+            terms = [own for piece in alike if isinstance(piece, Bagged) for own in piece.users]
+            pieces.append(Bagged(first.start, first.height, terms))
+            continue
+        values = pad_sequence([piece.values[0] for piece in alike if not isinstance(piece, Bagged)], batch_first=True)
+        if isinstance(first, Rows):
             places = pad_sequence([piece.places[0] for piece in alike if isinstance(piece, Rows)], batch_first=True)
-            pieces.append(Rows(alike[0].start, alike[0].height, places, values))
+            pieces.append(Rows(first.start, first.height, places, values))
         else:
-            pieces.append(Dense(alike[0].start, values))
+            pieces.append(Dense(first.start, values))
     return Updates(pieces)

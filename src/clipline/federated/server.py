@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import check_number
+from .cache import parts
 from .mechanism import Release
 
 ServerState = Mapping[str, Tensor]
@@ -46,8 +47,11 @@ class ServerSGD:
 
     def update(self, params: Tensor, state: ServerState, release: Release) -> tuple[Tensor, ServerState]:
         """One step of SGD with momentum along the released mean."""
-        momentum = self.momentum * state["momentum"] + release.mean.to(params)
-        return params + self.lr * momentum, {"momentum": momentum}
+        before, momentum, moved = state["momentum"], torch.empty_like(params), torch.empty_like(params)
+        for part in parts(len(params), params.device):
+            torch.mul(before[part], self.momentum, out=momentum[part]).add_(release.mean[part].to(params))
+            torch.mul(momentum[part], self.lr, out=moved[part]).add_(params[part])
+        return moved, {"momentum": momentum}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .bagged import Bagged
+
 try:
     from . import triton_sum
 except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
@@ -31,8 +33,25 @@ class Dense:
     start: int
     values: Tensor = field(repr=False)  # (users, width)
 
-    def squares(self) -> Tensor:
-        """(users,) float64: sums of squares. No overflow: a float32 squared is far inside float64."""
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the updates."""
+        return self.values.dtype
+
+    def greatest(self) -> Tensor:
+        """(users,): the greatest absolute value of each user."""
+        return self.values.abs().amax(dim=1) if self.values[:1].numel() else self.values.new_zeros(len(self))
+
+    def squares(self, unit: Tensor | None = None) -> Tensor:
+        """(users,) float64: sums of squares, of the values over unit (users,) if given.
+
+        No overflow: a float32 squared is far inside float64.
+        """
+        if unit is not None:
+            return Dense(0, self.values / unit.unsqueeze(1)).squares()
         if self.values.device.type == "cuda" and triton_sum is not None:
             return triton_sum.squares(self.values)
         if self.values.device.type != "cpu":
@@ -60,6 +79,10 @@ class Dense:
         """Write into rows (users, dim)."""
         rows[:, self.start : self.start + self.values.shape[1]] = self.values
 
+    def of_users(self, chosen: Tensor) -> Dense:
+        """Those for whom `chosen` (users,) is true."""
+        return Dense(self.start, self.values[chosen])
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -70,9 +93,21 @@ class Rows:
     places: Tensor = field(repr=False)  # (users, touched) row numbers; where one is padding, its values are 0
     values: Tensor = field(repr=False)  # (users, touched, width)
 
-    def squares(self) -> Tensor:
-        """(users,) float64: sums of squares."""
-        return Dense(0, self.values.flatten(1)).squares()
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the updates."""
+        return self.values.dtype
+
+    def greatest(self) -> Tensor:
+        """(users,): the greatest absolute value of each user."""
+        return Dense(0, self.values.flatten(1)).greatest()
+
+    def squares(self, unit: Tensor | None = None) -> Tensor:
+        """(users,) float64: sums of squares, of the values over unit (users,) if given."""
+        return Dense(0, self.values.flatten(1)).squares(unit)
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
         """Add sum over users of scale (users,) times their rows, in float64, to total (dim,); scale 0 as above."""
@@ -98,8 +133,12 @@ class Rows:
             matrix = row[self.start : self.start + self.height * values.shape[1]].view(self.height, -1)
             matrix.index_add_(0, places, values)
 
+    def of_users(self, chosen: Tensor) -> Rows:
+        """Those for whom `chosen` (users,) is true."""
+        return Rows(self.start, self.height, self.places[chosen], self.values[chosen])
 
-Piece = Dense | Rows
+
+Piece = Dense | Rows | Bagged
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,20 +148,16 @@ class Updates:
     pieces: Sequence[Piece] = field(repr=False)  # together all coordinates
 
     def __len__(self) -> int:
-        return len(self.pieces[0].values)
+        return len(self.pieces[0])
 
     def norms(self) -> Tensor:
         """(users,) float64, of what is summed; infinite or NaN where an update is."""
-        if self.pieces[0].values.dtype != torch.float64:
+        if self.pieces[0].dtype != torch.float64:
             return torch.stack([piece.squares() for piece in self.pieces]).sum(dim=0).sqrt()
         # The square of a float64 may overflow or vanish: divide by the greatest entry first.
-        filled = [piece.values.flatten(1) for piece in self.pieces if piece.values[:1].numel()]
-        if not filled:
-            return torch.zeros(len(self), dtype=torch.float64, device=self.pieces[0].values.device)
-        greatest = torch.stack([values.abs().amax(dim=1) for values in filled]).amax(dim=0)
-        greatest = greatest.clamp(min=torch.finfo(torch.float64).tiny)
-        rows = [Dense(0, values / greatest.unsqueeze(1)) for values in filled]
-        return greatest * torch.stack([row.squares() for row in rows]).sum(dim=0).sqrt()
+        greatest = torch.stack([piece.greatest() for piece in self.pieces]).amax(dim=0)
+        unit = greatest.clamp(min=torch.finfo(torch.float64).tiny)
+        return unit * torch.stack([piece.squares(unit) for piece in self.pieces]).sum(dim=0).sqrt()
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
         """Add the updates times scale (users,) to total (dim,), both float64."""
@@ -135,6 +170,7 @@ class Updates:
             shares = scale.new_zeros(len(totals), len(scale))
             shares[run, torch.arange(len(scale), device=run.device)] = scale
             for piece in self.pieces:
+                assert isinstance(piece, Dense)
                 own = totals[:, piece.start : piece.start + piece.values.shape[1]]
                 for part in _parts(piece.values):
                     values = piece.values[:, part].double()
@@ -146,18 +182,12 @@ class Updates:
 
     def of_users(self, chosen: Tensor) -> Updates:
         """The updates of the users for whom `chosen` (users,) is true."""
-        return Updates(
-            [
-                Dense(piece.start, piece.values[chosen])
-                if isinstance(piece, Dense)
-                else Rows(piece.start, piece.height, piece.places[chosen], piece.values[chosen])
-                for piece in self.pieces
-            ]
-        )
+        return Updates([piece.of_users(chosen) for piece in self.pieces])
 
     def dense(self, dim: int) -> Tensor:
         """(users, dim): the rows that the pieces stand for."""
-        rows = self.pieces[0].values.new_zeros(len(self), dim)
+        values = next((piece.values for piece in self.pieces if not isinstance(piece, Bagged)), None)
+        rows = torch.zeros(len(self), dim, dtype=self.pieces[0].dtype, device=None if values is None else values.device)
         for piece in self.pieces:
             piece.put_in(rows)
         return rows

@@ -19,6 +19,7 @@ from ..errors import WorkerError
 from ..privacy.events import Sampling
 from .clients import Clients
 from .clipping import ClippedSum, aggregate, part_of_sum
+from .exchange import Exchange
 from .sampling import Cohort
 
 StepsOf = Callable[[NDArray[np.int64]], NDArray[np.int64]]  # how many local steps each of these users takes
@@ -94,7 +95,7 @@ class LostConnectionError(WorkerError):
 
 @dataclass(eq=False)
 class Team:
-    """One of several processes that train a cohort together, over torch.distributed's default group.
+    """One of several processes that train a cohort together, in touch by torch.distributed's default group.
 
     Rank 0 asks (`clipped_sum`, `stop`), the others `serve`. Each trains, clips and adds up its share of the users; the
     float64 sums are added at rank 0, once a round. What one process would give differs by the order of those additions
@@ -106,6 +107,7 @@ class Team:
     sampling: Sampling
     rank: int
     size: int
+    exchange: Exchange
     _in_step: bool = True  # whether all ranks wait for rank 0: only then can it ask for anything
 
     def clipped_sum(self, params: Tensor, cohort: Cohort, round_index: int, clip: float) -> ClippedSum:
@@ -118,7 +120,7 @@ class Team:
         with connected(round_index):
             self._order(_TRAIN, round_index, len(cohort.users), clip)
             dist.broadcast(torch.from_numpy(cohort.users.copy()), src=0)
-            dist.broadcast(params, src=0)
+            params = self.exchange.everyones(params)
         total, error = self._share(params, cohort.users, round_index, clip)
         with connected(round_index):
             failures = self._added_up(total, error)
@@ -134,7 +136,7 @@ class Team:
 
     def serve(self) -> None:
         """On every other rank: do what rank 0 asks until it says stop."""
-        params = torch.empty_like(self.clients.flat.initial)
+        like = torch.empty_like(self.clients.flat.initial)
         while True:
             with connected():
                 order, round_index, count, clip = self._order().tolist()
@@ -142,7 +144,7 @@ class Team:
                     return
                 users = torch.empty(int(count), dtype=torch.int64)
                 dist.broadcast(users, src=0)
-                dist.broadcast(params, src=0)
+                params = self.exchange.everyones(like)
             total, error = self._share(params, users.numpy(), int(round_index), clip)
             with connected():
                 self._added_up(total, error)
@@ -167,7 +169,7 @@ class Team:
         try:
             cohort = Cohort(share_out(users, self.steps_of(users), self.size)[self.rank], self.sampling)
             updates = self.clients.train(params, cohort, round_index)
-            return part_of_sum(updates, clip, len(params), params.device), None
+            return part_of_sum(updates, clip, self.exchange.room(self.rank, params)), None
         except Exception as error:
             return params.new_empty(0), error
 
@@ -179,7 +181,7 @@ class Team:
         failed = torch.tensor([0.0 if error is None else 1.0])
         dist.all_reduce(failed)
         if not failed.item():
-            dist.reduce(total, dst=0)
+            self.exchange.add_up(total, self.rank)
             return {}
         texts = [""] * self.size if self.rank == 0 else None
         dist.gather_object(_text(error), texts, dst=0)

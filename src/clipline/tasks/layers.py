@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import check_choice, check_whole
 from ..federated import convolution
+from ..federated.bags import bag
 from ..federated.stacks import stacked
 from . import recurrence
 from .initialisers import glorot_uniform_
@@ -158,11 +159,7 @@ class BagLinear(nn.Module):
         A place with value 0 is padding, whatever its number; numbers beyond the last feature are allowed only there.
         """
         if not stacked(features, values, self.weight):
-            columns = (values != 0).any(dim=0).nonzero()
-            used = int(columns[-1]) + 1 if len(columns) else 1
-            features, values = features[:, :used], values[:, :used]  # columns of padding alone cost like others
-        places = features.long().clamp(max=len(self.weight) - 1)
-        if not stacked(places, values, self.weight):
-            return F.embedding_bag(places, self.weight, per_sample_weights=values, mode="sum") + self.bias
+            return bag(features, self.weight, values) + self.bias
         # torch.func has no rule for embedding_bag and would loop over the users.
+        places = features.long().clamp(max=len(self.weight) - 1)
         return torch.bmm(values.unsqueeze(1), F.embedding(places, self.weight)).squeeze(1) + self.bias

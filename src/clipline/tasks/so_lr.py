@@ -38,9 +38,8 @@ class TagRegression(nn.Module):
 
 def multi_hot(tags: Tensor, like: Tensor) -> Tensor:
     """(batch, any) different tag numbers, padded with -1 -> (batch, 500) of 0 and 1."""
-    places = tags.long()
-    spare = places.masked_fill(places < 0, TAGS)  # one more column takes the padding
-    return like.new_zeros(len(tags), TAGS + 1).scatter(1, spare, 1.0)[:, :TAGS]
+    real = (tags >= 0).to(like.dtype)  # padding adds 0 to the first tag
+    return like.new_zeros(len(tags), TAGS).scatter_add_(1, tags.long().clamp(min=0), real)
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:

@@ -1,0 +1,112 @@
+"""Sparse rows times a weight, and what steps of SGD change in that weight, without ever moving it.
+
+The gradient of X W is X^T G, with G the gradient of the product. So after some steps a user's weight is W less lr times
+the sum of X^T G, and X (a few features a row) and G (one row an example) are all that has to be kept. W is read where
+it lies, the same for all users of a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from .terms import Moved, Terms, moved
+
+_DENSE = 2  # terms for each row of the weight, beyond which they are added up to one
+
+
+def bag(features: Tensor, weight: Tensor, values: Tensor) -> Tensor:
+    """(batch, width) whole numbers, (height, out) and (batch, width) values -> (batch, out): sums of values times rows.
+
+    A place with value 0 is padding, whatever its number; numbers beyond the last row are allowed only there. A layer
+    that uses its weight through this function alone trains faster where `row_fields` names the weight.
+    """
+    if isinstance(weight, Noted) and not values.requires_grad:
+        return weight.ledger.product(features, values)
+    columns = (values != 0).any(dim=0).nonzero()
+    used = int(columns[-1]) + 1 if len(columns) else 1  # columns of padding alone cost like others
+    places = features[:, :used].long().clamp(max=len(weight) - 1)
+    return F.embedding_bag(places, weight, per_sample_weights=values[:, :used], mode="sum")
+
+
+class Noted(Tensor):
+    """A weight with a ledger of its products; the ledger learns too when anything else is done with it."""
+
+    ledger: Ledger
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """What `func` gives for plain tensors. Anything but questions of shape and type makes the ledger incomplete."""
+        if func not in _QUESTIONS:
+            for tensor in tree_leaves((args, kwargs)):
+                if isinstance(tensor, Noted):
+                    tensor.ledger.complete = False
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+_ASKED: tuple[Any, ...] = (Tensor.device, Tensor.dtype, Tensor.is_cuda, Tensor.ndim, Tensor.shape)
+_QUESTIONS = frozenset(
+    {Tensor.__len__, Tensor.dim, Tensor.is_floating_point, Tensor.numel, Tensor.size, *(one.__get__ for one in _ASKED)}
+)
+
+
+class Ledger:
+    """One user's steps of SGD at rate `lr` on `weight`, (height, out), which stays as it is: PRIVATE.
+
+    Hand `noted()` to the model in the weight's place. After a loss has been computed, `products` are the tensors whose
+    gradients `step` wants. Where `complete` is false the weight was used otherwise than through `bag`, and what the
+    ledger says is not all.
+    """
+
+    def __init__(self, weight: Tensor, lr: float) -> None:
+        self._weight = weight.detach()
+        self._lr = lr
+        self._open: list[Terms] = []  # of the step that is being taken: the table is the product itself
+        self._taken: list[Terms] = []
+        self._now: Moved | None = None  # the weight after the steps that were taken
+        self.complete = True
+
+    def noted(self) -> Noted:
+        """The weight where it lies. Not kept here: a circle of references would outlive the user."""
+        weight = self._weight.as_subclass(Noted)
+        weight.ledger = self
+        return weight
+
+    def product(self, features: Tensor, values: Tensor) -> Tensor:
+        """`bag` with the weight after the steps so far."""
+        with torch.no_grad():
+            if self._now is None:
+                self._now = moved(self._weight, self._taken)
+            product, terms = self._now.product(features.long(), values.to(self._weight.dtype))
+        if torch.is_grad_enabled():
+            product.requires_grad_()
+            self._open.append(replace(terms, factors=terms.factors * -self._lr, table=product))
+        return product
+
+    @property
+    def products(self) -> list[Tensor]:
+        """The products since the last step."""
+        return [product.table for product in self._open]
+
+    def step(self, gradients: Sequence[Tensor | None]) -> None:
+        """One step of SGD, from the gradients of `products`; None where the loss does not use one."""
+        for product, gradient in zip(self._open, gradients, strict=True):
+            if gradient is not None:
+                self._taken.append(replace(product, table=gradient.contiguous()))
+                self._now = None
+        self._open = []
+        if sum(len(part.numbers) for part in self._taken) > _DENSE * len(self._weight):
+            self._taken = [Terms.joined(self._taken).added_up()]
+
+    def terms(self) -> list[Terms]:
+        """All that the steps have changed in the weight, in parts; at least one."""
+        return self._taken or [Terms.none(self._weight)]

@@ -1,0 +1,165 @@
+"""A change of a matrix as terms of a sum, and a matrix with such a change: multiplied by sparse rows, never formed.
+
+In C where terms.c can be compiled; otherwise in torch's operations, which form the change.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .native import call, compiled
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """Row numbers[i] of a matrix has factors[i] times row sources[i] of the table, and so on for every i."""
+
+    numbers: Tensor  # (terms,) int64
+    sources: Tensor  # (terms,) int64
+    factors: Tensor  # (terms,)
+    table: Tensor  # (any, out)
+
+    @staticmethod
+    def none(like: Tensor) -> Terms:
+        """No change of a matrix like this."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        return Terms(nothing, nothing, like.new_empty(0), like.new_empty(0, like.shape[1]))
+
+    @staticmethod
+    def joined(parts: Sequence[Terms]) -> Terms:
+        """The sum of several; at least one."""
+        if len(parts) == 1:
+            return parts[0]
+        starts, start = list[int](), 0
+        for part in parts:
+            starts.append(start)
+            start += len(part.table)
+        return Terms(
+            torch.cat([part.numbers for part in parts]),
+            torch.cat([part.sources + start for part, start in zip(parts, starts, strict=True)]),
+            torch.cat([part.factors for part in parts]),
+            torch.cat([part.table for part in parts]),
+        )
+
+    def rows(self, starts: Tensor) -> Tensor:
+        """(starts, out): the sum of the terms from each start to the next, of the last to the end."""
+        if not len(self.numbers):
+            return self.table.new_zeros(len(starts), self.table.shape[1])
+        return F.embedding_bag(self.sources, self.table, starts, per_sample_weights=self.factors, mode="sum")
+
+    def added_up(self) -> Terms:
+        """The same change with one term a row."""
+        ordered = arranged([[self]], int(self.numbers.max()) + 1 if len(self.numbers) else 1)
+        rows = ordered.terms.rows(ordered.starts[:-1])
+        return Terms(ordered.rows, torch.arange(len(rows)), rows.new_ones(len(rows)), rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Arranged:
+    """The terms of several users by row and then by user: a row of a total is in the cache for all who touch it."""
+
+    rows: Tensor  # (pairs,): row numbers, ascending
+    owners: Tensor  # (pairs,): whose, ascending for each row
+    starts: Tensor  # (pairs + 1,): where the terms of each begin, and where the last end
+    terms: Terms  # their numbers are not in this order
+
+
+def arranged(users: Sequence[Sequence[Terms]], height: int) -> Arranged:
+    """The terms of these users, each in parts, of a matrix of so many rows."""
+    terms = Terms.joined([part for parts in users for part in parts])
+    counts = torch.tensor([sum(len(part.numbers) for part in parts) for parts in users])
+    owners = torch.repeat_interleave(torch.arange(len(users)), counts)
+    library, count = compiled(terms.table.dtype), len(terms.numbers)
+    if library is None:
+        keys, order = (terms.numbers * len(users) + owners).sort(stable=True)
+        pairs, sizes = torch.unique_consecutive(keys, return_counts=True)
+        rows = pairs.div(len(users), rounding_mode="floor")
+        in_order = Terms(terms.numbers, terms.sources[order], terms.factors[order], terms.table)
+        return Arranged(rows, pairs - rows * len(users), F.pad(sizes.cumsum(dim=0), (1, 0)), in_order)
+    ends, (order, sources, rows, whose) = (
+        torch.empty(height + 1, dtype=torch.int64),
+        torch.empty(4, count, dtype=torch.int64),
+    )
+    starts, factors = torch.empty(count + 1, dtype=torch.int64), torch.empty_like(terms.factors)
+    pairs_found = call(
+        library.arrange, count, height, terms.numbers, owners, terms.sources, terms.factors,
+        ends, order, sources, factors, rows, whose, starts,
+    )  # fmt: skip
+    in_order = Terms(terms.numbers, sources, factors, terms.table)
+    return Arranged(rows[:pairs_found], whose[:pairs_found], starts[: pairs_found + 1], in_order)
+
+
+class Moved(Protocol):
+    """A weight, (height, out), with a change."""
+
+    def product(self, features: Tensor, values: Tensor) -> tuple[Tensor, Terms]:
+        """(batch, width) int64 and values -> (batch, out), and what was multiplied; the table is left to the caller."""
+        ...
+
+
+def moved(weight: Tensor, change: Sequence[Terms]) -> Moved:
+    """The weight, which stays as it is, with these changes."""
+    library = compiled(weight.dtype)
+    return _Plain(weight, change) if library is None else _Native(library, weight, change)
+
+
+class _Native:
+    """Terms hang on a chain for each row of the weight, and a product runs along those of the rows that it reads."""
+
+    def __init__(self, library: ctypes.CDLL, weight: Tensor, change: Sequence[Terms]) -> None:
+        self._library, self._weight = library, weight.contiguous()
+        self._terms = Terms.joined(change or [Terms.none(weight)])
+        self._heads = torch.full((len(weight),), -1)
+        self._next = torch.empty_like(self._terms.numbers)
+        if change:
+            call(library.hang, len(self._next), self._terms.numbers, self._heads, self._next)
+
+    def product(self, features: Tensor, values: Tensor) -> tuple[Tensor, Terms]:
+        (batch, width), (height, out) = features.shape, self._weight.shape
+        product = self._weight.new_empty(batch, out)
+        numbers, sources = torch.empty(2, batch * width, dtype=torch.int64)
+        factors = torch.empty(batch * width, dtype=values.dtype)
+        seen, found = torch.zeros(2, len(self._terms.table), dtype=torch.int64)
+        products, packed = values.new_empty(2, len(self._terms.table))
+        count = call(
+            self._library.product, batch, width, height, out, features.contiguous(), values.contiguous(), self._weight,
+            self._heads, self._next, self._terms.sources, self._terms.factors, self._terms.table,
+            seen, found, products, packed, product, numbers, sources, factors,
+        )  # fmt: skip
+        return product, Terms(numbers[:count], sources[:count], factors[:count], product)
+
+
+class _Plain:
+    """The rows that have changed are formed."""
+
+    def __init__(self, weight: Tensor, change: Sequence[Terms]) -> None:
+        self._weight, self._parts = weight, change
+
+    @cached_property
+    def _change(self) -> tuple[Tensor, Tensor]:
+        """Where each row of the weight stands among those that have changed, and how these did: at last a row of 0."""
+        ordered = arranged([self._parts], len(self._weight))
+        where = torch.full((len(self._weight),), len(ordered.rows))
+        where[ordered.rows] = torch.arange(len(ordered.rows))
+        return where, ordered.terms.rows(ordered.starts)
+
+    def product(self, features: Tensor, values: Tensor) -> tuple[Tensor, Terms]:
+        kept = values != 0
+        places = kept.flatten().nonzero().squeeze(1)
+        numbers = features.flatten()[places].clamp(0, len(self._weight) - 1)
+        factors, counts = values.flatten()[places], kept.sum(dim=1)
+        starts = counts.cumsum(dim=0).sub_(counts)
+        product = Terms(numbers, numbers, factors, self._weight).rows(starts)
+        if self._parts:
+            where, change = self._change
+            product += Terms(numbers, where[numbers], factors, change).rows(starts)
+        sources = places.div(max(1, features.shape[1]), rounding_mode="floor")
+        return product, Terms(numbers, sources, factors, product)
