@@ -17,6 +17,7 @@ from .batches import Examples, plan_steps
 from .chance import step_keys
 from .flat_module import FlatModule
 from .local import Batch, LocalSGD, Loss, LossOf, per_example
+from .memory import keep_freed_memory
 from .population import Population
 from .precision import Precision, computing_in
 from .rows import RowFields, Touched, check_row_fields, first_pieces, renumbered, together, touched, updates_of
@@ -60,6 +61,8 @@ class OneByOne:
 
     def train(self, params: Tensor, cohort: Cohort, round_index: int) -> Iterator[Updates]:
         """Updates (params after local SGD - params) of the cohort's users, in blocks."""
+        if self.device.type == "cpu":
+            keep_freed_memory()
         block_size = 1 if self.row_fields else max(1, min(64, _BLOCK_VALUES // self.flat.dim))
         for start in range(0, len(cohort.users), block_size):
             yield self.block(params, cohort.users[start : start + block_size], round_index)
@@ -71,7 +74,7 @@ class OneByOne:
         population = self.examples.population
         starts, sizes = population.offsets[users], self.local.examples_of(population, users)
         chances = torch.from_numpy(step_keys(keys, steps.longest, len(self.flat.chances))).to(self.device)
-        updates = params.new_zeros(len(users), 0 if self.row_fields else self.flat.dim)
+        updates = params.new_empty(len(users), 0 if self.row_fields else self.flat.dim)
         by_rows: list[Updates] = []
         self.flat.module.train()
         # What draws from torch's global generator draws by user too, and the caller's state is given back.
