@@ -5,7 +5,7 @@ from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from clipline import BagLinear, MatrixLSTM, PatchConv2d, SettingError
-from clipline.federated.stackable import stacked
+from clipline.federated.chance import stacked
 
 DOUBLE = torch.float64
 

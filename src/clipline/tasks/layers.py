@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import check_choice, check_whole
-from ..federated.stackable import stacked
+from ..federated.chance import stacked
 from . import convolution, recurrence
+from .alone import conv as lone_conv
 from .initialisers import glorot_uniform_
 
 Padding = int | Literal["same", "valid"]
@@ -60,8 +61,8 @@ class PatchConv2d(nn.Module):
             images = F.pad(images, (before, after, before, after), value=0.0)
             before = 0
         if alone:
-            kernel = self.weight.view(len(self.weight), size, size, self.in_channels).permute(0, 3, 1, 2)
-            return F.conv2d(images.contiguous(memory_format=torch.channels_last), kernel, self.bias, stride, before)
+            images = images.contiguous(memory_format=torch.channels_last)
+            return lone_conv(images, self.weight, self.bias, size, stride, before)
         pixels = images.permute(0, 2, 3, 1)
         if not (torch.is_autocast_enabled("cuda") and convolution.fused(images)):  # in float32 cuBLAS is faster
             return F.linear(convolution.patches(pixels, size, stride), self.weight, self.bias).permute(0, 3, 1, 2)
