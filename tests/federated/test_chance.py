@@ -122,3 +122,35 @@ def test_dropout_keeps_the_type_of_its_values_and_leaves_the_global_generator_al
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         assert stackable(nn.Dropout(0.3))(torch.ones(4, dtype=dtype)).dtype == dtype
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("p", [1e-9, 0.1, 0.25, 0.5, 1 - 1e-9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_is_kept_follows_from_the_bits_in_every_type_alone_and_in_a_stack(p, dtype):
+    values = torch.ones(3, 700, dtype=dtype)
+    layer = stackable(nn.Dropout(p))
+    stack = vmap(lambda key: functional_call(layer, {"key": key}, (values,)))(KEYS[:4])  # its first draw
+    for key, row in zip(KEYS[:4], stack, strict=True):
+        layer.key.copy_(key)
+        layer.draws = 0
+        expected = (drawn(key, 3, 700) >= round(p * 2**31)).to(dtype) * (1 / (1 - p))
+        assert torch.equal(layer(values), expected)
+        assert torch.equal(row, expected)
+
+
+def test_a_second_draw_differs_and_is_the_same_alone_and_in_a_stack():
+    chance = Chance()
+
+    def twice():
+        chance.draws = 0
+        return chance.bits(40), chance.bits(40)
+
+    chance.forward = twice
+    stack = vmap(lambda key: functional_call(chance, {"key": key}, ()))(KEYS[:3])
+    for number, key in enumerate(KEYS[:3]):
+        chance.key.copy_(key)
+        alone = twice()
+        assert not torch.equal(*alone)
+        assert [part[number].tolist() for part in stack] == [part.tolist() for part in alone]
+        again = torch.tensor([int(key[0]), (int(key[1]) + 0x9E3779B9 + 2**31) % 2**32 - 2**31], dtype=torch.int32)
+        assert alone[1].tolist() == drawn_words(again, 40)

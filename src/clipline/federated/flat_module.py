@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ..errors import ModuleError
 from .chance import Chance
-from .stackable import stackable
+from .factors import Factors
+from .stackable import Linear, stackable
 
 
 class FlatModule:
@@ -44,6 +45,10 @@ class FlatModule:
             for key, param in part._parameters.items()
             if param is not None and id(param) in names
         ]
+        self._factors = Factors(trainable)
+        for layer in self.module.modules():
+            if isinstance(layer, Linear):
+                layer.factors = self._factors
         self.chances = {name: part for name, part in self.module.named_modules() if isinstance(part, Chance)}
         self._keys = {f"{name}.key".lstrip(".") for name in self.chances}  # set by the engine, and no user's statistic
         self._buffers = {name: buffer.clone() for name, buffer in self._named_buffers().items()}
@@ -121,11 +126,12 @@ class FlatModule:
         """One step of SGD. A parameter that the loss does not use stays where it is."""
         if not loss.requires_grad:
             raise ModuleError("the loss does not depend on the model's trainable parameters: return what it computed")
-        gradients = torch.autograd.grad(loss, self._trainable, allow_unused=True)
-        with torch.no_grad():
+        with self._factors.collecting(), torch.no_grad():
+            gradients = torch.autograd.grad(loss, self._trainable, allow_unused=True)
             for param, gradient in zip(self._trainable, gradients, strict=True):
                 if gradient is not None:
                     param.sub_(gradient, alpha=lr)
+            self._factors.subtract(lr)
 
 
 def _same(now: Tensor | None, before: Tensor) -> bool:

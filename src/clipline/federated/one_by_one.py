@@ -18,6 +18,7 @@ from .batches import Examples, plan_steps
 from .chance import step_keys
 from .flat_module import FlatModule
 from .local import Batch, LocalSGD, Loss, LossOf, per_example
+from .memory import keep_freed_memory
 from .native import compiled
 from .population import Population
 from .precision import Precision, computing_in
@@ -69,6 +70,8 @@ class OneByOne:
 
     def train(self, params: Tensor, cohort: Cohort, round_index: int) -> Iterator[Updates]:
         """Updates (params after local SGD - params) of the cohort's users, in blocks."""
+        if self.device.type == "cpu":
+            keep_freed_memory()
         start = 0
         while start < len(cohort.users):
             block_size = max(1, min(64, _BLOCK_VALUES // self.flat.dim))
@@ -87,7 +90,7 @@ class OneByOne:
         population = self.examples.population
         starts, sizes = population.offsets[users], self.local.examples_of(population, users)
         chances = torch.from_numpy(step_keys(keys, steps.longest, len(self.flat.chances))).to(self.device)
-        updates = params.new_zeros(len(users), 0 if self.row_fields else self.flat.dim)
+        updates = params.new_empty(len(users), 0 if self.row_fields else self.flat.dim)
         by_rows: list[Updates] = []
         self.flat.module.train()
         # What draws from torch's global generator draws by user too, and the caller's state is given back.

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import convolution
-from .chance import BITS, Chance
+from .chance import Chance
+from .factors import Factors
 from .stacks import stacked, users_first
 
 LIBRARY_IS_FAST = ("cpu",)  # devices whose convolution of a stack, one group a user, is faster than patches
@@ -42,17 +43,19 @@ class Dropout(Chance, nn.Dropout):
             return values
         if self.p == 1:
             return values * 0
-        kept = self.bits(*values.shape) >= round(self.p * 2**BITS)
-        scaled: Tensor = values * (kept.to(values.dtype) * (1 / (1 - self.p)))
-        return scaled
+        return values * self.kept(values, self.p)
 
 
 class Linear(nn.Linear):
-    """`nn.Linear`; in a stack, `product`."""
+    """`nn.Linear`; in a stack, `product`; alone, its weights may move without their gradient being formed."""
+
+    factors: Factors | None = None  # of the working copy that the layer belongs to
 
     def forward(self, values: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
         if not stacked(values, self.weight):
+            if self.factors is not None and self.factors.serve(values, self.weight):
+                return self.factors.linear(values, self.weight, self.bias)
             return F.linear(values, self.weight, self.bias)
         kind = values.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight.dtype

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..federated.chance import Chance
 from ..federated.local import Batch
 from ..federated.population import Population
+from .alone import sum_of_squares
 from .initialisers import he_normal_, initialised
 from .layers import PatchConv2d
 from .measure import Counts, evaluator
@@ -89,7 +90,7 @@ class ResNet18(nn.Module):
     def penalty(self) -> Tensor:
         """1e-4 times the sum of squares of every kernel and of the last bias; the normalisations go free."""
         kernels = [layer.weight for layer in self.modules() if isinstance(layer, PatchConv2d)]
-        squares = [weight.square().sum() for weight in (*kernels, self.out.weight, self.out.bias)]
+        squares = [sum_of_squares(weight) for weight in (*kernels, self.out.weight, self.out.bias)]
         return PENALTY * torch.stack(squares).sum()
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..federated.local import Batch
 from ..federated.population import Population
+from .alone import relu
 from .initialisers import initialised, keras_linear
 from .layers import MaxPool2d, PatchConv2d
 from .measure import Counts, evaluator
@@ -37,8 +38,8 @@ class CharacterNet(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """(batch, 28, 28) bytes -> (batch, 62) logits. Paper is 1 and ink 0: no inversion, as in the original."""
         images = pixels.to(self.out.weight.dtype).unsqueeze(1) / 255
-        maps = F.relu(self.pool(self.conv2(F.relu(self.conv1(images)))))  # the greatest, then what is above 0: the same
-        flat = self.dropout1(maps).permute(0, 2, 3, 1).flatten(1)  # by row, column, channel
+        maps = relu(self.pool(self.conv2(relu(self.conv1(images)))))  # the greatest, then what is above 0: the same
+        flat = self.dropout1(maps.permute(0, 2, 3, 1)).flatten(1)  # by row, column, channel, as they lie in memory
         logits: Tensor = self.out(self.dropout2(F.relu(self.hidden(flat))))
         return logits
 

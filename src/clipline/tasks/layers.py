@@ -18,6 +18,7 @@ from ..federated import convolution
 from ..federated.bags import bag
 from ..federated.stacks import stacked
 from . import recurrence
+from .alone import conv as lone_conv
 from .initialisers import glorot_uniform_
 
 Padding = int | Literal["same", "valid"]
@@ -62,8 +63,8 @@ class PatchConv2d(nn.Module):
             images = F.pad(images, (before, after, before, after), value=0.0)
             before = 0
         if alone:
-            kernel = self.weight.view(len(self.weight), size, size, self.in_channels).permute(0, 3, 1, 2)
-            return F.conv2d(images.contiguous(memory_format=torch.channels_last), kernel, self.bias, stride, before)
+            images = images.contiguous(memory_format=torch.channels_last)
+            return lone_conv(images, self.weight, self.bias, size, stride, before)
         return convolution.convolved(images, self.weight, self.bias, size, stride)
 
     def _zeros(self, side: int) -> tuple[int, int, int, int]:
