@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -188,7 +189,7 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
         agree({**asdict(settings), "seed": "" if settings.seed == from_rank_0(settings.seed) else "another one"})
     if mine is not None and not mine.leads:
         task.training(settings).serve()
-        return
+        _leave()
     path = resume or out or Path("runs") / time.strftime(f"{task.name}-%Y%m%d-%H%M%S")
     if resume is None:
         check_free(path)
@@ -217,6 +218,13 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
         print(json.dumps(summary_json(task, settings, used, result, path)))
     else:
         print(summary(task, settings, used, result, path))
+
+
+def _leave() -> NoReturn:
+    """End a rank above 0, which has nothing left to do or write. As Python ends, torch's threads may still abort it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def summary(task: Task, settings: TrainSettings, used: DataUsed, result: TrainResult, path: Path) -> str:

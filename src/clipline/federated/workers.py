@@ -6,7 +6,7 @@ import heapq
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -109,6 +109,8 @@ class Team:
     size: int
     exchange: Exchange
     _in_step: bool = True  # whether all ranks wait for rank 0: only then can it ask for anything
+    # What rank 0 asks for. Kept: a tensor that Python has dropped is freed by torch's thread, fatal as Python ends.
+    _said: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
 
     def clipped_sum(self, params: Tensor, cohort: Cohort, round_index: int, clip: float) -> ClippedSum:
         """The sum of the cohort's clipped updates and bits, at rank 0: PRIVATE.
@@ -157,10 +159,10 @@ class Team:
 
     def _order(self, *numbers: float) -> Tensor:
         """What rank 0 asks for, on all ranks: (order, round_index, users, clip), all exact in float64."""
-        order = torch.zeros(4, dtype=torch.float64)
-        order[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
-        dist.broadcast(order, src=0)
-        return order
+        for place, number in enumerate(numbers):
+            self._said[place] = number
+        dist.broadcast(self._said, src=0)
+        return self._said
 
     def _share(
         self, params: Tensor, users: NDArray[np.int64], round_index: int, clip: float
