@@ -44,7 +44,7 @@ class Algorithm:
     server: ServerOptimiser
     controller: ClipController
     streams: Streams
-    _drawn: dict[int, Cohort] = field(default_factory=dict, init=False, repr=False)  # ahead of its round
+    _drawn: dict[int, tuple[Cohort, Noise]] = field(default_factory=dict, init=False, repr=False)  # ahead of the round
 
     @property
     def event(self) -> GaussianEvent:
@@ -59,18 +59,21 @@ class Algorithm:
     def round(self, state: TrainState) -> tuple[TrainState, Release]:
         """One round: sample, train and clip and add up, add noise, move the model, move the clip, write the ledger."""
         t = state.round_index
-        cohort = self._drawn.pop(t) if t in self._drawn else self.sampler.draw(self.streams.sampling(t))
-        noise = Noise(self.streams.noise(t), len(state.params) + 1, state.params.device)  # drawn beside the training
+        cohort, noise = self._drawn.pop(t) if t in self._drawn else self._draw(t, state.params)
         total = self.workforce.clipped_sum(state.params, cohort, t, state.clip.clip)
-        self._look_ahead(t + 1)  # a GPU is still at work on the sum
+        self._look_ahead(t + 1, state.params)
         release = self.mechanism.release(total, noise)
         params, server = self.server.update(state.params, state.server, release)
         clip = self.controller.update(state.clip, release)
         ledger = state.ledger.add(release.event)
         return TrainState(params, server, clip, ledger), release
 
-    def _look_ahead(self, t: int) -> None:
-        """Draw the next cohort and let the workforce prepare for it."""
+    def _draw(self, t: int, like: Tensor) -> tuple[Cohort, Noise]:
+        """Who takes part in a round, and its noise, whose numbers are drawn in the background from now on."""
+        return self.sampler.draw(self.streams.sampling(t)), Noise(self.streams.noise(t), len(like) + 1, like.device)
+
+    def _look_ahead(self, t: int, like: Tensor) -> None:
+        """Draw for the next round and let the workforce prepare: a GPU is still busy, or all cores but one are idle."""
         self._drawn.clear()
-        self._drawn[t] = self.sampler.draw(self.streams.sampling(t))
-        self.workforce.foresee(self._drawn[t], t)
+        self._drawn[t] = self._draw(t, like)
+        self.workforce.foresee(self._drawn[t][0], t)
