@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 
 import recording
-import torch
 
 import clipline
 from clipline.federated.clients import SMALL_MODEL
@@ -34,7 +33,6 @@ def main() -> None:
     parser.add_argument("--record", action="store_true")
     wanted = parser.parse_args()
     wanted.alone = wanted.alone or wanted.runs
-    torch.set_num_threads(1)
     task = clipline.task_named("handwriting")
     base = replace(
         task.settings, users=3000, cohort=wanted.cohort, rounds=wanted.rounds, device=wanted.device,
