@@ -16,8 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ..errors import ModuleError
 from .terms import Moved, Terms, moved
 
+_PARTS = 32  # of a ledger's terms: more are joined, as every step looks at all of them
 _DENSE = 2  # terms for each row of the weight, beyond which they are added up to one
 
 
@@ -27,7 +29,12 @@ def bag(features: Tensor, weight: Tensor, values: Tensor) -> Tensor:
     A place with value 0 is padding, whatever its number; numbers beyond the last row are allowed only there. A layer
     that uses its weight through this function alone trains faster where `row_fields` names the weight.
     """
-    if isinstance(weight, Noted) and not values.requires_grad:
+    if features.shape != values.shape or features.ndim != 2:
+        raise ModuleError(
+            f"features of shape {tuple(features.shape)} and values of shape {tuple(values.shape)} must both be (batch, "
+            "width): give every feature its value"
+        )
+    if isinstance(weight, Noted) and len(weight) and not values.requires_grad:
         return weight.ledger.product(features, values)
     columns = (values != 0).any(dim=0).nonzero()
     used = int(columns[-1]) + 1 if len(columns) else 1  # columns of padding alone cost like others
@@ -35,8 +42,15 @@ def bag(features: Tensor, weight: Tensor, values: Tensor) -> Tensor:
     return F.embedding_bag(places, weight, per_sample_weights=values[:, :used], mode="sum")
 
 
+class UsedOtherwise(Exception):
+    """A noted weight was to be used otherwise than through `bag`."""
+
+
 class Noted(Tensor):
-    """A weight with a ledger of its products; the ledger learns too when anything else is done with it."""
+    """A weight with a ledger of its products; anything else that is to be done with it is refused, and noted too.
+
+    It lies where the model of all users does: what wrote into it would let a user's data out.
+    """
 
     ledger: Ledger
 
@@ -44,11 +58,12 @@ class Noted(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """What `func` gives for plain tensors. Anything but questions of shape and type makes the ledger incomplete."""
+        """Answer questions of shape and type alone. All else makes the ledger incomplete and is not done."""
         if func not in _QUESTIONS:
             for tensor in tree_leaves((args, kwargs)):
                 if isinstance(tensor, Noted):
                     tensor.ledger.complete = False
+            raise UsedOtherwise
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -62,15 +77,16 @@ _QUESTIONS = frozenset(
 class Ledger:
     """One user's steps of SGD at rate `lr` on `weight`, (height, out), which stays as it is: PRIVATE.
 
-    Hand `noted()` to the model in the weight's place. After a loss has been computed, `products` are the tensors whose
-    gradients `step` wants. Where `complete` is false the weight was used otherwise than through `bag`, and what the
-    ledger says is not all.
+    Hand `noted()` to the model in the weight's place. After a loss has been computed, `products()` are the tensors
+    whose gradients `step` wants. Where `complete` is false the weight was to be used otherwise than through `bag`, and
+    what the ledger says is not all.
     """
 
     def __init__(self, weight: Tensor, lr: float) -> None:
         self._weight = weight.detach()
         self._lr = lr
         self._open: list[Terms] = []  # of the step that is being taken: the table is the product itself
+        self._ending: list[Terms] = []  # the same once its gradients are being computed
         self._taken: list[Terms] = []
         self._now: Moved | None = None  # the weight after the steps that were taken
         self.complete = True
@@ -90,20 +106,23 @@ class Ledger:
         if torch.is_grad_enabled():
             product.requires_grad_()
             self._open.append(replace(terms, factors=terms.factors * -self._lr, table=product))
+            return product.clone()  # which may be changed in place, and a leaf may not
         return product
 
-    @property
     def products(self) -> list[Tensor]:
-        """The products since the last step."""
-        return [product.table for product in self._open]
+        """Those since the last step. What is multiplied from now until `step` is a repetition and does not count."""
+        self._ending, self._open = self._open, []
+        return [product.table for product in self._ending]
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         """One step of SGD, from the gradients of `products`; None where the loss does not use one."""
-        for product, gradient in zip(self._open, gradients, strict=True):
+        for product, gradient in zip(self._ending, gradients, strict=True):
             if gradient is not None:
                 self._taken.append(replace(product, table=gradient.contiguous()))
                 self._now = None
-        self._open = []
+        self._open, self._ending = [], []
+        if len(self._taken) > _PARTS:
+            self._taken = [Terms.joined(self._taken)]
         if sum(len(part.numbers) for part in self._taken) > _DENSE * len(self._weight):
             self._taken = [Terms.joined(self._taken).added_up()]
 

@@ -28,6 +28,7 @@ class Factors:
     def __init__(self, params: Iterable[Tensor]) -> None:
         self._own = {id(param) for param in params}
         self._kept: list[tuple[Tensor, Tensor, Tensor]] | None = None
+        self._pass = -1  # torch's number of the backward pass whose factors are wanted
 
     def serve(self, values: Tensor, weight: Tensor) -> bool:
         """Whether `linear` is the way to go: `weight` (out, in) is large and one of ours, not put in its place."""
@@ -44,20 +45,34 @@ class Factors:
         return out
 
     @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Inside, backward passes leave factors here in the place of gradients; afterwards they are forgotten."""
-        self._kept = []
+    def collecting(self, loss: Tensor) -> Iterator[None]:
+        """Inside, the backward pass of `loss` leaves factors in the place of gradients; afterwards they are forgotten.
+
+        A pass within that pass, as of a layer that solves an equation, asks for gradients and gets them.
+        """
+
+        def begin(_: Tensor) -> None:
+            self._pass = torch._C._current_graph_task_id()
+
+        self._kept, self._pass = [], -1
+        hook = loss.register_hook(begin)  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
+            hook.remove()
             self._kept = None
 
     def keep(self, weight: Tensor, grad: Tensor, values: Tensor) -> bool:
         """Take grad (rows, out) and values (rows, in), if they are wanted now and smaller than the gradient.
 
-        Not where a hook on the weights waits for the gradient.
+        Not where a hook on the weights waits for the gradient; nor a copy of the weights, or what moves with them.
         """
-        if self._kept is None or weight._backward_hooks or grad.numel() + values.numel() > weight.numel():
+        if self._kept is None or self._pass != torch._C._current_graph_task_id() or id(weight) not in self._own:
+            return False
+        if weight._backward_hooks or grad.numel() + values.numel() > weight.numel():
+            return False
+        vector = weight.untyped_storage().data_ptr()  # of all parameters: they move before the factors are used
+        if vector in (values.untyped_storage().data_ptr(), grad.untyped_storage().data_ptr()):
             return False
         self._kept.append((weight, grad, values))
         return True
@@ -75,7 +90,9 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, weight: Tensor, bias: Tensor | None, factors: Factors) -> Tensor:
         ctx.save_for_backward(values, weight)
         ctx.factors = factors
-        return product(values.reshape(-1, values.shape[-1]), weight, bias).view(*values.shape[:-1], len(weight))
+        out = product(values.reshape(-1, values.shape[-1]), weight, bias)
+        # A view could not be changed in place by what follows.
+        return out if values.ndim == 2 else torch.ops.aten._unsafe_view(out, [*values.shape[:-1], len(weight)])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -126,7 +126,7 @@ class FlatModule:
         """One step of SGD. A parameter that the loss does not use stays where it is."""
         if not loss.requires_grad:
             raise ModuleError("the loss does not depend on the model's trainable parameters: return what it computed")
-        with self._factors.collecting(), torch.no_grad():
+        with self._factors.collecting(loss), torch.no_grad():
             gradients = torch.autograd.grad(loss, self._trainable, allow_unused=True)
             for param, gradient in zip(self._trainable, gradients, strict=True):
                 if gradient is not None:

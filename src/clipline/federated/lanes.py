@@ -92,7 +92,8 @@ class Lanes:
     def _stream(self, lane: int) -> torch.cuda.Stream:
         """Those with most steps come first wherever they have work: the others fill what they leave idle."""
         if lane not in self._streams:
-            self._streams[lane] = torch.cuda.Stream(priority=-1 if lane else 0)  # type: ignore[no-untyped-call]
+            device = next(iter(self._recordings.values())).place.device
+            self._streams[lane] = torch.cuda.Stream(device, priority=-1 if lane else 0)  # type: ignore[no-untyped-call]
         return self._streams[lane]
 
     def _within(self, lane: int) -> AbstractContextManager[None]:

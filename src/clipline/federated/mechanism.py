@@ -78,4 +78,6 @@ class GaussianMechanism:
             torch.add(total.total[part], numbers[part], alpha=delta_stddev, out=noisy[part])
             noisy[part] /= self.cohort_size
         fraction_within = None if self.count_stddev is None else float(noisy[-1]) + 0.5
+        if self.count_stddev is None:
+            noisy[-1:] = 0.0  # the count has no noise, and would lie behind the mean in memory
         return Release(noisy[:-1], fraction_within, GaussianEvent(total.sampling, self.noise_multiplier))

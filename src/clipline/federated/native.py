@@ -31,16 +31,17 @@ def compiled(dtype: torch.dtype) -> ctypes.CDLL | None:
     if compiler is None or dtype not in _REALS or os.environ.get("CLIPLINE_NATIVE") == "0":
         return None
     for tuned in (["-march=native"], []):  # which not every compiler knows
-        with tempfile.TemporaryDirectory(prefix="clipline-") as folder:
-            target = str(Path(folder) / "terms.so")
-            flags = ["-O3", *tuned, "-shared", "-fPIC", f"-DREAL={_REALS[dtype]}"]
-            try:
-                subprocess.run(
-                    [compiler, *flags, "-o", target, str(_SOURCE)], check=True, capture_output=True, timeout=_PATIENCE
-                )
+        flags = ["-O3", *tuned, "-shared", "-fPIC", f"-DREAL={_REALS[dtype]}"]
+        try:
+            with tempfile.TemporaryDirectory(prefix="clipline-") as folder:
+                target = str(Path(folder) / "terms.so")
+                command = [compiler, *flags, "-o", target, str(_SOURCE)]
+                subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
                 return _typed(ctypes.CDLL(target))
-            except (OSError, subprocess.SubprocessError):
-                continue
+        except subprocess.TimeoutExpired:
+            return None
+        except (OSError, subprocess.SubprocessError, AttributeError):  # the last: it holds no functions of ours
+            continue
     return None
 
 
@@ -55,5 +56,6 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
 def call(function: Any, *arguments: int | Tensor) -> int:
     """Call it with whole numbers, and with tensors, which must be contiguous, as pointers to their numbers."""
     assert len(arguments) == len(function.argtypes)  # more would be cut to 32 bits
-    assert all(one.is_contiguous() for one in arguments if isinstance(one, Tensor))
+    if not all(one.is_contiguous() for one in arguments if isinstance(one, Tensor)):
+        raise ValueError("tensors must be contiguous where C reads them")
     return int(function(*[one.data_ptr() if isinstance(one, Tensor) else one for one in arguments]))

@@ -106,9 +106,8 @@ class OneByOne:
                 batches = [rows[:count] for rows, count in zip(order, steps.counts[i][own].tolist(), strict=True)]
                 if self.row_fields:
                     update = self._train_rows(params, examples, batches, chances[i])
-                    while update is None:
-                        self._global_generator().manual_seed(key)
-                        update = self._train_rows(params, examples, batches, chances[i])
+                    if update is None:  # all of a block are trained in one way
+                        return self.block(params, users, round_index)
                     by_rows.append(update)
                 else:
                     self._train(params, examples, batches, chances[i], out=updates[i])
@@ -141,15 +140,20 @@ class OneByOne:
         first = first_pieces(params.unsqueeze(0), shapes, rows)
         ledgers = {name: Ledger(first[name][0], self.local.lr) for name in self.noted}
         moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in ledgers}
-        with self.flat.holding({name: ledgers[name].noted() if name in ledgers else moving[name] for name in shapes}):
-            for step, rows_of_batch in enumerate(batches):
-                self.flat.set_keys(chances[step])
-                batch = {name: self.examples.pick(field[0], rows_of_batch) for name, field in one.items()}
-                loss = self._reduced(self.loss(self.flat.module, batch), len(rows_of_batch))
-                if not all(ledger.complete for ledger in ledgers.values()):
-                    self.noted = {name for name in self.noted if ledgers[name].complete}
-                    return None
-                _descend(loss, list(moving.values()), list(ledgers.values()), self.local.lr)
+        held = {name: ledgers[name].noted() if name in ledgers else moving[name] for name in shapes}
+        try:
+            with self.flat.holding(held):
+                for step, rows_of_batch in enumerate(batches):
+                    self.flat.set_keys(chances[step])
+                    batch = {name: self.examples.pick(field[0], rows_of_batch) for name, field in one.items()}
+                    loss = self._reduced(self.loss(self.flat.module, batch), len(rows_of_batch))
+                    _descend(loss, list(moving.values()), list(ledgers.values()), self.local.lr)
+        except Exception:
+            if all(ledger.complete for ledger in ledgers.values()):
+                raise
+        if not all(ledger.complete for ledger in ledgers.values()):
+            self.noted = {name for name in self.noted if ledgers[name].complete}
+            return None
         stack = [ledgers[name].terms() if name in ledgers else moving[name].detach().unsqueeze(0) for name in shapes]
         return updates_of(stack, first, shapes, rows)
 
@@ -199,7 +203,7 @@ class OneByOne:
 
 def _descend(loss: Tensor, moving: Sequence[Tensor], ledgers: Sequence[Ledger], lr: float) -> None:
     """One step of SGD: some parameters move, of others it is noted how they would."""
-    products = [ledger.products for ledger in ledgers]
+    products = [ledger.products() for ledger in ledgers]
     wanted = [*moving, *(product for own in products for product in own)]
     gradients = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
     with torch.no_grad():

@@ -68,6 +68,10 @@ class Algorithm:
         ledger = state.ledger.add(release.event)
         return TrainState(params, server, clip, ledger), release
 
+    def forget(self) -> None:
+        """Let go what was drawn ahead, when no more rounds come."""
+        self._drawn.clear()
+
     def _draw(self, t: int, like: Tensor) -> tuple[Cohort, Noise]:
         """Who takes part in a round, and its noise, whose numbers are drawn in the background from now on."""
         return self.sampler.draw(self.streams.sampling(t)), Noise(self.streams.noise(t), len(like) + 1, like.device)

@@ -140,6 +140,8 @@ def together(users: Sequence[Updates]) -> Updates:
     pieces = list[Piece]()
     for alike in zip(*(one.pieces for one in users), strict=True):
         first = alike[0]
+        if any(type(piece) is not type(first) for piece in alike):
+            raise TypeError("updates of one block are of different kinds")  # whoever is of the other would be lost
         if isinstance(first, Bagged):
             terms = [own for piece in alike if isinstance(piece, Bagged) for own in piece.users]
             pieces.append(Bagged(first.start, first.height, terms))

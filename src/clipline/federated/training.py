@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -170,7 +170,9 @@ class Training:
             Evaluation(self.algorithm.clients.flat, self.evaluate) as evaluation,
             CtrlC() if ctrl_c is None else nullcontext(ctrl_c) as stop,
             self.algorithm.workforce.at_work(),
+            ExitStack() as end,
         ):
+            end.callback(self.algorithm.forget)
             while state.round_index < self.rounds:
                 if state.round_index >= last:
                     stopped = "budget"
