@@ -159,5 +159,5 @@ def test_nothing_drawn_ahead_is_kept_after_a_run():
         local=LocalSGD(0.1, 4), noise_multiplier=0.5,
     )  # fmt: skip
     before = training.run().state.params
-    assert not training.algorithm._drawn
+    assert not training.algorithm.ahead._drawn
     assert torch.equal(copy.deepcopy(training).run().state.params, before)

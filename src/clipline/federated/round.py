@@ -9,11 +9,11 @@ from torch import Tensor
 from ..privacy.events import GaussianEvent
 from ..privacy.ledger import Ledger
 from ..streams import Streams
+from .ahead import Ahead
 from .clients import Clients
 from .controllers import ClipController, ClipState
 from .mechanism import GaussianMechanism, Release
-from .noise import Noise
-from .sampling import Cohort, Sampler
+from .sampling import Sampler
 from .server import ServerOptimiser, ServerState
 from .workers import Workforce
 
@@ -44,7 +44,10 @@ class Algorithm:
     server: ServerOptimiser
     controller: ClipController
     streams: Streams
-    _drawn: dict[int, tuple[Cohort, Noise]] = field(default_factory=dict, init=False, repr=False)  # ahead of the round
+    ahead: Ahead = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ahead", Ahead(self.sampler, self.streams))
 
     @property
     def event(self) -> GaussianEvent:
@@ -59,25 +62,11 @@ class Algorithm:
     def round(self, state: TrainState) -> tuple[TrainState, Release]:
         """One round: sample, train and clip and add up, add noise, move the model, move the clip, write the ledger."""
         t = state.round_index
-        cohort, noise = self._drawn.pop(t) if t in self._drawn else self._draw(t, state.params)
+        cohort, noise = self.ahead.take(t, state.params)
         total = self.workforce.clipped_sum(state.params, cohort, t, state.clip.clip)
-        self._look_ahead(t + 1, state.params)
+        self.workforce.foresee(self.ahead.draw(t + 1, state.params), t + 1)  # a GPU is still at work on the sum
         release = self.mechanism.release(total, noise)
         params, server = self.server.update(state.params, state.server, release)
         clip = self.controller.update(state.clip, release)
         ledger = state.ledger.add(release.event)
         return TrainState(params, server, clip, ledger), release
-
-    def forget(self) -> None:
-        """Let go what was drawn ahead, when no more rounds come."""
-        self._drawn.clear()
-
-    def _draw(self, t: int, like: Tensor) -> tuple[Cohort, Noise]:
-        """Who takes part in a round, and its noise, whose numbers are drawn in the background from now on."""
-        return self.sampler.draw(self.streams.sampling(t)), Noise(self.streams.noise(t), len(like) + 1, like.device)
-
-    def _look_ahead(self, t: int, like: Tensor) -> None:
-        """Draw for the next round and let the workforce prepare: a GPU is still busy, or all cores but one are idle."""
-        self._drawn.clear()
-        self._drawn[t] = self._draw(t, like)
-        self.workforce.foresee(self._drawn[t][0], t)

@@ -172,7 +172,7 @@ class Training:
             self.algorithm.workforce.at_work(),
             ExitStack() as end,
         ):
-            end.callback(self.algorithm.forget)
+            end.callback(self.algorithm.ahead.forget)
             while state.round_index < self.rounds:
                 if state.round_index >= last:
                     stopped = "budget"
