@@ -171,8 +171,9 @@ main()
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_preparation_leaves_nothing(tmp_path, stop):
     with subprocess.Popen(
-        [sys.executable, "-c", SLOW], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+        [sys.executable, "-c", SLOW], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells let their background jobs ignore it
+    ) as process:  # fmt: skip
         assert process.stdout.readline() == "going\n"
         assert list(tmp_path.iterdir()) != []
         os.kill(process.pid, stop)
