@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -31,8 +30,8 @@ class Lanes:
 
     def train(
         self, steps: Steps, first: dict[str, Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
-    ) -> Iterator[tuple[slice, list[Tensor]]]:
-        """Set it going; then tell which users, in order, and their parameters after training.
+    ) -> list[tuple[slice, list[Tensor]]]:
+        """Which users, in order, and their parameters after training, which on a GPU is still going on.
 
         The parameters lie where those of the next block will: use them up before.
         """
@@ -52,15 +51,12 @@ class Lanes:
                 if widths[step]:
                     with self._within(lane):
                         lanes[lane].replay(widths[step])
-        return self._done(parts, lanes, now)
-
-    def _done(
-        self, parts: dict[int, slice], lanes: dict[int, Recording], now: torch.cuda.Stream | None
-    ) -> Iterator[tuple[slice, list[Tensor]]]:
-        for lane, users in parts.items():
+        for lane in parts:  # also before anything is filled again
             if now is not None:
                 now.wait_stream(self._stream(lane))
-            yield users, [piece[: users.stop - users.start] for piece in lanes[lane].stack]
+        return [
+            (users, [piece[: users.stop - users.start] for piece in lanes[lane].stack]) for lane, users in parts.items()
+        ]
 
     def _parted(self, steps: Steps) -> dict[int, slice]:
         """The users of each lane: 1 is that of those apart, 0 of the rest. Users come with the most steps first."""

@@ -56,7 +56,6 @@ class OneByOne:
         self.device = torch.device(device)
         self.precision = precision
         self.row_fields = dict(row_fields or {})
-        self.as_module = LossOf(self.flat.module, loss)
         check_row_fields(self.row_fields, self.flat, population)
         self.examples = Examples(population, self.device, self.flat.vector.dtype)
         self.draws_globally = False  # whether the model was seen to draw from torch's global generator
@@ -180,7 +179,7 @@ class OneByOne:
             leaves = {f"model.{key}": piece[0].clone().requires_grad_() for key, piece in first.items()}
             batch = {key: value[0] for key, value in {**one, field: places}.items()}
             self.flat.module.train()
-            loss = self._reduced(functional_call(self.as_module, leaves, (batch,)), size)
+            loss = self._reduced(functional_call(LossOf(self.flat.module, self.loss), leaves, (batch,)), size)
             (gradient,) = torch.autograd.grad(loss, [leaves[f"model.{name}"]], allow_unused=True)
             if gradient is not None and bool((gradient[-1] != 0).any()):
                 raise ModuleError(

@@ -170,7 +170,7 @@ class Stacked:
             if self._lanes is None:
                 stack = [piece.expand(len(block.users), *piece.shape[1:]).clone() for piece in first.values()]
                 self._walk(block.steps, stack, *arguments)
-                trained = iter([(slice(0, len(block.users)), stack)])
+                trained = [(slice(0, len(block.users)), stack)]
             else:
                 trained = self._lanes.train(block.steps, first, *arguments)
         self.flat.check_buffers()
