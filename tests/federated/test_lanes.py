@@ -106,41 +106,68 @@ def test_a_program_that_the_compiler_ties_to_one_number_of_users_is_kept_to_one(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_was_foreseen_is_used_for_that_cohort_and_round_alone(uncompiled, monkeypatch):
+def test_what_was_begun_is_used_for_that_cohort_that_round_and_those_parameters_alone(uncompiled, monkeypatch):
     plain = engine()
-    stack, planned = Stacked(plain, 16, block_size=5, compiled=True), []
-    plan = stack._plan
-    monkeypatch.setattr(stack, "_plan", lambda *given: planned.append(1) or plan(*given))
+    stack, trained_blocks = Stacked(plain, 16, block_size=5, compiled=True), []
+    train = stack._lanes.train
+    monkeypatch.setattr(stack._lanes, "train", lambda *given: trained_blocks.append(1) or train(*given))
+    params = plain.flat.initial.clone()
 
-    def trained(users, round_index):
-        planned.clear()
-        torch.testing.assert_close(
-            rows_of(stack, users, round_index), rows_of(plain, users, round_index), rtol=1e-11, atol=1e-12
-        )
-        return len(planned)
+    def begin(users, round_index):
+        stack.begin(params, Cohort(users, None), round_index)
+        trained_blocks.clear()
+
+    def trained(users, round_index, params=params):
+        blocks = [updates.dense(len(params)) for updates in stack.train(params, Cohort(users, None), round_index)]
+        sizes = plain.local.examples_of(plain.examples.population, users)
+        order = np.lexsort((np.zeros(len(users)), -sizes))
+        expected = torch.cat([plain.block(params, users[[i]], round_index).dense(len(params)) for i in order])
+        torch.testing.assert_close(torch.cat(blocks), expected, rtol=1e-11, atol=1e-12)
+        count = len(trained_blocks)
+        trained_blocks.clear()
+        return count
 
     few, more = np.array([1, 2, 6, 8, 9, 13]), np.array([0, 1, 2, 6, 8, 9, 13])
     assert trained(few, 3) == 2  # two blocks
-    stack.foresee(Cohort(few, None), 4)
+    begin(few, 4)
     assert trained(few, 4) == 1
     assert trained(few, 4) == 2  # it is used once
-    stack.foresee(Cohort(few, None), 4)
+    begin(few, 4)
     assert trained(few, 5) == 2
-    stack.foresee(Cohort(few, None), 6)
+    begin(few, 6)
     assert trained(more, 6) == 1  # the five with most are the same
-    stack.foresee(Cohort(few, None), 7)
+    begin(few, 7)
     assert trained(few[:3], 7) == 1
-    stack.foresee(Cohort(few[:0], None), 8)
+    begin(few[:0], 8)
     assert trained(few, 8) == 2
+    begin(few, 9)
+    assert trained(few, 9, params.clone()) == 2
+    begin(few, 10)
+    params.mul_(0.5)
+    assert trained(few, 10) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_begun_fails_only_when_it_is_asked_for(uncompiled, monkeypatch):
+    stack = Stacked(engine(), 16, block_size=5, compiled=True)
+    params, cohort = stack.flat.initial, Cohort(np.array([1, 2]), None)
+
+    def fails(*given):
+        raise RuntimeError("no more memory")
+
+    monkeypatch.setattr(stack._lanes, "train", fails)
+    stack.begin(params, cohort, 0)
+    with pytest.raises(RuntimeError, match="no more memory"):
+        list(stack.train(params, cohort, 0))
 
 
 @pytest.mark.parametrize("source", ["seed", "system"])
-def test_every_round_trains_the_cohort_that_was_drawn_for_it_and_foreseen(source):
+def test_every_round_trains_the_cohort_that_was_drawn_for_it_and_begun(source):
     class Watching:
         """A workforce that notes who comes."""
 
         def __init__(self, inner):
-            self.inner, self.size, self.came, self.foreseen = inner, 1, [], []
+            self.inner, self.size, self.came, self.begun = inner, 1, [], []
 
         def at_work(self):
             return self.inner.at_work()
@@ -149,8 +176,8 @@ def test_every_round_trains_the_cohort_that_was_drawn_for_it_and_foreseen(source
             self.came.append((round_index, cohort.users.tolist()))
             return self.inner.clipped_sum(params, cohort, round_index, clip)
 
-        def foresee(self, cohort, round_index):
-            self.foreseen.append((round_index, cohort.users.tolist()))
+        def begin(self, params, cohort, round_index):
+            self.begun.append((round_index, cohort.users.tolist()))
 
     training = Training(
         linear_model(16), cross_entropies, population_of([3] * 40, features=16), rounds=6, cohort_size=9, seed=5,
@@ -160,7 +187,7 @@ def test_every_round_trains_the_cohort_that_was_drawn_for_it_and_foreseen(source
     training = training.with_workforce(watching)
     training.run()
     assert [t for t, _ in watching.came] == [0, 1, 2, 3, 4, 5]
-    assert watching.came[1:] == watching.foreseen[:-1]
+    assert watching.came[1:] == watching.begun  # and nothing for a round that does not come
     assert len({tuple(users) for _, users in watching.came}) == 6
     sampler, streams = training.algorithm.sampler, training.algorithm.streams
     anew = [(t, sampler.draw(streams.sampling(t)).users.tolist()) for t in range(6)]

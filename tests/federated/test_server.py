@@ -13,7 +13,9 @@ def run(optimiser, means, start=(0.0, 1.0)):
     params = torch.tensor(start, dtype=torch.float64)
     state = optimiser.first(params)
     for mean in means:
-        params, state = optimiser.update(params, state, Release(torch.tensor(mean, dtype=torch.float64), None, EVENT))
+        params, state = optimiser.update(
+            params, state, Release(torch.tensor(mean, dtype=torch.float64), lambda: None, EVENT)
+        )
     return params, state
 
 
@@ -29,7 +31,7 @@ def test_an_update_alters_nothing_it_was_given(optimiser):
     params = torch.tensor([1.0, 2.0])
     state = optimiser.first(params)
     before = {name: tensor.clone() for name, tensor in state.items()}
-    optimiser.update(params, state, Release(torch.tensor([1.0, 1.0], dtype=torch.float64), None, EVENT))
+    optimiser.update(params, state, Release(torch.tensor([1.0, 1.0], dtype=torch.float64), lambda: None, EVENT))
     assert params.tolist() == [1.0, 2.0]
     assert all(torch.equal(state[name], before[name]) for name in before)
 
@@ -46,7 +48,7 @@ def test_momentum_of_a_long_model_is_that_of_each_parameter(dtype):
     rng = torch.Generator().manual_seed(0)
     params, before = torch.randn(2, 2 * 65_536 + 3, generator=rng).to(dtype)  # several parts and a rest
     mean = torch.randn(len(params), generator=rng, dtype=torch.float64)
-    moved, state = ServerSGD(0.5, 0.9).update(params, {"momentum": before}, Release(mean, None, EVENT))
+    moved, state = ServerSGD(0.5, 0.9).update(params, {"momentum": before}, Release(mean, lambda: None, EVENT))
     momentum = 0.9 * before + mean.to(dtype)
     assert torch.equal(state["momentum"], momentum)
     assert torch.equal(moved, params + 0.5 * momentum)

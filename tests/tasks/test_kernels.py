@@ -8,7 +8,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from clipline import MatrixLSTM, PatchConv2d
 from clipline.federated import convolution
-from clipline.federated.updates import Dense, Updates
+from clipline.federated.updates import Dense, Updates, triton_sum
 
 DOUBLE = torch.float64
 USERS = 3
@@ -111,6 +111,38 @@ def test_norms_and_sums_on_a_gpu_are_those_of_float64(dtype, width):
     assert (error <= 1e-14 * (1 + scale @ values.double().abs())).all()
     updates.pieces[0].values[3, 0] = torch.inf
     assert not updates.norms()[3].isfinite()
+
+
+@needs_gpu
+@pytest.mark.parametrize("runs", ["one", "several"])
+@pytest.mark.parametrize("width", [1, 129, 70_001])
+def test_what_was_before_is_subtracted_as_a_subtraction_does(width, runs):
+    generator = torch.Generator().manual_seed(1)
+    after = torch.randn(21, width, generator=generator).cuda()
+    before = torch.randn(1 if runs == "one" else 21, width, generator=generator).cuda()
+    formed, later = Updates([Dense(0, after - before)]), Updates([Dense(0, after, before)])
+    torch.testing.assert_close(later.norms(), formed.norms(), rtol=1e-14, atol=0)
+    scale = torch.linspace(0, 1, 21, dtype=DOUBLE, device="cuda")
+    totals = [torch.ones(width, dtype=DOUBLE, device="cuda") for _ in range(2)]
+    for updates, total in zip((formed, later), totals, strict=True):
+        updates.add_to(total, scale)
+    torch.testing.assert_close(*totals, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(totals[0], 1 + scale @ (after - before).double(), rtol=1e-13, atol=1e-13)
+    assert torch.equal(later.dense(width), formed.dense(width))
+    after[4, 0] = torch.inf
+    after[0] = torch.nan  # whose scale is 0
+    later.add_to(totals[0], torch.where(torch.arange(21, device="cuda") == 4, 0.0, scale))
+    assert totals[0].isfinite().all()
+    assert later.norms().isfinite().tolist() == [user not in (0, 4) for user in range(21)]
+
+
+@needs_gpu
+@pytest.mark.parametrize("users", [1, 8, 21])
+def test_spreading_writes_every_row_and_nothing_beside(users):
+    row, rows = torch.randn(1, 3001, device="cuda"), torch.full((users + 1, 3001), 7.0, device="cuda")
+    triton_sum.spread(row[0], rows[:users])
+    assert torch.equal(rows[:users], row.expand(users, 3001))
+    assert (rows[users:] == 7).all()
 
 
 @needs_gpu

@@ -33,8 +33,8 @@ class Clients(Protocol):
         """Updates (params after local SGD - params) of the cohort's users in blocks: PRIVATE."""
         ...
 
-    def foresee(self, cohort: Cohort, round_index: int) -> None:
-        """Prepare what does not depend on the model for the cohort that comes next, if there is time to use."""
+    def begin(self, params: Tensor, cohort: Cohort, round_index: int) -> None:
+        """Begin what `train` will be asked for next, if the device works while this process goes on."""
         ...
 
 

@@ -125,8 +125,8 @@ class Hosts:
         """The sum of the cohort's clipped updates and bits: PRIVATE. Within `at_work`, on rank 0."""
         return self._team.clipped_sum(params, cohort, round_index, clip)
 
-    def foresee(self, cohort: Cohort, round_index: int) -> None:
-        """Nothing: all have finished when the sum is there."""
+    def begin(self, params: Tensor, cohort: Cohort, round_index: int) -> None:
+        """Nothing: all begin together when the clip is known."""
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -11,6 +11,11 @@ from .batches import Steps
 from .local import Batch
 from .program import Program, Recording, StackStep
 
+try:
+    from . import triton_sum
+except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
+    triton_sum = None  # type: ignore[assignment]
+
 # The users with most steps, a twelfth of a block, go beside the rest. A step of few users leaves most of a GPU idle:
 # alone at the end of a block they would cost much of the time for little of the work.
 _APART = 12
@@ -111,7 +116,10 @@ def _fill(
         _copy(field.transpose(0, 1), room[:, :, :width])
         _copy(field[:, :, :1].transpose(0, 1).expand_as(room[:, :, width:]), room[:, :, width:])  # the user's own
     for piece, first in zip(recording.stack, begun, strict=True):
-        piece[:users] = first
+        if len(first) == 1 and piece.device.type == "cuda" and triton_sum is not None:
+            triton_sum.spread(first.reshape(-1), piece[:users].view(users, -1))
+        else:
+            piece[:users] = first
 
 
 def _copy(source: Tensor, target: Tensor) -> None:

@@ -82,8 +82,8 @@ class LocalWorkers:
         except LostConnectionError as error:
             raise self._obituary(error) from None
 
-    def foresee(self, cohort: Cohort, round_index: int) -> None:
-        """Nothing: all cores are busy until the sum is there."""
+    def begin(self, params: Tensor, cohort: Cohort, round_index: int) -> None:
+        """Nothing: this process is one of those that train."""
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from ..errors import SettingError
+from .blocks import Visit
 from .clipping import ClippedSum, clip_factors
 from .interrupt import CtrlC
 from .one_by_one import OneByOne
 from .reports import RoundReport
 from .round import TrainState
 from .sampling import Cohort
-from .stacked import Stacked, Visit
+from .stacked import Stacked
 from .training import Training, TrainResult
 
 ObserveRun = Callable[[int, RoundReport, TrainState], None]
@@ -124,7 +125,7 @@ class _Seat:
         """Nothing to prepare."""
         return nullcontext()
 
-    def foresee(self, cohort: Cohort, round_index: int) -> None:
+    def begin(self, params: Tensor, cohort: Cohort, round_index: int) -> None:
         """Nothing: all runs share one stack."""
 
     def clipped_sum(self, params: Tensor, cohort: Cohort, round_index: int, clip: float) -> ClippedSum:

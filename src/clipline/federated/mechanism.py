@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from ..errors import check_number, check_whole, refuse
 from ..privacy.events import GaussianEvent
 from ..privacy.split import DeltaNoise, split_noise
+from .aside import read_later
 from .cache import parts
 from .clipping import ClippedSum
 from .noise import Noise
@@ -22,8 +25,13 @@ class Release:
     """What a round lets out: PUBLIC, and charged by its event. Only a mechanism makes one."""
 
     mean: Tensor = field(repr=False)  # (dim,) float64: noisy sum of updates over the declared cohort size
-    fraction_within: float | None  # noisy fraction of users whose update was within the clip; may leave [0, 1]
+    read_fraction: Callable[[], float | None] = field(repr=False)  # waits until the device has computed it
     event: GaussianEvent
+
+    @cached_property
+    def fraction_within(self) -> float | None:
+        """Noisy fraction of users whose update was within the clip, if it was released; may leave [0, 1]."""
+        return self.read_fraction()
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,12 @@ class GaussianMechanism:
         for part in parts(dim, noisy.device):
             torch.add(total.total[part], numbers[part], alpha=delta_stddev, out=noisy[part])
             noisy[part] /= self.cohort_size
-        fraction_within = None if self.count_stddev is None else float(noisy[-1]) + 0.5
         if self.count_stddev is None:
             noisy[-1:] = 0.0  # the count has no noise, and would lie behind the mean in memory
-        return Release(noisy[:-1], fraction_within, GaussianEvent(total.sampling, self.noise_multiplier))
+        centred = read_later(noisy[-1:])
+
+        def read_fraction() -> float | None:
+            value = centred()  # also where it means nothing: rounds must not run far ahead of a device
+            return None if self.count_stddev is None else value + 0.5
+
+        return Release(noisy[:-1], read_fraction, GaussianEvent(total.sampling, self.noise_multiplier))

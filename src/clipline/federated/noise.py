@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError
+from .aside import aside
 from .memory import new
 
 _PART = 1 << 18  # numbers from one generator; the parts are drawn by as many threads as there are
@@ -46,7 +47,9 @@ class Noise:
         self._given = True
         for part in self._drawing:
             part.result()
-        return self._numbers.to(self._device, non_blocking=True)
+        with aside(self._device) as made:
+            made.append(self._numbers.to(self._device, non_blocking=True))
+        return made[0]
 
 
 @cache

@@ -79,8 +79,8 @@ class OneByOne:
             yield self.block(params, cohort.users[start : start + block_size], round_index)
             start += block_size
 
-    def foresee(self, cohort: Cohort, round_index: int) -> None:
-        """Nothing: the cores are busy until a round is done."""
+    def begin(self, params: Tensor, cohort: Cohort, round_index: int) -> None:
+        """Nothing: this process trains, and cannot go on meanwhile."""
 
     def block(self, params: Tensor, users: NDArray[np.int64], round_index: int) -> Updates:
         """The updates of these users, not clipped: PRIVATE. A user without examples gives zeros."""

@@ -59,14 +59,19 @@ class Algorithm:
         params = self.clients.flat.initial.clone()
         return TrainState(params, self.server.first(params), self.controller.first(), Ledger())
 
-    def round(self, state: TrainState) -> tuple[TrainState, Release]:
-        """One round: sample, train and clip and add up, add noise, move the model, move the clip, write the ledger."""
+    def round(self, state: TrainState, *, last: bool = False) -> tuple[TrainState, Release]:
+        """One round: sample, train and clip and add up, add noise, move the model, move the clip, write the ledger.
+
+        Unless it is the last, the next is begun: its cohort and noise are drawn, and a GPU has work to go on with.
+        """
         t = state.round_index
         cohort, noise = self.ahead.take(t, state.params)
         total = self.workforce.clipped_sum(state.params, cohort, t, state.clip.clip)
-        self.workforce.foresee(self.ahead.draw(t + 1, state.params), t + 1)  # a GPU is still at work on the sum
+        following = None if last else self.ahead.draw(t + 1, state.params)
         release = self.mechanism.release(total, noise)
         params, server = self.server.update(state.params, state.server, release)
+        if following is not None:
+            self.workforce.begin(params, following, t + 1)
         clip = self.controller.update(state.clip, release)
         ledger = state.ledger.add(release.event)
         return TrainState(params, server, clip, ledger), release

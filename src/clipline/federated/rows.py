@@ -21,7 +21,7 @@ from .flat_module import FlatModule
 from .local import Batch
 from .population import Population
 from .terms import Terms
-from .updates import Dense, Piece, Rows, Updates
+from .updates import Dense, Piece, Rows, Updates, subtracts_later
 
 RowFields = Mapping[str, str]
 
@@ -114,11 +114,15 @@ def updates_of(
     shapes: Mapping[str, torch.Size],
     rows: Mapping[str, Touched],
 ) -> Updates:
-    """What training changed, (users, ...) less `first`; the stack itself is altered. Terms are one user's changes."""
+    """What training changed, (users, ...) less `first`; the stack itself may be altered. Terms are a user's changes."""
     start, pieces = 0, list[Piece]()
     for (name, shape), piece in zip(shapes.items(), stack, strict=True):
         if isinstance(piece, list):
             pieces.append(Bagged(start, shape[0], [piece]))
+            start += shape.numel()
+            continue
+        if name not in rows and subtracts_later(piece):
+            pieces.append(Dense(start, piece.reshape(len(piece), -1), first[name].reshape(len(first[name]), -1)))
             start += shape.numel()
             continue
         change = piece.sub_(first[name])
@@ -146,7 +150,8 @@ def together(users: Sequence[Updates]) -> Updates:
             terms = [own for piece in alike if isinstance(piece, Bagged) for own in piece.users]
             pieces.append(Bagged(first.start, first.height, terms))
             continue
-        values = pad_sequence([piece.values[0] for piece in alike if not isinstance(piece, Bagged)], batch_first=True)
+        own = [piece.formed()[0] if isinstance(piece, Dense) else piece.values[0] for piece in alike]
+        values = pad_sequence(own, batch_first=True)
         if isinstance(first, Rows):
             places = pad_sequence([piece.places[0] for piece in alike if isinstance(piece, Rows)], batch_first=True)
             pieces.append(Rows(first.start, first.height, places, values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import ModuleError
-from ..streams import Streams
+from .aside import aside
 from .batches import Steps, joined, plan_steps
+from .blocks import Begun, Block, Visit
 from .chance import step_keys
 from .lanes import Lanes
 from .local import Batch, per_example
 from .one_by_one import OneByOne
 from .precision import computing_in
 from .program import StackStep
-from .rows import Touched, first_pieces, renumbered, updates_of
+from .rows import first_pieces, renumbered, updates_of
 from .sampling import Cohort
 from .updates import Updates
 
@@ -34,32 +35,6 @@ _ROOM = 256  # rows that a user may touch, or twice, four times ... as many: eac
 
 class CannotStack(ModuleError):
     """The model or its loss uses an operation that has no version for many users at once."""
-
-
-@dataclass(frozen=True, eq=False)
-class Visit:
-    """Users to train from `params` on, in one round of one run."""
-
-    params: Tensor  # (dim,)
-    users: NDArray[np.int64]
-    round_index: int
-    streams: Streams
-    lr: float
-
-
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """Users sorted by work, each in the run `visits[owner]`, and all that their training needs but the parameters."""
-
-    users: NDArray[np.int64]
-    owners: NDArray[np.int64]
-    round_index: int  # of the first run
-    steps: Steps
-    examples: Batch
-    rows: dict[str, Touched]
-    chances: Tensor
-    counts: Tensor
-    rates: Tensor
 
 
 class Stacked:
@@ -93,7 +68,7 @@ class Stacked:
         width = min(most, plain.local.batch_size)
         bytes_a_user += 2 * longest * width * plain.examples.bytes_each  # as gathered, and where it is recorded
         self.block_size = block_size or self._fitting(cohort_size, varying, bytes_a_user)
-        self._foreseen: _Block | None = None
+        self._begun: Begun | None = None
         self._lanes = Lanes(self._step, users=self.block_size, steps=longest, width=width) if compiled else None
 
     def train(self, params: Tensor, cohort: Cohort, round_index: int) -> Iterator[Updates]:
@@ -101,8 +76,7 @@ class Stacked:
 
         A block may lie where the next one will: use it up before asking for the next.
         """
-        visit = Visit(params, cohort.users, round_index, self.plain.streams, self.plain.local.lr)
-        for updates, _ in self.train_together([visit]):
+        for updates, _ in self.train_together([self._visit(params, cohort, round_index)]):
             yield updates
 
     def train_together(self, visits: Sequence[Visit]) -> Iterator[tuple[Updates, NDArray[np.int64]]]:
@@ -111,21 +85,29 @@ class Stacked:
         end = 0
         while end < len(users):
             start, end = end, end + self._together(users[end])
-            chosen = slice(start, end)
-            block = self._foreseen if len(visits) == 1 else None
-            self._foreseen = None
-            if block is None or not _is_for(block, visits[0], users[chosen]):
-                block = self._prepared(visits, users[chosen], owners[chosen])
-            for part, updates in self._train(visits, block):
-                yield updates, block.owners[part]
+            begun, self._begun = self._begun, None
+            if begun is None or not begun.is_for(visits, users[start:end]):
+                begun = self._started(visits, users[start:end], owners[start:end])
+            self.flat.check_buffers()
+            for part, stack in begun.trained:
+                own = {name: piece if len(piece) == 1 else piece[part] for name, piece in begun.first.items()}
+                touched = {name: one.of_users(part) for name, one in begun.block.rows.items()}
+                yield updates_of(stack, own, self._shapes, touched), begun.block.owners[part]
 
-    def foresee(self, cohort: Cohort, round_index: int) -> None:
-        """Prepare the first block of a cohort to come, while a GPU is still busy with the round before."""
+    def begin(self, params: Tensor, cohort: Cohort, round_index: int) -> None:
+        """Let a GPU begin with the first block of a cohort, before anybody asks for it.
+
+        Its parameters lie where those of the block before did, which must be used up.
+        """
         if self._lanes is not None and len(cohort.users):
-            visit = Visit(self.flat.initial, cohort.users, round_index, self.plain.streams, self.plain.local.lr)
+            visit = self._visit(params, cohort, round_index)
             users, owners = self._in_order([visit])
             end = self._together(users[0])
-            self._foreseen = self._prepared([visit], users[:end], owners[:end])
+            with suppress(Exception):  # whoever asks for it will see it fail, and the round before is not lost
+                self._begun = self._started([visit], users[:end], owners[:end])
+
+    def _visit(self, params: Tensor, cohort: Cohort, round_index: int) -> Visit:
+        return Visit(params, cohort.users, round_index, self.plain.streams, self.plain.local.lr)
 
     def _together(self, user: int) -> int:
         """How many users train with this one, who has most examples among them."""
@@ -142,15 +124,14 @@ class Stacked:
         order = np.lexsort((owners, -np.concatenate(work)))
         return np.concatenate([visit.users for visit in visits])[order], owners[order]
 
-    def _prepared(self, visits: Sequence[Visit], users: NDArray[np.int64], owners: NDArray[np.int64]) -> _Block:
+    def _prepared(self, visits: Sequence[Visit], users: NDArray[np.int64], owners: NDArray[np.int64]) -> Block:
         plain, device = self.plain, self.plain.device
         steps, keys = self._plan(visits, users, owners)
         heights = {name: self._shapes[name][0] for name in plain.row_fields}
         examples, rows = renumbered(plain.examples.gather(steps.rows), plain.row_fields, heights, least=_ROOM)
-        return _Block(
+        return Block(
             users,
             owners,
-            visits[0].round_index,
             steps,
             examples,
             rows,
@@ -159,9 +140,12 @@ class Stacked:
             torch.tensor([visits[owner].lr for owner in owners], dtype=plain.flat.vector.dtype, device=device),
         )
 
-    def _train(self, visits: Sequence[Visit], block: _Block) -> Iterator[tuple[slice, Updates]]:
-        """The updates of a block's users, in parts; not clipped: PRIVATE."""
+    def _started(self, visits: Sequence[Visit], users: NDArray[np.int64], owners: NDArray[np.int64]) -> Begun:
+        """Train a block of users; on a GPU that is begun, and goes on by itself."""
         plain, device = self.plain, self.plain.device
+        with aside(device) as made:
+            block = self._prepared(visits, users, owners)
+            made += block.tensors()
         run = torch.from_numpy(block.owners).to(device) if len(visits) > 1 else None
         first = first_pieces(torch.stack([visit.params for visit in visits]), self._shapes, block.rows, run)
         arguments = (block.examples, block.chances, block.counts, block.rates)
@@ -173,11 +157,7 @@ class Stacked:
                 trained = [(slice(0, len(block.users)), stack)]
             else:
                 trained = self._lanes.train(block.steps, first, *arguments)
-        self.flat.check_buffers()
-        for part, stack in trained:
-            own = {name: piece if len(piece) == 1 else piece[part] for name, piece in first.items()}
-            touched = {name: one.of_users(part) for name, one in block.rows.items()}
-            yield part, updates_of(stack, own, self._shapes, touched)
+        return Begun(visits, block, first, trained)
 
     def _walk(
         self, steps: Steps, stack: list[Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
@@ -284,8 +264,3 @@ class Stacked:
         fitting = int(_FREE * torch.cuda.mem_get_info(plain.device)[0] / bytes_a_user)
         expected = cohort_size + (math.ceil(4 * math.sqrt(cohort_size)) if varying else 0)
         return max(1, min(fitting, expected, _MOST))
-
-
-def _is_for(block: _Block, visit: Visit, users: NDArray[np.int64]) -> bool:
-    """Whether this is what was foreseen."""
-    return block.round_index == visit.round_index and np.array_equal(block.users, users)

@@ -182,7 +182,7 @@ class Training:
                     break
                 begun = time.perf_counter()
                 clip = state.clip.clip
-                state, release = self.algorithm.round(state)
+                state, release = self.algorithm.round(state, last=state.round_index + 1 >= last)
                 seconds = time.perf_counter() - begun
                 due = state.round_index % self.evaluate_every == 0 or state.round_index == self.rounds
                 metrics = evaluation.begin(state.params) if due else None

@@ -1,4 +1,8 @@
-"""The norms and the sum of a block's updates on an NVIDIA GPU, in float64 without a float64 copy of them."""
+"""What stands before and after the steps of a block on an NVIDIA GPU: one pass over its parameters each.
+
+Updates are not formed: parameters less what they were before are rounded to their own type, as a subtraction would, and
+then measured or added up in float64.
+"""
 
 from __future__ import annotations
 
@@ -10,42 +14,86 @@ from torch import Tensor
 # mypy: ignore-errors
 
 
-def add_scaled(values: Tensor, scale: Tensor, total: Tensor) -> None:
-    """Total (width,) += sum over users of scale (users,) times values (users, width); scale 0 leaves a user out."""
+def spread(before: Tensor, values: Tensor) -> None:
+    """Write before (width,) into every row of values (users, width)."""
     users, width = values.shape
-    _add_scaled[(triton.cdiv(width, 512),)](
-        values, scale.contiguous(), total, users, width, values.stride(0), 512, num_warps=4
-    )
+    grid = (triton.cdiv(width, 1024), triton.cdiv(users, 8))
+    _spread[grid](before, values, users, width, values.stride(0), 1024, 8, num_warps=4)
 
 
 @triton.jit
-def _add_scaled(values, scale, total, users, width, stride, BLOCK: tl.constexpr):
+def _spread(before, values, users, width, stride, BLOCK: tl.constexpr, USERS: tl.constexpr):
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(before + column, mask=column < width)
+    first = tl.program_id(1) * USERS
+    for user in range(first, tl.minimum(first + USERS, users)):
+        tl.store(values + tl.cast(user, tl.int64) * stride + column, value, mask=column < width)
+
+
+def add_scaled(values: Tensor, scale: Tensor, total: Tensor, before: Tensor | None = None) -> None:
+    """Total (width,) += sum over users of scale (users,) times values (users, width); scale 0 leaves a user out.
+
+    The values are taken less before (1 or users, width), if given.
+    """
+    users, width = values.shape
+    grid = (triton.cdiv(width, 128),)
+    pointer, apart = _beside(before, values)
+    _add_scaled[grid](
+        values, pointer, scale.contiguous(), total, users, width, values.stride(0), apart, before is not None, 128, 16,
+        num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _add_scaled(
+    values, before, scale, total, users, width, stride, apart,
+    LESS: tl.constexpr, BLOCK: tl.constexpr, USERS: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     real = column < width
-    summed = tl.zeros((BLOCK,), tl.float64)
-    for user in range(users):
-        factor = tl.load(scale + user)
-        value = tl.load(values + user.to(tl.int64) * stride + column, mask=real, other=0.0).to(tl.float64)
-        summed += tl.where(factor > 0, value * factor, 0.0)
-    tl.store(total + column, tl.load(total + column, mask=real) + summed, mask=real)
+    summed = tl.zeros((USERS, BLOCK), tl.float64)
+    for first in range(0, users, USERS):
+        user = (first + tl.arange(0, USERS)).to(tl.int64)[:, None]
+        here = real & (user < users)
+        factor = tl.load(scale + user, mask=user < users, other=0.0)
+        value = tl.load(values + user * stride + column, mask=here, other=0.0)
+        if LESS:
+            value -= tl.load(before + user * apart + column, mask=here, other=0.0)
+        summed += tl.where(factor > 0, value.to(tl.float64) * factor, 0.0)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    so_far = tl.load(total + place, mask=place < width, other=0.0)
+    tl.store(total + place, so_far + tl.sum(summed, axis=0), mask=place < width)
 
 
-def squares(values: Tensor) -> Tensor:
-    """(users,) float64: sums of squares of values (users, width)."""
+def squares(values: Tensor, before: Tensor | None = None) -> Tensor:
+    """(users,) float64: sums of squares of values (users, width), less before (1 or users, width) if given."""
     users, width = values.shape
     parts = max(1, min(64, triton.cdiv(width, 8192)))
     sums = torch.empty(users, parts, dtype=torch.float64, device=values.device)
     share = triton.cdiv(width, parts * 1024) * 1024
-    _squares[(parts, users)](values, sums, width, share, values.stride(0), 1024, num_warps=4)
-    return sums.sum(dim=1)
+    pointer, apart = _beside(before, values)
+    _squares[(parts, users)](
+        values, pointer, sums, width, share, values.stride(0), apart, before is not None, 1024, num_warps=4
+    )
+    return sums.sum(dim=1) if parts > 1 else sums[:, 0]
 
 
 @triton.jit
-def _squares(values, sums, width, share, stride, BLOCK: tl.constexpr):
+def _squares(values, before, sums, width, share, stride, apart, LESS: tl.constexpr, BLOCK: tl.constexpr):
     part, user = tl.program_id(0), tl.program_id(1).to(tl.int64)
     total = tl.zeros((BLOCK,), tl.float64)
     for start in range(part * share, tl.minimum(width, (part + 1) * share), BLOCK):
         column = start + tl.arange(0, BLOCK)
-        value = tl.load(values + user * stride + column, mask=column < width, other=0.0).to(tl.float64)
-        total += value * value
+        value = tl.load(values + user * stride + column, mask=column < width, other=0.0)
+        if LESS:
+            value -= tl.load(before + user * apart + column, mask=column < width, other=0.0)
+        wide = value.to(tl.float64)
+        total += wide * wide
     tl.store(sums + user * tl.num_programs(0) + part, tl.sum(total, axis=0))
+
+
+def _beside(before: Tensor | None, values: Tensor) -> tuple[Tensor, int]:
+    """Where a kernel reads what was before, and how far apart users are there."""
+    if before is None:
+        return values, 0
+    return before, 0 if len(before) == 1 else before.stride(0)

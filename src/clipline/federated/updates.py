@@ -19,6 +19,11 @@ _CHUNK = 1 << 22  # numbers that are held in float64 at a time on a GPU
 _CACHED = 1 << 16  # the same on a processor, whose cache holds them
 
 
+def subtracts_later(values: Tensor) -> bool:
+    """Whether what was before is best subtracted by those who read these values, without a pass of its own."""
+    return values.device.type == "cuda" and triton_sum is not None and values.dtype == torch.float32
+
+
 def _parts(values: Tensor) -> Iterator[slice]:
     """Columns of (users, width), as many at a time as the cache holds, or a GPU should."""
     step = max(256, (_CACHED if values.device.type == "cpu" else _CHUNK) // max(1, len(values)))
@@ -28,10 +33,11 @@ def _parts(values: Tensor) -> Iterator[slice]:
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Coordinates `start` to `start + width` of every user's update."""
+    """Coordinates `start` to `start + width` of every user's update: `values`, less `before` where that is given."""
 
     start: int
     values: Tensor = field(repr=False)  # (users, width)
+    before: Tensor | None = field(default=None, repr=False)  # (1 or users, width): only where `subtracts_later`
 
     def __len__(self) -> int:
         return len(self.values)
@@ -41,9 +47,13 @@ class Dense:
         """That of the updates."""
         return self.values.dtype
 
+    def formed(self, columns: slice = slice(None)) -> Tensor:
+        """(users, width), or some columns of it: the updates themselves."""
+        return self.values[:, columns] if self.before is None else self.values[:, columns] - self.before[:, columns]
+
     def greatest(self) -> Tensor:
         """(users,): the greatest absolute value of each user."""
-        return self.values.abs().amax(dim=1) if self.values[:1].numel() else self.values.new_zeros(len(self))
+        return self.formed().abs().amax(dim=1) if self.values[:1].numel() else self.values.new_zeros(len(self))
 
     def squares(self, unit: Tensor | None = None) -> Tensor:
         """(users,) float64: sums of squares, of the values over unit (users,) if given.
@@ -51,9 +61,9 @@ class Dense:
         No overflow: a float32 squared is far inside float64.
         """
         if unit is not None:
-            return Dense(0, self.values / unit.unsqueeze(1)).squares()
+            return Dense(0, self.formed() / unit.unsqueeze(1)).squares()
         if self.values.device.type == "cuda" and triton_sum is not None:
-            return triton_sum.squares(self.values)
+            return triton_sum.squares(self.values, self.before)
         if self.values.device.type != "cpu":
             norms: Tensor = torch.linalg.vector_norm(self.values, dim=1, dtype=torch.float64)
             return norms.square()
@@ -68,7 +78,7 @@ class Dense:
         """
         own = total[self.start : self.start + self.values.shape[1]]
         if self.values.device.type == "cuda" and triton_sum is not None:
-            triton_sum.add_scaled(self.values, scale, own)
+            triton_sum.add_scaled(self.values, scale, own, self.before)
             return
         values = self.values if bool((scale > 0).all()) else self.values[scale > 0]
         scale = scale[scale > 0]
@@ -77,11 +87,11 @@ class Dense:
 
     def put_in(self, rows: Tensor) -> None:
         """Write into rows (users, dim)."""
-        rows[:, self.start : self.start + self.values.shape[1]] = self.values
+        rows[:, self.start : self.start + self.values.shape[1]] = self.formed()
 
     def of_users(self, chosen: Tensor) -> Dense:
         """Those for whom `chosen` (users,) is true."""
-        return Dense(self.start, self.values[chosen])
+        return Dense(self.start, self.formed()[chosen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +183,7 @@ class Updates:
                 assert isinstance(piece, Dense)
                 own = totals[:, piece.start : piece.start + piece.values.shape[1]]
                 for part in _parts(piece.values):
-                    values = piece.values[:, part].double()
+                    values = piece.formed(part).double()
                     own[:, part] += shares @ torch.where(scale.unsqueeze(1) > 0, values, 0.0)
             return
         for number in range(len(totals)):

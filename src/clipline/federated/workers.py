@@ -43,8 +43,8 @@ class Workforce(Protocol):
         """The sum of the cohort's clipped updates and bits: PRIVATE."""
         ...
 
-    def foresee(self, cohort: Cohort, round_index: int) -> None:
-        """Prepare what does not depend on the model for the cohort that comes next, if there is time to use."""
+    def begin(self, params: Tensor, cohort: Cohort, round_index: int) -> None:
+        """Begin to train the cohort that comes next, if that is of use before its clip is known."""
         ...
 
 
@@ -68,9 +68,9 @@ class Alone:
         updates = self.clients.train(params, cohort, round_index)
         return aggregate(updates, clip, cohort, len(params), params.device)
 
-    def foresee(self, cohort: Cohort, round_index: int) -> None:
-        """On a GPU the sum is still being computed."""
-        self.clients.foresee(cohort, round_index)
+    def begin(self, params: Tensor, cohort: Cohort, round_index: int) -> None:
+        """A GPU that has work to go on with is never idle."""
+        self.clients.begin(params, cohort, round_index)
 
 
 def share_out(users: NDArray[np.int64], steps: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:

@@ -1,0 +1,69 @@
+"""A block of users who train together: who they are, what they need, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..streams import Streams
+from .batches import Steps
+from .local import Batch
+from .rows import Touched
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """Users to train from `params` on, in one round of one run."""
+
+    params: Tensor  # (dim,)
+    users: NDArray[np.int64]
+    round_index: int
+    streams: Streams
+    lr: float
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Users sorted by work, each in the run `visits[owner]`, and all that their training needs but the parameters."""
+
+    users: NDArray[np.int64]
+    owners: NDArray[np.int64]
+    steps: Steps
+    examples: Batch
+    rows: dict[str, Touched]
+    chances: Tensor
+    counts: Tensor
+    rates: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """All that lies on the device."""
+        touched = [tensor for one in self.rows.values() for tensor in (one.rows, one.used)]
+        return [*self.examples.values(), *touched, self.chances, self.counts, self.rates]
+
+
+class Begun:
+    """A block that has been trained, or on a GPU is still in training."""
+
+    def __init__(
+        self,
+        visits: Sequence[Visit],
+        block: Block,
+        first: dict[str, Tensor],
+        trained: Sequence[tuple[slice, list[Tensor]]],
+    ) -> None:
+        """Users of the block, part by part, and their parameters after training from `first` on: PRIVATE."""
+        self.block, self.first, self.trained = block, first, trained
+        self._visits = visits
+        self._versions = [visit.params._version for visit in visits]
+
+    def is_for(self, visits: Sequence[Visit], users: NDArray[np.int64]) -> bool:
+        """Whether it is what is asked for now: those users, in that round, from the very same parameters on."""
+        if not len(visits) == len(self._visits) == 1 or not np.array_equal(self.block.users, users):
+            return False
+        (now,), (then,), (version,) = visits, self._visits, self._versions
+        same = now.params is then.params and now.params._version == version  # nobody has written to them
+        return same and (now.round_index, now.lr, now.streams) == (then.round_index, then.lr, then.streams)
