@@ -5,7 +5,8 @@
     python benchmarks/against_peers.py --quick --json              few users; the last line is one JSON object
 
 Every system trains the same made-up users with the paper's network, batches and rates (benchmarks/peers/workload.py),
-in a process of its own that lives through the whole run. After rounds to warm up they take turns, round by round.
+in a process of its own that lives through the whole run. After rounds to warm up they take turns of one round, or of
+some in a row as in training, where a system may prepare a round during the one before; nothing outlasts its turn.
 Each uses the threads that it takes by default. clipline and pfl clip adaptively and add noise, Flower clips at a fixed
 norm and adds noise, FedJAX has neither. A user's data are made ready before the clock starts.
 
@@ -37,7 +38,7 @@ class Measured:
     """One system's rounds."""
 
     versions: str
-    seconds: tuple[float, ...]  # of each round that counts
+    seconds: tuple[float, ...]  # of a round, in each turn that counts
     peak_memory_bytes: int
     peak_device_memory_bytes: int | None
 
@@ -53,7 +54,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--task", choices=sorted(WORKLOADS), default="emnist_cr")
     parser.add_argument("--peers", default=",".join(PEERS), help="some of %(default)s, or none")
     parser.add_argument("--users", type=int, help="in every round; 100, or 5 with --quick")
-    parser.add_argument("--rounds", type=int, help="that count; 5, or 2 with --quick")
+    parser.add_argument("--rounds", type=int, help="turns that count; 5, or 2 with --quick")
+    parser.add_argument("--in-a-row", type=int, default=1, help="rounds in a turn, of which the mean counts")
     parser.add_argument("--warmups", type=int, help="rounds before those; 2, or 1 with --quick")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="few users and rounds")
@@ -63,11 +65,11 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--options", nargs="*", default=[], metavar="KEY=VALUE", help="more for clipline's Training")
     parser.add_argument("--patience", type=float, default=900, help="seconds to wait for one answer")
     wanted = parser.parse_args(given)
-    for name, usual, quick in (("users", 100, 5), ("rounds", 5, 2), ("warmups", 2, 1)):
+    for name, usual, quick in (("users", 100, 5), ("rounds", 5, 2), ("warmups", 2, 1), ("in_a_row", 1, 1)):
         if getattr(wanted, name) is None:
             setattr(wanted, name, quick if wanted.quick else usual)
         if getattr(wanted, name) < 1:
-            parser.error(f"--{name} {getattr(wanted, name)} must be at least 1")
+            parser.error(f"--{name.replace('_', '-')} {getattr(wanted, name)} must be at least 1")
     wanted.peers = [] if wanted.peers == "none" else wanted.peers.split(",")
     for name in wanted.peers:
         if name not in PEERS:
@@ -84,8 +86,12 @@ def start(name: str, wanted: argparse.Namespace) -> System:
     if reason is not None:
         raise UnavailableError(f"cannot do {wanted.task}: {reason}")
     flags = ["--task", wanted.task, "--device", wanted.device]
-    for size in ("users", "rounds", "warmups"):
-        flags += [f"--{size}", str(getattr(wanted, size))]
+    for size, count in (
+        ("users", wanted.users),
+        ("rounds", wanted.rounds * wanted.in_a_row),
+        ("warmups", wanted.warmups),
+    ):
+        flags += [f"--{size}", str(count)]
     if name == OURS and wanted.options:
         flags += ["--options", *wanted.options]
     python = python_of(name, wanted.here)
@@ -103,8 +109,8 @@ def measure(wanted: argparse.Namespace) -> tuple[dict[str, Measured], dict[str, 
     missing: dict[str, str] = {}
     measured: dict[str, Measured] = {}
 
-    def rounds(name: str, count: int) -> list[float]:
-        taken = [systems[name].round() for _ in range(count)]
+    def rounds(name: str, count: int, in_a_row: int = 1) -> list[float]:
+        taken = [systems[name].rounds(in_a_row) for _ in range(count)]
         print(f"{name}: {', '.join(f'{one:.3f}' for one in taken)} s", file=sys.stderr)
         return taken
 
@@ -121,7 +127,7 @@ def measure(wanted: argparse.Namespace) -> tuple[dict[str, Measured], dict[str, 
             for name in [name for name in seconds if name not in missing]:
                 try:
                     if turn < wanted.rounds:
-                        seconds[name] += rounds(name, 1)
+                        seconds[name] += rounds(name, 1, wanted.in_a_row)
                     else:
                         peak = systems[name].finish()
                         measured[name] = Measured(versions[name], tuple(seconds[name]), **peak)
@@ -180,8 +186,8 @@ def section(wanted: argparse.Namespace, text: str, command: str) -> str:
     return f"""`{command}`, {datetime.date.today()}, {machine}.
 {wanted.users} users in every round, each with {work.examples} {work.unit} in batches of {work.batch_size}; about
 {work.parameters:,} parameters; noise multiplier {NOISE_MULTIPLIER}. All in one run, by turns, with the threads each
-takes by default: medians and ranges of {wanted.rounds} rounds after {wanted.warmups} to warm up. Memory is the most
-that a system's processes held.
+takes by default: medians and ranges of {wanted.rounds} turns of {wanted.in_a_row} rounds in a row, after
+{wanted.warmups} rounds to warm up. Memory is the most that a system's processes held.
 
 {text}
 """

@@ -58,17 +58,15 @@ def training(task: str, sizes: NDArray[np.int64], cohort: int, **options: Any) -
 
 
 def seconds_a_round(algorithm: Algorithm, rounds: int, warm_up: int = 2) -> tuple[float, TrainState]:
-    """The median after some rounds to warm up."""
-    state, taken = algorithm.first(), []
-    for _ in range(warm_up + rounds):
-        _wait(state)
-        begun = time.perf_counter()
-        state, _ = algorithm.round(state)
-        _wait(state)
-        taken.append(time.perf_counter() - begun)
-    return float(np.median(taken[warm_up:])), state
-
-
-def _wait(state: TrainState) -> None:
-    if state.params.device.type == "cuda":
-        torch.cuda.synchronize()
+    """The median of rounds in a row, after some to warm up. A round is over when what it releases can be read."""
+    state, taken = algorithm.first(), list[float]()
+    for count in (warm_up, rounds):
+        taken.clear()
+        for number in range(count):
+            begun = time.perf_counter()
+            state, release = algorithm.round(state, last=number == count - 1)
+            _ = release.fraction_within
+            taken.append(time.perf_counter() - begun)
+        if state.params.device.type == "cuda":
+            torch.cuda.synchronize()
+    return float(np.median(taken)), state

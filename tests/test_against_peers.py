@@ -39,6 +39,7 @@ def two(bench):
         (["--peers", "pfl,tff"], "'tff' but must name some of pfl, fedjax, flower"),
         (["--users", "0"], "--users 0 must be at least 1"),
         (["--rounds", "-1"], "--rounds -1 must be at least 1"),
+        (["--in-a-row", "0"], "--in-a-row 0 must be at least 1"),
         (["--options", "workers"], "'workers' but must have KEY=VALUE"),
     ],
 )
@@ -148,7 +149,7 @@ def test_plain_networks_have_the_parameters_of_the_paper():
 def test_a_round_of_clipline_is_served_and_measured():
     """The protocol on the system that is always here: a line in, a line of JSON out, memory at the end."""
     command = [sys.executable, str(ROOT / "benchmarks" / "against_peers.py"), "--task", "so_lr", "--users", "2"]
-    flags = ["--rounds", "1", "--warmups", "1", "--peers", "none", "--json"]
+    flags = ["--rounds", "1", "--in-a-row", "2", "--warmups", "1", "--peers", "none", "--json"]
     out = subprocess.run([*command, *flags], capture_output=True, text=True, check=True).stdout
     got = json.loads(out.splitlines()[-1])
     assert list(got) == ["clipline"]

@@ -63,7 +63,7 @@ def main() -> None:
     with algorithm.workforce.at_work():
         clock.ready(f"clipline {clipline.__version__}, torch {torch.__version__}")
         while clock.go():
-            state, _ = algorithm.round(state)
+            state, _ = algorithm.round(state, last=clock.last)  # nothing goes on during the others' turn
             clock.done(torch.cuda.synchronize if cuda else None)
         clock.close(torch.cuda.max_memory_allocated() if cuda else None)
 

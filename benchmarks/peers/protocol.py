@@ -1,7 +1,8 @@
-"""How a system is asked for rounds: a line on its standard input starts one, a line of JSON says how long it took.
+"""How a system is asked for rounds: a line on its standard input starts some in a row, a line of JSON says how long
+each of them took on average.
 
     out  {"ready": "pfl 0.6.0, torch 2.13.0"}
-    in   go
+    in   3
     out  {"seconds": 1.234}
     in   (closed)
     out  {"peak_memory_bytes": 500000000}
@@ -40,23 +41,32 @@ class Clock:
     def __init__(self) -> None:
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # a library that prints must not answer for us
-        self._begun = 0.0
+        self._begun, self._asked, self._left = 0.0, 0, 0
 
     def ready(self, versions: str) -> None:
         """Data and model are in place."""
         self._say({"ready": versions})
 
     def go(self) -> bool:
-        """Wait until a round is wanted and start the clock; false when no more are wanted."""
-        wanted = bool(sys.stdin.readline())
-        self._begun = time.perf_counter()
-        return wanted
+        """Wait until rounds are wanted and start the clock, or go on with the next; false when no more are wanted."""
+        if self._left == 0:
+            self._asked = self._left = int(sys.stdin.readline() or 0)
+            self._begun = time.perf_counter()
+        return self._left > 0
+
+    @property
+    def last(self) -> bool:
+        """Whether this round is the last before the others' turn."""
+        return self._left == 1
 
     def done(self, synchronise: Callable[[], Any] | None = None) -> None:
-        """The round is over, once `synchronise` has waited for the device."""
+        """The round is over; after the last in a row only once `synchronise` has waited for the device."""
+        self._left -= 1
+        if self._left:
+            return
         if synchronise is not None:
             synchronise()
-        self._say({"seconds": time.perf_counter() - self._begun})
+        self._say({"seconds": (time.perf_counter() - self._begun) / self._asked})
 
     def close(self, device_bytes: int | None = None) -> None:
         """No more rounds: say what they took at most."""

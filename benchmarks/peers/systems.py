@@ -65,11 +65,11 @@ class System:
         versions: str = self._answer()["ready"]
         return versions
 
-    def round(self) -> float:
-        """Seconds of one more round."""
+    def rounds(self, in_a_row: int) -> float:
+        """Seconds of each of so many more rounds, on average."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # then the missing answer tells
-            print("go", file=self.process.stdin, flush=True)
+            print(in_a_row, file=self.process.stdin, flush=True)
         seconds: float = self._answer()["seconds"]
         return seconds
 
