@@ -51,7 +51,7 @@ def on_a_gpu(algorithm: Algorithm, count: int) -> tuple[float, float]:
     rounds_in_a_row(algorithm, 1)
     Recording.replay = replay  # type: ignore[method-assign]
     steps, whole = [], []
-    for _ in range(7):
+    for _ in range(3):
         whole.append(rounds_in_a_row(algorithm, count))
         for one in {id(own): own for own, _ in taken}.values():
             one.place.zero_()
@@ -92,12 +92,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--users", type=int, default=100)
-    parser.add_argument("--rounds", type=int, help="in a row; 20 on a GPU, 2 on cores")
+    parser.add_argument("--rounds", type=int, help="in a row; 50 on a GPU, 2 on cores")
     parser.add_argument("--record", action="store_true")
     wanted = parser.parse_args()
     gpu, rows = wanted.device.startswith("cuda"), []
     for task in wanted.tasks.split(","):
-        count = wanted.rounds or (20 if gpu else 2)
+        count = wanted.rounds or (50 if gpu else 2)
         algorithm = training(task, wanted.users, 10**6, wanted.device, {"precision": wanted.precision}).algorithm
         with algorithm.workforce.at_work():
             whole, steps = (on_a_gpu if gpu else on_cores)(algorithm, count)

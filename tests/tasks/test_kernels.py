@@ -8,7 +8,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from clipline import MatrixLSTM, PatchConv2d
 from clipline.federated import convolution
-from clipline.federated.updates import Dense, Updates, triton_sum
+from clipline.federated.updates import Dense, Rows, Updates, triton_sum
 
 DOUBLE = torch.float64
 USERS = 3
@@ -134,6 +134,29 @@ def test_what_was_before_is_subtracted_as_a_subtraction_does(width, runs):
     later.add_to(totals[0], torch.where(torch.arange(21, device="cuda") == 4, 0.0, scale))
     assert totals[0].isfinite().all()
     assert later.norms().isfinite().tolist() == [user not in (0, 4) for user in range(21)]
+
+
+@needs_gpu
+@pytest.mark.parametrize("padded", [True, False])
+def test_rows_on_a_gpu_add_up_as_on_the_cpu_and_the_same_every_time(padded):
+    generator = torch.Generator().manual_seed(1)
+    places = torch.stack([torch.randperm(50, generator=generator)[:20].sort().values for _ in range(30)])
+    values = torch.randn(30, 20, 600, generator=generator)
+    used = torch.arange(20) < torch.randint(0, 20, (30, 1), generator=generator) if padded else None
+    if used is not None:
+        places, values = places.masked_fill(~used, 0), values.masked_fill(~used.unsqueeze(2), 0.0)
+    scale = torch.linspace(0, 1, 30, dtype=DOUBLE)
+    values[0] = torch.nan  # whose scale is 0
+    expected = torch.ones(5 + 50 * 600 + 3, dtype=DOUBLE)
+    Rows(5, 50, places, values).add_to(expected, scale)
+    sums = []
+    for _ in range(2):
+        total = torch.ones(expected.shape, dtype=DOUBLE, device="cuda")
+        on_gpu = Rows(5, 50, places.cuda(), values.cuda(), None if used is None else used.cuda())
+        on_gpu.add_to(total, scale.cuda())
+        sums.append(total)
+    assert torch.equal(*sums)
+    torch.testing.assert_close(sums[0].cpu(), expected, rtol=1e-13, atol=1e-13)
 
 
 @needs_gpu

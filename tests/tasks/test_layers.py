@@ -172,6 +172,24 @@ def test_sparse_rows_equal_the_dense_linear_layer_forward_and_backward():
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-10)
 
 
+def test_users_with_their_own_rows_alone_compute_the_same_as_with_all():
+    torch.manual_seed(0)
+    layer = BagLinear(50, 7).to(DOUBLE)
+    own = torch.stack([torch.randperm(50)[:9] for _ in range(3)])  # of three users
+    places, values = torch.randint(0, 9, (3, 4, 6)), torch.rand(3, 4, 6, dtype=DOUBLE)  # some of them twice
+    places[0, 0, 3:], values[0, 0, 3:] = 70, 0.0  # padding
+    rows = layer.weight.detach()[own].requires_grad_()
+    bias = layer.bias.detach()
+    out = vmap(lambda w, x, v: functional_call(layer, {"weight": w, "bias": bias}, (x, v)))(rows, places, values)
+    weights = torch.randn_like(out)
+    (found,) = torch.autograd.grad((out * weights).sum(), rows)
+    for user in range(3):
+        alone = layer(own[user][places[user].clamp(max=8)], values[user])
+        torch.testing.assert_close(out[user], alone, rtol=0, atol=1e-12)
+        (of_all,) = torch.autograd.grad((alone * weights[user]).sum(), layer.weight)
+        torch.testing.assert_close(found[user], of_all[own[user]], rtol=0, atol=1e-12)
+
+
 def test_only_tensors_of_a_stack_are_stacked():
     seen = []
     vmap(lambda x: seen.append(stacked(x)) or x)(torch.zeros(2))

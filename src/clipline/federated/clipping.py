@@ -54,10 +54,11 @@ def clip_factors(norms: Tensor, clip: float | Tensor) -> tuple[Tensor, Tensor]:
     Exactly 1 within the clip; otherwise the product ends a few roundings below the clip, never above; 0 for a norm that
     is not finite, which is not within.
     """
-    finite = norms.isfinite()
-    within = (norms <= clip) & finite
-    just_inside = clip * (1 - _MARGIN * torch.finfo(torch.float64).eps)
-    return torch.where(within, 1.0, torch.where(finite, just_inside / norms, 0.0)), within
+    double = torch.finfo(torch.float64)
+    within = norms <= (clip.clamp(max=double.max) if isinstance(clip, Tensor) else min(clip, double.max))
+    just_inside = clip * (1 - _MARGIN * double.eps)
+    # Anything finite over infinity is 0; what is not a number becomes 0.
+    return (just_inside / norms).nan_to_num_(nan=0.0).masked_fill_(within, 1.0), within
 
 
 def clip_rows(deltas: Tensor, clip: float) -> tuple[Tensor, Tensor]:

@@ -130,7 +130,7 @@ def updates_of(
             # Room that is not used must not move, whatever the loss did there: it would be added to row 0 many times.
             if len(change) > 1 or change.device.type != "cpu" or not bool(rows[name].used.all()):
                 change.masked_fill_(~rows[name].used.unsqueeze(2), 0.0)
-            pieces.append(Rows(start, shape[0], rows[name].rows, change))
+            pieces.append(Rows(start, shape[0], rows[name].rows, change, rows[name].used))
         else:
             pieces.append(Dense(start, change.reshape(len(change), -1)))  # a single number has no axis to flatten
         start += shape.numel()

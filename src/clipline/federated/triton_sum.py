@@ -97,3 +97,36 @@ def _beside(before: Tensor | None, values: Tensor) -> tuple[Tensor, int]:
     if before is None:
         return values, 0
     return before, 0 if len(before) == 1 else before.stride(0)
+
+
+def add_rows(places: Tensor, used: Tensor | None, values: Tensor, scale: Tensor, total: Tensor) -> None:
+    """Total (height, width) += scale (users,) times values (users, touched, width), row by row where `places` says.
+
+    What is not `used` is left out. Every row adds up its users in order: the sum is the same every time.
+    """
+    touched, width = values.shape[1:]
+    height = len(total)
+    wanted = places if used is None else places.masked_fill(~used, height)
+    rows, order = wanted.flatten().sort(stable=True)
+    starts = torch.searchsorted(rows, torch.arange(height + 1, device=rows.device))
+    grid = (height, triton.cdiv(width, 512))
+    _add_rows[grid](
+        order, starts, values.contiguous(), scale.contiguous(), total, touched, width, total.stride(0), 512, num_warps=4
+    )
+
+
+@triton.jit
+def _add_rows(order, starts, values, scale, total, touched, width, stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = column < width
+    summed = tl.zeros((BLOCK,), tl.float64)
+    first, end = tl.load(starts + row), tl.load(starts + row + 1)
+    for place in range(first, end):
+        entry = tl.load(order + place)
+        factor = tl.load(scale + entry // touched)
+        value = tl.load(values + entry * width + column, mask=real, other=0.0).to(tl.float64)
+        summed += tl.where(factor > 0, value * factor, 0.0)
+    if end > first:
+        target = total + row * stride + column
+        tl.store(target, tl.load(target, mask=real, other=0.0) + summed, mask=real)

@@ -102,6 +102,7 @@ class Rows:
     height: int  # rows of the whole matrix
     places: Tensor = field(repr=False)  # (users, touched) row numbers; where one is padding, its values are 0
     values: Tensor = field(repr=False)  # (users, touched, width)
+    used: Tensor | None = field(default=None, repr=False)  # (users, touched): which are no padding, if that is known
 
     def __len__(self) -> int:
         return len(self.values)
@@ -130,6 +131,9 @@ class Rows:
                     part = slice(start, start + step)
                     matrix.index_add_(0, places[part], values[part].double(), alpha=factor)
             return
+        if triton_sum is not None:
+            triton_sum.add_rows(self.places, self.used, self.values, scale, matrix)
+            return
         step = max(1, _CHUNK // max(1, touched * width))
         for start in range(0, users, step):
             part = slice(start, start + step)
@@ -145,7 +149,8 @@ class Rows:
 
     def of_users(self, chosen: Tensor) -> Rows:
         """Those for whom `chosen` (users,) is true."""
-        return Rows(self.start, self.height, self.places[chosen], self.values[chosen])
+        used = None if self.used is None else self.used[chosen]
+        return Rows(self.start, self.height, self.places[chosen], self.values[chosen], used)
 
 
 Piece = Dense | Rows | Bagged

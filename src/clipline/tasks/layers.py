@@ -143,13 +143,14 @@ class MatrixLSTM(nn.Module):
 
 
 class BagLinear(nn.Module):
-    """`nn.Linear` on sparse rows, each a few distinct features and their values; no dense row is ever formed.
+    """`nn.Linear` on sparse rows, each a few distinct features and their values; no row of all features is ever formed.
 
     `weight` is (in_features, out_features), the other way round than `nn.Linear`: a feature's weights lie together.
     """
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
+        self.in_features = in_features
         self.weight = nn.Parameter(torch.empty(in_features, out_features))
         self.bias = nn.Parameter(torch.zeros(out_features))
         glorot_uniform_(self.weight, fan_out=out_features, fan_in=in_features)
@@ -161,6 +162,10 @@ class BagLinear(nn.Module):
         """
         if not stacked(features, values, self.weight):
             return bag(features, self.weight, values) + self.bias
-        # torch.func has no rule for embedding_bag and would loop over the users.
+        # torch.func has no rule for embedding_bag and would loop over the users. Where the weight has a user's own rows
+        # alone, a batch as wide as those is smaller than they are, and products with it are what a GPU does best.
         places = features.long().clamp(max=len(self.weight) - 1)
+        if len(self.weight) < self.in_features:
+            rows = values.new_zeros(len(values), len(self.weight)).scatter_add(1, places, values)
+            return rows @ self.weight + self.bias
         return torch.bmm(values.unsqueeze(1), F.embedding(places, self.weight)).squeeze(1) + self.bias
