@@ -43,6 +43,23 @@ def test_users_with_many_steps_go_beside_the_others_and_train_the_same(uncompile
     assert len(stack._lanes._programs) == 1
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_in_bfloat16_dense_weights_keep_a_copy_and_train_the_same(uncompiled):
+    torch.manual_seed(0)
+    population = population_of(SIZES, features=16)
+    plain = OneByOne(Mixed(), cross_entropies, population, LocalSGD(0.3, 4), Streams(0), precision="bf16")
+    stack = Stacked(plain, len(SIZES), block_size=len(SIZES), compiled=True)
+    as_written = Stacked(plain, len(SIZES), block_size=len(SIZES), compiled=False)
+    for round_index in range(2):
+        assert torch.equal(rows_of(stack, USERS, round_index), rows_of(as_written, USERS, round_index))
+    names = list(plain.flat.named_shapes)
+    dense = {name for name, layer in plain.flat.module.named_modules() if isinstance(layer, torch.nn.Linear)}
+    for recording in stack._lanes._recordings.values():
+        kept = {names[piece].rpartition(".")[0] for piece in recording.copies}
+        assert kept
+        assert kept <= dense
+
+
 def steps_of(lengths):
     counts = np.zeros((len(lengths), max(lengths)), np.int64)
     for user, length in enumerate(lengths):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clipline.federated.tracing import traced
+from clipline.federated.tracing import copied, traced
 
 
 def halved(stack, rates):
@@ -20,7 +20,7 @@ def test_a_program_traced_for_two_numbers_of_users_serves_all():
     for users in (1, 2, 5, 13, 40):
         ours, expected = torch.zeros(users, 4), torch.zeros(users, 4)
         rates = torch.linspace(0, 1, users)
-        program([ours], rates)
+        program([ours], rates, [])
         halved([expected], rates)
         assert torch.equal(ours, expected)
         assert users == 1 or ours.abs().sum() > 0
@@ -39,3 +39,39 @@ def test_a_step_whose_course_depends_on_the_number_of_users_is_refused():
 
     with pytest.raises(ValueError, match="evenly"):
         traced(squared, ([torch.zeros(3, 4)], torch.ones(3)))
+
+
+def rounding(stack, inputs):
+    """Steps of SGD on pieces that are used through a copy in bfloat16, through two, also as they are, or not at all."""
+    leaves = [piece.detach().requires_grad_() for piece in stack]
+    once, twice, also, _ = leaves
+    products = inputs.bfloat16() * once.bfloat16() + inputs.bfloat16() * twice.bfloat16() * twice.bfloat16()
+    loss = (products + also.bfloat16()).float().square().sum() + also.square().sum()
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+    for piece, gradient in zip(stack, gradients, strict=True):
+        if gradient is not None:
+            piece.sub_(gradient * 0.01)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_copy_that_a_step_would_make_anew_is_kept_and_renewed():
+    generator = torch.Generator().manual_seed(1)
+    arguments = ([torch.zeros(2, 5) for _ in range(4)], torch.zeros(2, 5))
+    assert copied(rounding, arguments) == {0: torch.bfloat16}
+    program = traced(rounding, arguments, {0: torch.zeros(2, 5, dtype=torch.bfloat16)})
+    ours = [torch.randn(3, 5, generator=generator) for _ in range(4)]
+    expected = [piece.clone() for piece in ours]
+    copy = ours[0].bfloat16()
+    for _ in range(3):
+        inputs = torch.randn(3, 5, generator=generator)
+        program(ours, inputs, [copy])
+        rounding(expected, inputs)
+        for one, other in zip(ours, expected, strict=True):
+            assert torch.equal(one, other)
+        assert torch.equal(copy, ours[0].bfloat16())
+    before = ours[0].clone()
+    copy.zero_()
+    program(ours, inputs, [copy])
+    rounding(expected, inputs)
+    assert not torch.equal(ours[0], expected[0])  # it is the copy that counts
+    assert not torch.equal(ours[0], before)

@@ -48,6 +48,21 @@ def test_a_stack_of_recurrences_equals_each_alone_written_out(mask):
             torch.testing.assert_close(gradient[user], theirs)
 
 
+def test_a_stack_of_recurrences_in_bfloat16_is_near_that_in_float64():
+    layers, stack = stack_of(lambda: MatrixLSTM(5, 4).to(DOUBLE))
+    inputs = torch.randn(USERS, 2, 7, 5, dtype=DOUBLE)
+    found = {}
+    for dtype in (DOUBLE, torch.float32):
+        own = {name: param.detach().to(dtype).requires_grad_() for name, param in stack.items()}
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype != DOUBLE):
+            out = vmap(lambda p, x: functional_call(layers[0], p, (x, None)))(own, inputs.to(dtype))
+        found[dtype] = torch.autograd.grad(
+            out.float().square().sum() if dtype != DOUBLE else out.square().sum(), list(own.values())
+        )
+    for ours, expected in zip(found[torch.float32], found[DOUBLE], strict=True):
+        assert 0 < relative(ours, expected) < 3e-2
+
+
 def written_out(layer, inputs, mask):
     """The textbook's recurrence, one step after the other, for autograd to differentiate."""
     hidden = cell = inputs.new_zeros(len(inputs), layer.hidden_size)

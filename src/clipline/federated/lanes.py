@@ -115,7 +115,8 @@ def _fill(
         width, room = field.shape[2], recording.examples[name][:longest, :users]
         _copy(field.transpose(0, 1), room[:, :, :width])
         _copy(field[:, :, :1].transpose(0, 1).expand_as(room[:, :, width:]), room[:, :, width:])  # the user's own
-    for piece, first in zip(recording.stack, begun, strict=True):
+    pieces = [*enumerate(recording.stack), *recording.copies.items()]
+    for first, piece in ((begun[number], piece) for number, piece in pieces):
         if len(first) == 1 and piece.device.type == "cuda" and triton_sum is not None:
             triton_sum.spread(first.reshape(-1), piece[:users].view(users, -1))
         else:

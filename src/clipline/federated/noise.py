@@ -54,7 +54,7 @@ class Noise:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="clipline-noise")
+    return ThreadPoolExecutor(min(32, os.cpu_count() or 1), thread_name_prefix="clipline-noise")
 
 
 if hasattr(os, "register_at_fork"):  # a forked process has the pool but none of its threads: it makes its own

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from .flat_module import FlatModule
 from .local import Batch, LocalSGD, Loss, LossOf
-from .tracing import traced
+from .tracing import copied, traced
 
 _WARM_UP = 1  # calls with so many users before they are recorded: the compiler and cuBLAS set themselves up
 _VERSIONS = 2  # of a compiled program before it is taken to be one for a single number of users
@@ -24,6 +25,9 @@ _WIDTHS = 32  # users: up to so many every even number is recorded, up to twice 
 
 class SlowEngineWarning(UserWarning):
     """Users train in a slower way than they might."""
+
+
+Arguments = tuple[list[Tensor], Tensor, Batch, Tensor, Tensor]  # of a step: stack, chances, batch, kept, rates
 
 
 class StackStep:
@@ -81,23 +85,34 @@ class Program:
         """Whether one compiled program serves any number of users, as far as was seen; otherwise keep to one."""
         return self._versions <= _VERSIONS
 
-    def __call__(self, stack: list[Tensor], chances: Tensor, batch: Batch, kept: Tensor, rates: Tensor) -> None:
-        """Take the step; see `StackStep`."""
-        arguments = (stack, chances, batch, kept, rates)
-        for tensor in tree_leaves(arguments):
+    def copies(self, arguments: Arguments) -> dict[int, torch.dtype]:
+        """The pieces of the stack of which a copy is best kept, and its type: a step would make it anew every time."""
+        if not torch.is_autocast_enabled(arguments[0][0].device.type):
+            return {}
+        with suppress(Exception):  # whatever is wrong is told when the step is taken
+            return copied(self.step, arguments)
+        return {}
+
+    def __call__(self, arguments: Arguments, copies: Mapping[int, Tensor]) -> None:
+        """Take the step; see `StackStep` for the arguments. The copies are as `copies` says, and kept up to date."""
+        given = (*arguments, list(copies.values()))
+        for tensor in tree_leaves(given):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
         if self._compiled is not None:
-            self._compiled(*arguments)
+            self._compiled(*given)
             return
         try:  # the compiler works while the program is first called
-            program = torch.no_grad()(torch.compile(traced(self.step, arguments), backend=self._inductor))
-            program(*arguments)
+            program = torch.no_grad()(torch.compile(traced(self.step, arguments, copies), backend=self._inductor))
+            program(*given)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             slow = f"the step of many users cannot be compiled ({reason}); it runs as it is written, which is slower"
             warnings.warn(slow, SlowEngineWarning, stacklevel=2)
-            program = self.step
-            program(*arguments)
+
+            def program(*given: Any) -> None:
+                self.step(*given[:-1])
+
+            program(*given)
         self._compiled = program
 
     def _inductor(self, graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
@@ -110,8 +125,8 @@ class Program:
 class Recording:
     """A program's steps on a GPU, recorded for some numbers of users and then replayed.
 
-    Everything it reads and writes stays in place: fill `stack`, `examples`, `counts`, `chances` and `rates`, set
-    `place` to 0, and every `replay(active)` takes the next step of the first so many users.
+    Everything it reads and writes stays in place: fill `stack` and the `copies` of some of it, `examples`, `counts`,
+    `chances` and `rates`, set `place` to 0, and every `replay(active)` takes the next step of the first so many users.
     """
 
     def __init__(
@@ -130,6 +145,8 @@ class Recording:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._calls: Counter[int] = Counter()
         self._pool: Any = None
+        kept = program.copies(self._arguments(min(2, users)))
+        self.copies = {piece: torch.zeros_like(self.stack[piece], dtype=dtype) for piece, dtype in kept.items()}
 
     def replay(self, active: int) -> None:
         """Take the next step of the first `active` users, and of a few more who have none: for them nothing changes."""
@@ -148,11 +165,15 @@ class Recording:
         self._graphs[users].replay()
 
     def _run(self, users: int) -> None:
+        self._program(self._arguments(users), {piece: copy[:users] for piece, copy in self.copies.items()})
+        self.place += 1
+
+    def _arguments(self, users: int) -> Arguments:
+        """Of the next step of so many users."""
         chances, counts = (_at(field, self.place)[:users] for field in (self.chances, self.counts))
         batch = {name: _at(field, self.place)[:users] for name, field in self.examples.items()}
         kept = self._places < counts.unsqueeze(1)
-        self._program([piece[:users] for piece in self.stack], chances, batch, kept, self.rates[:users])
-        self.place += 1
+        return [piece[:users] for piece in self.stack], chances, batch, kept, self.rates[:users]
 
 
 def rounded_up(users: int) -> int:

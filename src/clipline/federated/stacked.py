@@ -260,7 +260,7 @@ class Stacked:
         plain = self.plain
         if plain.device.type != "cuda":
             return _ON_CORES
-        bytes_a_user += 8 * (0 if plain.row_fields else self.flat.dim)
+        bytes_a_user += 10 * (0 if plain.row_fields else self.flat.dim)  # parameters, their change, a copy in bfloat16
         fitting = int(_FREE * torch.cuda.mem_get_info(plain.device)[0] / bytes_a_user)
         expected = cohort_size + (math.ceil(4 * math.sqrt(cohort_size)) if varying else 0)
         return max(1, min(fitting, expected, _MOST))

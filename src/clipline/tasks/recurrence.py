@@ -76,7 +76,7 @@ def _(
 def _lstm_loop_backward(
     grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, awake: Tensor
 ) -> Tensor:
-    of_driven = torch.empty_like(gates)
+    of_driven, weight = torch.empty_like(gates), weight.to(gates.dtype)
     zeros = torch.zeros_like(outputs[:, 0])
     no_cell = torch.zeros_like(cells[:, 0])
     of_state, of_cell = zeros, no_cell.clone()
