@@ -128,7 +128,10 @@ class Stacked:
         plain, device = self.plain, self.plain.device
         steps, keys = self._plan(visits, users, owners)
         heights = {name: self._shapes[name][0] for name in plain.row_fields}
-        examples, rows = renumbered(plain.examples.gather(steps.rows), plain.row_fields, heights, least=_ROOM)
+        # In memory step by step: that is how they are read.
+        gathered = plain.examples.gather(np.ascontiguousarray(steps.rows.swapaxes(0, 1)))
+        examples = {name: field.transpose(0, 1) for name, field in gathered.items()}
+        examples, rows = renumbered(examples, plain.row_fields, heights, least=_ROOM)
         return Block(
             users,
             owners,

@@ -36,11 +36,11 @@ def add_scaled(values: Tensor, scale: Tensor, total: Tensor, before: Tensor | No
     The values are taken less before (1 or users, width), if given.
     """
     users, width = values.shape
-    grid = (triton.cdiv(width, 128),)
+    block, together = (128, 16) if width > 1 << 16 else (32, 64)  # few columns: more users at a time
     pointer, apart = _beside(before, values)
-    _add_scaled[grid](
-        values, pointer, scale.contiguous(), total, users, width, values.stride(0), apart, before is not None, 128, 16,
-        num_warps=4,
+    _add_scaled[triton.cdiv(width, block),](
+        values, pointer, scale.contiguous(), total, users, width, values.stride(0), apart, before is not None,
+        block, together, num_warps=4,
     )  # fmt: skip
 
 
