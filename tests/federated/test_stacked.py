@@ -193,5 +193,5 @@ def test_a_user_with_very_many_examples_does_not_multiply_by_all_others(monkeypa
     gather = engine.examples.gather
     monkeypatch.setattr(engine.examples, "gather", lambda rows: gathered.append(rows.shape) or gather(rows))
     rows = rows_of(ours, np.arange(8))
-    assert [(shape[0], shape[1] * shape[2]) for shape in gathered] == [(1, 400), (2, 60), (5, 4)]
+    assert [(users, steps * width) for steps, users, width in gathered] == [(1, 400), (2, 60), (5, 4)]
     assert_same(rows, rows_of(engine, np.arange(8)))
