@@ -63,7 +63,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--record", action="store_true", help="write docs/results/performance.md")
     parser.add_argument("--here", action="store_true", help="use this Python for all systems, install nothing")
     parser.add_argument("--options", nargs="*", default=[], metavar="KEY=VALUE", help="more for clipline's Training")
-    parser.add_argument("--patience", type=float, default=900, help="seconds to wait for one answer")
+    parser.add_argument("--patience", type=float, default=900, help="seconds to wait for a round")
     wanted = parser.parse_args(given)
     for name, usual, quick in (("users", 100, 5), ("rounds", 5, 2), ("warmups", 2, 1), ("in_a_row", 1, 1)):
         if getattr(wanted, name) is None:
@@ -95,7 +95,8 @@ def start(name: str, wanted: argparse.Namespace) -> System:
     if name == OURS and wanted.options:
         flags += ["--options", *wanted.options]
     python = python_of(name, wanted.here)
-    return System(name, python, flags, environment_of(name, wanted.device, wanted.here), wanted.patience)
+    patience = wanted.patience * wanted.in_a_row
+    return System(name, python, flags, environment_of(name, wanted.device, wanted.here), patience)
 
 
 def measure(wanted: argparse.Namespace) -> tuple[dict[str, Measured], dict[str, str]]:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from clipline.federated.clipping import aggregate, clip_rows, join_bit
+from clipline.federated.clipping import aggregate, clip_factors, clip_rows, join_bit
 from clipline.federated.sampling import Cohort
 from clipline.federated.updates import Dense, Updates
 from clipline.privacy.events import PoissonSampling
@@ -96,3 +96,23 @@ def test_a_private_sum_shows_nothing_of_itself_and_updates_neither():
     for private in (total, updates, *updates.pieces):
         assert "123" not in repr(private)
         assert "tensor" not in str(private)
+
+
+@pytest.mark.parametrize("clips", ["one", "each its own"])
+def test_factors_at_the_ends_of_what_a_norm_can_be(clips):
+    tiny, huge = 5e-324, 1.7e308
+    norms = torch.tensor([0.0, tiny, 1e-309, 1.0, 2.0, huge, torch.inf, torch.nan], dtype=torch.float64)
+
+    def factors(clip):
+        scale, within = clip_factors(norms, clip if clips == "one" else torch.full_like(norms, clip))
+        return scale.tolist(), within.tolist()
+
+    assert factors(1.0)[0][:4] == [1.0] * 4
+    assert factors(1.0)[0][4] == pytest.approx(0.5, rel=1e-11)
+    assert factors(1.0)[0][5:] == [pytest.approx(1 / huge), 0.0, 0.0]
+    assert factors(1.0)[1] == [True] * 4 + [False] * 4
+    assert factors(math.inf) == ([1.0] * 6 + [0.0] * 2, [True] * 6 + [False] * 2)
+    scale, within = factors(1e-320)
+    assert within == [True, True] + [False] * 6
+    for norm, factor in zip(norms[2:6].tolist(), scale[2:6], strict=True):
+        assert norm * factor <= 1e-320

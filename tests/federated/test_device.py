@@ -54,3 +54,27 @@ def test_a_run_on_a_gpu_resumes_from_its_checkpoint(tmp_path):
     rest = Training(model, cross_entropy, small_population(), **settings).run(state=state)
     assert torch.allclose(rest.state.params, whole.state.params, rtol=1e-9)
     assert rest.guarantee == whole.guarantee
+
+
+@needs_cuda
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_rounds_on_a_gpu_go_on_from_any_state_and_nothing_that_was_begun_gets_in(precision):
+    """A round begins the next one; whoever goes on from another state must not get that."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 3))
+
+    def losses(model, batch):
+        return nn.functional.cross_entropy(model(batch["x"]), batch["y"].long(), reduction="none")
+
+    settings = {"rounds": 9, "cohort_size": 20, "noise_multiplier": 0.4, "local": LOCAL, "seed": 1, "device": "cuda"}
+    made = Training(model, losses, small_population(), precision=precision, **settings)
+    algorithm, states = made.algorithm, [made.algorithm.first()]
+    for _ in range(5):
+        states.append(algorithm.round(states[-1], last=True)[0])  # one after the other, nothing begun
+    for number in (0, 1, 2, 0, 3, 4, 1, 2):
+        state, release = algorithm.round(states[number])
+        torch.cuda._sleep(10**6 * number)
+        torch.testing.assert_close(state.params, states[number + 1].params, rtol=1e-6, atol=1e-7)
+        assert state.clip.clip == pytest.approx(states[number + 1].clip.clip, rel=1e-9)
+        assert release.fraction_within is not None

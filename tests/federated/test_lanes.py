@@ -7,12 +7,14 @@ import pytest
 import torch
 from samples import Mixed, cross_entropies, linear_model, population_of, rows_of
 
-from clipline import LocalSGD, Training
+from clipline import FixedClip, LocalSGD, QuantileClip, Training
 from clipline.federated import lanes, program
+from clipline.federated.blocks import Begun, Visit
 from clipline.federated.one_by_one import OneByOne
-from clipline.federated.program import Program, rounded_up
+from clipline.federated.program import Program, SlowEngineWarning, rounded_up
 from clipline.federated.sampling import Cohort
 from clipline.federated.stacked import Stacked
+from clipline.federated.workers import Alone
 from clipline.streams import Streams
 
 SIZES = [3, 60, 5, 4, 0, 6, 33, 2, 5, 12, 1, 4, 3, 13, 5, 2]
@@ -165,17 +167,83 @@ def test_what_was_begun_is_used_for_that_cohort_that_round_and_those_parameters_
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_cannot_be_begun_fails_only_when_it_is_asked_for(uncompiled, monkeypatch):
-    stack = Stacked(engine(), 16, block_size=5, compiled=True)
-    params, cohort = stack.flat.initial, Cohort(np.array([1, 2]), None)
+def test_what_was_begun_is_not_used_at_another_rate_or_from_other_streams(uncompiled):
+    plain = engine()
+    stack = Stacked(plain, 16, block_size=16, compiled=True)
+    params = plain.flat.initial
+    for streams, lr in ((plain.streams, 0.1), (Streams(7), plain.local.lr)):
+        stack.begin(params, Cohort(USERS, None), 3)
+        visit = Visit(params, USERS, 3, streams, lr)
+        ours = torch.cat([updates.dense(len(params)) for updates, _ in stack.train_together([visit])])
+        other = OneByOne(plain.flat.module, cross_entropies, plain.examples.population, LocalSGD(lr, 4), streams)
+        expected = rows_of(Stacked(other, 16, block_size=16, compiled=False), USERS, 3, params)
+        order = np.argsort(-plain.local.examples_of(plain.examples.population, USERS), kind="stable")
+        torch.testing.assert_close(ours, expected[order], rtol=1e-11, atol=1e-12)
 
-    def fails(*given):
-        raise RuntimeError("no more memory")
 
-    monkeypatch.setattr(stack._lanes, "train", fails)
-    stack.begin(params, cohort, 0)
+@pytest.mark.filterwarnings("ignore:.*torch.*")
+def test_a_round_that_breaks_off_in_its_beginning_leaves_nothing_behind(uncompiled, monkeypatch):
+    plain = engine()
+    stack = Stacked(plain, 16, block_size=16, compiled=True)
+    params, replay, left = plain.flat.initial, program.Recording.replay, [0]
+
+    def breaks_off(recording, active):
+        left[0] -= 1
+        if left[0] == 0:
+            raise RuntimeError("no more memory")
+        replay(recording, active)
+
+    expected = {t: rows_of(plain, USERS, t) for t in (2, 3)}
+    stack.begin(params, Cohort(USERS, None), 2)
+    monkeypatch.setattr(program.Recording, "replay", breaks_off)
+    left[0] = 5
+    with pytest.warns(SlowEngineWarning, match="no more memory"):
+        stack.begin(params, Cohort(USERS, None), 3)
+    for t in (2, 3):  # neither what was begun before nor what was half done
+        torch.testing.assert_close(rows_of(stack, USERS, t), expected[t], rtol=1e-11, atol=1e-12)
+    left[0] = 5
     with pytest.raises(RuntimeError, match="no more memory"):
-        list(stack.train(params, cohort, 0))
+        rows_of(stack, USERS, 3)
+    stack.begin(params, Cohort(USERS, None), 3)
+    assert rows_of(stack, USERS[:0], 2).shape == (0, len(params))
+    torch.testing.assert_close(rows_of(stack, USERS, 3), expected[3], rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_block_of_users_without_examples_may_be_the_first(uncompiled):
+    plain = engine([0, 0, 5, 3])
+    stack = Stacked(plain, 4, block_size=2, compiled=True)
+    nobody = np.array([0, 1])
+    assert not rows_of(stack, nobody).any()
+    everybody = np.arange(4)
+    torch.testing.assert_close(rows_of(stack, everybody), rows_of(plain, everybody), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("clip", [QuantileClip(), FixedClip(0.5)])
+def test_what_a_round_begins_is_what_the_next_one_trains(uncompiled, monkeypatch, clip):
+    """From the parameters that the server has just made; and a run leaves nothing begun behind."""
+
+    def made(begins):
+        torch.manual_seed(0)
+        model, population = linear_model(16), population_of(SIZES * 3, features=16)
+        settings = {"rounds": 6, "cohort_size": 9, "seed": 5, "local": LocalSGD(0.3, 4), "noise_multiplier": 0.3}
+        training = Training(model, cross_entropies, population, clip=clip, **settings)
+        stack = Stacked(training.plain, 9, block_size=48, compiled=True)
+        if not begins:
+            monkeypatch.setattr(stack, "begin", lambda *given: None)
+        training.algorithm = replace(training.algorithm, clients=stack, workforce=Alone(stack))
+        return training, stack
+
+    used, is_for = [], Begun.is_for
+    monkeypatch.setattr(Begun, "is_for", lambda *given: used.append(is_for(*given)) or used[-1])
+    training, stack = made(True)
+    result = training.run()
+    assert used == [True] * 5
+    assert stack._begun is None
+    expected = made(False)[0].run()
+    assert torch.equal(result.state.params, expected.state.params)
+    assert result.state.clip == expected.state.clip
 
 
 @pytest.mark.parametrize("source", ["seed", "system"])
@@ -204,7 +272,7 @@ def test_every_round_trains_the_cohort_that_was_drawn_for_it_and_begun(source):
     training = training.with_workforce(watching)
     training.run()
     assert [t for t, _ in watching.came] == [0, 1, 2, 3, 4, 5]
-    assert watching.came[1:] == watching.begun  # and nothing for a round that does not come
+    assert watching.begun == [*watching.came[1:], (6, [])]  # nobody for a round that does not come
     assert len({tuple(users) for _, users in watching.came}) == 6
     sampler, streams = training.algorithm.sampler, training.algorithm.streams
     anew = [(t, sampler.draw(streams.sampling(t)).users.tolist()) for t in range(6)]

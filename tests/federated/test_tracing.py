@@ -75,3 +75,39 @@ def test_a_copy_that_a_step_would_make_anew_is_kept_and_renewed():
     rounding(expected, inputs)
     assert not torch.equal(ours[0], expected[0])  # it is the copy that counts
     assert not torch.equal(ours[0], before)
+
+
+class Swapped(torch.autograd.Function):
+    """A product whose gradients are the very tensors that were multiplied."""
+
+    @staticmethod
+    def forward(ctx, one, other):
+        ctx.save_for_backward(one, other)
+        return (one * other).float().sum(dim=1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        one, other = ctx.saved_tensors
+        return other, one
+
+
+def swapping(stack):
+    leaves = [piece.detach().requires_grad_() for piece in stack]
+    loss = Swapped.apply(*(leaf.bfloat16() for leaf in leaves)).sum()
+    for piece, gradient in zip(stack, torch.autograd.grad(loss, leaves), strict=True):
+        piece.sub_(gradient * 0.1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_copies_are_renewed_when_all_pieces_have_moved():
+    arguments = ([torch.zeros(2, 5) for _ in range(2)],)
+    assert list(copied(swapping, arguments)) == [0, 1]
+    program = traced(swapping, arguments, {piece: torch.zeros(2, 5, dtype=torch.bfloat16) for piece in range(2)})
+    ours = [torch.randn(3, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+    expected, copies = [piece.clone() for piece in ours], [piece.bfloat16() for piece in ours]
+    for _ in range(3):
+        program(ours, copies)
+        swapping(expected)
+        for one, other, copy in zip(ours, expected, copies, strict=True):
+            assert torch.equal(one, other)
+            assert torch.equal(copy, one.bfloat16())

@@ -181,6 +181,9 @@ def test_spreading_writes_every_row_and_nothing_beside(users):
     triton_sum.spread(row[0], rows[:users])
     assert torch.equal(rows[:users], row.expand(users, 3001))
     assert (rows[users:] == 7).all()
+    rounded = torch.zeros(users, 3001, dtype=torch.bfloat16, device="cuda")
+    triton_sum.spread(row[0], rounded)
+    assert torch.equal(rounded, row.bfloat16().expand(users, 3001))
 
 
 @needs_gpu

@@ -172,9 +172,10 @@ def test_sparse_rows_equal_the_dense_linear_layer_forward_and_backward():
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-10)
 
 
-def test_users_with_their_own_rows_alone_compute_the_same_as_with_all():
+@pytest.mark.parametrize("outputs", [7, 3])  # more than examples in a batch, and fewer
+def test_users_with_their_own_rows_alone_compute_the_same_as_with_all(outputs):
     torch.manual_seed(0)
-    layer = BagLinear(50, 7).to(DOUBLE)
+    layer = BagLinear(50, outputs).to(DOUBLE)
     own = torch.stack([torch.randperm(50)[:9] for _ in range(3)])  # of three users
     places, values = torch.randint(0, 9, (3, 4, 6)), torch.rand(3, 4, 6, dtype=DOUBLE)  # some of them twice
     places[0, 0, 3:], values[0, 0, 3:] = 70, 0.0  # padding

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 from torch import Tensor
 
 from ..streams import Streams
@@ -19,10 +20,15 @@ class Ahead:
     streams: Streams
     _drawn: dict[int, tuple[Cohort, Noise]] = field(default_factory=dict, repr=False)
 
-    def draw(self, t: int, params: Tensor) -> Cohort:
-        """Draw for round t; the noise, for params (dim,) and the count, is drawn in the background."""
-        cohort = self.sampler.draw(self.streams.sampling(t))
+    def draw(self, t: int, params: Tensor, *, nobody: bool = False) -> Cohort:
+        """Draw for round t; the noise, for params (dim,) and the count, is drawn in the background.
+
+        With `nobody`, as round t does not come, nothing is drawn.
+        """
         self._drawn.clear()
+        if nobody:
+            return Cohort(np.zeros(0, np.int64), self.sampler.sampling)
+        cohort = self.sampler.draw(self.streams.sampling(t))
         self._drawn[t] = cohort, Noise(self.streams.noise(t), len(params) + 1, params.device)
         return cohort
 

@@ -20,7 +20,8 @@ def aside(device: torch.device) -> Iterator[list[Tensor]]:
     if device.type != "cuda":
         yield made
         return
-    now, stream = torch.cuda.current_stream(device), _stream(device)
+    now = torch.cuda.current_stream(device)
+    stream = _stream(now.device)
     with torch.cuda.stream(stream):
         yield made
     now.wait_stream(stream)

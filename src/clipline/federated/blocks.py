@@ -65,5 +65,5 @@ class Begun:
         if not len(visits) == len(self._visits) == 1 or not np.array_equal(self.block.users, users):
             return False
         (now,), (then,), (version,) = visits, self._visits, self._versions
-        same = now.params is then.params and now.params._version == version  # nobody has written to them
+        same = now.params is then.params and now.params._version == version  # as torch counts what is written to them
         return same and (now.round_index, now.lr, now.streams) == (then.round_index, then.lr, then.streams)

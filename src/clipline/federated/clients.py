@@ -37,6 +37,10 @@ class Clients(Protocol):
         """Begin what `train` will be asked for next, if the device works while this process goes on."""
         ...
 
+    def forget(self) -> None:
+        """Let go of what was begun: no more rounds come."""
+        ...
+
 
 def clients_named(engine: Engine, plain: OneByOne, cohort_size: int, varying: bool = True) -> Clients:
     """`plain` itself or a stack on top of it.

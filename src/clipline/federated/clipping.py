@@ -57,8 +57,8 @@ def clip_factors(norms: Tensor, clip: float | Tensor) -> tuple[Tensor, Tensor]:
     double = torch.finfo(torch.float64)
     within = norms <= (clip.clamp(max=double.max) if isinstance(clip, Tensor) else min(clip, double.max))
     just_inside = clip * (1 - _MARGIN * double.eps)
-    # Anything finite over infinity is 0; what is not a number becomes 0.
-    return (just_inside / norms).nan_to_num_(nan=0.0).masked_fill_(within, 1.0), within
+    # Anything finite over infinity is 0. What is no number becomes 0, and so does what a tiny norm would make infinite.
+    return (just_inside / norms).nan_to_num_(nan=0.0, posinf=0.0).masked_fill_(within, 1.0), within
 
 
 def clip_rows(deltas: Tensor, clip: float) -> tuple[Tensor, Tensor]:

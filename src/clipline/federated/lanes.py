@@ -51,14 +51,16 @@ class Lanes:
             if now is not None:
                 self._stream(lane).wait_stream(now)
         active = {lane: (steps.counts[users] > 0).sum(axis=0).tolist() for lane, users in parts.items()}
-        for step in range(steps.longest):
-            for lane, widths in active.items():
-                if widths[step]:
-                    with self._within(lane):
-                        lanes[lane].replay(widths[step])
-        for lane in parts:  # also before anything is filled again
-            if now is not None:
-                now.wait_stream(self._stream(lane))
+        try:
+            for step in range(steps.longest):
+                for lane, widths in active.items():
+                    if widths[step]:
+                        with self._within(lane):
+                            lanes[lane].replay(widths[step])
+        finally:  # also before anything is filled again
+            for lane in parts:
+                if now is not None:
+                    now.wait_stream(self._stream(lane))
         return [
             (users, [piece[: users.stop - users.start] for piece in lanes[lane].stack]) for lane, users in parts.items()
         ]
@@ -75,11 +77,10 @@ class Lanes:
         if shapes not in self._programs:
             self._programs[shapes] = Program(self._step)
         if (lane, shapes) not in self._recordings:
-            like = {name: field[:, 0] for name, field in examples.items()}
             self._recordings[lane, shapes] = Recording(
                 self._programs[shapes],
                 list(first.values()),
-                like,
+                examples,
                 users=self._rooms[lane],
                 steps=self._steps,
                 width=self._width,

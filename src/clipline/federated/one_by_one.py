@@ -82,6 +82,9 @@ class OneByOne:
     def begin(self, params: Tensor, cohort: Cohort, round_index: int) -> None:
         """Nothing: this process trains, and cannot go on meanwhile."""
 
+    def forget(self) -> None:
+        """Nothing was begun."""
+
     def block(self, params: Tensor, users: NDArray[np.int64], round_index: int) -> Updates:
         """The updates of these users, not clipped: PRIVATE. A user without examples gives zeros."""
         steps = plan_steps(self.examples.population, users, self.local, self.streams, round_index)

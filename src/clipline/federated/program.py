@@ -79,6 +79,7 @@ class Program:
         self.step = step
         self._versions = 0  # how often the compiler had to work
         self._compiled: Callable[..., Any] | None = None
+        self._copies: dict[int, torch.dtype] | None = None
 
     @property
     def any_width(self) -> bool:
@@ -87,11 +88,12 @@ class Program:
 
     def copies(self, arguments: Arguments) -> dict[int, torch.dtype]:
         """The pieces of the stack of which a copy is best kept, and its type: a step would make it anew every time."""
-        if not torch.is_autocast_enabled(arguments[0][0].device.type):
-            return {}
-        with suppress(Exception):  # whatever is wrong is told when the step is taken
-            return copied(self.step, arguments)
-        return {}
+        if self._copies is None:
+            self._copies = {}
+            if torch.is_autocast_enabled(arguments[0][0].device.type):
+                with suppress(Exception):  # whatever is wrong is told when the step is taken
+                    self._copies = copied(self.step, arguments)
+        return self._copies
 
     def __call__(self, arguments: Arguments, copies: Mapping[int, Tensor]) -> None:
         """Take the step; see `StackStep` for the arguments. The copies are as `copies` says, and kept up to date."""
@@ -132,11 +134,11 @@ class Recording:
     def __init__(
         self, program: Program, stack: Sequence[Tensor], like: Batch, *, users: int, steps: int, width: int
     ) -> None:
-        """Room for `users` with at most `steps` steps of `width` examples, shaped and typed as these of some users."""
+        """Room for `users` with at most `steps` steps of `width` examples like these: (users, steps, width, ...)."""
         device = stack[0].device
         self._program = program
         self.stack = [piece.new_zeros(users, *piece.shape[1:]) for piece in stack]
-        self.examples = {name: field.new_zeros(steps, users, width, *field.shape[2:]) for name, field in like.items()}
+        self.examples = {name: field.new_zeros(steps, users, width, *field.shape[3:]) for name, field in like.items()}
         self.counts = torch.zeros(steps, users, dtype=torch.int64, device=device)
         self.chances = torch.zeros(steps, users, program.step.chances, 2, dtype=torch.int32, device=device)
         self.rates = stack[0].new_zeros(users)

@@ -67,11 +67,10 @@ class Algorithm:
         t = state.round_index
         cohort, noise = self.ahead.take(t, state.params)
         total = self.workforce.clipped_sum(state.params, cohort, t, state.clip.clip)
-        following = None if last else self.ahead.draw(t + 1, state.params)
+        following = self.ahead.draw(t + 1, state.params, nobody=last)
         release = self.mechanism.release(total, noise)
         params, server = self.server.update(state.params, state.server, release)
-        if following is not None:
-            self.workforce.begin(params, following, t + 1)
+        self.workforce.begin(params, following, t + 1)
         clip = self.controller.update(state.clip, release)
         ledger = state.ledger.add(release.event)
         return TrainState(params, server, clip, ledger), release

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from .lanes import Lanes
 from .local import Batch, per_example
 from .one_by_one import OneByOne
 from .precision import computing_in
-from .program import StackStep
+from .program import SlowEngineWarning, StackStep
 from .rows import first_pieces, renumbered, updates_of
 from .sampling import Cohort
 from .updates import Updates
@@ -83,9 +82,10 @@ class Stacked:
         """Blocks of updates of users from several runs, side by side, and the number of the run of each user."""
         users, owners = self._in_order(visits)
         end = 0
+        before, self._begun = self._begun, None
         while end < len(users):
             start, end = end, end + self._together(users[end])
-            begun, self._begun = self._begun, None
+            begun, before = before, None
             if begun is None or not begun.is_for(visits, users[start:end]):
                 begun = self._started(visits, users[start:end], owners[start:end])
             self.flat.check_buffers()
@@ -99,12 +99,22 @@ class Stacked:
 
         Its parameters lie where those of the block before did, which must be used up.
         """
-        if self._lanes is not None and len(cohort.users):
-            visit = self._visit(params, cohort, round_index)
-            users, owners = self._in_order([visit])
-            end = self._together(users[0])
-            with suppress(Exception):  # whoever asks for it will see it fail, and the round before is not lost
-                self._begun = self._started([visit], users[:end], owners[:end])
+        self._begun = None
+        if self._lanes is None or not len(cohort.users):
+            return
+        visit = self._visit(params, cohort, round_index)
+        users, owners = self._in_order([visit])
+        end = self._together(users[0])
+        try:
+            self._begun = self._started([visit], users[:end], owners[:end])
+        except Exception as error:  # whoever asks for it may see it fail again, and the round before is not lost
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            slow = f"a round could not begin before its time ({reason}): it begins when it is asked for"
+            warnings.warn(slow, SlowEngineWarning, stacklevel=2)
+
+    def forget(self) -> None:
+        """What was begun is not wanted any more."""
+        self._begun = None
 
     def _visit(self, params: Tensor, cohort: Cohort, round_index: int) -> Visit:
         return Visit(params, cohort.users, round_index, self.plain.streams, self.plain.local.lr)

@@ -87,7 +87,7 @@ def _use(kept: Node, piece: Node) -> None:
     copy, move = both
     copy.replace_all_uses_with(kept)
     piece.graph.erase_node(copy)
-    with piece.graph.inserting_after(move):
+    with piece.graph.inserting_before(next(iter(reversed(piece.graph.nodes)))):  # all others have moved as well
         piece.graph.call_function(torch.ops.aten.copy_.default, (kept, move))
 
 

@@ -183,6 +183,7 @@ class Training:
                 begun = time.perf_counter()
                 clip = state.clip.clip
                 state, release = self.algorithm.round(state, last=state.round_index + 1 >= last)
+                fraction_within = release.fraction_within  # once it can be read, the device has done the round
                 seconds = time.perf_counter() - begun
                 due = state.round_index % self.evaluate_every == 0 or state.round_index == self.rounds
                 metrics = evaluation.begin(state.params) if due else None
@@ -191,7 +192,7 @@ class Training:
                 account_now: Callable[[], Guarantee] = partial(self.guarantee_of, state.ledger)
                 if observe is not None:  # who looks on will ask for it: begin at once, beside the next round
                     account_now = evaluation.submit(account_now).result
-                report = RoundReport(state.round_index - 1, clip, release.fraction_within, {}, seconds, account_now)
+                report = RoundReport(state.round_index - 1, clip, fraction_within, {}, seconds, account_now)
                 desk.hand_in(report, state, metrics)
             desk.finish()
             measured = desk.reports[-1].metrics if desk.reports else {}

@@ -37,7 +37,7 @@ class Dense:
 
     start: int
     values: Tensor = field(repr=False)  # (users, width)
-    before: Tensor | None = field(default=None, repr=False)  # (1 or users, width): only where `subtracts_later`
+    before: Tensor | None = field(default=None, repr=False)  # (1 or users, width)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -65,10 +65,10 @@ class Dense:
         if self.values.device.type == "cuda" and triton_sum is not None:
             return triton_sum.squares(self.values, self.before)
         if self.values.device.type != "cpu":
-            norms: Tensor = torch.linalg.vector_norm(self.values, dim=1, dtype=torch.float64)
+            norms: Tensor = torch.linalg.vector_norm(self.formed(), dim=1, dtype=torch.float64)
             return norms.square()
         # torch adds up in pairs, here and over the parts: the error stays far below the margin of the clip.
-        sums = [self.values[:, part].double().square_().sum(dim=1) for part in _parts(self.values)]
+        sums = [self.formed(part).double().square_().sum(dim=1) for part in _parts(self.values)]
         return torch.stack(sums).sum(dim=0) if sums else torch.zeros(len(self.values), dtype=torch.float64)
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
@@ -80,7 +80,8 @@ class Dense:
         if self.values.device.type == "cuda" and triton_sum is not None:
             triton_sum.add_scaled(self.values, scale, own, self.before)
             return
-        values = self.values if bool((scale > 0).all()) else self.values[scale > 0]
+        values = self.formed()
+        values = values if bool((scale > 0).all()) else values[scale > 0]
         scale = scale[scale > 0]
         for part in _parts(values):
             own[part] += scale @ values[:, part].double()

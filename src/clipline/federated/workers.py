@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -59,9 +59,13 @@ class Alone:
         """One process."""
         return 1
 
-    def at_work(self) -> AbstractContextManager[None]:
-        """Nothing to prepare."""
-        return nullcontext()
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Nothing to prepare; what a device has begun is not kept."""
+        try:
+            yield
+        finally:
+            self.clients.forget()
 
     def clipped_sum(self, params: Tensor, cohort: Cohort, round_index: int, clip: float) -> ClippedSum:
         """The sum of the cohort's clipped updates and bits: PRIVATE."""

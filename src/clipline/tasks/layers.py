@@ -163,9 +163,9 @@ class BagLinear(nn.Module):
         if not stacked(features, values, self.weight):
             return bag(features, self.weight, values) + self.bias
         # torch.func has no rule for embedding_bag and would loop over the users. Where the weight has a user's own rows
-        # alone, a batch as wide as those is smaller than they are, and products with it are what a GPU does best.
+        # alone and a batch as wide as those is smaller than they are, products with it are faster.
         places = features.long().clamp(max=len(self.weight) - 1)
-        if len(self.weight) < self.in_features:
+        if len(self.weight) < self.in_features and len(values) <= self.weight.shape[1]:
             rows = values.new_zeros(len(values), len(self.weight)).scatter_add(1, places, values)
             return rows @ self.weight + self.bias
         return torch.bmm(values.unsqueeze(1), F.embedding(places, self.weight)).squeeze(1) + self.bias
