@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -156,6 +157,12 @@ def test_a_group_of_the_callers_own_is_left_alone(tmp_path):
         assert dist.is_initialized()
     finally:
         dist.destroy_process_group()
+
+
+def test_how_errors_are_printed_is_left_to_the_caller():
+    before = sys.excepthook
+    training(workers=2, rounds=1).run()
+    assert sys.excepthook is before
 
 
 def test_a_population_in_which_nobody_has_examples_moves_nothing():

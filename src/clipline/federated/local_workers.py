@@ -154,12 +154,13 @@ class LocalWorkers:
 
     def _joined(self, rank: int, store: Path) -> Team:
         """Rank `rank` of the group that meets over the file `store`, by the loopback device alone."""
-        before = os.environ.get("GLOO_SOCKET_IFNAME")
+        before, hook = os.environ.get("GLOO_SOCKET_IFNAME"), sys.excepthook
         os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
         try:
             file = dist.FileStore(str(store), self.size)  # type: ignore[attr-defined]
             dist.init_process_group("gloo", store=file, rank=rank, world_size=self.size, timeout=PATIENCE)
         finally:
+            sys.excepthook = hook  # torch's would print each line of the caller's later errors as rank 0's
             os.environ.pop("GLOO_SOCKET_IFNAME")
             if before is not None:
                 os.environ["GLOO_SOCKET_IFNAME"] = before
