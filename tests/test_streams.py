@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from clipline import SettingError
-from clipline.streams import Streams, counter_bits, user_bits, user_order
+from clipline.streams import Streams, counter_bits, keys_of, user_bits, user_order
 
 
 def test_the_counter_stream_is_splitmix64():
@@ -71,6 +71,13 @@ def test_keys_of_many_users_at_once_are_those_of_each():
         assert keys.dtype == np.uint64
         assert keys.tolist() == [streams.user_key(purpose, round_index, user) for user in users.tolist()]
     assert Streams(0).user_keys("order/0", 0, users[:0]).shape == (0,)
+
+
+def test_keys_of_users_of_several_runs_are_those_of_each_in_his_own_run():
+    first, second = Streams(4), Streams(5)
+    keys = keys_of([(first, 7), (second, 2)], "dropout", np.array([9, 9, 3]), np.array([1, 0, 1]))
+    assert keys.tolist() == [second.user_key("dropout", 2, 9), first.user_key("dropout", 7, 9),
+                             second.user_key("dropout", 2, 3)]  # fmt: skip
 
 
 def test_words_of_many_keys_at_once_are_those_of_each():

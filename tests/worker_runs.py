@@ -12,6 +12,7 @@ from clipline import Training
 
 HERE = os.getpid()
 TOLERANCE = 1e-12  # of the parameters' norm, in float64
+POPULATION = small_population()  # users of 0 to 30 examples: some have none and some four times the steps of others
 
 
 def model_with_dropout(dtype=torch.float64):
@@ -21,9 +22,8 @@ def model_with_dropout(dtype=torch.float64):
 
 
 def training(loss=cross_entropy, dtype=torch.float64, **changes):
-    """Users of 0 to 30 examples, so some have none and some four times the steps of others."""
     settings = {"rounds": 4, "cohort_size": 20, "local": LOCAL, "seed": 1, "noise_multiplier": 0.5, **changes}
-    return Training(model_with_dropout(dtype), loss, small_population(), **settings)
+    return Training(model_with_dropout(dtype), loss, POPULATION, **settings)
 
 
 @cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,8 +59,7 @@ class Streams:
 
     def user_keys(self, purpose: str, round_index: int, users: NDArray[np.int64]) -> NDArray[np.uint64]:
         """`user_key` of many users at once."""
-        base = np.uint64(int.from_bytes(self._digest(purpose, round_index)[:8], "little"))
-        return _mix_words(base ^ _mix_words((users.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)))
+        return keys_of([(self, round_index)], purpose, users, np.zeros(len(users), np.int64))
 
     @staticmethod
     def _fresh() -> np.random.Generator:
@@ -71,6 +71,15 @@ class Streams:
 
     def _digest(self, purpose: str, round_index: int) -> bytes:
         return hashlib.blake2b(f"clipline/{self.seed}/{purpose}/{round_index}".encode(), digest_size=16).digest()
+
+
+def keys_of(
+    rounds: Sequence[tuple[Streams, int]], purpose: str, users: NDArray[np.int64], owners: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """`user_key` of users of several runs at once: user i takes part in `rounds[owners[i]]`, a round of one run."""
+    digests = [streams._digest(purpose, round_index)[:8] for streams, round_index in rounds]
+    bases = np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)[owners]
+    return _mix_words(bases ^ _mix_words((users.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)))
 
 
 def user_bits(key: int, count: int) -> NDArray[np.uint64]:

@@ -50,7 +50,8 @@ def engine(use="once", dtype=torch.float64, epochs=3, noted=True, batch_size=4):
 
 def in_numpy(made):
     """(users, HEIGHT * TAGS + TAGS): updates of weight and bias by dense rows, softmax and its gradient by hand."""
-    fields, steps = made.examples.population.fields, plan_steps(posts(), USERS, made.local, made.streams, 0)
+    fields = made.examples.population.fields
+    steps = plan_steps(posts(), USERS, made.local, lambda purpose: made.streams.user_keys(purpose, 0, USERS))
     dense = np.zeros((len(fields["y"]), HEIGHT))
     for row, (words, weights) in enumerate(zip(fields["words"], fields["weights"], strict=True)):
         for word, weight in zip(words, weights, strict=True):

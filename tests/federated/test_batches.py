@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from clipline import LocalSGD, Population
-from clipline.federated.batches import Examples, Steps, joined, plan_steps
-from clipline.streams import Streams, user_order
+from clipline.federated.batches import Examples, Steps, plan_steps
+from clipline.streams import Streams, keys_of, user_order
 
 STREAMS = Streams(3)
 SIZES = [5, 0, 1, 23, 8, 0, 16, 3, 0]  # users with none at the start of the next one, in between and at the end
@@ -13,6 +13,10 @@ SIZES = [5, 0, 1, 23, 8, 0, 16, 3, 0]  # users with none at the start of the nex
 def population_of(sizes):
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     return Population(offsets, {"x": np.arange(offsets[-1])})
+
+
+def plan(population, users, local, round_index, streams=STREAMS):
+    return plan_steps(population, users, local, lambda purpose: streams.user_keys(purpose, round_index, users))
 
 
 def batches_alone(population, user, local, round_index):
@@ -33,7 +37,7 @@ def test_a_plan_is_what_each_user_does_alone(epochs, max_examples, batch_size):
     population = population_of(SIZES)
     local = LocalSGD(0.1, batch_size, epochs, max_examples)
     for users in (np.arange(9), np.array([6, 1, 3]), np.array([2]), np.array([5, 1]), np.zeros(0, np.int64)):
-        steps = plan_steps(population, users, local, STREAMS, 11)
+        steps = plan(population, users, local, 11)
         wanted = [batches_alone(population, user, local, 11) for user in users.tolist()]
         widest = max((len(batch) for batches in wanted for batch in batches), default=1)
         assert steps.rows.shape == (len(users), steps.longest, widest)
@@ -46,7 +50,7 @@ def test_a_plan_is_what_each_user_does_alone(epochs, max_examples, batch_size):
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_a_short_batch_is_filled_with_the_users_own_first_example_and_nobody_elses(epochs):
     population = population_of(SIZES)
-    steps = plan_steps(population, np.arange(9), LocalSGD(0.1, 4, epochs, 9), STREAMS, 0)
+    steps = plan(population, np.arange(9), LocalSGD(0.1, 4, epochs, 9), 0)
     for user in np.flatnonzero(SIZES).tolist():
         filling = np.arange(4) >= steps.counts[user, :, None]
         assert filling.any()
@@ -59,8 +63,8 @@ def test_a_short_batch_is_filled_with_the_users_own_first_example_and_nobody_els
 
 def test_a_plan_of_a_user_does_not_depend_on_the_others_in_it():
     population, local = population_of(SIZES), LocalSGD(0.1, 4, 2)
-    alone = plan_steps(population, np.array([4]), local, STREAMS, 2)
-    beside = plan_steps(population, np.array([3, 4, 1]), local, STREAMS, 2)
+    alone = plan(population, np.array([4]), local, 2)
+    beside = plan(population, np.array([3, 4, 1]), local, 2)
     assert beside.rows[1, : alone.longest].tolist() == alone.rows[0].tolist()
     assert beside.counts[1].tolist() == [4, 4, 4, 4] + [0] * 8
 
@@ -74,17 +78,14 @@ def test_runs_of_users_whose_batches_are_of_one_size():
     assert Steps(np.zeros((2, 1, 4), np.int64), np.zeros((2, 1), np.int64)).alike(0) == []
 
 
-def test_groups_of_users_are_joined_each_at_its_own_places():
+def test_users_of_several_runs_are_planned_together_each_with_the_keys_of_the_own_run():
     population, local = population_of(SIZES), LocalSGD(0.1, 4)
-    own = np.array([True, False, True, False])
-    first = plan_steps(population, np.array([3, 0]), local, STREAMS, 0)  # 6 steps and 2
-    second = plan_steps(population, np.array([4, 1]), local, Streams(8), 5)  # 2 steps and none
-    both = joined([(own, first), (~own, second)])
-    assert both.rows.shape == (4, 6, 4)
-    assert both.rows[[0, 2]].tolist() == first.rows.tolist()
-    assert both.rows[[1, 3], :2].tolist() == second.rows.tolist()
+    users, owners, rounds = np.array([3, 4, 0, 1]), np.array([0, 1, 0, 1]), [(STREAMS, 0), (Streams(8), 5)]
+    both = plan_steps(population, users, local, lambda purpose: keys_of(rounds, purpose, users, owners))
+    for run, (streams, round_index) in enumerate(rounds):
+        alone = plan(population, users[owners == run], local, round_index, streams)
+        assert both.rows[owners == run, : alone.longest].tolist() == alone.rows.tolist()
     assert both.counts.tolist() == [[4, 4, 4, 4, 4, 3], [4, 4, 0, 0, 0, 0], [4, 1, 0, 0, 0, 0], [0] * 6]
-    assert joined([(np.ones(2, bool), first)]) is first
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -121,7 +121,8 @@ class Spare(nn.Module):
 
 
 def test_a_batch_size_above_all_users_costs_no_memory():
-    steps = plan_steps(population_of([6, 3, 9]), np.arange(3), LocalSGD(0.1, batch_size=10**5), Streams(0), 0)
+    population, local = population_of([6, 3, 9]), LocalSGD(0.1, batch_size=10**5)
+    steps = plan_steps(population, np.arange(3), local, lambda purpose: np.zeros(3, np.uint64))
     assert steps.counts.tolist() == [[6], [3], [9]]
     assert steps.rows.shape == (3, 1, 9)
 

@@ -79,18 +79,19 @@ def test_one_bad_number_in_any_piece_takes_the_whole_user_out(bad, piece):
     assert total.tolist() == [*EXPECTED[1].tolist(), 0.0]  # bits -1/2 and +1/2
 
 
+@pytest.mark.parametrize("bad", [(4, 7), ()])
 @pytest.mark.parametrize("cut", [lambda rows: Updates([Dense(0, rows[:, :9]), Dense(9, rows[:, 9:])]), None])
-def test_updates_of_several_runs_go_each_to_the_sum_of_its_own(cut):
+def test_updates_of_several_runs_go_each_to_the_sum_of_its_own(cut, bad):
     rows = torch.randn(12, DIM, generator=torch.Generator().manual_seed(1))
-    rows[4], rows[7, 3] = math.inf, math.nan
     scale = torch.linspace(0.1, 1.2, 12, dtype=torch.float64)
-    scale[[4, 7]] = 0.0
+    for user, value in zip(bad, (math.inf, math.nan), strict=False):
+        rows[user, 3:], scale[user] = value, 0.0
     run = torch.tensor([0, 3, 1, 0, 0, 1, 3, 3, 0, 0, 1, 3])  # nobody in run 2
     updates, totals = (cut or in_pieces)(rows), torch.ones(4, DIM, dtype=torch.float64)
     updates.add_to_runs(totals, scale, run)
     expected = torch.ones(4, DIM, dtype=torch.float64)
     for user in range(12):
-        if user not in (4, 7):
+        if user not in bad:
             expected[run[user]] += scale[user] * rows[user].double()
     torch.testing.assert_close(totals, expected, rtol=1e-13, atol=1e-13)
 

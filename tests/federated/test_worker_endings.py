@@ -1,5 +1,6 @@
 """However a run ends, its workers end with it and somebody says why."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -76,6 +77,33 @@ def test_a_worker_that_is_killed_at_its_beginning_is_noticed(monkeypatch, worker
     with pytest.raises(WorkerError, match=r"could not begin .it was ended by signal SIGKILL"):
         training(workers=workers).run()
     assert nothing_is_left()
+
+
+def test_a_worker_collects_its_own_garbage_and_not_what_it_inherits(tmp_path):
+    class Garbage:
+        def __init__(self, name):
+            self.itself, self.name = self, name
+
+        def __del__(self):
+            (tmp_path / f"{self.name} {'here' if os.getpid() == HERE else 'there'}").touch()
+
+    def loss(model, batch):
+        if os.getpid() != HERE:
+            Garbage("own")
+            gc.collect()
+        return cross_entropy(model, batch)
+
+    run = training(loss, workers=2, rounds=1)
+    gc.disable()
+    try:
+        Garbage("inherited")
+        run.run()
+        assert [path.name for path in tmp_path.iterdir()] == ["own there"]
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    gc.collect()
+    assert {path.name for path in tmp_path.iterdir()} == {"own there", "inherited here"}
 
 
 def killing_a_worker_after(round_index):

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,9 +13,8 @@ from samples import LOCAL, cross_entropy
 from worker_runs import TOLERANCE, alone, distance, model_with_dropout, nothing_is_left, training, users_of
 
 from clipline import Population, SettingError, Training
+from clipline.federated.errands import Errand, share_of, share_out
 from clipline.federated.local_workers import LocalWorkers, ManyWorkersWarning, usable_cores
-from clipline.federated.workers import share_out
-from clipline.privacy.events import PoissonSampling
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
@@ -23,26 +23,37 @@ pytestmark = [
 
 
 def test_work_is_shared_longest_first_to_whoever_has_least():
-    users, steps = np.array([3, 5, 8, 9, 12]), np.array([4, 1, 7, 3, 5])
     # 7 to rank 0, 5 to rank 1, 4 to rank 1 (9), 3 to rank 0 (10), 1 to rank 1 (10)
-    assert [share.tolist() for share in share_out(users, steps, 2)] == [[8, 9], [3, 5, 12]]
+    assert [share.tolist() for share in share_out(np.array([4, 1, 7, 3, 5]), 2)] == [[2, 3], [0, 1, 4]]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("count", [0, 1, 5, 200])
 def test_every_user_has_one_worker_and_none_has_more_than_the_average_and_one_user(size, count):
-    rng = np.random.default_rng(count)
-    users, steps = np.sort(rng.choice(10_000, count, replace=False)), rng.integers(0, 40, count)
-    shares = share_out(users, steps, size)
+    steps = np.random.default_rng(count).integers(0, 40, count)
+    shares = share_out(steps, size)
     assert len(shares) == size
-    assert np.array_equal(np.sort(np.concatenate(shares)), users)
+    assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(count))
     assert all((np.diff(share) > 0).all() for share in shares)
-    loads = [steps[np.isin(users, share)].sum() for share in shares]
+    loads = [steps[share].sum() for share in shares]
     assert max(loads) <= steps.sum() / size + steps.max(initial=0)
 
 
 def test_users_without_work_are_spread_too():
-    assert [len(share) for share in share_out(np.arange(6), np.zeros(6, np.int64), 3)] == [2, 2, 2]
+    assert [len(share) for share in share_out(np.zeros(6, np.int64), 3)] == [2, 2, 2]
+
+
+def test_users_of_several_runs_are_shared_out_at_once_each_to_one_worker():
+    begin = torch.zeros(2)
+    errands = [
+        Errand(run, begin, np.array(users, np.int64), 3, 0.1) for run, users in ((0, [4, 6]), (2, []), (5, [1, 4, 7]))
+    ]
+    # Users take as many steps as their numbers say: run 5's 7 to rank 0, run 0's 6 to rank 1, its 4 to rank 1 (10),
+    # run 5's 4 to rank 0 (11), its 1 to rank 1 (11).
+    shares = [share_of(errands, lambda users: users, rank, 2) for rank in range(2)]
+    assert [[one.users.tolist() for one in share] for share in shares] == [[[], [], [4, 7]], [[4, 6], [], [1]]]
+    for share in shares:
+        assert [(one.run, one.round_index, one.clip) for one in share] == [(0, 3, 0.1), (2, 3, 0.1), (5, 3, 0.1)]
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -70,7 +81,7 @@ def test_every_worker_trains_its_own_users_and_no_others(tmp_path):
     run.run()
     (users,) = users_of(run)
     steps = LOCAL.steps_of(run.population, users)
-    expected = sorted(steps[np.isin(users, share)].sum() for share in share_out(users, steps, 3))
+    expected = sorted(steps[share].sum() for share in share_out(steps, 3))
     assert sorted(len(path.read_text().splitlines()) for path in tmp_path.iterdir()) == expected
     assert len(expected) == 3
 
@@ -127,9 +138,9 @@ def test_more_workers_than_cores_are_warned_of():
 
 
 def test_a_gpu_is_not_for_forked_workers():
-    clients = SimpleNamespace(flat=SimpleNamespace(vector=SimpleNamespace(device=torch.device("cuda", 0))))
+    hands = SimpleNamespace(flat=SimpleNamespace(vector=SimpleNamespace(device=torch.device("cuda", 0))))
     with pytest.raises(SettingError, match=r"workers=2 must be 1 on device cuda:0.* one process a GPU with torchrun"):
-        LocalWorkers(clients, lambda users: users, PoissonSampling(0.5), 2)
+        LocalWorkers(hands, lambda users: users, 2)
 
 
 def test_without_fork_workers_are_refused(monkeypatch):
@@ -146,6 +157,12 @@ def test_a_group_of_the_callers_own_is_left_alone(tmp_path):
         assert dist.is_initialized()
     finally:
         dist.destroy_process_group()
+
+
+def test_how_errors_are_printed_is_left_to_the_caller():
+    before = sys.excepthook
+    training(workers=2, rounds=1).run()
+    assert sys.excepthook is before
 
 
 def test_a_population_in_which_nobody_has_examples_moves_nothing():

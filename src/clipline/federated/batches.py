@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..streams import Streams, counter_bits
+from ..streams import counter_bits
 from .local import Batch, LocalSGD
 from .population import Population
+
+KeysFor = Callable[[str], NDArray[np.uint64]]  # the keys of a block's users, one each, for one purpose
 
 _RESIDENT = 0.25  # of a GPU's free memory may hold the population
 
@@ -38,23 +40,7 @@ class Steps:
         return [slice(start, stop) for start, stop in runs if counts[start] > 0]
 
 
-def joined(parts: Sequence[tuple[NDArray[np.bool_], Steps]]) -> Steps:
-    """The steps of several groups of users as those of one block; each group says which places in it are its own."""
-    if len(parts) == 1:
-        return parts[0][1]
-    longest = max(steps.longest for _, steps in parts)
-    users, width = len(parts[0][0]), max(steps.rows.shape[2] for _, steps in parts)
-    rows, counts = np.zeros((users, longest, width), np.int64), np.zeros((users, longest), np.int64)
-    for own, steps in parts:
-        rows[own] = steps.rows[:, :1, :1] if steps.longest else 0  # a user's own row fills what is free
-        rows[own, : steps.longest, : steps.rows.shape[2]] = steps.rows
-        counts[own, : steps.longest] = steps.counts
-    return Steps(rows, counts)
-
-
-def plan_steps(
-    population: Population, users: NDArray[np.int64], local: LocalSGD, streams: Streams, round_index: int
-) -> Steps:
+def plan_steps(population: Population, users: NDArray[np.int64], local: LocalSGD, keys_for: KeysFor) -> Steps:
     """The same batches in the same order as `user_order` gives each user alone."""
     sizes, starts = local.examples_of(population, users), np.asarray(population.offsets[users], np.int64)
     longest = int(sizes.max(initial=0))
@@ -67,7 +53,7 @@ def plan_steps(
     counts = np.minimum(batch_size, sizes[:, None] - np.arange(most) * batch_size).clip(0)
     epochs = []
     for epoch in range(local.epochs):
-        words = counter_bits(streams.user_keys(f"order/{epoch}", round_index, users)[:, None], places[:longest])
+        words = counter_bits(keys_for(f"order/{epoch}")[:, None], places[:longest])
         order = np.zeros(real.shape, np.int64)
         order[:, :longest] = np.argsort(np.where(real[:, :longest], words, np.uint64(2**64 - 1)), axis=1)
         rows = np.where(real, starts[:, None] + order, own)

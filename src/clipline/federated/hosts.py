@@ -21,12 +21,13 @@ from ..errors import SettingError, check_whole, refuse
 from ..privacy.events import Sampling
 from .clients import Clients
 from .clipping import ClippedSum
+from .errands import OneRun, StepsOf, sum_of_one
 from .exchange import Sent
-from .local_workers import PATIENCE, LocalWorkers
+from .local_workers import PATIENCE, LocalWorkers, warn_of_too_many
 from .one_by_one import OneByOne
 from .population import Population
 from .sampling import Cohort
-from .workers import Alone, LostConnectionError, StepsOf, Team, Workforce, connected
+from .workers import Alone, LostConnectionError, Team, Workforce, connected
 
 Workers = int | Literal["torchrun"]
 
@@ -119,11 +120,11 @@ class Hosts:
             "sampling": sampling,
             **facts,
         }
-        self._team = Team(clients, steps_of, sampling, self.place.rank, self.size, Sent())
+        self._team = Team(OneRun(clients, sampling), steps_of, self.place.rank, self.size, Sent())
 
     def clipped_sum(self, params: Tensor, cohort: Cohort, round_index: int, clip: float) -> ClippedSum:
         """The sum of the cohort's clipped updates and bits: PRIVATE. Within `at_work`, on rank 0."""
-        return self._team.clipped_sum(params, cohort, round_index, clip)
+        return sum_of_one(self._team.sums, params, cohort, round_index, clip)
 
     def begin(self, params: Tensor, cohort: Cohort, round_index: int) -> None:
         """Nothing: all begin together when the clip is known."""
@@ -163,7 +164,11 @@ def workforce_of(workers: Workers, clients: Clients, plain: OneByOne, sampling: 
         facts = {"seed (hashed)": hashed(plain.streams.seed), "local": local, "precision": plain.precision}
         return Hosts(clients, steps_of, sampling, {**facts, **facts_of(population)})
     check_whole("workers", workers, at_least=1, way_out="1 is this process alone, 'torchrun' all that it started")
-    return Alone(clients) if workers == 1 else LocalWorkers(clients, steps_of, sampling, workers)
+    if workers == 1:
+        return Alone(clients)
+    forked = LocalWorkers(OneRun(clients, sampling), steps_of, workers)
+    warn_of_too_many(workers)
+    return forked
 
 
 def facts_of(population: Population) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -22,12 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import SettingError, WorkerError, check_whole, refuse
-from ..privacy.events import Sampling
-from .clients import Clients
 from .clipping import ClippedSum
+from .errands import Errand, Hands, StepsOf, sum_of_one, sums_here
 from .exchange import Shared
 from .sampling import Cohort
-from .workers import Alone, LostConnectionError, StepsOf, Team
+from .workers import LostConnectionError, Team
 
 PATIENCE = timedelta(days=30)  # others wait while rank 0 measures or writes; who dies is noticed by the connection
 _MOST = 1024
@@ -43,42 +43,50 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
+def warn_of_too_many(workers: int) -> None:
+    """Say to whoever makes a training that workers will wait for each other, if there are more than cores."""
+    if workers > usable_cores():
+        warnings.warn(
+            f"workers={workers} is above the {usable_cores()} cores that this process may use, so that workers wait "
+            f"for each other: give workers={usable_cores()}",
+            ManyWorkersWarning,
+            stacklevel=4,
+        )
+
+
 class LocalWorkers:
     """`size` processes on this machine, one thread each: this one, and copies of it that live as long as a run.
 
     A copy shares the population's memory and needs nothing pickled: any loss will do. Parameters and sums lie in memory
     that all share, and the sum of a round lies where that of the next will. It ignores Ctrl-C, which is for
     this process to obey between two rounds; it ends when the run does, however that ends, or when this process dies.
-    Outside a run everybody trains in this process.
+    Outside a run everybody trains in this process. `runs` that train side by side may share them.
     """
 
-    def __init__(self, clients: Clients, steps_of: StepsOf, sampling: Sampling, size: int) -> None:
+    def __init__(self, hands: Hands, steps_of: StepsOf, size: int, runs: int = 1) -> None:
         self.size = check_whole("workers", size, at_least=2, at_most=_MOST, way_out="more machines join by torchrun")
         if "fork" not in multiprocessing.get_all_start_methods():
             raise refuse("workers", size, "1 where processes cannot be forked", "use workers=1, or torchrun")
-        if clients.flat.vector.device.type != "cpu":
+        if hands.flat.vector.device.type != "cpu":
             raise refuse(
-                "workers", size, f"1 on device {clients.flat.vector.device}, which forked processes cannot use",
+                "workers", size, f"1 on device {hands.flat.vector.device}, which forked processes cannot use",
                 "start one process a GPU with torchrun, or use the cpu",
             )  # fmt: skip
-        if size > usable_cores():
-            warnings.warn(
-                f"workers={size} is above the {usable_cores()} cores that this process may use, so that workers wait "
-                f"for each other: give workers={usable_cores()}",
-                ManyWorkersWarning,
-                stacklevel=3,
-            )
-        self.clients, self._steps_of, self._sampling = clients, steps_of, sampling
+        self._hands, self._steps_of, self._runs = hands, steps_of, runs
         self._team: Team | None = None
         self._shared: Shared | None = None
         self._children: Sequence[BaseProcess] = ()
 
     def clipped_sum(self, params: Tensor, cohort: Cohort, round_index: int, clip: float) -> ClippedSum:
-        """The sum of the cohort's clipped updates and bits: PRIVATE."""
+        """The sum of the cohort's clipped updates and bits, of a single run: PRIVATE."""
+        return sum_of_one(self.sums, params, cohort, round_index, clip)
+
+    def sums(self, errands: Sequence[Errand]) -> Tensor:
+        """The sum of each errand, at most `runs` of them: (errands, dim + 1) float64, PRIVATE."""
         if self._team is None:
-            return Alone(self.clients).clipped_sum(params, cohort, round_index, clip)
+            return sums_here(self._hands, errands)
         try:
-            return self._team.clipped_sum(params, cohort, round_index, clip)
+            return self._team.sums(errands)
         except LostConnectionError as error:
             raise self._obituary(error) from None
 
@@ -115,7 +123,7 @@ class LocalWorkers:
 
     def _fork(self, store: Path) -> None:
         context = multiprocessing.get_context("fork")
-        self._shared = Shared(self.clients.flat.initial, self.size)
+        self._shared = Shared(self._hands.flat.initial, self.size, self._runs)
         pipes = [context.Pipe(duplex=False) for _ in range(1, self.size)]
         self._children = [
             context.Process(
@@ -124,6 +132,8 @@ class LocalWorkers:
             for rank, pipe in enumerate(pipes, start=1)
         ]
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # no Ctrl-C before a child ignores it
+        collecting = gc.isenabled()
+        gc.disable()  # nothing is collected before a child has set aside what it inherits
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # our threads hold no lock that a child asks for
@@ -131,6 +141,8 @@ class LocalWorkers:
                     child.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            if collecting:
+                gc.enable()
         for rank, (child, (ready, said)) in enumerate(zip(self._children, pipes, strict=True), start=1):
             said.close()
             text = _first_words(child, ready)
@@ -142,22 +154,27 @@ class LocalWorkers:
 
     def _joined(self, rank: int, store: Path) -> Team:
         """Rank `rank` of the group that meets over the file `store`, by the loopback device alone."""
-        before = os.environ.get("GLOO_SOCKET_IFNAME")
+        before, hook = os.environ.get("GLOO_SOCKET_IFNAME"), sys.excepthook
         os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
         try:
             file = dist.FileStore(str(store), self.size)  # type: ignore[attr-defined]
             dist.init_process_group("gloo", store=file, rank=rank, world_size=self.size, timeout=PATIENCE)
         finally:
+            sys.excepthook = hook  # torch's would print each line of the caller's later errors as rank 0's
             os.environ.pop("GLOO_SOCKET_IFNAME")
             if before is not None:
                 os.environ["GLOO_SOCKET_IFNAME"] = before
         assert self._shared is not None
-        return Team(self.clients, self._steps_of, self._sampling, rank, self.size, self._shared)
+        return Team(self._hands, self._steps_of, rank, self.size, self._shared, self._runs)
 
     def _child(self, rank: int, store: Path, ready: Connection) -> None:
         """The life of a copy. It leaves by `_exit`: what this process would do at its end is not the copy's to do."""
         code = 1
         try:
+            # Garbage of this process is not the copy's to collect: a connection of a run that failed would wait there
+            # for threads which no copy has.
+            gc.freeze()
+            gc.enable()
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             threading.Thread(target=_follow_parent, daemon=True).start()

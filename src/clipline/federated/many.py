@@ -1,4 +1,4 @@
-"""Several runs in one program: their users train side by side, as more places of the same stack."""
+"""Several runs in one program: their users train side by side, as more places of the same stack or stacks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..errors import SettingError
+from ..errors import SettingError, refuse
 from .blocks import Visit
 from .clipping import ClippedSum, clip_factors
+from .errands import Errand, SumsOf, sums_here
+from .flat_module import FlatModule
+from .hosts import Hosts
 from .interrupt import CtrlC
+from .local_workers import LocalWorkers
 from .one_by_one import OneByOne
 from .reports import RoundReport
 from .round import TrainState
@@ -33,6 +38,9 @@ def run_together(trainings: Sequence[Training], *, observe: ObserveRun | None = 
     They must have in common what makes a stack: population, architecture, loss, batches, device and precision. Learning
     rates, noise, clip, quantile, seed, sampling, cohort size and number of rounds may differ.
     `observe(number, report, state)` is called for every round of every run, by one run at a time. Ctrl-C stops all.
+
+    The users of all runs are shared among as many processes as the training with most `workers` has; what is said of
+    workers in docs/workers.md holds for these. Noise is drawn and models move in this process alone.
     """
     if not trainings:
         return []
@@ -41,7 +49,9 @@ def run_together(trainings: Sequence[Training], *, observe: ObserveRun | None = 
         _check_alike(first, training.plain, number)
     _warn_of_shared_noise(trainings)
     cohorts = sum(training.algorithm.mechanism.cohort_size for training in trainings)
-    table = _Table(Stacked(first, cohorts), len(trainings))
+    hands = _SideBySide(Stacked(first, cohorts), [training.plain for training in trainings])
+    size, sums_of, at_work = _processes(hands, trainings)
+    table = _Table(sums_of, len(trainings))
     looking = threading.Lock()
 
     def run(number: int, ctrl_c: CtrlC) -> TrainResult:
@@ -50,14 +60,13 @@ def run_together(trainings: Sequence[Training], *, observe: ObserveRun | None = 
                 with looking:
                     observe(number, report, state)
 
-        seat = _Seat(table, number, trainings[number].plain)
         try:
-            seated = trainings[number].with_workforce(seat)
+            seated = trainings[number].with_workforce(_Seat(table, number, size))
             return seated.run(observe=None if observe is None else look, ctrl_c=ctrl_c)
         finally:
             table.leave()
 
-    with CtrlC() as ctrl_c, ThreadPoolExecutor(len(trainings), thread_name_prefix="clipline-run") as threads:
+    with CtrlC() as ctrl_c, at_work, ThreadPoolExecutor(len(trainings), thread_name_prefix="clipline-run") as threads:
         runs = [threads.submit(run, number, ctrl_c) for number in range(len(trainings))]
         return [one.result() for one in runs]
 
@@ -101,11 +110,46 @@ def _check_alike(first: OneByOne, other: OneByOne, number: int) -> None:
             )
 
 
+def _processes(hands: _SideBySide, trainings: Sequence[Training]) -> tuple[int, SumsOf, AbstractContextManager[None]]:
+    """How many there are, by which the sums are made, and their time at work."""
+    forces = [training.algorithm.workforce for training in trainings]
+    if any(isinstance(force, Hosts) for force in forces):
+        raise refuse("workers", "torchrun", "a number where runs train side by side", "start without torchrun")
+    size = max(force.size for force in forces)
+    if size == 1:
+        return 1, partial(sums_here, hands), nullcontext()
+    plain = trainings[0].plain
+    steps_of = partial(plain.local.steps_of, plain.examples.population)
+    forked = LocalWorkers(hands, steps_of, size, runs=len(trainings))
+    return size, forked.sums, forked.at_work()
+
+
 @dataclass(frozen=True, eq=False)
-class _Request:
-    visit: Visit
-    cohort: Cohort
-    clip: float
+class _SideBySide:
+    """The hands of several runs: a user of any of them is one more place in the stack."""
+
+    engine: Stacked
+    plains: Sequence[OneByOne]
+
+    @property
+    def flat(self) -> FlatModule:
+        """That of the stack."""
+        return self.engine.flat
+
+    def add_up(self, errands: Sequence[Errand], totals: Tensor) -> None:
+        """All errands at once, each user's update clipped and added as his run wants it."""
+        totals.zero_()
+        dim = totals.shape[1] - 1
+        clips = torch.tensor([errand.clip for errand in errands], dtype=torch.float64, device=totals.device)
+        for updates, owners in self.engine.train_together([self._visit(errand) for errand in errands]):
+            run = torch.from_numpy(owners).to(totals.device)
+            scale, within = clip_factors(updates.norms(), clips[run])
+            updates.add_to_runs(totals[:, :dim], scale, run)
+            totals[:, dim].index_add_(0, run, within.double() - 0.5)
+
+    def _visit(self, errand: Errand) -> Visit:
+        plain = self.plains[errand.run]
+        return Visit(errand.params, errand.users, errand.round_index, plain.streams, plain.local.lr)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,15 +158,10 @@ class _Seat:
 
     table: _Table
     number: int
-    plain: OneByOne
-
-    @property
-    def size(self) -> int:
-        """One process."""
-        return 1
+    size: int  # processes, which all runs share
 
     def at_work(self) -> AbstractContextManager[None]:
-        """Nothing to prepare."""
+        """Nothing to prepare: the processes are there for all runs."""
         return nullcontext()
 
     def begin(self, params: Tensor, cohort: Cohort, round_index: int) -> None:
@@ -130,31 +169,34 @@ class _Seat:
 
     def clipped_sum(self, params: Tensor, cohort: Cohort, round_index: int, clip: float) -> ClippedSum:
         """The sum of the cohort's clipped updates and bits: PRIVATE."""
-        visit = Visit(params, cohort.users, round_index, self.plain.streams, self.plain.local.lr)
-        return self.table.ask(self.number, _Request(visit, cohort, clip))
+        total = self.table.ask(Errand(self.number, params, cohort.users, round_index, clip))
+        return ClippedSum(total, clip, cohort.sampling)
 
 
 class _Table:
-    """Where runs meet: once every run that is still on has a round to train, one thread trains all of them.
+    """Where runs meet: once every run that is still on has a round to train, one thread has all of them trained.
 
     It is the same thread every time: what torch compiles and records depends on settings of the thread.
     """
 
-    def __init__(self, engine: Stacked, runs: int) -> None:
-        self._engine = engine
+    def __init__(self, sums_of: SumsOf, runs: int) -> None:
+        self._sums_of = sums_of
         self._runs = runs
         self._changed = threading.Condition()
-        self._asked: dict[int, _Request] = {}
-        self._answers: dict[int, ClippedSum | BaseException] = {}
+        self._asked: list[Errand] = []
+        self._answers: dict[int, Tensor | BaseException] = {}
         self._trainer = ThreadPoolExecutor(1, thread_name_prefix="clipline-stack")
 
-    def ask(self, number: int, request: _Request) -> ClippedSum:
-        """The sum for this run's round, when all are trained."""
+    def ask(self, errand: Errand) -> Tensor:
+        """The sum for this run's round, (dim + 1,) float64, when all are trained: PRIVATE.
+
+        It may lie where that of the next round will.
+        """
         with self._changed:
-            self._asked[number] = request
+            self._asked.append(errand)
             self._serve_if_all_have_asked()
-            self._changed.wait_for(lambda: number in self._answers)
-            answer = self._answers.pop(number)
+            self._changed.wait_for(lambda: errand.run in self._answers)
+            answer = self._answers.pop(errand.run)
         if isinstance(answer, BaseException):
             raise answer
         return answer
@@ -170,26 +212,10 @@ class _Table:
     def _serve_if_all_have_asked(self) -> None:
         if not self._asked or len(self._asked) < self._runs:
             return
-        numbers, requests = list(self._asked), list(self._asked.values())
-        self._asked = {}
+        errands, self._asked = sorted(self._asked, key=lambda errand: errand.run), []
+        runs = [errand.run for errand in errands]
         try:
-            self._answers.update(zip(numbers, self._trainer.submit(self._train, requests).result(), strict=True))
+            self._answers.update(zip(runs, self._trainer.submit(self._sums_of, errands).result(), strict=True))
         except BaseException as error:  # every run must hear of it, or it would wait for ever
-            self._answers.update(dict.fromkeys(numbers, error))
+            self._answers.update(dict.fromkeys(runs, error))
         self._changed.notify_all()
-
-    def _train(self, requests: Sequence[_Request]) -> list[ClippedSum]:
-        params = requests[0].visit.params
-        dim = len(params)
-        totals = torch.zeros(len(requests), dim + 1, dtype=torch.float64, device=params.device)
-        clips = torch.tensor([request.clip for request in requests], dtype=torch.float64, device=params.device)
-        for updates, owners in self._engine.train_together([request.visit for request in requests]):
-            run = torch.from_numpy(owners).to(params.device)
-            scale, within = clip_factors(updates.norms(), clips[run])
-            bits = within.double() - 0.5
-            updates.add_to_runs(totals[:, :dim], scale, run)
-            totals[:, dim].index_add_(0, run, bits)
-        return [
-            ClippedSum(total, request.clip, request.cohort.sampling)
-            for total, request in zip(totals, requests, strict=True)
-        ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -87,9 +88,9 @@ class OneByOne:
 
     def block(self, params: Tensor, users: NDArray[np.int64], round_index: int) -> Updates:
         """The updates of these users, not clipped: PRIVATE. A user without examples gives zeros."""
-        steps = plan_steps(self.examples.population, users, self.local, self.streams, round_index)
-        keys = self.streams.user_keys("dropout", round_index, users)
         population = self.examples.population
+        keys_for = partial(self.streams.user_keys, round_index=round_index, users=users)
+        steps, keys = plan_steps(population, users, self.local, keys_for), keys_for("dropout")
         starts, sizes = population.offsets[users], self.local.examples_of(population, users)
         chances = torch.from_numpy(step_keys(keys, steps.longest, len(self.flat.chances))).to(self.device)
         updates = params.new_empty(len(users), 0 if self.row_fields else self.flat.dim)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import ModuleError
+from ..streams import keys_of
 from .aside import aside
-from .batches import Steps, joined, plan_steps
+from .batches import Steps, plan_steps
 from .blocks import Begun, Block, Visit
 from .chance import step_keys
 from .lanes import Lanes
@@ -195,14 +197,10 @@ class Stacked:
         self, visits: Sequence[Visit], users: NDArray[np.int64], owners: NDArray[np.int64]
     ) -> tuple[Steps, NDArray[np.int32]]:
         """The batches of every user, and the keys of every `Chance` at every step: (users, steps, chances, 2)."""
-        population, local = self.plain.examples.population, self.plain.local
-        parts, keys = [], np.zeros(len(users), np.uint64)
-        for number, visit in enumerate(visits):
-            own = owners == number
-            parts.append((own, plan_steps(population, users[own], local, visit.streams, visit.round_index)))
-            keys[own] = visit.streams.user_keys("dropout", visit.round_index, users[own])
-        steps = joined(parts)
-        return steps, step_keys(keys, steps.longest, len(self.flat.chances))
+        rounds = [(visit.streams, visit.round_index) for visit in visits]
+        keys_for = partial(keys_of, rounds, users=users, owners=owners)
+        steps = plan_steps(self.plain.examples.population, users, self.plain.local, keys_for)
+        return steps, step_keys(keys_for("dropout"), steps.longest, len(self.flat.chances))
 
     def _trial(self) -> int:
         """Try a step of one user, alone and then twice in a stack. Gives the memory that a user took.

@@ -185,12 +185,13 @@ class Updates:
         if all(isinstance(piece, Dense) for piece in self.pieces):
             shares = scale.new_zeros(len(totals), len(scale))
             shares[run, torch.arange(len(scale), device=run.device)] = scale
+            all_count = scale.device.type == "cpu" and bool((scale > 0).all())  # a GPU would wait for the answer
             for piece in self.pieces:
                 assert isinstance(piece, Dense)
                 own = totals[:, piece.start : piece.start + piece.values.shape[1]]
                 for part in _parts(piece.values):
                     values = piece.formed(part).double()
-                    own[:, part] += shares @ torch.where(scale.unsqueeze(1) > 0, values, 0.0)
+                    own[:, part].addmm_(shares, values if all_count else values.where(scale.unsqueeze(1) > 0, 0.0))
             return
         for number in range(len(totals)):
             own = run == number

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import heapq
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import WorkerError
-from ..privacy.events import Sampling
 from .clients import Clients
-from .clipping import ClippedSum, aggregate, part_of_sum
+from .clipping import ClippedSum, aggregate
+from .errands import Errand, Hands, StepsOf, share_of
 from .exchange import Exchange
 from .sampling import Cohort
-
-StepsOf = Callable[[NDArray[np.int64]], NDArray[np.int64]]  # how many local steps each of these users takes
-
-_STOP, _TRAIN = range(2)  # what rank 0 may ask of the others
 
 
 class Workforce(Protocol):
@@ -77,22 +71,6 @@ class Alone:
         self.clients.begin(params, cohort, round_index)
 
 
-def share_out(users: NDArray[np.int64], steps: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
-    """The users (ascending) of each of `size` workers: the longest first, each to whoever has least to do so far.
-
-    Where two have equally little, to the one with fewer users, then to the lower rank: every process that asks gets the
-    same answer. No worker has more steps than the average and one user's.
-    """
-    shares: list[list[int]] = [[] for _ in range(size)]
-    loads = [(0, 0, rank) for rank in range(size)]
-    order = np.lexsort((users, -steps))
-    for user, work in zip(users[order].tolist(), steps[order].tolist(), strict=True):
-        load, count, rank = loads[0]
-        shares[rank].append(user)
-        heapq.heapreplace(loads, (load + work, count + 1, rank))
-    return [np.sort(np.array(share, np.int64)) for share in shares]
-
-
 class LostConnectionError(WorkerError):
     """Another process of the team has gone."""
 
@@ -106,30 +84,34 @@ class Team:
     alone: by some 1e-16 of the sum of the clipped updates' absolute values in every coordinate; the bits' sum is exact.
     """
 
-    clients: Clients
+    hands: Hands
     steps_of: StepsOf
-    sampling: Sampling
     rank: int
     size: int
     exchange: Exchange
+    runs: int = 1  # that may ask at a time
     _in_step: bool = True  # whether all ranks wait for rank 0: only then can it ask for anything
     # What rank 0 asks for. Kept: a tensor that Python has dropped is freed by torch's thread, fatal as Python ends.
-    _said: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+    _said: Tensor = field(init=False)
 
-    def clipped_sum(self, params: Tensor, cohort: Cohort, round_index: int, clip: float) -> ClippedSum:
-        """The sum of the cohort's clipped updates and bits, at rank 0: PRIVATE.
+    def __post_init__(self) -> None:
+        self._said = torch.zeros(1 + self.runs, 4, dtype=torch.float64)
+
+    def sums(self, errands: Sequence[Errand]) -> Tensor:
+        """The sum of each errand, at rank 0: (errands, dim + 1) float64, PRIVATE.
 
         An error of rank 0's own share is raised as it is, one of another rank as a `WorkerError` with its traceback;
         both only when all have finished their shares.
         """
         self._in_step = False
+        round_index = errands[0].round_index
         with connected(round_index):
-            self._order(_TRAIN, round_index, len(cohort.users), clip)
-            dist.broadcast(torch.from_numpy(cohort.users.copy()), src=0)
-            params = self.exchange.everyones(params)
-        total, error = self._share(params, cohort.users, round_index, clip)
+            self._order(errands)
+            dist.broadcast(torch.from_numpy(np.concatenate([errand.users for errand in errands])), src=0)
+            params = self.exchange.everyones([errand.params for errand in errands])
+        totals, error = self._share([replace(errand, params=own) for errand, own in zip(errands, params, strict=True)])
         with connected(round_index):
-            failures = self._added_up(total, error)
+            failures = self._added_up(totals, error)
         self._in_step = True
         if error is not None:
             raise error
@@ -138,56 +120,66 @@ class Team:
                 f"worker {rank} of {self.size} failed in round {round_index} ({text.strip().splitlines()[-1]}): mend "
                 f"what its traceback shows, or take workers=1 to look closer\n{text}"
             )
-        return ClippedSum(total, clip, cohort.sampling)
+        return totals
 
     def serve(self) -> None:
-        """On every other rank: do what rank 0 asks until it says stop."""
-        like = torch.empty_like(self.clients.flat.initial)
+        """On every other rank: do what rank 0 asks until it asks for nothing."""
+        like = [torch.empty_like(self.hands.flat.initial) for _ in range(self.runs)]
         while True:
             with connected():
-                order, round_index, count, clip = self._order().tolist()
-                if order == _STOP:
-                    return
-                users = torch.empty(int(count), dtype=torch.int64)
-                dist.broadcast(users, src=0)
-                params = self.exchange.everyones(like)
-            total, error = self._share(params, users.numpy(), int(round_index), clip)
+                errands = self._asked(like)
+            if not errands:
+                return
+            totals, error = self._share(errands)
             with connected():
-                self._added_up(total, error)
+                self._added_up(totals, error)
 
     def stop(self) -> None:
         """End the others' `serve`. They are lost, and end of themselves, if rank 0 was torn out of a round."""
         if self._in_step:
             with connected():
-                self._order(_STOP)
+                self._order([])
 
-    def _order(self, *numbers: float) -> Tensor:
-        """What rank 0 asks for, on all ranks: (order, round_index, users, clip), all exact in float64."""
-        for place, number in enumerate(numbers):
-            self._said[place] = number
+    def _order(self, errands: Sequence[Errand]) -> None:
+        """On rank 0: how many errands there are, and of each (run, round_index, users, clip), all exact in float64."""
+        rows = [(errand.run, errand.round_index, len(errand.users), errand.clip) for errand in errands]
+        self._said[: 1 + len(rows)] = torch.tensor([(len(rows), 0, 0, 0), *rows], dtype=torch.float64)
         dist.broadcast(self._said, src=0)
-        return self._said
 
-    def _share(
-        self, params: Tensor, users: NDArray[np.int64], round_index: int, clip: float
-    ) -> tuple[Tensor, Exception | None]:
-        """The sum of this rank's users, (dim + 1,) float64, or the error that came between."""
+    def _asked(self, like: Sequence[Tensor]) -> list[Errand]:
+        """On every other rank: what rank 0 asks for; its parameters may be written into `like`."""
+        dist.broadcast(self._said, src=0)
+        rows = self._said[1 : 1 + int(self._said[0, 0])].tolist()
+        if not rows:
+            return []
+        counts = [int(count) for _, _, count, _ in rows]
+        users = torch.empty(sum(counts), dtype=torch.int64)
+        dist.broadcast(users, src=0)
+        cohorts = np.split(users.numpy(), np.cumsum(counts)[:-1])
+        params = self.exchange.everyones(like[: len(rows)])
+        return [
+            Errand(int(run), begin, cohort, int(round_index), clip)
+            for (run, round_index, _, clip), begin, cohort in zip(rows, params, cohorts, strict=True)
+        ]
+
+    def _share(self, errands: Sequence[Errand]) -> tuple[Tensor, Exception | None]:
+        """The sums of this rank's users, (errands, dim + 1) float64, or the error that came between."""
         try:
-            cohort = Cohort(share_out(users, self.steps_of(users), self.size)[self.rank], self.sampling)
-            updates = self.clients.train(params, cohort, round_index)
-            return part_of_sum(updates, clip, self.exchange.room(self.rank, params)), None
+            totals = self.exchange.room(self.rank, [errand.params for errand in errands])
+            self.hands.add_up(share_of(errands, self.steps_of, self.rank, self.size), totals)
+            return totals, None
         except Exception as error:
-            return params.new_empty(0), error
+            return torch.empty(0), error
 
-    def _added_up(self, total: Tensor, error: Exception | None) -> dict[int, str]:
-        """Add everybody's `total` into rank 0's; where somebody failed, tell rank 0 who and how instead.
+    def _added_up(self, totals: Tensor, error: Exception | None) -> dict[int, str]:
+        """Add everybody's `totals` into rank 0's; where somebody failed, tell rank 0 who and how instead.
 
         All wait for all first, processor to processor: a lost process is noticed there and not, as by a GPU, never.
         """
         failed = torch.tensor([0.0 if error is None else 1.0])
         dist.all_reduce(failed)
         if not failed.item():
-            self.exchange.add_up(total, self.rank)
+            self.exchange.add_up(totals, self.rank)
             return {}
         texts = [""] * self.size if self.rank == 0 else None
         dist.gather_object(_text(error), texts, dst=0)

@@ -23,7 +23,8 @@ def train_many(settings: Sequence[TrainSettings], *, observe: ObserveRun | None 
 
     Each result is what the settings alone would give, up to rounding, for much less time than one run after the other
     where a single run leaves the machine idle: small models, and GPUs. `observe(number, report, state)` is called after
-    every round of every run; the number counts the settings from 0.
+    every round of every run; the number counts the settings from 0. The users of all are shared among as many
+    processes as the settings with most `workers` have.
 
         base = task_named("handwriting").settings
         results = train_many([replace(base, seed=seed) for seed in range(20)])
