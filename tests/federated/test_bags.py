@@ -101,6 +101,13 @@ def test_several_steps_with_small_batches_are_added_up_now_and_then(way):
                                rtol=1e-9, atol=1e-9)  # fmt: skip
 
 
+@pytest.mark.parametrize(("users", "sizes"), [(1, [1]), (16, [16]), (17, [9, 8]), (50, [13, 13, 12, 12])])
+def test_blocks_of_noted_users_are_of_equal_size(users, sizes):
+    made = engine()
+    cohort = Cohort(np.resize(USERS, users), PoissonSampling(0.5))
+    assert [len(updates) for updates in made.train(made.flat.initial, cohort, 0)] == sizes
+
+
 def test_bfloat16_products_are_not_noted():
     rows, local = {"tags.weight": "words"}, LocalSGD(0.5, batch_size=4)
     made = OneByOne(Tags(), loss, posts(), local, Streams(0), precision="bf16", row_fields=rows)
