@@ -17,7 +17,7 @@ from clipline.federated.batches import plan_steps
 from clipline.federated.clipping import clip_factors
 from clipline.federated.one_by_one import OneByOne
 from clipline.federated.sampling import Cohort
-from clipline.federated.terms import Terms
+from clipline.federated.terms import Terms, moved
 from clipline.federated.updates import Updates
 from clipline.privacy.events import PoissonSampling
 from clipline.streams import Streams
@@ -102,6 +102,13 @@ def test_several_steps_with_small_batches_are_added_up_now_and_then(way):
                                rtol=1e-9, atol=1e-9)  # fmt: skip
 
 
+@pytest.mark.parametrize(("users", "sizes"), [(1, [1]), (16, [16]), (17, [9, 8]), (50, [13, 13, 12, 12])])
+def test_blocks_of_noted_users_are_of_equal_size(users, sizes):
+    made = engine()
+    cohort = Cohort(np.resize(USERS, users), PoissonSampling(0.5))
+    assert [len(updates) for updates in made.train(made.flat.initial, cohort, 0)] == sizes
+
+
 def test_bfloat16_products_are_not_noted():
     rows, local = {"tags.weight": "words"}, LocalSGD(0.5, batch_size=4)
     made = OneByOne(Tags(), loss, posts(), local, Streams(0), precision="bf16", row_fields=rows)
@@ -119,6 +126,23 @@ def test_norms_and_sums_of_terms_are_those_of_the_rows_they_stand_for(way):
     torch.testing.assert_close(total, torch.arange(made.flat.dim) + scale @ dense, rtol=1e-14, atol=1e-14)
     chosen = torch.tensor([False, True, True, False, True])
     assert torch.equal(updates.of_users(chosen).dense(made.flat.dim), dense[chosen])
+
+
+@pytest.mark.parametrize("width", [1, 63, 64, 65, 127, 128, 129, 500])  # around what C adds up in registers
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_of_any_width_are_those_of_the_rows_that_have_moved(way, dtype, width):
+    rng = torch.Generator().manual_seed(0)
+    weight, table = torch.randn(HEIGHT, width, generator=rng), torch.randn(6, width, generator=rng)
+    numbers, sources = torch.randint(HEIGHT, (30,), generator=rng), torch.randint(6, (30,), generator=rng)
+    change = Terms(numbers, sources, torch.randn(30, generator=rng).to(dtype), table.to(dtype))
+    features, values = torch.randint(HEIGHT, (50, 9), generator=rng), torch.randn(50, 9, generator=rng).to(dtype)
+    values[:, 7:], values[3] = 0, 0  # padding, and an example of padding alone
+    by_hand = weight.double().index_add(0, numbers, change.factors.double().unsqueeze(1) * table[sources].double())
+    product, terms = moved(weight.to(dtype), [change]).product(features, values)
+    expected = torch.stack([value @ by_hand[feature] for feature, value in zip(features, values.double(), strict=True)])
+    close = 1e-4 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(product, expected.to(dtype), rtol=close, atol=close)
+    assert torch.equal(terms.numbers, features[values != 0])
 
 
 def wide_updates(value=1.0, dtype=torch.float32, width=1100):

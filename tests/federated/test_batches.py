@@ -108,3 +108,8 @@ def test_fractions_take_the_type_of_the_model_and_other_data_keep_theirs(dtype):
         np.testing.assert_array_equal(batch[name].numpy(), wanted)
     assert batch["word"].long().tolist() == [[40_000, 65_535], [65_535, 1]]  # not negative, though it travels so
     assert examples.gather(np.zeros((2, 0), np.int64))["byte"].shape == (2, 0, 2)
+    for start, stop in ((0, 2), (1, 3), (2, 2)):  # neighbours without a copy of their own
+        between, gathered = examples.between(start, stop), examples.gather(np.arange(start, stop))
+        for name, field in gathered.items():
+            assert between[name].dtype == field.dtype
+            assert torch.equal(between[name].double(), field.double())

@@ -149,8 +149,23 @@ def test_a_field_on_disk_moves_without_a_warning(tmp_path):
 
 def test_examples_of_a_user_are_not_held_once_for_every_epoch(monkeypatch):
     engine = plain(nn.Linear(6, 3), local=LocalSGD(0.01, batch_size=4, epochs=50))
-    gathered = []
-    gather = engine.examples.gather
-    monkeypatch.setattr(engine.examples, "gather", lambda rows: gathered.append(rows.size) or gather(rows))
+    held, between = [], engine.examples.between
+    monkeypatch.setattr(engine.examples, "gather", None)
+    monkeypatch.setattr(engine.examples, "between", lambda *rows: held.append(rows[1] - rows[0]) or between(*rows))
     engine.block(engine.flat.initial, np.arange(3), 0)
-    assert max(gathered) <= 12  # the largest user has 9 examples, in batches of 4
+    assert held == [6, 3, 9]
+
+
+def test_a_loss_that_writes_into_its_batch_does_not_reach_the_population():
+    def spoiling(model, batch):
+        losses = cross_entropies(model, {name: field.clone() for name, field in batch.items()})
+        with torch.no_grad():
+            for field in batch.values():
+                field.zero_()
+        return losses
+
+    population = population_of([6, 3, 9])
+    before = {name: field.copy() for name, field in population.fields.items()}
+    engine = OneByOne(nn.Linear(6, 3).double(), spoiling, population, LocalSGD(0.3, batch_size=4), Streams(0))
+    engine.block(engine.flat.initial, np.arange(3), 0)
+    assert all(np.array_equal(population.fields[name], field) for name, field in before.items())

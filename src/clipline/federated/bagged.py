@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .native import call, compiled
-from .terms import Arranged, Terms, arranged
+from .terms import Arranged, Located, Terms, arranged, located
 
 _CACHED = 1 << 18  # numbers that torch's operations form at a time
 _FEW = 1 << 10  # rows at most: their squares are added one after the other, the sums of such parts in pairs
@@ -54,7 +54,7 @@ class Bagged:
         if library is not None:
             sums, lost = torch.zeros(2, len(self), dtype=torch.float64)
             units = torch.ones_like(sums) if unit is None else unit
-            call(library.squares, *self._given, self._ordered.owners, units, sums, lost)
+            call(library.squares, *self._given, units, sums, lost)
             found: Tensor = sums + lost
             return found
         parts = [torch.zeros(len(self), dtype=torch.float64)]
@@ -71,7 +71,7 @@ class Bagged:
         own = total[self.start : self.start + self.height * self.width]
         library = compiled(self.dtype)
         if library is not None:
-            call(library.add, *self._given, self._ordered.owners, self._ordered.rows, scale, own)
+            call(library.add, *self._given, self._located.rows, scale, own)
             return
         for rows, owners, values in self._parts():
             taking_part = scale[owners] > 0
@@ -92,13 +92,19 @@ class Bagged:
 
     @cached_property
     def _ordered(self) -> Arranged:
-        return arranged(self.users, self.height)
+        return arranged(self.users)
+
+    @cached_property
+    def _located(self) -> Located:
+        library = compiled(self.dtype)
+        assert library is not None
+        return located(library, self.users, self.height)
 
     @property
     def _given(self) -> tuple[int | Tensor, ...]:
         """What every function of terms.c is given first."""
-        ordered, terms = self._ordered, self._ordered.terms
-        return len(ordered.rows), self.width, ordered.starts, terms.sources, terms.factors, terms.table
+        found = self._located
+        return len(found.rows), self.width, found.starts, found.terms, found.factors, found.owners
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Row numbers, whose they are, and values (rows, width), a few at a time."""

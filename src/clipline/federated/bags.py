@@ -8,7 +8,6 @@ it lies, the same for all users of a round.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -105,7 +104,7 @@ class Ledger:
             product, terms = self._now.product(features.long(), values.to(self._weight.dtype))
         if torch.is_grad_enabled():
             product.requires_grad_()
-            self._open.append(replace(terms, factors=terms.factors * -self._lr, table=product))
+            self._open.append(Terms(terms.numbers, terms.sources, terms.factors.mul_(-self._lr), product))
             return product.clone()  # which may be changed in place, and a leaf may not
         return product
 
@@ -118,7 +117,7 @@ class Ledger:
         """One step of SGD, from the gradients of `products`; None where the loss does not use one."""
         for product, gradient in zip(self._ending, gradients, strict=True):
             if gradient is not None:
-                self._taken.append(replace(product, table=gradient.contiguous()))
+                self._taken.append(Terms(product.numbers, product.sources, product.factors, gradient.contiguous()))
                 self._now = None
         self._open, self._ending = [], []
         if len(self._taken) > _PARTS:

@@ -98,6 +98,13 @@ class Examples:
         fields = self.population.fields
         return {name: self._typed(self._moved(field[rows]), field.dtype) for name, field in fields.items()}
 
+    def between(self, start: int, stop: int) -> Batch:
+        """The examples of neighbouring rows, to `pick` from and not to write into: they may lie in the population."""
+        fields = self.population.fields
+        if self._resident:
+            return {name: self._typed(field[start:stop], fields[name].dtype) for name, field in self._resident.items()}
+        return {name: self._typed(self._moved(field[start:stop]), field.dtype) for name, field in fields.items()}
+
     @staticmethod
     def pick(field: Tensor, rows: Tensor) -> Tensor:
         """field[rows], for types too that torch cannot pick from."""

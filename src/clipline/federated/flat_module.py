@@ -94,6 +94,8 @@ class FlatModule:
 
     def set_keys(self, keys: Tensor) -> None:
         """Hand each `Chance` of the module its key: (chances, 2) int32."""
+        if not self.chances:
+            return
         for chance, key in zip(self.chances.values(), keys, strict=True):
             chance.key.copy_(key)
             chance.draws = 0

@@ -15,7 +15,7 @@ from ..errors import check_number, check_whole, refuse
 from ..privacy.events import GaussianEvent
 from ..privacy.split import DeltaNoise, split_noise
 from .aside import read_later
-from .cache import parts
+from .cache import in_parts
 from .clipping import ClippedSum
 from .noise import Noise
 
@@ -82,9 +82,11 @@ class GaussianMechanism:
         noisy = numbers
         torch.add(total.total[-1:], numbers[-1:], alpha=self.count_stddev or 0.0, out=noisy[-1:])
         noisy[-1:] /= self.cohort_size
-        for part in parts(dim, noisy.device):
-            torch.add(total.total[part], numbers[part], alpha=delta_stddev, out=noisy[part])
-            noisy[part] /= self.cohort_size
+
+        def hide(part: slice) -> None:
+            torch.add(total.total[part], numbers[part], alpha=delta_stddev, out=noisy[part]).div_(self.cohort_size)
+
+        in_parts(hide, dim, noisy.device)
         if self.count_stddev is None:
             noisy[-1:] = 0.0  # the count has no noise, and would lie behind the mean in memory
         centred = read_later(noisy[-1:])

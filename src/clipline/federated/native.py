@@ -20,7 +20,7 @@ from torch import Tensor
 
 _SOURCE = Path(__file__).with_name("terms.c")
 _REALS = {torch.float32: "float", torch.float64: "double"}
-_ARGUMENTS = {"product": 20, "hang": 4, "arrange": 13, "squares": 10, "add": 10}
+_ARGUMENTS = {"product": 20, "hang": 4, "arrange": 10, "squares": 9, "add": 9}
 _PATIENCE = 60  # seconds for the compiler
 
 
@@ -56,6 +56,11 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
 def call(function: Any, *arguments: int | Tensor) -> int:
     """Call it with whole numbers, and with tensors, which must be contiguous, as pointers to their numbers."""
     assert len(arguments) == len(function.argtypes)  # more would be cut to 32 bits
-    if not all(one.is_contiguous() for one in arguments if isinstance(one, Tensor)):
+    return int(function(*[address(one) if isinstance(one, Tensor) else one for one in arguments]))
+
+
+def address(tensor: Tensor) -> int:
+    """Where its numbers lie, one after the other."""
+    if not tensor.is_contiguous():
         raise ValueError("tensors must be contiguous where C reads them")
-    return int(function(*[one.data_ptr() if isinstance(one, Tensor) else one for one in arguments]))
+    return tensor.data_ptr()

@@ -74,9 +74,10 @@ class OneByOne:
             keep_freed_memory()
         start = 0
         while start < len(cohort.users):
+            left = len(cohort.users) - start
             block_size = max(1, min(64, _BLOCK_VALUES // self.flat.dim))
-            if self.row_fields:
-                block_size = _NOTED if self.noted == set(self.row_fields) else 1
+            if self.row_fields:  # in blocks of equal size: each takes a pass over the sum, also one of few users
+                block_size = -(-left // -(-left // _NOTED)) if self.noted == set(self.row_fields) else 1
             yield self.block(params, cohort.users[start : start + block_size], round_index)
             start += block_size
 
@@ -93,7 +94,9 @@ class OneByOne:
         steps, keys = plan_steps(population, users, self.local, keys_for), keys_for("dropout")
         starts, sizes = population.offsets[users], self.local.examples_of(population, users)
         chances = torch.from_numpy(step_keys(keys, steps.longest, len(self.flat.chances))).to(self.device)
+        order = torch.from_numpy(steps.rows - starts[:, None, None]).to(self.device)
         updates = params.new_empty(len(users), 0 if self.row_fields else self.flat.dim)
+        whole = first_pieces(params.unsqueeze(0), self.flat.named_shapes, {})
         by_rows: list[Updates] = []
         self.flat.module.train()
         # What draws from torch's global generator draws by user too, and the caller's state is given back.
@@ -102,13 +105,10 @@ class OneByOne:
             for i, key in enumerate(keys.tolist()):
                 self._global_generator().manual_seed(key)
                 before = None if self.draws_globally else self._global_generator().get_state()
-                start, size = int(starts[i]), int(sizes[i])
-                examples = self.examples.gather(np.arange(start, start + size))
-                own = steps.counts[i] > 0
-                order = torch.from_numpy(steps.rows[i][own] - start).to(self.device)
-                batches = [rows[:count] for rows, count in zip(order, steps.counts[i][own].tolist(), strict=True)]
+                examples = self.examples.between(int(starts[i]), int(starts[i] + sizes[i]))
+                batches = [order[i, step, :count] for step, count in enumerate(steps.counts[i].tolist()) if count]
                 if self.row_fields:
-                    update = self._train_rows(params, examples, batches, chances[i])
+                    update = self._train_rows(params, whole, examples, batches, chances[i])
                     if update is None:  # all of a block are trained in one way
                         return self.block(params, users, round_index)
                     by_rows.append(update)
@@ -129,10 +129,11 @@ class OneByOne:
         torch.sub(self.flat.vector, params, out=out)
 
     def _train_rows(
-        self, params: Tensor, examples: Batch, batches: Sequence[Tensor], chances: Tensor
+        self, params: Tensor, whole: dict[str, Tensor], examples: Batch, batches: Sequence[Tensor], chances: Tensor
     ) -> Updates | None:
         """The same where a user touches few rows of some parameters: no other row is read, trained or written.
 
+        `whole` are the parameters as `first_pieces` gives them to a user who touches all rows.
         None where a parameter was used in a way that a ledger cannot note: it is `noted` no more, and the user has to
         begin again.
         """
@@ -140,7 +141,7 @@ class OneByOne:
         fields = {name: field for name, field in self.row_fields.items() if name not in self.noted}
         heights = {name: shapes[name][0] for name in fields}
         one, rows = renumbered({name: field.unsqueeze(0) for name, field in examples.items()}, fields, heights)
-        first = first_pieces(params.unsqueeze(0), shapes, rows)
+        first = first_pieces(params.unsqueeze(0), shapes, rows) if rows else whole
         ledgers = {name: Ledger(first[name][0], self.local.lr) for name in self.noted}
         moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in ledgers}
         held = {name: ledgers[name].noted() if name in ledgers else moving[name] for name in shapes}

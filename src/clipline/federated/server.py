@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import check_number
-from .cache import parts
+from .cache import in_parts
 from .mechanism import Release
 
 ServerState = Mapping[str, Tensor]
@@ -48,9 +48,12 @@ class ServerSGD:
     def update(self, params: Tensor, state: ServerState, release: Release) -> tuple[Tensor, ServerState]:
         """One step of SGD with momentum along the released mean."""
         before, momentum, moved = state["momentum"], torch.empty_like(params), torch.empty_like(params)
-        for part in parts(len(params), params.device):
+
+        def move(part: slice) -> None:
             torch.mul(before[part], self.momentum, out=momentum[part]).add_(release.mean[part].to(params))
             torch.mul(momentum[part], self.lr, out=moved[part]).add_(params[part])
+
+        in_parts(move, len(params), params.device)
         return moved, {"momentum": momentum}
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .native import call, compiled
+from .native import address, call, compiled
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class Terms:
 
     def added_up(self) -> Terms:
         """The same change with one term a row."""
-        ordered = arranged([[self]], int(self.numbers.max()) + 1 if len(self.numbers) else 1)
+        ordered = arranged([[self]])
         rows = ordered.terms.rows(ordered.starts[:-1])
         return Terms(ordered.rows, torch.arange(len(rows)), rows.new_ones(len(rows)), rows)
 
@@ -72,29 +72,46 @@ class Arranged:
     terms: Terms  # their numbers are not in this order
 
 
-def arranged(users: Sequence[Sequence[Terms]], height: int) -> Arranged:
-    """The terms of these users, each in parts, of a matrix of so many rows."""
+def arranged(users: Sequence[Sequence[Terms]]) -> Arranged:
+    """The terms of these users, each in parts."""
     terms = Terms.joined([part for parts in users for part in parts])
     counts = torch.tensor([sum(len(part.numbers) for part in parts) for parts in users])
     owners = torch.repeat_interleave(torch.arange(len(users)), counts)
-    library, count = compiled(terms.table.dtype), len(terms.numbers)
-    if library is None:
-        keys, order = (terms.numbers * len(users) + owners).sort(stable=True)
-        pairs, sizes = torch.unique_consecutive(keys, return_counts=True)
-        rows = pairs.div(len(users), rounding_mode="floor")
-        in_order = Terms(terms.numbers, terms.sources[order], terms.factors[order], terms.table)
-        return Arranged(rows, pairs - rows * len(users), F.pad(sizes.cumsum(dim=0), (1, 0)), in_order)
-    ends, (order, sources, rows, whose) = (
-        torch.empty(height + 1, dtype=torch.int64),
-        torch.empty(4, count, dtype=torch.int64),
-    )
-    starts, factors = torch.empty(count + 1, dtype=torch.int64), torch.empty_like(terms.factors)
-    pairs_found = call(
-        library.arrange, count, height, terms.numbers, owners, terms.sources, terms.factors,
-        ends, order, sources, factors, rows, whose, starts,
+    keys, order = (terms.numbers * len(users) + owners).sort(stable=True)
+    pairs, sizes = torch.unique_consecutive(keys, return_counts=True)
+    rows = pairs.div(len(users), rounding_mode="floor")
+    in_order = Terms(terms.numbers, terms.sources[order], terms.factors[order], terms.table)
+    return Arranged(rows, pairs - rows * len(users), F.pad(sizes.cumsum(dim=0), (1, 0)), in_order)
+
+
+@dataclass(frozen=True, eq=False)
+class Located:
+    """The same for terms.c: of each term where its row of a table lies, so that no table is copied into another."""
+
+    rows: Tensor
+    owners: Tensor
+    starts: Tensor
+    terms: Tensor  # (terms,) int64: addresses
+    factors: Tensor  # (terms,)
+    users: Sequence[Sequence[Terms]]  # whose memory that is
+
+
+def located(library: ctypes.CDLL, users: Sequence[Sequence[Terms]], height: int) -> Located:
+    """The terms of these users, each in parts, of a matrix of so many rows."""
+    parts = [
+        [len(part.sources), user, *map(address, (part.numbers, part.sources, part.factors, part.table))]
+        for user, own in enumerate(users)
+        for part in own
+    ]
+    count, like = sum(part[0] for part in parts), users[0][0]
+    ends, starts = torch.empty(height + 1, dtype=torch.int64), torch.empty(count + 1, dtype=torch.int64)
+    terms, rows, owners = (torch.empty(count, dtype=torch.int64) for _ in range(3))
+    factors = like.factors.new_empty(count)
+    pairs = call(
+        library.arrange, len(parts), torch.tensor(parts), height, like.table.shape[1],
+        ends, terms, factors, rows, owners, starts,
     )  # fmt: skip
-    in_order = Terms(terms.numbers, sources, factors, terms.table)
-    return Arranged(rows[:pairs_found], whose[:pairs_found], starts[: pairs_found + 1], in_order)
+    return Located(rows[:pairs], owners[:pairs], starts[: pairs + 1], terms, factors, users)
 
 
 class Moved(Protocol):
@@ -125,10 +142,10 @@ class _Native:
     def product(self, features: Tensor, values: Tensor) -> tuple[Tensor, Terms]:
         (batch, width), (height, out) = features.shape, self._weight.shape
         product = self._weight.new_empty(batch, out)
-        numbers, sources = torch.empty(2, batch * width, dtype=torch.int64)
-        factors = torch.empty(batch * width, dtype=values.dtype)
-        seen, found = torch.zeros(2, len(self._terms.table), dtype=torch.int64)
-        products, packed = values.new_empty(2, len(self._terms.table))
+        numbers, sources = (torch.empty(batch * width, dtype=torch.int64) for _ in range(2))
+        factors, rows = torch.empty(batch * width, dtype=values.dtype), len(self._terms.table)
+        seen, found = torch.zeros(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
+        products, packed = (torch.empty(rows, dtype=values.dtype) for _ in range(2))
         count = call(
             self._library.product, batch, width, height, out, features.contiguous(), values.contiguous(), self._weight,
             self._heads, self._next, self._terms.sources, self._terms.factors, self._terms.table,
@@ -146,7 +163,7 @@ class _Plain:
     @cached_property
     def _change(self) -> tuple[Tensor, Tensor]:
         """Where each row of the weight stands among those that have changed, and how these did: at last a row of 0."""
-        ordered = arranged([self._parts], len(self._weight))
+        ordered = arranged([self._parts])
         where = torch.full((len(self._weight),), len(ordered.rows))
         where[ordered.rows] = torch.arange(len(ordered.rows))
         return where, ordered.terms.rows(ordered.starts)

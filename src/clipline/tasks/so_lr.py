@@ -46,7 +46,8 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     """(batch,): binary cross-entropy, mean over the tags. The SUM of these is taken: the rate belongs to it."""
     logits = model(batch["words"], batch["weights"])
     true = multi_hot(batch["tags"], logits)
-    return F.binary_cross_entropy_with_logits(logits, true, reduction="none").mean(dim=1)
+    # Not mean(dim=1), whose gradient is formed for every tag.
+    return F.binary_cross_entropy_with_logits(logits, true, reduction="none").sum(dim=1) / TAGS
 
 
 def count(model: nn.Module, batch: Batch) -> Counts:
