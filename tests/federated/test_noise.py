@@ -1,7 +1,4 @@
 import math
-import os
-import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -90,12 +87,3 @@ def test_every_round_draws_once_and_from_its_own_stream(monkeypatch):
     assert [count for _, count in begun] == [19] * 4  # none for a round that does not come
     keys = [Streams(0).noise(t).bit_generator.state["state"]["key"].tolist() for t in range(4)]
     assert [key for key, _ in begun] == keys
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
-def test_threads_that_draw_let_others_go_first():
-    def priority():
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    numbers()
-    assert noise_module._threads().submit(priority).result() > priority()

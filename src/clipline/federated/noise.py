@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
 
 import numpy as np
@@ -17,7 +14,6 @@ from ..errors import RunError
 from .aside import aside
 from .memory import new
 
-_NICE = 10  # a tenth of a core that somebody else wants
 _PART = 1 << 18  # numbers from one generator; the parts are drawn by as many threads as there are
 
 
@@ -58,18 +54,7 @@ class Noise:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    threads = min(32, os.cpu_count() or 1)
-    return ThreadPoolExecutor(threads, thread_name_prefix="clipline-noise", initializer=_step_back)
-
-
-def _step_back() -> None:
-    """Let others go first: noise is wanted a round later, and what a round waits for must not wait for that.
-
-    On Linux a thread has a priority of its own; elsewhere, or where it may not, it stays as it is.
-    """
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    return ThreadPoolExecutor(min(32, os.cpu_count() or 1), thread_name_prefix="clipline-noise")
 
 
 if hasattr(os, "register_at_fork"):  # a forked process has the pool but none of its threads: it makes its own
