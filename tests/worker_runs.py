@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 from functools import cache
 
 import torch
@@ -29,6 +30,13 @@ def training(loss=cross_entropy, dtype=torch.float64, **changes):
 @cache
 def alone(**changes):
     return training(**changes).run()
+
+
+def killed(model, batch):
+    """A loss that ends worker 1 as the system would for want of memory."""
+    if multiprocessing.current_process().name == "clipline worker 1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return cross_entropy(model, batch)
 
 
 def distance(result, other):

@@ -8,10 +8,11 @@ import warnings
 import pytest
 import torch
 from samples import LOCAL, cross_entropy
-from worker_runs import HERE, TOLERANCE, distance, nothing_is_left, training, users_of
+from worker_runs import HERE, TOLERANCE, distance, killed, nothing_is_left, training, users_of
 
 from clipline import FixedClip, LocalSGD, QuantileClip, SettingError, run_together
 from clipline.errors import WorkerError
+from clipline.federated import local_workers
 from clipline.federated.hosts import Hosts
 from clipline.federated.local_workers import ManyWorkersWarning
 from clipline.streams import Streams
@@ -90,11 +91,14 @@ def test_there_are_as_many_processes_as_any_training_has_workers(workers, most):
     assert seen == [most, most]
 
 
-def test_more_workers_than_cores_are_warned_of_when_a_training_is_made_and_not_again():
-    runs = [training(seed=seed, workers=3, rounds=1) for seed in (1, 2)]
+def test_more_workers_than_cores_are_warned_of_when_a_training_is_made_and_not_again(monkeypatch):
+    monkeypatch.setattr(local_workers, "usable_cores", lambda: 2)
+    with pytest.warns(ManyWorkersWarning, match="workers=3 is above the 2 cores") as warned:
+        runs = [training(seed=seed, workers=3, rounds=1) for seed in (1, 2)]
+    assert len(warned) == 2
     with warnings.catch_warnings():
         warnings.simplefilter("error", ManyWorkersWarning)
-        run_together(runs)
+        assert len(run_together(runs)) == 2
 
 
 def test_runs_side_by_side_are_not_for_torchrun():
@@ -147,11 +151,6 @@ def test_a_loss_that_fails_here_raises_its_own_error():
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_worker_that_is_killed_ends_all_runs_with_a_reason(workers):
-    def killed(model, batch):
-        if multiprocessing.current_process().name == "clipline worker 1":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return cross_entropy(model, batch)
-
     with pytest.raises(WorkerError, match=f"worker 1 of {workers} was ended by signal SIGKILL .* lower workers"):
         together(workers, loss=killed)
     assert nothing_is_left()

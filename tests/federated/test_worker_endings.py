@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 from samples import ROOT, cross_entropy
-from worker_runs import HERE, TOLERANCE, alone, distance, nothing_is_left, training
+from worker_runs import HERE, TOLERANCE, alone, distance, killed, nothing_is_left, training
 
 from clipline.errors import WorkerError
 
@@ -46,11 +46,6 @@ def test_a_loss_that_fails_here_raises_its_own_error():
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_worker_that_is_killed_ends_the_run_with_a_reason(workers):
-    def killed(model, batch):
-        if multiprocessing.current_process().name == "clipline worker 1":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return cross_entropy(model, batch)
-
     with pytest.raises(WorkerError, match=f"worker 1 of {workers} was ended by signal SIGKILL .* lower workers"):
         training(killed, workers=workers).run()
     assert nothing_is_left()
