@@ -1,8 +1,9 @@
 """One seed becomes many independent random streams, each named by what it is for.
 
 Server-side randomness (who is sampled, the noise) comes as NumPy generators keyed by seed, purpose and round.
-A user's randomness (order of examples, dropout) is counter-based: a hash of seed, purpose, round, user and index,
-so that neither blocks nor workers nor devices change what a user draws.
+A user's randomness (order of examples, dropout) is counter-based: a hash of seed, purpose, round, the user's identity
+(`Population.identities`: the user's own id, not the place in a list) and index. Neither blocks, workers or devices nor
+other users who come, go or are renamed change what a user draws.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -30,15 +31,19 @@ class Streams:
 
     `noise_source="seed"` makes cohorts and noise replayable, which a simulation wants; whoever knows the seed can then
     tell who took part and subtract the noise. `noise_source="system"` keys both from the operating system's entropy
-    and stores the keys nowhere: use it when the model leaves the house. No seed should serve twice on differing data.
+    and stores the keys nowhere: use it when the model leaves the house. Users' own randomness then depends on such a
+    key as well, drawn when the streams are made. No seed should serve twice on differing data.
     """
 
     seed: int
     noise_source: NoiseSource = "seed"
+    _secret: str = field(default="", init=False, repr=False)  # of users' randomness
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, at_least=0, at_most=2**63 - 1, way_out="give a seed such as 0 or 2026")
         check_choice("noise_source", self.noise_source, ("seed", "system"))
+        if self.noise_source == "system":
+            object.__setattr__(self, "_secret", secrets.token_hex(16))
 
     def sampling(self, round_index: int) -> np.random.Generator:
         """Who takes part in this round. As secret as the noise: amplification by sampling rests on it."""
@@ -52,14 +57,13 @@ class Streams:
         """The 63-bit seed of the model's initial parameters."""
         return int.from_bytes(self._digest("initial", 0)[:8], "little") >> 1
 
-    def user_key(self, purpose: str, round_index: int, user: int) -> int:
+    def user_key(self, purpose: str, round_index: int, identity: int) -> int:
         """The 64-bit key of one user's randomness for one purpose in one round; feed it to `user_bits`."""
-        base = int.from_bytes(self._digest(purpose, round_index)[:8], "little")
-        return _mix(base ^ _mix((user + 1) * _GOLDEN & _MASK))
+        return _mix(self._users_base(purpose, round_index) ^ _mix((identity + 1) * _GOLDEN & _MASK))
 
-    def user_keys(self, purpose: str, round_index: int, users: NDArray[np.int64]) -> NDArray[np.uint64]:
+    def user_keys(self, purpose: str, round_index: int, identities: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """`user_key` of many users at once."""
-        return keys_of([(self, round_index)], purpose, users, np.zeros(len(users), np.int64))
+        return keys_of([(self, round_index)], purpose, identities, np.zeros(len(identities), np.int64))
 
     @staticmethod
     def _fresh() -> np.random.Generator:
@@ -69,17 +73,20 @@ class Streams:
         key = int.from_bytes(self._digest(purpose, round_index), "little")
         return np.random.Generator(np.random.Philox(key=key))
 
+    def _users_base(self, purpose: str, round_index: int) -> int:
+        return int.from_bytes(self._digest(self._secret + purpose, round_index)[:8], "little")
+
     def _digest(self, purpose: str, round_index: int) -> bytes:
         return hashlib.blake2b(f"clipline/{self.seed}/{purpose}/{round_index}".encode(), digest_size=16).digest()
 
 
 def keys_of(
-    rounds: Sequence[tuple[Streams, int]], purpose: str, users: NDArray[np.int64], owners: NDArray[np.int64]
+    rounds: Sequence[tuple[Streams, int]], purpose: str, identities: NDArray[np.uint64], owners: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
     """`user_key` of users of several runs at once: user i takes part in `rounds[owners[i]]`, a round of one run."""
-    digests = [streams._digest(purpose, round_index)[:8] for streams, round_index in rounds]
-    bases = np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)[owners]
-    return _mix_words(bases ^ _mix_words((users.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)))
+    bases = np.array([streams._users_base(purpose, round_index) for streams, round_index in rounds], np.uint64)
+    words = (identities.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    return _mix_words(bases[owners] ^ _mix_words(words))
 
 
 def user_bits(key: int, count: int) -> NDArray[np.uint64]:

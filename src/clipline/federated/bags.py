@@ -8,7 +8,7 @@ it lies, the same for all users of a round.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -48,10 +48,22 @@ class UsedOtherwise(Exception):
 class Noted(Tensor):
     """A weight with a ledger of its products; anything else that is to be done with it is refused, and noted too.
 
-    It lies where the model of all users does: what wrote into it would let a user's data out.
+    It has a shape and a type but no memory: the weight that it stands for is that of all users, and what could write
+    into it would let a user's data out. What passes `__torch_function__` by, as scripted functions do, arrives at
+    `__torch_dispatch__`.
     """
 
     ledger: Ledger
+
+    @staticmethod
+    def of(weight: Tensor, ledger: Ledger) -> Noted:
+        """In the place of `weight`."""
+        noted: Noted = Tensor._make_wrapper_subclass(Noted, weight.shape, dtype=weight.dtype, device=weight.device)
+        noted.ledger = ledger
+        return noted
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Noted{tuple(self.shape)}"
 
     @classmethod
     def __torch_function__(
@@ -59,12 +71,23 @@ class Noted(Tensor):
     ) -> Any:
         """Answer questions of shape and type alone. All else makes the ledger incomplete and is not done."""
         if func not in _QUESTIONS:
-            for tensor in tree_leaves((args, kwargs)):
-                if isinstance(tensor, Noted):
-                    tensor.ledger.complete = False
-            raise UsedOtherwise
+            _refuse(args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The same for what does not ask `__torch_function__`."""
+        _refuse(args, kwargs)
+
+
+def _refuse(*arguments: Any) -> NoReturn:
+    for tensor in tree_leaves(arguments):
+        if isinstance(tensor, Noted):
+            tensor.ledger.complete = False
+    raise UsedOtherwise
 
 
 _ASKED: tuple[Any, ...] = (Tensor.device, Tensor.dtype, Tensor.is_cuda, Tensor.ndim, Tensor.shape)
@@ -91,10 +114,8 @@ class Ledger:
         self.complete = True
 
     def noted(self) -> Noted:
-        """The weight where it lies. Not kept here: a circle of references would outlive the user."""
-        weight = self._weight.as_subclass(Noted)
-        weight.ledger = self
-        return weight
+        """What stands for the weight. Not kept here: a circle of references would outlive the user."""
+        return Noted.of(self._weight, self)
 
     def product(self, features: Tensor, values: Tensor) -> Tensor:
         """`bag` with the weight after the steps so far."""

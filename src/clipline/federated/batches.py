@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,53 +24,71 @@ _RESIDENT = 0.25  # of a GPU's free memory may hold the population
 class Steps:
     """The batches of a block of users, step by step. Where a batch is short, a user's own first example fills it up."""
 
-    rows: NDArray[np.int64]  # (users, steps, width): rows of the population; the width is batch_size at most
+    rows: NDArray[np.int64]  # (users, steps, width): rows of the population; the width is the widest user's
     counts: NDArray[np.int64]  # (users, steps): how many of a batch are real; 0 where the user has no such step
+    widths: NDArray[np.int64]  # (users,): how wide the user's batches are filled up, as `filled_width` says
 
     @property
     def longest(self) -> int:
         """Number of steps of the user with most."""
         return int(self.counts.shape[1])
 
-    def alike(self, step: int) -> list[slice]:
-        """Runs of neighbours whose batches at this step are of one size, users without such a step left out."""
+    def alike(self, step: int, *, filled: bool) -> list[tuple[slice, int]]:
+        """Runs of neighbours whose batches at this step are equally wide, and how wide, real examples alone or `filled`.
+
+        Users without such a step are left out. The width is a matter of the user's own number of examples.
+        """
         counts = self.counts[:, step]
-        ends = np.flatnonzero(np.diff(counts)) + 1
-        runs = zip([0, *ends.tolist()], [*ends.tolist(), len(counts)], strict=True)
-        return [slice(start, stop) for start, stop in runs if counts[start] > 0]
+        widths = np.where(counts > 0, self.widths, 0) if filled else counts
+        ends = np.flatnonzero(np.diff(widths)) + 1
+        runs = zip([0, *ends.tolist()], [*ends.tolist(), len(widths)], strict=True)
+        return [(slice(start, stop), int(widths[start])) for start, stop in runs if widths[start] > 0]
+
+
+def filled_width(sizes: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
+    """How wide the batches of users with so many examples are filled up: a model can see it, so nobody else's size counts.
+
+    `batch_size`, or half of it, a quarter ... for a user whose only batch fits into that.
+    """
+    widths = np.full(len(sizes), batch_size)
+    width = batch_size
+    while width > 1:
+        width = -(-width // 2)
+        widths[sizes <= width] = width
+    return widths
 
 
 def plan_steps(population: Population, users: NDArray[np.int64], local: LocalSGD, keys_for: KeysFor) -> Steps:
     """The same batches in the same order as `user_order` gives each user alone."""
     sizes, starts = local.examples_of(population, users), np.asarray(population.offsets[users], np.int64)
     longest = int(sizes.max(initial=0))
-    batch_size = min(local.batch_size, max(1, longest))  # nobody fills a wider one
-    an_epoch = -(-sizes // batch_size)
-    most = int(an_epoch.max(initial=0))
-    places = np.arange(most * batch_size)
+    widths = filled_width(sizes, local.batch_size)
+    widest = int(widths.max(initial=1))  # less than batch_size only where all users have a single batch
+    most = int((-(-sizes // widest)).max(initial=0))
+    places = np.arange(most * widest)
     real = places < sizes[:, None]
     own = np.minimum(starts, population.examples - 1)[:, None]
-    counts = np.minimum(batch_size, sizes[:, None] - np.arange(most) * batch_size).clip(0)
+    counts = np.minimum(widest, sizes[:, None] - np.arange(most) * widest).clip(0)
     epochs = []
     for epoch in range(local.epochs):
         words = counter_bits(keys_for(f"order/{epoch}")[:, None], places[:longest])
         order = np.zeros(real.shape, np.int64)
         order[:, :longest] = np.argsort(np.where(real[:, :longest], words, np.uint64(2**64 - 1)), axis=1)
         rows = np.where(real, starts[:, None] + order, own)
-        epochs.append((rows.reshape(len(users), most, batch_size), counts))
-    return _end_to_end(epochs)
+        epochs.append((rows.reshape(len(users), most, widest), counts))
+    return Steps(*_end_to_end(epochs), widths)
 
 
 def _end_to_end(
     epochs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
-) -> Steps:
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The steps of all epochs, each user's own straight after one another: nobody waits for others."""
     if len(epochs) == 1:
-        return Steps(*epochs[0])
+        return epochs[0]
     rows = np.concatenate([rows for rows, _ in epochs], axis=1)
     counts = np.concatenate([counts for _, counts in epochs], axis=1)
     order = np.argsort(counts == 0, axis=1, kind="stable")  # steps that do not exist go to the end
-    return Steps(np.take_along_axis(rows, order[:, :, None], axis=1), np.take_along_axis(counts, order, axis=1))
+    return np.take_along_axis(rows, order[:, :, None], axis=1), np.take_along_axis(counts, order, axis=1)
 
 
 class Examples:
@@ -104,6 +122,10 @@ class Examples:
         if self._resident:
             return {name: self._typed(field[start:stop], fields[name].dtype) for name, field in self._resident.items()}
         return {name: self._typed(self._moved(field[start:stop]), field.dtype) for name, field in fields.items()}
+
+    def placed(self, fields: Mapping[str, NDArray[Any]]) -> Batch:
+        """Examples that are no user's, as tensors like the population's."""
+        return {name: self._typed(self._moved(field), field.dtype) for name, field in fields.items()}
 
     @staticmethod
     def pick(field: Tensor, rows: Tensor) -> Tensor:

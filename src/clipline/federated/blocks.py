@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -39,31 +40,55 @@ class Block:
     counts: Tensor
     rates: Tensor
 
+    def of_users(self, chosen: NDArray[np.int64]) -> Block:
+        """Some of the users, in this order."""
+        places = torch.from_numpy(chosen).to(self.counts.device)
+        steps = Steps(self.steps.rows[chosen], self.steps.counts[chosen], self.steps.widths[chosen])
+        return Block(
+            self.users[chosen],
+            self.owners[chosen],
+            steps,
+            {name: _picked(field, places) for name, field in self.examples.items()},
+            {name: Touched(one.rows[places], one.used[places]) for name, one in self.rows.items()},
+            self.chances[places],
+            self.counts[places],
+            self.rates[places],
+        )
+
     def tensors(self) -> list[Tensor]:
         """All that lies on the device."""
         touched = [tensor for one in self.rows.values() for tensor in (one.rows, one.used)]
         return [*self.examples.values(), *touched, self.chances, self.counts, self.rates]
 
 
-class Begun:
-    """A block that has been trained, or on a GPU is still in training."""
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """Users of a block, part by part, and their parameters after training from `first` on: PRIVATE."""
 
-    def __init__(
-        self,
-        visits: Sequence[Visit],
-        block: Block,
-        first: dict[str, Tensor],
-        trained: Sequence[tuple[slice, list[Tensor]]],
-    ) -> None:
-        """Users of the block, part by part, and their parameters after training from `first` on: PRIVATE."""
-        self.block, self.first, self.trained = block, first, trained
-        self._visits = visits
+    block: Block
+    first: dict[str, Tensor]
+    stacks: Sequence[tuple[slice, list[Tensor]]]
+
+
+class Begun:
+    """Users who have been trained, or on a GPU are still in training."""
+
+    def __init__(self, visits: Sequence[Visit], users: NDArray[np.int64], parts: Sequence[Trained]) -> None:
+        self.parts = parts
+        self._visits, self._users = visits, users
         self._versions = [visit.params._version for visit in visits]
 
     def is_for(self, visits: Sequence[Visit], users: NDArray[np.int64]) -> bool:
         """Whether it is what is asked for now: those users, in that round, from the very same parameters on."""
-        if not len(visits) == len(self._visits) == 1 or not np.array_equal(self.block.users, users):
+        if not len(visits) == len(self._visits) == 1 or not np.array_equal(self._users, users):
             return False
         (now,), (then,), (version,) = visits, self._visits, self._versions
         same = now.params is then.params and now.params._version == version  # as torch counts what is written to them
         return same and (now.round_index, now.lr, now.streams) == (then.round_index, then.lr, then.streams)
+
+
+def _picked(field: Tensor, places: Tensor) -> Tensor:
+    """field[places], for types too that torch cannot pick from."""
+    if field.dtype == torch.uint16:
+        return field.view(torch.int16)[places].view(torch.uint16)
+    return field[places]

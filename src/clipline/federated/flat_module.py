@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..errors import ModuleError
 from .chance import Chance
@@ -23,9 +24,10 @@ class FlatModule:
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+        module = uncompiled(module)
         check_module(module)
         self._original = module
-        self.module = stackable(copy.deepcopy(module)).to(device)
+        self.module = stackable(_copied(module)).to(device)
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         self.vector = torch.cat([p.detach().reshape(-1) for p in trainable]).clone()
         self.initial = self.vector.clone()  # what a run starts from; the vector itself moves
@@ -51,12 +53,17 @@ class FlatModule:
                 layer.factors = self._factors
         self.chances = {name: part for name, part in self.module.named_modules() if isinstance(part, Chance)}
         self._keys = {f"{name}.key".lstrip(".") for name in self.chances}  # set by the engine, and no user's statistic
-        self._buffers = {name: buffer.clone() for name, buffer in self._named_buffers().items()}
+        self.module.train()
 
     @property
     def dim(self) -> int:
         """Number of trainable parameters."""
         return len(self.vector)
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The parameters that train, in the order of the vector."""
+        return dict(zip(self.named_shapes, self._trainable, strict=True))
 
     def load(self, params: Tensor) -> nn.Module:
         """The module with these parameters."""
@@ -77,8 +84,8 @@ class FlatModule:
         return (
             self.vector.dtype == other.vector.dtype
             and str(self.module) == str(other.module)
-            and self._buffers.keys() == other._buffers.keys()
-            and all(_same(other._buffers[name], buffer) for name, buffer in self._buffers.items())
+            and (ours := self._constants()).keys() == (theirs := other._constants()).keys()
+            and all(_same(theirs[name], tensor) for name, tensor in ours.items())
         )
 
     @contextmanager
@@ -100,29 +107,11 @@ class FlatModule:
             chance.key.copy_(key)
             chance.draws = 0
 
-    def _named_buffers(self) -> dict[str, Tensor]:
-        """What must stay as it is while users train: buffers, and parameters that are not trained."""
+    def _constants(self) -> dict[str, Tensor]:
+        """What stays as it is while users train: buffers, and parameters that are not trained."""
         buffers = {name: buffer for name, buffer in self.module.named_buffers() if name not in self._keys}
         frozen = {name: param.data for name, param in self.module.named_parameters() if not param.requires_grad}
         return buffers | frozen
-
-    def check_buffers(self) -> None:
-        """Refuse, and undo, a change of a buffer during local training: it would carry a user's data unclipped."""
-        now = self._named_buffers()  # read anew: a module may also put another tensor in a buffer's place
-        changed = [name for name, before in self._buffers.items() if not _same(now.get(name), before)]
-        changed += [name for name in now if name not in self._buffers]
-        if changed:
-            for name, before in self._buffers.items():
-                owner, own = self.module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
-                if own in owner._parameters:
-                    owner.get_parameter(own).data = before.clone()
-                else:
-                    owner._buffers[own] = before.clone()
-            kind = "buffer" if changed[0] in dict(self.module.named_buffers()) else "frozen parameter"
-            raise ModuleError(
-                f"{kind} {changed[0]!r} of the model changed while a user trained, and would carry private statistics "
-                "past the clip: freeze it, or use a layer that keeps none (GroupNorm or LayerNorm, not batch norm)"
-            )
 
     def descend(self, loss: Tensor, lr: float) -> None:
         """One step of SGD. A parameter that the loss does not use stays where it is."""
@@ -136,13 +125,35 @@ class FlatModule:
             self._factors.subtract(lr)
 
 
-def _same(now: Tensor | None, before: Tensor) -> bool:
+def _same(ours: Tensor, theirs: Tensor) -> bool:
     """Equal to the last bit, NaN to NaN."""
-    if now is None or torch._C._functorch.is_functorch_wrapped_tensor(now):  # the latter was left by a stack of users
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return False
-    if now.shape != before.shape or now.dtype != before.dtype:
-        return False
-    return bool(((now == before) | ((now != now) & (before != before))).all())
+    return bool(((ours == theirs) | ((ours != ours) & (theirs != theirs))).all())
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module inside one that `torch.compile` made: the engine compiles what it can by itself."""
+    inside = getattr(module, "_orig_mod", None)
+    return inside if isinstance(inside, nn.Module) else module
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A working copy; refused in a sentence where torch cannot copy."""
+    try:
+        copied = copy.deepcopy(module)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModuleError(
+            f"model cannot be copied ({reason}), and every engine works on a copy: keep what cannot be copied out of "
+            "the module, and use torch.nn.utils.parametrizations instead of the older weight_norm and spectral_norm"
+        ) from None
+    for part in copied.modules():
+        for name, inside in part._modules.items():
+            if inside is not None:
+                part._modules[name] = uncompiled(inside)
+        part._compiled_call_impl = None  # set by `module.compile()`
+    return copied
 
 
 def check_module(module: nn.Module) -> None:
@@ -150,10 +161,15 @@ def check_module(module: nn.Module) -> None:
     if not isinstance(module, nn.Module):
         raise ModuleError(f"model is a {type(module).__name__} but must be a torch.nn.Module: wrap it in one")
     for name, layer in module.named_modules():
+        where = f"layer {name or 'model'!r} ({type(layer).__name__})"
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise ModuleError(f"{where} is scripted, and users cannot train on it: give the module it was made from")
+        if any(is_lazy(param) for param in layer._parameters.values()):
+            raise ModuleError(f"{where} has no shape yet: run one made-up batch through the model first")
         if getattr(layer, "track_running_stats", False):
             raise ModuleError(
-                f"layer {name or 'model'!r} ({type(layer).__name__}) keeps running statistics of users' data, which "
-                "would pass the clip and the noise: use torch.nn.GroupNorm or LayerNorm, or track_running_stats=False"
+                f"{where} keeps running statistics of users' data, which would pass the clip and the noise: use "
+                "torch.nn.GroupNorm or LayerNorm, or track_running_stats=False"
             )
     dtypes = {p.dtype for p in module.parameters() if p.requires_grad}
     if not dtypes:

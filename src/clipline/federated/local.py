@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -14,6 +16,7 @@ from .population import Population
 
 Batch = dict[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
+OnError = Literal["zero", "raise"]  # what becomes of a user whose training fails
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,13 @@ class LocalSGD:
             return losses.sum() if self.reduction == "sum" else losses.sum() / len(losses)
         total = losses.where(kept, 0.0).sum()
         return total if self.reduction == "sum" else total / kept.sum().clamp(min=1)
+
+
+def users_own(error: Exception) -> bool:
+    """Whether an error may come from one user's data, as a label out of range does; memory and devices fail for all."""
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
+        return False
+    return not (isinstance(error, RuntimeError) and ("CUDA" in str(error) or "allocate memory" in str(error)))
 
 
 def per_example(losses: object, examples: int) -> bool:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,23 +16,27 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..errors import ModuleError
+from ..errors import CliplineError, ModuleError, check_choice
 from ..streams import Streams
 from .bags import Ledger
 from .batches import Examples, plan_steps
 from .chance import step_keys
 from .flat_module import FlatModule
-from .local import Batch, LocalSGD, Loss, LossOf, per_example
+from .isolation import Isolation, IsolationError, kept_generators
+from .local import Batch, LocalSGD, Loss, LossOf, OnError, per_example, users_own
 from .memory import keep_freed_memory
 from .native import compiled
 from .population import Population
 from .precision import Precision, computing_in
 from .rows import RowFields, Touched, check_row_fields, first_pieces, renumbered, together, touched, updates_of
 from .sampling import Cohort
+from .terms import Terms
+from .trial import FILLS, check_trial_batch, made_up, parameters_to_try
 from .updates import Dense, Updates
 
 _BLOCK_VALUES = 1 << 24  # numbers in a block of updates: 64 MiB of float32
 _NOTED = 16  # users in a block whose changes are noted alone, and take little room
+_TRIED = 8  # made-up examples at most
 _NOTED_IN = (torch.float32, torch.float64)
 
 
@@ -36,7 +44,9 @@ class OneByOne:
     """Trains the users of a cohort one after the other on a single working copy of the model.
 
     The loss is `loss(model, batch)`, where `batch` maps the population's field names to tensors; it returns one number,
-    or one for each example.
+    or one for each example. A user whose training fails adds nothing and is not within the clip, unless `on_error` is
+    "raise", which is for study: an error, and what it says, would tell something of that user. What would fail for
+    everybody is found when this is made, on made-up examples or those of `trial_batch`.
     """
 
     def __init__(
@@ -49,6 +59,8 @@ class OneByOne:
         device: torch.device | str = "cpu",
         precision: Precision = "float32",
         row_fields: RowFields | None = None,
+        on_error: OnError = "zero",
+        trial_batch: Mapping[str, Any] | None = None,
     ) -> None:
         self.flat = FlatModule(model, device)
         self.loss = loss
@@ -56,15 +68,19 @@ class OneByOne:
         self.streams = streams
         self.device = torch.device(device)
         self.precision = precision
+        self.on_error = check_choice("on_error", on_error, ("zero", "raise"))
         self.row_fields = dict(row_fields or {})
         check_row_fields(self.row_fields, self.flat, population)
         self.examples = Examples(population, self.device, self.flat.vector.dtype)
         self.draws_globally = False  # whether the model was seen to draw from torch's global generator
-        # Parameters whose changes are noted and not made, until one is seen to be used otherwise than through `bag`.
+        self.isolation = Isolation(self.flat.module, loss, self.flat.trainable)
+        # Parameters whose changes are noted and not made: those that the trial sees used through `bag` alone.
         plain = self.device.type == "cpu" and precision != "bf16" and self.flat.vector.dtype in _NOTED_IN
-        self.noted = set(self.row_fields) if plain else set[str]()
+        self.noted = frozenset(self.row_fields) if plain else frozenset[str]()
         if self.noted:
             compiled(self.flat.vector.dtype)  # before workers are forked, who would each do it again
+        given = None if trial_batch is None else check_trial_batch(trial_batch, population.fields)
+        self.made_up = self._tried(given)
         if self.row_fields:
             self._check_rows()
 
@@ -90,34 +106,54 @@ class OneByOne:
     def block(self, params: Tensor, users: NDArray[np.int64], round_index: int) -> Updates:
         """The updates of these users, not clipped: PRIVATE. A user without examples gives zeros."""
         population = self.examples.population
-        keys_for = partial(self.streams.user_keys, round_index=round_index, users=users)
+        keys_for = partial(self.streams.user_keys, round_index=round_index, identities=population.identities(users))
         steps, keys = plan_steps(population, users, self.local, keys_for), keys_for("dropout")
         starts, sizes = population.offsets[users], self.local.examples_of(population, users)
         chances = torch.from_numpy(step_keys(keys, steps.longest, len(self.flat.chances))).to(self.device)
         order = torch.from_numpy(steps.rows - starts[:, None, None]).to(self.device)
-        updates = params.new_empty(len(users), 0 if self.row_fields else self.flat.dim)
         whole = first_pieces(params.unsqueeze(0), self.flat.named_shapes, {})
+        updates = params.new_empty(len(users), 0 if self.row_fields else self.flat.dim)
         by_rows: list[Updates] = []
-        self.flat.module.train()
-        # What draws from torch's global generator draws by user too, and the caller's state is given back.
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), computing_in(self.precision, self.device):
+        version = params._version
+        with self._apart():
             for i, key in enumerate(keys.tolist()):
-                self._global_generator().manual_seed(key)
-                before = None if self.draws_globally else self._global_generator().get_state()
                 examples = self.examples.between(int(starts[i]), int(starts[i] + sizes[i]))
                 batches = [order[i, step, :count] for step, count in enumerate(steps.counts[i].tolist()) if count]
                 if self.row_fields:
-                    update = self._train_rows(params, whole, examples, batches, chances[i])
-                    if update is None:  # all of a block are trained in one way
-                        return self.block(params, users, round_index)
-                    by_rows.append(update)
-                else:
-                    self._train(params, examples, batches, chances[i], out=updates[i])
-                self.flat.check_buffers()
-                if before is not None:
-                    self.draws_globally = not torch.equal(self._global_generator().get_state(), before)
+                    by_rows.append(self._user_rows(key, params, whole, examples, batches, chances[i]))
+                elif not self._user(key, partial(self._train, params, examples, batches, chances[i], updates[i])):
+                    updates[i] = math.nan
+            self.isolation.after_block()
+        if params._version != version:
+            raise ModuleError("the round's parameters changed while a user trained: train on the model that is given")
         return together(by_rows) if self.row_fields else Updates([Dense(0, updates)])
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Within, users train; random generators that belong to the caller are given back as they were."""
+        self.flat.module.train()
+        self.isolation.before_block()
+        devices = [self.device] if self.device.type == "cuda" else []
+        with kept_generators(), torch.random.fork_rng(devices), computing_in(self.precision, self.device):
+            yield
+
+    def _user(self, key: int, train: Callable[[], object]) -> bool:
+        """Train one user with random numbers of the user's own, and leave nothing behind. False if that failed."""
+        self._global_generator().manual_seed(key)
+        self.isolation.seed(key)
+        before = None if self.draws_globally else self._global_generator().get_state()
+        failed = False
+        try:
+            with torch.enable_grad():
+                train()
+        except Exception as error:
+            if self.on_error == "raise" or not users_own(error):
+                raise
+            failed = True
+        self.isolation.after_user()
+        if before is not None:
+            self.draws_globally = not torch.equal(self._global_generator().get_state(), before)
+        return not failed
 
     def _train(self, params: Tensor, examples: Batch, batches: Sequence[Tensor], chances: Tensor, out: Tensor) -> None:
         """One user's steps: each batch says which of the user's examples are in it."""
@@ -128,69 +164,154 @@ class OneByOne:
             self.flat.descend(self._reduced(self.loss(self.flat.module, batch), len(rows)), self.local.lr)
         torch.sub(self.flat.vector, params, out=out)
 
-    def _train_rows(
-        self, params: Tensor, whole: dict[str, Tensor], examples: Batch, batches: Sequence[Tensor], chances: Tensor
-    ) -> Updates | None:
+    def _user_rows(
+        self,
+        key: int,
+        params: Tensor,
+        whole: dict[str, Tensor],
+        examples: Batch,
+        batches: Sequence[Tensor],
+        chances: Tensor,
+    ) -> Updates:
         """The same where a user touches few rows of some parameters: no other row is read, trained or written.
 
-        `whole` are the parameters as `first_pieces` gives them to a user who touches all rows.
-        None where a parameter was used in a way that a ledger cannot note: it is `noted` no more, and the user has to
-        begin again.
+        A user for whom a noted parameter is used in another way than through `bag` begins again with rows of his own.
         """
+        steps = _RowSteps(params, whole, examples, batches, chances)
+        made: list[Updates] = []
+        incomplete: set[str] = set()
+
+        def train() -> None:
+            made[:] = [self._train_rows(steps, self.noted, incomplete)]
+
+        trained = self._user(key, lambda: _unless(incomplete, train))
+        if incomplete:
+            incomplete.clear()
+            trained = self._user(key, lambda: made.append(self._train_rows(steps, frozenset(), incomplete)))
+        return made[-1] if trained and made else self._failed_rows(params)
+
+    def _train_rows(self, steps: _RowSteps, noted: frozenset[str], incomplete: set[str]) -> Updates:
+        """One user's steps. `incomplete` gets the noted parameters that were used in another way: begin again then."""
         shapes = self.flat.named_shapes
-        fields = {name: field for name, field in self.row_fields.items() if name not in self.noted}
+        fields = {name: field for name, field in self.row_fields.items() if name not in noted}
         heights = {name: shapes[name][0] for name in fields}
-        one, rows = renumbered({name: field.unsqueeze(0) for name, field in examples.items()}, fields, heights)
-        first = first_pieces(params.unsqueeze(0), shapes, rows) if rows else whole
-        ledgers = {name: Ledger(first[name][0], self.local.lr) for name in self.noted}
-        moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in ledgers}
-        held = {name: ledgers[name].noted() if name in ledgers else moving[name] for name in shapes}
+        one, rows = renumbered({name: field.unsqueeze(0) for name, field in steps.examples.items()}, fields, heights)
+        first = first_pieces(steps.params.unsqueeze(0), shapes, rows) if rows else steps.whole
+        records = {name: Ledger(first[name][0], self.local.lr) for name in noted}
+        moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in records}
+        held = {name: records[name].noted() if name in records else moving[name] for name in shapes}
         try:
             with self.flat.holding(held):
-                for step, rows_of_batch in enumerate(batches):
-                    self.flat.set_keys(chances[step])
+                for step, rows_of_batch in enumerate(steps.batches):
+                    self.flat.set_keys(steps.chances[step])
                     batch = {name: self.examples.pick(field[0], rows_of_batch) for name, field in one.items()}
                     loss = self._reduced(self.loss(self.flat.module, batch), len(rows_of_batch))
-                    _descend(loss, list(moving.values()), list(ledgers.values()), self.local.lr)
-        except Exception:
-            if all(ledger.complete for ledger in ledgers.values()):
-                raise
-        if not all(ledger.complete for ledger in ledgers.values()):
-            self.noted = {name for name in self.noted if ledgers[name].complete}
-            return None
-        stack = [ledgers[name].terms() if name in ledgers else moving[name].detach().unsqueeze(0) for name in shapes]
+                    _descend(loss, list(moving.values()), list(records.values()), self.local.lr)
+        finally:
+            incomplete.update(name for name, record in records.items() if not record.complete)
+        stack: list[Tensor | list[Terms]] = []
+        for name in shapes:
+            if name in records:
+                stack.append(records[name].terms())
+            elif name in self.noted:  # as terms too: all users of a block have the same kinds
+                change = moving[name].detach() - first[name][0]
+                stack.append([Terms.of_rows(rows[name].rows[0], change)])
+            else:
+                stack.append(moving[name].detach().unsqueeze(0))
         return updates_of(stack, first, shapes, rows)
+
+    def _failed_rows(self, params: Tensor) -> Updates:
+        """An update that is not a number: it adds nothing and is not within."""
+        shapes = self.flat.named_shapes
+        bad = params.new_full((1, 1), math.nan)
+        rows = {name: Touched(bad.long() * 0, bad != bad) for name in self.row_fields if name not in self.noted}
+        stack: list[Tensor | list[Terms]] = []
+        first = {}
+        for name, shape in shapes.items():
+            size = (1, *shape[1:]) if name in self.row_fields else shape
+            first[name] = params.new_zeros(1, *size)
+            nothing = params.new_full((1, *size), math.nan)
+            stack.append([Terms.of_rows(bad[0].long() * 0, nothing[0])] if name in self.noted else nothing)
+        return updates_of(stack, first, shapes, rows)
+
+    def _tried(self, given: Mapping[str, NDArray[Any]] | None) -> Callable[[int], Batch]:
+        """Train a made-up user, to find mistakes that everybody would run into. Gives a way to make up examples."""
+        first: Exception | None = None
+        for fill in FILLS:
+            made = partial(self._made_up, fill=fill, given=given)
+            try:
+                self._try(made)
+                return made
+            except (IsolationError, MemoryError):
+                raise
+            except Exception as error:
+                first = first or error
+            if given is not None:
+                break
+        if isinstance(first, CliplineError):
+            raise first
+        assert first is not None
+        reason = (str(first).strip() or type(first).__name__).splitlines()[0]
+        examples = "made-up examples" if given is None else "trial_batch"
+        raise ModuleError(
+            f"model or loss fails on {examples} ({type(first).__name__}: {reason}): mend it, or give trial_batch, a few "
+            "examples of your own making that it can take"
+        ) from first
+
+    def _made_up(self, count: int, fill: str, given: Mapping[str, NDArray[Any]] | None) -> Batch:
+        return self.examples.placed(made_up(self.examples.population.fields, count, fill, given))
+
+    def _try(self, made: Callable[[int], Batch]) -> None:
+        """One step of one user who does not exist."""
+        count = min(self.local.batch_size, _TRIED)
+        params, examples, rows = self.flat.initial, made(count), torch.arange(count, device=self.device)
+        chances = torch.zeros(1, len(self.flat.chances), 2, dtype=torch.int32, device=self.device)
+        on_error, self.on_error = self.on_error, "raise"
+        try:
+            with self._apart():
+                if self.row_fields:
+                    incomplete: set[str] = set()
+                    whole = first_pieces(params.unsqueeze(0), self.flat.named_shapes, {})
+                    steps = _RowSteps(params, whole, examples, [rows], chances)
+                    self._user(0, lambda: _unless(incomplete, lambda: self._train_rows(steps, self.noted, incomplete)))
+                    if incomplete:
+                        self.noted -= incomplete
+                        self._user(0, lambda: self._train_rows(steps, self.noted, incomplete))
+                else:
+                    self._user(0, partial(self._train, params, examples, [rows], chances, torch.empty_like(params)))
+                self.isolation.after_block()
+        finally:
+            self.on_error = on_error
+            self.isolation.after_user()
+            self.flat.vector.copy_(self.flat.initial)
 
     def _check_rows(self) -> None:
         """Refuse a loss that uses rows which the fields do not name, as a penalty on all weights does.
 
-        Tried with one more row than a user touches: it must not move.
+        Tried on made-up examples with one more row than they touch, at several parameters: it must not move.
         """
-        population = self.examples.population
-        user = int(np.argmax(np.diff(population.offsets[: 1 + min(len(population), 1000)])))
-        size = min(population.size(user), self.local.batch_size)
-        if size == 0:
-            return
-        start = int(population.offsets[user])
-        examples = self.examples.gather(np.arange(start, start + size))
-        one = {name: field.unsqueeze(0) for name, field in examples.items()}
+        count = min(self.local.batch_size, _TRIED)
+        one = {name: field.unsqueeze(0) for name, field in self.made_up(count).items()}
         shapes = self.flat.named_shapes
         for name, field in self.row_fields.items():
             rows, places = touched(one[field], shapes[name][0])
             if rows.rows.shape[1] == shapes[name][0]:
-                continue  # this user touches all of them
+                continue  # they touch all of them
             spare = F.pad(rows.rows, (0, 1))
-            first = first_pieces(self.flat.initial.unsqueeze(0), shapes, {name: Touched(spare, spare >= 0)})
-            leaves = {f"model.{key}": piece[0].clone().requires_grad_() for key, piece in first.items()}
             batch = {key: value[0] for key, value in {**one, field: places}.items()}
-            self.flat.module.train()
-            loss = self._reduced(functional_call(LossOf(self.flat.module, self.loss), leaves, (batch,)), size)
-            (gradient,) = torch.autograd.grad(loss, [leaves[f"model.{name}"]], allow_unused=True)
-            if gradient is not None and bool((gradient[-1] != 0).any()):
-                raise ModuleError(
-                    f"the loss uses rows of {name!r} that field {field!r} does not name, and row_fields would leave "
-                    "them out: drop it from row_fields, or take the penalty or the tied weights out of the loss"
-                )
+            for params in parameters_to_try(self.flat.initial):
+                first = first_pieces(params.unsqueeze(0), shapes, {name: Touched(spare, spare >= 0)})
+                leaves = {f"model.{key}": piece[0].clone().requires_grad_() for key, piece in first.items()}
+                with self._apart():
+                    loss = self._reduced(functional_call(LossOf(self.flat.module, self.loss), leaves, (batch,)), count)
+                    (gradient,) = torch.autograd.grad(loss, [leaves[f"model.{name}"]], allow_unused=True)
+                    self.isolation.after_user()
+                if gradient is not None and bool((gradient[-1] != 0).any()):
+                    raise ModuleError(
+                        f"the loss uses rows of {name!r} that field {field!r} does not name, and row_fields would "
+                        "leave them out: drop it from row_fields, or take the penalty or the tied weights out of the "
+                        "loss"
+                    )
 
     def _reduced(self, losses: Tensor, count: int) -> Tensor:
         if not per_example(losses, count):
@@ -203,6 +324,26 @@ class OneByOne:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             return torch.cuda.default_generators[self.device.index or torch.cuda.current_device()]
         return torch.default_generator
+
+
+@dataclass(frozen=True, eq=False)
+class _RowSteps:
+    """What one user trains on: `whole` are the parameters as `first_pieces` gives them to whoever touches all rows."""
+
+    params: Tensor
+    whole: dict[str, Tensor]
+    examples: Batch
+    batches: Sequence[Tensor]
+    chances: Tensor
+
+
+def _unless(incomplete: set[str], train: Callable[[], object]) -> None:
+    """Train. An error counts only if nothing is incomplete: otherwise the user begins again in another way."""
+    try:
+        train()
+    except Exception:
+        if not incomplete:
+            raise
 
 
 def _descend(loss: Tensor, moving: Sequence[Tensor], ledgers: Sequence[Ledger], lr: float) -> None:

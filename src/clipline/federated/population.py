@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -154,7 +155,25 @@ class Population:
         """Number of examples of one user."""
         return int(self.offsets[user + 1] - self.offsets[user])
 
+    def identities(self, users: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """What the randomness of each of these users is keyed by: a function of the user's own id and nothing else.
+
+        Whole numbers stand for themselves, other ids for a hash of them. Without `user_ids` the place in the
+        population is the id.
+        """
+        if self.user_ids is None:
+            return users.astype(np.uint64)
+        ids = self.user_ids[users]
+        if ids.dtype.kind in "iub":
+            return np.asarray(ids.astype(np.uint64))
+        digests = [hashlib.blake2b(_id_bytes(one), digest_size=8).digest() for one in ids.tolist()]
+        return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+
     def of(self, user: int) -> dict[str, NDArray[Any]]:
         """The fields of one user, each (size, ...), as views."""
         start, stop = int(self.offsets[user]), int(self.offsets[user + 1])
         return {name: field[start:stop] for name, field in self.fields.items()}
+
+
+def _id_bytes(user_id: object) -> bytes:
+    return user_id if isinstance(user_id, bytes) else str(user_id).encode("utf-8", "surrogatepass")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -40,7 +41,7 @@ def check_row_fields(row_fields: RowFields, flat: FlatModule, population: Popula
             )
         numbers = population.fields[field]
         if not isinstance(numbers, np.memmap) and numbers.size and int(numbers.min()) < 0:
-            raise ModuleError(f"field {field!r} holds {int(numbers.min())} but rows count from 0: pad with 0 instead")
+            raise ModuleError(f"field {field!r} holds a number below 0 but rows count from 0: pad with 0 instead")
     if len(set(row_fields.values())) < len(row_fields):
         raise ModuleError("row_fields names a field twice, which would be renumbered twice: give each its own field")
 
@@ -57,35 +58,52 @@ class Touched:
         return Touched(self.rows[users], self.used[users])
 
 
-def touched(numbers: Tensor, height: int, least: int = 0) -> tuple[Touched, Tensor]:
-    """Which of `height` rows each user's (users, ...) numbers name, and the numbers as places among them.
+class Named:
+    """Which of `height` rows each user's (users, ...) numbers name. A number beyond the last row counts as the last."""
 
-    There is room for the user with most; with `least` for that many, or twice, four times ... as many if need be.
-    A number beyond the last row counts as the last.
-    """
-    users = len(numbers)
-    flat = numbers.reshape(users, -1).long().clamp(0, height - 1)
-    present = torch.zeros(users, height, dtype=torch.int64, device=numbers.device).scatter_(1, flat, 1)
-    place = present.cumsum(dim=1)
-    most = max(1, int(place[:, -1].max())) if users else 1
-    room = least or most
-    while room < most:
-        room *= 2
-    room = min(room, height)
-    rows = torch.arange(height, device=numbers.device).expand(users, height)
-    slots = torch.where(present > 0, place - 1, room)  # those that are absent go to a spare slot
-    chosen = torch.zeros(users, room + 1, dtype=torch.int64, device=numbers.device).scatter_(1, slots, rows)
-    used = torch.arange(room, device=numbers.device) < place[:, -1:]
-    return Touched(chosen[:, :room].contiguous(), used), (place.gather(1, flat) - 1).view(numbers.shape)
+    def __init__(self, numbers: Tensor, height: int) -> None:
+        self._shape, self._height = numbers.shape, height
+        self._flat = numbers.reshape(len(numbers), -1).long().clamp(0, height - 1)
+        zeros = torch.zeros(len(numbers), height, dtype=torch.int64, device=numbers.device)
+        self._present = zeros.scatter_(1, self._flat, 1)
+        self._place = self._present.cumsum(dim=1)
+
+    def rooms(self, least: int) -> NDArray[np.int64]:
+        """(users,): how many rows a user gets room for: `least`, or twice, four times ... as many; no more than there are.
+
+        A model can see it, so that it is a matter of the user's own numbers.
+        """
+        counts: NDArray[np.int64] = self._place[:, -1].cpu().numpy()
+        doublings = np.ceil(np.log2(np.maximum(counts, 1) / least)).clip(0).astype(np.int64)
+        return np.asarray(np.minimum(least << doublings, self._height), np.int64)
+
+    def most(self) -> int:
+        """The number of rows of the user with most; at least 1."""
+        return max(1, int(self._place[:, -1].max())) if len(self._place) else 1
+
+    def touched(self, room: int, users: Tensor | slice = slice(None)) -> tuple[Touched, Tensor]:
+        """The rows of some users, in `room` that is enough for each, and their numbers as places among them."""
+        flat, present, place = self._flat[users], self._present[users], self._place[users]
+        count, device = len(flat), flat.device
+        rows = torch.arange(self._height, device=device).expand(count, self._height)
+        slots = torch.where(present > 0, place - 1, room)  # those that are absent go to a spare slot
+        chosen = torch.zeros(count, room + 1, dtype=torch.int64, device=device).scatter_(1, slots, rows)
+        used = torch.arange(room, device=device) < place[:, -1:]
+        places = (place.gather(1, flat) - 1).view(count, *self._shape[1:])
+        return Touched(chosen[:, :room].contiguous(), used), places
 
 
-def renumbered(
-    examples: Batch, row_fields: RowFields, heights: Mapping[str, int], least: int = 0
-) -> tuple[Batch, dict[str, Touched]]:
-    """The examples with places for row numbers, and the rows of each parameter."""
+def touched(numbers: Tensor, height: int) -> tuple[Touched, Tensor]:
+    """Which of `height` rows each user's (users, ...) numbers name, and the numbers as places among them."""
+    named = Named(numbers, height)
+    return named.touched(named.most())
+
+
+def renumbered(examples: Batch, row_fields: RowFields, heights: Mapping[str, int]) -> tuple[Batch, dict[str, Touched]]:
+    """The examples with places for row numbers, and the rows of each parameter, in room for the user with most."""
     examples, rows = dict(examples), dict[str, Touched]()
     for name, field in row_fields.items():
-        rows[name], examples[field] = touched(examples[field], heights[name], least)
+        rows[name], examples[field] = touched(examples[field], heights[name])
     return examples, rows
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,15 +18,17 @@ from ..errors import ModuleError
 from ..streams import keys_of
 from .aside import aside
 from .batches import Steps, plan_steps
-from .blocks import Begun, Block, Visit
+from .blocks import Begun, Block, Trained, Visit
 from .chance import step_keys
+from .isolation import IsolationError, generators_state, kept_generators
 from .lanes import Lanes
-from .local import Batch, per_example
+from .local import Batch, per_example, users_own
 from .one_by_one import OneByOne
 from .precision import computing_in
 from .program import SlowEngineWarning, StackStep
-from .rows import first_pieces, renumbered, updates_of
+from .rows import Named, first_pieces, updates_of
 from .sampling import Cohort
+from .trial import parameters_to_try
 from .updates import Updates
 
 _FREE = 0.5  # of a GPU's free memory may be taken by a block of users
@@ -44,6 +48,9 @@ class Stacked:
     Equal to `plain`, whose working copy of the model it uses, up to the order of additions. Users are sorted by work,
     so that a block runs only as long as its longest user. With a loss for each example, a GPU runs blocks of one fixed
     size as a compiled program. A model or loss that has no version for many users is refused with `CannotStack`.
+
+    What a model can see of a user's batch (its width, the number of rows of a small matrix) depends on that user's own
+    data alone: users for whom it differs run apart.
     """
 
     def __init__(
@@ -62,11 +69,10 @@ class Stacked:
         bytes_a_user = self._trial()
         if compiled is None:
             compiled = plain.device.type == "cuda" and self._fillable
-        most = longest = 0
+        longest, width = 0, min(plain.local.batch_size, plain.local.max_examples or plain.local.batch_size)
         if compiled:  # what is recorded has room for the largest user
             most = min(plain.examples.population.largest(), plain.local.max_examples or 2**62)
             longest = -(-most // plain.local.batch_size) * plain.local.epochs
-        width = min(most, plain.local.batch_size)
         bytes_a_user += 2 * longest * width * plain.examples.bytes_each  # as gathered, and where it is recorded
         self.block_size = block_size or self._fitting(cohort_size, varying, bytes_a_user)
         self._begun: Begun | None = None
@@ -90,11 +96,11 @@ class Stacked:
             begun, before = before, None
             if begun is None or not begun.is_for(visits, users[start:end]):
                 begun = self._started(visits, users[start:end], owners[start:end])
-            self.flat.check_buffers()
-            for part, stack in begun.trained:
-                own = {name: piece if len(piece) == 1 else piece[part] for name, piece in begun.first.items()}
-                touched = {name: one.of_users(part) for name, one in begun.block.rows.items()}
-                yield updates_of(stack, own, self._shapes, touched), begun.block.owners[part]
+            for trained in begun.parts:
+                for part, stack in trained.stacks:
+                    own = {name: piece if len(piece) == 1 else piece[part] for name, piece in trained.first.items()}
+                    touched = {name: one.of_users(part) for name, one in trained.block.rows.items()}
+                    yield updates_of(stack, own, self._shapes, touched), trained.block.owners[part]
 
     def begin(self, params: Tensor, cohort: Cohort, round_index: int) -> None:
         """Let a GPU begin with the first block of a cohort, before anybody asks for it.
@@ -110,8 +116,7 @@ class Stacked:
         try:
             self._begun = self._started([visit], users[:end], owners[:end])
         except Exception as error:  # whoever asks for it may see it fail again, and the round before is not lost
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            slow = f"a round could not begin before its time ({reason}): it begins when it is asked for"
+            slow = f"a round could not begin before its time ({type(error).__name__}): it begins when it is asked for"
             warnings.warn(slow, SlowEngineWarning, stacklevel=2)
 
     def forget(self) -> None:
@@ -136,46 +141,101 @@ class Stacked:
         order = np.lexsort((owners, -np.concatenate(work)))
         return np.concatenate([visit.users for visit in visits])[order], owners[order]
 
-    def _prepared(self, visits: Sequence[Visit], users: NDArray[np.int64], owners: NDArray[np.int64]) -> Block:
+    def _prepared(self, visits: Sequence[Visit], users: NDArray[np.int64], owners: NDArray[np.int64]) -> list[Block]:
+        """All that these users' training needs, in blocks of users who get equal room for rows."""
         plain, device = self.plain, self.plain.device
         steps, keys = self._plan(visits, users, owners)
-        heights = {name: self._shapes[name][0] for name in plain.row_fields}
         # In memory step by step: that is how they are read.
         gathered = plain.examples.gather(np.ascontiguousarray(steps.rows.swapaxes(0, 1)))
-        examples = {name: field.transpose(0, 1) for name, field in gathered.items()}
-        examples, rows = renumbered(examples, plain.row_fields, heights, least=_ROOM)
-        return Block(
+        whole = Block(
             users,
             owners,
             steps,
-            examples,
-            rows,
+            {name: field.transpose(0, 1) for name, field in gathered.items()},
+            {},
             torch.from_numpy(keys).to(device, non_blocking=True),
             torch.from_numpy(steps.counts).to(device, non_blocking=True),
             torch.tensor([visits[owner].lr for owner in owners], dtype=plain.flat.vector.dtype, device=device),
         )
+        if not plain.row_fields:
+            return [whole]
+        named = {name: Named(whole.examples[field], self._shapes[name][0]) for name, field in plain.row_fields.items()}
+        return [self._with_rows(whole, named, chosen, rooms) for chosen, rooms in _alike(named)]
+
+    def _with_rows(
+        self, whole: Block, named: Mapping[str, Named], chosen: NDArray[np.int64], rooms: Sequence[int]
+    ) -> Block:
+        """Some users of a block, and their rows in this much room for each parameter."""
+        everybody = len(chosen) == len(whole.users)
+        block = whole if everybody else whole.of_users(chosen)
+        places = slice(None) if everybody else torch.from_numpy(chosen).to(self.plain.device)
+        examples, rows = dict(block.examples), {}
+        for (name, field), room in zip(self.plain.row_fields.items(), rooms, strict=True):
+            rows[name], examples[field] = named[name].touched(room, places)
+        return replace(block, examples=examples, rows=rows)
 
     def _started(self, visits: Sequence[Visit], users: NDArray[np.int64], owners: NDArray[np.int64]) -> Begun:
-        """Train a block of users; on a GPU that is begun, and goes on by itself."""
-        plain, device = self.plain, self.plain.device
-        with aside(device) as made:
-            block = self._prepared(visits, users, owners)
-            made += block.tensors()
-        run = torch.from_numpy(block.owners).to(device) if len(visits) > 1 else None
-        first = first_pieces(torch.stack([visit.params for visit in visits]), self._shapes, block.rows, run)
+        """Train a block of users; on a GPU that is begun, and goes on by itself.
+
+        Where training fails, as a label out of range makes it, every user of the block trains apart, and adds nothing
+        if it fails again.
+        """
+        with aside(self.plain.device) as made:
+            blocks = self._prepared(visits, users, owners)
+            made += [tensor for block in blocks for tensor in block.tensors()]
+        versions = [visit.params._version for visit in visits]
+        parts = []
+        for block in blocks:
+            try:
+                parts.append(self._trained(visits, block))
+            except Exception as error:
+                if self.plain.on_error == "raise" or isinstance(error, IsolationError) or not users_own(error):
+                    raise
+                parts += [self._trained_apart(visits, block.of_users(np.array([i]))) for i in range(len(block.users))]
+        if versions != [visit.params._version for visit in visits]:
+            raise ModuleError("the round's parameters changed while users trained: train on the model that is given")
+        return Begun(visits, users, parts)
+
+    def _trained_apart(self, visits: Sequence[Visit], block: Block) -> Trained:
+        """One user alone; an update that is not a number, and so adds nothing, where that fails."""
+        try:
+            return self._trained(visits, block, recorded=False)
+        except Exception as error:
+            if isinstance(error, IsolationError) or not users_own(error):
+                raise
+        first = self._first(visits, block)
+        return Trained(block, first, [(slice(0, 1), [torch.full_like(piece, math.nan) for piece in first.values()])])
+
+    def _first(self, visits: Sequence[Visit], block: Block) -> dict[str, Tensor]:
+        run = torch.from_numpy(block.owners).to(self.plain.device) if len(visits) > 1 else None
+        return first_pieces(torch.stack([visit.params for visit in visits]), self._shapes, block.rows, run)
+
+    def _trained(self, visits: Sequence[Visit], block: Block, *, recorded: bool = True) -> Trained:
+        plain, first = self.plain, self._first(visits, block)
         arguments = (block.examples, block.chances, block.counts, block.rates)
         self.flat.module.train()
-        with computing_in(plain.precision, device):
-            if self._lanes is None:
-                stack = [piece.expand(len(block.users), *piece.shape[1:]).clone() for piece in first.values()]
-                self._walk(block.steps, stack, *arguments)
-                trained = [(slice(0, len(block.users)), stack)]
-            else:
-                trained = self._lanes.train(block.steps, first, *arguments)
-        return Begun(visits, block, first, trained)
+        plain.isolation.before_block()
+        with kept_generators(), torch.enable_grad(), computing_in(plain.precision, plain.device):
+            try:
+                if self._lanes is None or not recorded:
+                    stack = [piece.expand(len(block.users), *piece.shape[1:]).clone() for piece in first.values()]
+                    self._walk(visits[0], block.steps, stack, *arguments)
+                    stacks = [(slice(0, len(block.users)), stack)]
+                else:
+                    stacks = self._lanes.train(block.steps, first, *arguments)
+            finally:
+                plain.isolation.after_stack()
+        return Trained(block, first, stacks)
 
     def _walk(
-        self, steps: Steps, stack: list[Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
+        self,
+        visit: Visit,
+        steps: Steps,
+        stack: list[Tensor],
+        examples: Batch,
+        chances: Tensor,
+        counts: Tensor,
+        rates: Tensor,
     ) -> None:
         """Step by step, only the users who still have one.
 
@@ -184,13 +244,12 @@ class Stacked:
         """
         places = torch.arange(steps.rows.shape[2], device=self.plain.device)
         for step in range(steps.longest):
-            runs = steps.alike(step)
-            if self._fillable:
-                runs = [slice(0, int((steps.counts[:, step] > 0).sum()))]
-            for run in runs:
-                width = len(places) if self._fillable else int(steps.counts[run.start, step])
+            # What draws from NumPy's or Python's generator draws the same for all users, whoever they are.
+            key = visit.streams.user_key("stack", visit.round_index, step)
+            for run, width in steps.alike(step, filled=self._fillable):
                 batch = {name: field[run, step, :width] for name, field in examples.items()}
                 kept = places[:width] < counts[run, step, None]
+                self.plain.isolation.seed(key)
                 self._step([piece[run] for piece in stack], chances[run, step], batch, kept, rates[run])
 
     def _plan(
@@ -198,73 +257,87 @@ class Stacked:
     ) -> tuple[Steps, NDArray[np.int32]]:
         """The batches of every user, and the keys of every `Chance` at every step: (users, steps, chances, 2)."""
         rounds = [(visit.streams, visit.round_index) for visit in visits]
-        keys_for = partial(keys_of, rounds, users=users, owners=owners)
+        identities = self.plain.examples.population.identities(users)
+        keys_for = partial(keys_of, rounds, identities=identities, owners=owners)
         steps = plan_steps(self.plain.examples.population, users, self.plain.local, keys_for)
         return steps, step_keys(keys_for("dropout"), steps.longest, len(self.flat.chances))
 
     def _trial(self) -> int:
-        """Try a step of one user, alone and then twice in a stack. Gives the memory that a user took.
+        """Try a step of two users who do not exist, in a stack. Gives the memory that a user took.
 
-        It also finds out whether the loss is one for each example.
+        It also finds out whether the loss is one for each example, and whether a batch may be filled up without changing
+        the result. Neither decides whether users are kept apart: they are, either way.
         """
-        plain = self.plain
-        population, params = plain.examples.population, plain.flat.initial
-        user = int(np.argmax(np.diff(population.offsets[: 1 + min(len(population), 1000)])))
-        if population.size(user) == 0:
-            raise CannotStack("the first 1000 users have no examples to try the model on")
-        plain.block(params, np.array([user]), 0)  # refuses what no engine can train
+        plain, params = self.plain, self.flat.initial
         width = min(plain.local.batch_size, 64)
-        like = plain.examples.gather(np.full((2, width), int(population.offsets[user])))
-        self.flat.module.train()
+        example = plain.made_up(width)
+        like = {name: torch.stack([field, field]) for name, field in example.items()}
         kept = torch.ones(2, width, dtype=torch.bool, device=plain.device)
         chances = torch.zeros(2, len(self.flat.chances), 2, dtype=torch.int32, device=plain.device)
-        heights = {name: self._shapes[name][0] for name in plain.row_fields}
-        like, rows = renumbered(like, plain.row_fields, heights, least=_ROOM)
+        rows = {}
+        for name, field in plain.row_fields.items():
+            named = Named(like[field], self._shapes[name][0])
+            rows[name], like[field] = named.touched(int(named.rooms(_ROOM).max()))
         first = first_pieces(params.unsqueeze(0), self._shapes, rows)
         stack = [piece.expand(2, *piece.shape[1:]).clone() for piece in first.values()]
         on_gpu = plain.device.type == "cuda"
         before = torch.cuda.memory_allocated(plain.device) if on_gpu else 0
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(plain.device)
-        with computing_in("float32", plain.device):  # a comparison, which coarser arithmetic would blur
+        with kept_generators(), computing_in("float32", plain.device):  # a comparison, which coarser arithmetic blurs
             self._step.per_example, self._fillable = self._looked_at()
-        with computing_in(plain.precision, plain.device):
+        plain.isolation.after_user()
+        with kept_generators(), computing_in(plain.precision, plain.device):
             try:
+                plain.isolation.seed(0)
+                unused = generators_state()
                 with warnings.catch_warnings():
                     # torch warns where it would loop over the users instead
                     warnings.filterwarnings("error", message=".*performance drop.*")
                     self._step(stack, chances, like, kept, 1.0)
+                if generators_state() != unused:
+                    raise CannotStack("the model draws from NumPy's or Python's generator, which a stack would share")
+                plain.isolation.after_stack()
+            except CannotStack:
+                raise
             except Exception as error:
+                with suppress(ModuleError):  # one by one it may stay as it was, and be allowed
+                    plain.isolation.after_stack()
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
-        try:
-            self.flat.check_buffers()
-        except ModuleError as error:  # one by one it may stay as it was, and be allowed
-            raise CannotStack(str(error)) from error
         peak = torch.cuda.max_memory_allocated(plain.device) if on_gpu else 0
         return max(1, (peak - before) // 2)
 
     def _looked_at(self) -> tuple[bool, bool]:
         """Whether the loss gives one number for each example, and whether filling up a batch leaves the others alone.
 
-        Tried on a few examples: a model that looks across them, as batch statistics do, must not see any filling.
+        Tried on made-up examples at several parameters: a model that looks across them, as batch statistics do, gives
+        other results where a batch is filled up, and then none is.
         """
         plain = self.plain
-        count = min(plain.local.batch_size, plain.examples.population.examples, 8)
-        spread = np.linspace(0, plain.examples.population.examples - 1, count).astype(np.int64)
+        count = min(plain.local.batch_size, 8)
         half = (count + 1) // 2
-        filled = np.where(np.arange(count) < half, spread, spread[0])
-        losses = []
+        examples = plain.made_up(count)
+        batches = [{name: field[:half] for name, field in examples.items()}]
+        filled = torch.arange(count, device=plain.device) % half  # as many more again, of the same
+        batches.append({name: plain.examples.pick(field, filled) for name, field in examples.items()})
         self.flat.module.train()
-        for batch in (plain.examples.gather(filled[:half]), plain.examples.gather(filled)):
-            self.flat.set_keys(torch.zeros(len(self.flat.chances), 2, dtype=torch.int32, device=plain.device))
-            with torch.no_grad():
-                losses.append(plain.loss(self.flat.load(plain.flat.initial), batch))
-        if not per_example(losses[1], count):
-            return False, False
-        alone, among = losses[0].double(), losses[1][:half].double()
-        same = torch.isclose(alone, among, rtol=1e-3, atol=1e-6)
-        return True, bool((same | ~alone.isfinite()).all())
+        same = finite = False
+        for params in parameters_to_try(plain.flat.initial):
+            losses = []
+            for batch in batches:
+                self.flat.set_keys(torch.zeros(len(self.flat.chances), 2, dtype=torch.int32, device=plain.device))
+                plain.isolation.seed(0)
+                with torch.no_grad(), torch.random.fork_rng([plain.device] if plain.device.type == "cuda" else []):
+                    losses.append(plain.loss(self.flat.load(params), batch))
+                plain.isolation.after_user()
+            if not per_example(losses[1], count):
+                return False, False
+            alone, among = losses[0].double(), losses[1][:half].double()
+            if bool(alone.isfinite().all()):
+                same = bool(torch.isclose(alone, among, rtol=1e-3, atol=1e-6).all()) and (same or not finite)
+                finite = True
+        return True, same
 
     def _fitting(self, cohort_size: int, varying: bool, bytes_a_user: int) -> int:
         """Users in a block: on a GPU a whole cohort, within free memory. A step runs only those who still have one."""
@@ -275,3 +348,11 @@ class Stacked:
         fitting = int(_FREE * torch.cuda.mem_get_info(plain.device)[0] / bytes_a_user)
         expected = cohort_size + (math.ceil(4 * math.sqrt(cohort_size)) if varying else 0)
         return max(1, min(fitting, expected, _MOST))
+
+
+def _alike(named: Mapping[str, Named]) -> list[tuple[NDArray[np.int64], list[int]]]:
+    """Users who get equal room for the rows of every parameter, most room first, and how much."""
+    rooms = np.stack([one.rooms(_ROOM) for one in named.values()], axis=1)
+    kinds, kind = np.unique(rooms, axis=0, return_inverse=True)
+    numbers = range(len(kinds) - 1, -1, -1)
+    return [(np.flatnonzero(kind.reshape(-1) == number), kinds[number].tolist()) for number in numbers]

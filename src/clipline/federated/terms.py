@@ -34,6 +34,11 @@ class Terms:
         return Terms(nothing, nothing, like.new_empty(0), like.new_empty(0, like.shape[1]))
 
     @staticmethod
+    def of_rows(numbers: Tensor, rows: Tensor) -> Terms:
+        """These rows (terms, out), one term each."""
+        return Terms(numbers, torch.arange(len(rows)), rows.new_ones(len(rows)), rows.contiguous())
+
+    @staticmethod
     def joined(parts: Sequence[Terms]) -> Terms:
         """The sum of several; at least one."""
         if len(parts) == 1:

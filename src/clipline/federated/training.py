@@ -10,7 +10,7 @@ from concurrent.futures import wait
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ from .controllers import ClipController, QuantileClip
 from .evaluation import Evaluate, Evaluation
 from .hosts import Hosts, Workers, workforce_of
 from .interrupt import CtrlC
-from .local import LocalSGD, Loss
+from .local import LocalSGD, Loss, OnError
 from .mechanism import GaussianMechanism
 from .one_by_one import OneByOne
 from .population import Population
@@ -72,6 +72,11 @@ class Training:
     field names to tensors. `engine`, `precision` and `workers` are for speed: see docs/engine.md. `evaluate(model)`
     returns named metrics; it must look at data of users outside the population. `model` itself is never changed.
 
+    A user whose training fails, by a label out of range say, adds nothing and is not within the clip. For study
+    `on_error="raise"` shows the error instead, which the guarantee does not cover. What would fail for every user is
+    found here, on made-up examples; a loss that cannot take any numbers needs a `trial_batch` (field name -> a few
+    examples of your own making).
+
     `workers` processes share each cohort's users among them; "torchrun": those that torchrun started, of which rank 0
     calls `run()` and the others `serve()`. Their number changes the result by rounding alone.
     """
@@ -103,6 +108,8 @@ class Training:
         precision: Precision = "float32",
         row_fields: RowFields | None = None,
         workers: Workers = 1,
+        on_error: OnError = "zero",
+        trial_batch: Mapping[str, Any] | None = None,
     ) -> None:
         self.population = population
         check_choice("engine", engine, ENGINES)
@@ -145,7 +152,9 @@ class Training:
             count_stddev = cohort_size / 20 if self.noise_multiplier > 0 else 0.0  # section 2.1 of the paper
         mechanism = GaussianMechanism(cohort_size, self.noise_multiplier, count_stddev if controller.counts else None)
         streams = Streams(seed, noise_source)
-        self.plain = OneByOne(model, loss, population, local, streams, device, precision, row_fields)
+        self.plain = OneByOne(
+            model, loss, population, local, streams, device, precision, row_fields, on_error, trial_batch
+        )
         clients = clients_named(engine, self.plain, cohort_size, varying=sampling != "fixed")
         workforce = workforce_of(workers, clients, self.plain, sampler.sampling)
         self.algorithm = Algorithm(sampler, clients, workforce, mechanism, server or ServerSGD(), controller, streams)

@@ -1,0 +1,512 @@
+"""A user leaves nothing behind: whatever a model and its loss could remember is put back, or refused, after each user.
+
+The accounting needs every user's update to be a function of the round's parameters and that user's own examples. A
+module can break this in many ways: it may put another tensor in a parameter's place, grow a list, count its calls, keep
+the last batch in an attribute, a closure or a global variable, or hold a generator that the next user goes on with.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import random
+import sys
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from operator import is_
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..errors import ModuleError
+from .chance import Chance
+
+_VALUES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, torch.Size)
+_TRUSTED = {"clipline", "torch", "numpy", "triton", *sys.stdlib_module_names} - {"__main__"}
+_INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+_MISSING = object()
+_LARGE = 512  # entries: larger containers are compared once a block and not after every user
+_COPIED = 1 << 26  # bytes: of larger tensors only torch's count of changes is compared, larger arrays are not looked at
+_STRUCTURE = ("_parameters", "_buffers", "_modules")  # of a module: what it consists of
+
+
+class IsolationError(ModuleError):
+    """Something of one user would have reached the next: the run ends before anything of the round is released."""
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Within, NumPy's and Python's shared generators may be set; afterwards they are as they were."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)
+
+
+def generators_state() -> tuple[object, ...]:
+    """Where NumPy's and Python's shared generators stand, to compare."""
+    kind, numbers, *rest = np.random.get_state()  # noqa: NPY002
+    return kind, bytes(memoryview(numbers)), *rest, random.getstate()  # type: ignore[arg-type]
+
+
+class _Kept(Protocol):
+    """Something mutable, as it was."""
+
+    label: str
+
+    def same(self) -> bool: ...
+
+    def restore(self) -> None: ...
+
+
+class Isolation:
+    """What `module` (a working copy) and `loss` hold, as it was when this was made.
+
+    `after_user` puts plain attributes, containers, closures and global variables back, so that every user finds the
+    model as the caller gave it, and refuses other changes. `seed` gives a user the user's own numbers from the random
+    generators that NumPy and Python share and that the model holds. Found are: attributes of modules and of objects of
+    the caller's own classes, class attributes, hooks, functions with their closures, defaults and the global variables
+    that they name. Not found is what lies behind objects of libraries, in files or in other processes.
+    """
+
+    def __init__(self, module: nn.Module, loss: Callable[..., Any], trainable: Mapping[str, nn.Parameter]) -> None:
+        self._module, self._loss = module, loss
+        self._trainable = dict(trainable)
+        self._note_all()
+
+    def _note_all(self) -> None:
+        self._places = [_place(param) for param in self._trainable.values()]
+        self._data = [param.data for param in self._trainable.values()]  # keeps that memory theirs
+        self._structure: list[_Kept] = []  # a change of these is refused
+        self._kept: list[_Kept] = []  # these are put back
+        self._large: list[_Kept] = []
+        self._empty: list[Any] = []  # containers with nothing in them: most hooks of most modules
+        self._constants: dict[str, _Constant] = {}
+        self._caches: list[tuple[Any, int]] = []
+        self._generators: list[Callable[[int], object]] = []
+        self._seen: dict[int, object] = {}
+        own = {id(param) for param in self._trainable.values()}
+        self._keys = {id(part.key) for part in self._module.modules() if isinstance(part, Chance)}
+        self._walk(self._module, "model", own)
+        self._walk(self._loss, "loss", own)
+        self._seen.clear()
+
+    def before_block(self) -> None:
+        """Take what the caller may have set since the last block, a temperature say, as it is now."""
+        if any(self._empty) or not all(kept.same() for kept in (*self._kept, *self._large)):
+            self._note_all()
+
+    def seed(self, key: int) -> None:
+        """Every generator that users would share begins anew, with this key."""
+        random.seed(key)
+        np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 (the model's choice, not ours)
+        for begin in self._generators:
+            begin(key)
+
+    def after_user(self) -> None:
+        """Put back what the last user left; refuse a change of what the model consists of."""
+        refused = self._replaced()
+        for kept in self._kept:
+            if not kept.same():
+                kept.restore()
+        if any(self._empty):
+            for container in self._empty:
+                container.clear()
+        for cache, size in self._caches:
+            if cache.cache_info().currsize != size:
+                cache.cache_clear()
+        if refused:
+            self._put_back()
+            raise IsolationError(refused)
+
+    def after_block(self) -> None:
+        """Refuse what is too long to look at after every user: changed buffers, frozen parameters, large containers."""
+        for kept in self._large:
+            if not kept.same():
+                kept.restore()
+                raise IsolationError(_remembered(kept.label))
+        for name, constant in self._constants.items():
+            if not constant.same():
+                constant.restore()
+                raise IsolationError(_changed_constant(name, self._module))
+
+    def after_stack(self) -> None:
+        """After users who trained together: there no change at all can be told apart by user, and all are refused."""
+        changed = [kept.label for kept in self._kept if not kept.same() and not _only_equal_values(kept)]
+        changed += ["a hook of the model"] if any(self._empty) else []
+        self.after_user()
+        self.after_block()
+        if changed:
+            raise IsolationError(_remembered(changed[0], together=True))
+
+    def _replaced(self) -> str:
+        """A sentence if a parameter is not where it was, or the model has other parts; else nothing."""
+        for (name, param), place in zip(self._trainable.items(), self._places, strict=True):
+            if _place(param) != place:
+                return (
+                    f"parameter {name!r} of the model was replaced, or given other memory, while a user trained, and "
+                    "would carry that user's weights to the next: write into it in place under torch.no_grad(), or "
+                    "compute from it without assigning"
+                )
+            if param.grad is not None or not param.requires_grad:
+                what = "has a gradient left behind" if param.grad is not None else "no longer requires a gradient"
+                return (
+                    f"parameter {name!r} of the model {what} after a user trained, and would carry it to the next: "
+                    "return the loss and leave the backward pass and requires_grad alone"
+                )
+        for kept in self._structure:
+            if not kept.same():
+                return _changed_structure(kept.label)
+        return ""
+
+    def _put_back(self) -> None:
+        """Undo what is refused, so that the caller's next attempt begins with the model as given."""
+        for kept in self._structure:
+            kept.restore()
+        for param, data in zip(self._trainable.values(), self._data, strict=True):
+            param.grad = None
+            param.data = data
+            param.requires_grad_()
+            param._backward_hooks = None
+
+    def _walk(self, value: Any, label: str, own: set[int]) -> None:
+        """Note everything mutable that `value` leads to."""
+        if isinstance(value, _VALUES) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value  # kept alive, so that no other object gets its number
+        if isinstance(value, Tensor):
+            self._note_tensor(value, label, own)
+        elif isinstance(value, nn.Module):
+            self._note_module(value, label, own)
+        elif isinstance(value, np.ndarray):
+            self._constants[label] = _Constant(value)
+        elif (begin := _beginning(value)) is not None:
+            self._generators.append(begin)
+        elif isinstance(value, dict | list | set | deque | bytearray | types.SimpleNamespace):
+            inside = vars(value) if isinstance(value, types.SimpleNamespace) else value
+            self._note(_Container(label, inside))
+            named = inside.items() if isinstance(inside, dict) else enumerate(inside)
+            for key, entry in list(named):
+                self._walk(entry, f"{label}[{key!r}]" if isinstance(inside, dict) else label, own)
+        elif isinstance(value, tuple | frozenset):
+            for entry in value:
+                self._walk(entry, label, own)
+        elif isinstance(value, functools.partial):
+            for entry in (value.func, value.args, value.keywords):
+                self._walk(entry, label, own)
+        elif isinstance(value, types.MethodType):
+            self._walk(value.__self__, label, own)
+            self._walk(value.__func__, label, own)
+        elif isinstance(value, staticmethod | classmethod):
+            self._walk(value.__func__, label, own)
+        elif isinstance(value, property):
+            for function in (value.fget, value.fset):
+                self._walk(function, label, own)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self._caches.append((value, value.cache_info().currsize))
+            self._walk(value.__wrapped__, label, own)
+        elif isinstance(value, types.FunctionType):
+            self._note_function(value, label, own)
+        elif isinstance(value, type):
+            self._note_class(value, own)
+        elif hasattr(type(value), "__next__"):
+            raise ModuleError(
+                f"{label} is {_article(type(value).__name__)}, which cannot begin anew for every user: keep a list and "
+                "an index, or a random generator"
+            )
+        elif not _installed(type(value)):
+            self._note_object(value, label, own)
+
+    def _note(self, kept: _Container) -> None:
+        """Where it will be looked for."""
+        if kept.label.rpartition(".")[2] in _STRUCTURE:
+            self._structure.append(kept)
+        elif len(kept.now) == 0 and type(kept.now) is not types.MappingProxyType:
+            self._empty.append(kept.now)
+        else:
+            (self._large if len(kept.now) > _LARGE else self._kept).append(kept)
+
+    def _note_tensor(self, value: Tensor, label: str, own: set[int]) -> None:
+        if id(value) in self._keys:
+            return
+        if id(value) not in own:
+            self._constants[label] = _Constant(value)
+        self._note(_Container(label, vars(value)))
+        self._walk(value._backward_hooks, f"a hook on {label}", own)
+
+    def _note_module(self, module: nn.Module, label: str, own: set[int]) -> None:
+        skipped = ("draws",) if isinstance(module, Chance) else ()  # which the engine sets
+        self._note(_Container(label, vars(module), skipped))
+        for name, entry in list(vars(module).items()):
+            if name in _STRUCTURE:
+                self._note(_Container(f"{label}.{name}", entry))
+                for key, part in entry.items():
+                    self._walk(part, f"{label}.{key}", own)
+            elif name not in skipped:
+                self._walk(entry, f"{label}.{name}", own)
+        self._walk(type(module), label, own)
+
+    def _note_function(self, function: types.FunctionType, label: str, own: set[int]) -> None:
+        if _installed(function):
+            return
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self._kept.append(_Cell(f"{name!r} in {function.__qualname__}", cell))
+            self._walk(_contents(cell), f"{name!r} in {function.__qualname__}", own)
+        self._note(_Container(f"attributes of {function.__qualname__}", function.__dict__))
+        for entry in (function.__defaults__, function.__kwdefaults__, function.__dict__):
+            self._walk(entry, f"{function.__qualname__}", own)
+        for name in _global_names(function.__code__):
+            entry = function.__globals__.get(name, _MISSING)
+            if entry is _MISSING and hasattr(builtins, name):
+                continue
+            self._kept.append(_Global(f"global variable {name!r}", function.__globals__, name))
+            if entry is not _MISSING and not isinstance(entry, types.ModuleType):
+                self._walk(entry, f"global variable {name!r}", own)
+
+    def _note_class(self, kind: type, own: set[int]) -> None:
+        for cls in kind.__mro__:
+            if not _installed(cls) and (cls is kind or id(cls) not in self._seen):
+                self._seen[id(cls)] = cls
+                self._kept.append(_Class(f"class {cls.__qualname__}", cls))
+                for name, entry in list(vars(cls).items()):
+                    if not name.startswith("__") or name in ("__init__", "__call__"):
+                        self._walk(entry, f"{cls.__qualname__}.{name}", own)
+
+    def _note_object(self, value: Any, label: str, own: set[int]) -> None:
+        if hasattr(value, "__dict__"):
+            self._note(_Container(label, vars(value)))
+            for name, entry in list(vars(value).items()):
+                self._walk(entry, f"{label}.{name}", own)
+        for cls in type(value).__mro__:
+            for name in cls.__dict__.get("__slots__", ()):
+                if isinstance(cls.__dict__.get(name), types.MemberDescriptorType):
+                    self._kept.append(_Slot(f"{label}.{name}", value, name))
+                    self._walk(getattr(value, name, None), f"{label}.{name}", own)
+        self._walk(type(value), label, own)
+
+
+class _Container:
+    """A dictionary, list, set, deque or byte array: the same entries in the same order."""
+
+    def __init__(self, label: str, now: Any, skipped: Sequence[str] = ()) -> None:
+        self.label, self.now, self.skipped = label, now, skipped
+        self.before: Any = now.copy()
+
+    def same(self) -> bool:
+        now, before = self.now, self.before
+        if len(now) != len(before):
+            return False
+        if isinstance(now, dict):
+            if not self.skipped:
+                return all(map(is_, now.values(), before.values())) and all(map(is_, now, before))
+            return all(now.get(key, _MISSING) is entry or key in self.skipped for key, entry in before.items())
+        if isinstance(now, set | bytearray):
+            return bool(now == before)
+        return all(map(is_, now, before))
+
+    def restore(self) -> None:
+        skipped = {name: self.now[name] for name in self.skipped if name in self.now}
+        self.now.clear()
+        (self.now.extend if isinstance(self.now, list | deque | bytearray) else self.now.update)(self.before)
+        if skipped:
+            self.now.update(skipped)
+
+
+class _Cell:
+    """A variable that a function has from where it was made."""
+
+    def __init__(self, label: str, cell: types.CellType) -> None:
+        self.label, self.cell, self.before = label, cell, _contents(cell)
+
+    def same(self) -> bool:
+        return _contents(self.cell) is self.before
+
+    def restore(self) -> None:
+        if self.before is _MISSING:
+            del self.cell.cell_contents
+        else:
+            self.cell.cell_contents = self.before
+
+
+class _Global:
+    """A global variable that a function names."""
+
+    def __init__(self, label: str, namespace: MutableMapping[str, Any], name: str) -> None:
+        self.label, self.namespace, self.name = label, namespace, name
+        self.before = namespace.get(name, _MISSING)
+
+    def same(self) -> bool:
+        return self.namespace.get(self.name, _MISSING) is self.before
+
+    def restore(self) -> None:
+        if self.before is _MISSING:
+            self.namespace.pop(self.name, None)
+        else:
+            self.namespace[self.name] = self.before
+
+
+class _Slot:
+    """An attribute of an object without a dictionary."""
+
+    def __init__(self, label: str, owner: Any, name: str) -> None:
+        self.label, self.owner, self.name = label, owner, name
+        self.before = getattr(owner, name, _MISSING)
+
+    def same(self) -> bool:
+        return getattr(self.owner, self.name, _MISSING) is self.before
+
+    def restore(self) -> None:
+        if self.before is _MISSING:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.before)
+
+
+class _Class:
+    """The attributes of a class of the caller's."""
+
+    def __init__(self, label: str, cls: type) -> None:
+        self.label, self.cls, self.before = label, cls, dict(vars(cls))
+
+    def same(self) -> bool:
+        now = vars(self.cls)
+        return len(now) == len(self.before) and all(map(is_, now.values(), self.before.values()))
+
+    def restore(self) -> None:
+        now = dict(vars(self.cls))
+        for name in now.keys() - self.before.keys():
+            delattr(self.cls, name)
+        for name, entry in self.before.items():
+            if now.get(name, _MISSING) is not entry:
+                setattr(self.cls, name, entry)
+
+
+class _Constant:
+    """A tensor or array that training must not change: the values, to the last bit, NaN like NaN."""
+
+    def __init__(self, now: Tensor | NDArray[Any]) -> None:
+        self.now = now
+        self.version = now._version if isinstance(now, Tensor) else 0
+        self.before = None if now.nbytes > _COPIED else _copied(now)
+
+    def same(self) -> bool:
+        now, before = self.now, self.before
+        if isinstance(now, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(now):  # left by a stack of users
+            return False
+        if before is None:
+            return not isinstance(now, Tensor) or now._version == self.version
+        if now.shape != before.shape or now.dtype != before.dtype:
+            return False
+        if isinstance(now, np.ndarray):
+            return bool(np.array_equal(now, before, equal_nan=now.dtype.kind in "fc"))
+        return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())
+
+    def restore(self) -> None:
+        if isinstance(self.now, np.ndarray):
+            self.now[...] = self.before
+        elif self.before is not None:
+            self.now.data = self.before.clone()
+
+
+def _copied(values: Any) -> Any:
+    return values.copy() if isinstance(values, np.ndarray) else values.detach().clone()
+
+
+def _place(param: Tensor) -> tuple[object, ...]:
+    """Where a parameter lies, how, and how many hooks wait for its gradient."""
+    return param.data_ptr(), param.shape, param.stride(), len(param._backward_hooks or ())
+
+
+def _beginning(value: Any) -> Callable[[int], object] | None:
+    """How a random generator that a model holds begins anew; None for anything else."""
+    if isinstance(value, torch.Generator):
+        return value.manual_seed
+    if isinstance(value, random.Random):
+        return value.seed
+    if isinstance(value, np.random.RandomState):
+        return lambda key: value.seed(key & 0xFFFFFFFF)
+    if isinstance(value, np.random.Generator | np.random.BitGenerator):
+        bits = value.bit_generator if isinstance(value, np.random.Generator) else value
+
+        def begin(key: int) -> None:
+            bits.state = type(bits)(key).state
+
+        return begin
+    return None
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing is in it yet
+        return _MISSING
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    """The names that a function, or one made inside it, looks up or sets; some are attributes of something else."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _global_names(constant)
+
+
+@functools.cache
+def _from_installed(module_name: str) -> bool:
+    if module_name.partition(".")[0] in _TRUSTED:
+        return True
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    return isinstance(file, str) and file.startswith(_INSTALLED)
+
+
+def _installed(thing: Any) -> bool:
+    """Whether a class or function is a library's: those are not looked into."""
+    return _from_installed(getattr(thing, "__module__", None) or "builtins")
+
+
+def _only_equal_values(kept: _Kept) -> bool:
+    """Whether all that differs are numbers and text, and those are equal: a module may well set the same size again."""
+    if not isinstance(kept, _Container) or not isinstance(kept.now, dict) or kept.now.keys() != kept.before.keys():
+        return False
+    pairs = ((kept.now[key], entry) for key, entry in kept.before.items() if kept.now[key] is not entry)
+    return all(isinstance(now, _VALUES) and type(now) is type(then) and now == then for now, then in pairs)
+
+
+def _changed_constant(label: str, module: nn.Module) -> str:
+    name = label.removeprefix("model.")
+    kind = "tensor"
+    if name in dict(module.named_buffers()):
+        kind = "buffer"
+    elif name in dict(module.named_parameters()):
+        kind = "frozen parameter"
+    return (
+        f"{kind} {name!r} of the model changed while a user trained, and would carry private statistics past the clip: "
+        "freeze it, or use a layer that keeps none (GroupNorm or LayerNorm, not batch norm)"
+    )
+
+
+def _changed_structure(label: str) -> str:
+    owner, _, what = label.rpartition(".")
+    where = owner.removeprefix("model.") if owner != "model" else "model"
+    named = {"_parameters": "parameters", "_buffers": "buffers", "_modules": "submodules"}[what]
+    return (
+        f"{named} of {where!r} were added, taken away or replaced while a user trained, and would carry private "
+        "statistics to the next user: make all of them in __init__ and write into them in place"
+    )
+
+
+def _remembered(label: str, *, together: bool = False) -> str:
+    way_out = 'use engine="one-by-one", which puts it back after each' if together else "keep nothing between calls"
+    who = "users trained together" if together else "a user trained"
+    return f"{label} changed while {who}, and what one user leaves there the next would find: {way_out}"
+
+
+def _article(word: str) -> str:
+    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"
