@@ -54,7 +54,15 @@ def test_system_entropy_gives_fresh_noise_and_fresh_cohorts_every_time():
     streams = Streams(4, noise_source="system")
     assert streams.noise(0).random() != streams.noise(0).random()
     assert streams.sampling(0).random() != streams.sampling(0).random()
-    assert streams.user_key("order/0", 0, 1) == Streams(4).user_key("order/0", 0, 1)  # not a matter of privacy
+
+
+def test_with_system_entropy_users_draw_what_nobody_can_work_out_from_the_seed():
+    streams = Streams(4, noise_source="system")
+    key = streams.user_key("order/0", 0, 1)
+    assert key == streams.user_key("order/0", 0, 1)
+    assert key not in (Streams(4).user_key("order/0", 0, 1), Streams(4, "system").user_key("order/0", 0, 1))
+    assert streams.initial() == Streams(4).initial()  # initial parameters are public
+    assert "_secret" not in repr(streams)
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "7", None, True, 2**63])

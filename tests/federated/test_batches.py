@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from clipline import LocalSGD, Population
-from clipline.federated.batches import Examples, Steps, plan_steps
+from clipline.federated.batches import Examples, Steps, filled_width, plan_steps
 from clipline.streams import Streams, keys_of, user_order
 
 STREAMS = Streams(3)
@@ -40,7 +40,10 @@ def test_a_plan_is_what_each_user_does_alone(epochs, max_examples, batch_size):
         steps = plan(population, users, local, 11)
         wanted = [batches_alone(population, user, local, 11) for user in users.tolist()]
         widest = max((len(batch) for batches in wanted for batch in batches), default=1)
-        assert steps.rows.shape == (len(users), steps.longest, widest)
+        widths = filled_width(local.examples_of(population, users), batch_size)
+        assert steps.widths.tolist() == widths.tolist()
+        assert steps.rows.shape == (len(users), steps.longest, max(widths.tolist(), default=1))
+        assert widest <= steps.rows.shape[2] <= min(batch_size, 2 * widest)
         assert steps.longest == max(map(len, wanted), default=0)
         for rows, counts, batches in zip(steps.rows, steps.counts, wanted, strict=True):
             assert counts.tolist() == [len(batch) for batch in batches] + [0] * (steps.longest - len(batches))
@@ -71,11 +74,22 @@ def test_a_plan_of_a_user_does_not_depend_on_the_others_in_it():
 
 def test_runs_of_users_whose_batches_are_of_one_size():
     counts = np.array([[4, 4], [4, 2], [3, 0], [0, 0], [3, 1], [3, 1]])
-    steps = Steps(np.zeros((6, 2, 4), np.int64), counts)
+    steps = Steps(np.zeros((6, 2, 4), np.int64), counts, np.array([4, 4, 4, 1, 4, 4]))
     assert steps.longest == 2
-    assert steps.alike(0) == [slice(0, 2), slice(2, 3), slice(4, 6)]
-    assert steps.alike(1) == [slice(0, 1), slice(1, 2), slice(4, 6)]
-    assert Steps(np.zeros((2, 1, 4), np.int64), np.zeros((2, 1), np.int64)).alike(0) == []
+    assert steps.alike(0, filled=False) == [(slice(0, 2), 4), (slice(2, 3), 3), (slice(4, 6), 3)]
+    assert steps.alike(1, filled=False) == [(slice(0, 1), 4), (slice(1, 2), 2), (slice(4, 6), 1)]
+    assert steps.alike(0, filled=True) == [(slice(0, 3), 4), (slice(4, 6), 4)]
+    none = Steps(np.zeros((2, 1, 4), np.int64), np.zeros((2, 1), np.int64), np.ones(2, np.int64))
+    assert none.alike(0, filled=False) == none.alike(0, filled=True) == []
+
+
+def test_how_wide_a_batch_is_filled_up_depends_on_the_users_own_examples_alone():
+    sizes = np.array([0, 1, 2, 3, 5, 6, 10, 11, 20, 21, 400])
+    expected = [1, 1, 2, 3, 5, 10, 10, 20, 20, 20, 20]  # 20, and halves of it rounded up: 10, 5, 3, 2, 1
+    assert filled_width(sizes, 20).tolist() == expected
+    for size, width in zip(sizes, expected, strict=True):
+        assert filled_width(np.array([size, 7]), 20)[0] == width
+    assert filled_width(sizes, 1).tolist() == [1] * len(sizes)
 
 
 def test_users_of_several_runs_are_planned_together_each_with_the_keys_of_the_own_run():

@@ -78,7 +78,7 @@ def test_a_loss_that_uses_rows_which_no_field_names_is_refused():
 def test_row_numbers_below_0_are_refused():
     population = posts()
     population.fields["words"][0, 0] = -1
-    with pytest.raises(ModuleError, match="holds -1"):
+    with pytest.raises(ModuleError, match="holds a number below 0"):
         OneByOne(Bag(), loss, population, LocalSGD(0.1), Streams(0), row_fields={"emb.weight": "words"})
 
 
@@ -107,7 +107,7 @@ def test_what_former_users_left_in_a_recorded_block_reaches_nobody(monkeypatch):
     assert quiet.isfinite().all()
 
 
-def test_a_frozen_parameter_that_training_moves_is_refused_and_put_back():
+def test_a_frozen_parameter_that_training_moves_is_refused():
     class Average(nn.Linear):
         def __init__(self):
             super().__init__(6, 3)
@@ -117,10 +117,8 @@ def test_a_frozen_parameter_that_training_moves_is_refused_and_put_back():
             self.ema.data.mul_(0.9).add_(0.1 * x.detach().mean(dim=0))
             return super().forward(x) + self.ema.sum()
 
-    plain = OneByOne(Average().double(), cross_entropies, population_of([4, 5]), LocalSGD(0.1, 4), Streams(0))
     with pytest.raises(ModuleError, match="frozen parameter 'ema'"):
-        rows_of(plain, np.array([0]))
-    assert not plain.flat.module.ema.any()
+        OneByOne(Average().double(), cross_entropies, population_of([4, 5]), LocalSGD(0.1, 4), Streams(0))
 
 
 def training(seed, model=None, **changes):

@@ -66,7 +66,7 @@ def steps_of(lengths):
     counts = np.zeros((len(lengths), max(lengths)), np.int64)
     for user, length in enumerate(lengths):
         counts[user, :length] = 1
-    return lanes.Steps(np.zeros((*counts.shape, 1), np.int64), counts)
+    return lanes.Steps(np.zeros((*counts.shape, 1), np.int64), counts, np.ones(len(lengths), np.int64))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_round_that_breaks_off_in_its_beginning_leaves_nothing_behind(uncompil
     stack.begin(params, Cohort(USERS, None), 2)
     monkeypatch.setattr(program.Recording, "replay", breaks_off)
     left[0] = 5
-    with pytest.warns(SlowEngineWarning, match="no more memory"):
+    with pytest.warns(SlowEngineWarning, match="RuntimeError"):
         stack.begin(params, Cohort(USERS, None), 3)
     for t in (2, 3):  # neither what was begun before nor what was half done
         torch.testing.assert_close(rows_of(stack, USERS, t), expected[t], rtol=1e-11, atol=1e-12)

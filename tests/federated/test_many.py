@@ -70,7 +70,7 @@ def test_an_error_in_the_shared_training_reaches_the_caller():
         return losses.mean()
 
     with pytest.raises(ModuleError, match="cannot"):
-        run_together([training(seed=1, loss=loss, rounds=9), training(seed=2, loss=loss, rounds=9)])
+        run_together([training(seed=seed, loss=loss, rounds=9, on_error="raise") for seed in (1, 2)])
 
 
 @pytest.mark.parametrize(

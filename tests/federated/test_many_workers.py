@@ -131,7 +131,7 @@ def test_a_loss_that_fails_in_a_worker_is_shown_with_its_traceback():
         return cross_entropy(model, batch)
 
     with pytest.raises(WorkerError, match=r"worker 1 of 3 failed in round 0 \(ZeroDivisionError: boom\)") as error:
-        together(3, loss=fails_elsewhere)
+        together(3, loss=fails_elsewhere, on_error="raise")
     assert "in fails_elsewhere" in str(error.value)
     assert nothing_is_left()
 
@@ -145,7 +145,7 @@ def test_a_loss_that_fails_here_raises_its_own_error():
         return cross_entropy(model, batch)
 
     with pytest.raises(ZeroDivisionError, match="boom"):
-        together(2, loss=fails_here, observe=lambda *_: begun.append(1))
+        together(2, loss=fails_here, on_error="raise", observe=lambda *_: begun.append(1))
     assert nothing_is_left()
 
 

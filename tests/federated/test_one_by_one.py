@@ -1,3 +1,5 @@
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -37,14 +39,16 @@ def update_of(engine, user, params=None, round_index=0):
 
 def seen_by(population, local, user, round_index=0):
     """The values of x in each batch that a user trains on: what the loss receives."""
-    seen = []
+    record = Mock()  # of a library: the engine does not look into it, and puts nothing back
 
     def recording(model, batch):
-        seen.append(batch["x"].tolist())
+        record(batch["x"].tolist())
         return pull(model, batch)
 
-    update_of(clients(population, mean_model(), recording, local), user, round_index=round_index)
-    return seen
+    engine = clients(population, mean_model(), recording, local)
+    record.reset_mock()  # made-up examples
+    update_of(engine, user, round_index=round_index)
+    return [call.args[0] for call in record.call_args_list]
 
 
 def first_with_examples(engine):
@@ -176,8 +180,20 @@ class Replacing(Remembering):
 
 @pytest.mark.parametrize("kind", [Remembering, Replacing])
 def test_any_other_buffer_that_moves_is_refused_when_it_moves(kind):
-    engine = clients(small_population(), kind())
+    with pytest.raises(ModuleError, match="buffer 'seen' of the model changed while a user trained"):
+        clients(small_population(), kind())
+
+
+@pytest.mark.parametrize("kind", [Remembering, Replacing])
+def test_a_buffer_that_moves_for_some_data_alone_is_refused_then_and_put_back(kind):
+    class Sometimes(kind):
+        def forward(self, x):
+            return super().forward(x) if bool((x > 100).any()) else self.linear(x)
+
+    population = small_population()
+    engine = clients(population, Sometimes().double())
     user = first_with_examples(engine)
+    population.fields["x"][int(population.offsets[user])] = 1000.0
     with pytest.raises(ModuleError, match="buffer 'seen' of the model changed while a user trained"):
         update_of(engine, user)
     assert float(engine.flat.module.seen) == 0.0
@@ -211,10 +227,9 @@ def test_models_and_losses_that_cannot_train_are_refused():
     with pytest.raises(ModuleError, match="must share one type"):
         clients(small_population(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
     whole = Population.from_arrays([0, 0], x=[[1.0] * 6, [2.0] * 6], y=[0, 1])
-    for loss, got in ((lambda m, b: m(b["x"]), r"a tensor of shape \(2, 3\)"), (lambda m, b: 3.0, "float")):
-        engine = clients(whole, loss=loss)
+    for loss, got in ((lambda m, b: m(b["x"]), r"a tensor of shape \(8, 3\)"), (lambda m, b: 3.0, "float")):
         with pytest.raises(ModuleError, match=f"loss returned {got} but must return one number"):
-            update_of(engine, 0)
+            clients(whole, loss=loss)
 
 
 @pytest.mark.parametrize(

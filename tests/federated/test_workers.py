@@ -78,6 +78,8 @@ def test_every_worker_trains_its_own_users_and_no_others(tmp_path):
         return cross_entropy(model, batch)
 
     run = training(loss, workers=3, rounds=1, engine="one-by-one")
+    for path in tmp_path.iterdir():  # the trial's
+        path.unlink()
     run.run()
     (users,) = users_of(run)
     steps = LOCAL.steps_of(run.population, users)

@@ -1,4 +1,5 @@
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -66,13 +67,15 @@ def test_pitfall_defaults_that_drift_the_first_1000_examples_are_taken_and_then_
     assert FACTS[task].max_examples == 1000
     population = Population(np.array([0, 2500]), {"x": np.arange(2500)})
     local = LocalSGD(0.1, batch_size=FACTS[task].batch_size, max_examples=FACTS[task].max_examples)
-    seen = []
+    record = Mock()
 
     def recording(model, batch):
-        seen.extend(batch["x"].tolist())
+        record(batch["x"].tolist())
         return model.weight.sum()
 
     clients = OneByOne(torch.nn.Linear(1, 1), recording, population, local, Streams(0))
+    record.reset_mock()  # made-up examples
     clients.block(clients.flat.initial, np.array([0]), 0)
+    seen = [value for call in record.call_args_list for value in call.args[0]]
     assert sorted(seen) == list(range(1000))
     assert seen != list(range(1000))

@@ -34,9 +34,9 @@ class Steps:
         return int(self.counts.shape[1])
 
     def alike(self, step: int, *, filled: bool) -> list[tuple[slice, int]]:
-        """Runs of neighbours whose batches at this step are equally wide, and how wide, real examples alone or `filled`.
+        """Runs of neighbours whose batches at this step are equally wide, and how wide: as they are or `filled`.
 
-        Users without such a step are left out. The width is a matter of the user's own number of examples.
+        Users without such a step are left out. The width depends on the user's own number of examples alone.
         """
         counts = self.counts[:, step]
         widths = np.where(counts > 0, self.widths, 0) if filled else counts
@@ -46,7 +46,7 @@ class Steps:
 
 
 def filled_width(sizes: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
-    """How wide the batches of users with so many examples are filled up: a model can see it, so nobody else's size counts.
+    """How wide the batches of users with so many examples are filled up. A model can see it: nobody else's size counts.
 
     `batch_size`, or half of it, a quarter ... for a user whose only batch fits into that.
     """

@@ -52,6 +52,8 @@ class FlatModule:
             if isinstance(layer, Linear):
                 layer.factors = self._factors
         self.chances = {name: part for name, part in self.module.named_modules() if isinstance(part, Chance)}
+        for chance in self.chances.values():
+            chance.draws = 0  # an attribute from the beginning: later ones count as something that a user has left
         self._keys = {f"{name}.key".lstrip(".") for name in self.chances}  # set by the engine, and no user's statistic
         self.module.train()
 

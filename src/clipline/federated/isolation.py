@@ -8,6 +8,7 @@ the last batch in an attribute, a closure or a global variable, or hold a genera
 from __future__ import annotations
 
 import builtins
+import copy
 import functools
 import random
 import sys
@@ -89,6 +90,7 @@ class Isolation:
         self._kept: list[_Kept] = []  # these are put back
         self._large: list[_Kept] = []
         self._empty: list[Any] = []  # containers with nothing in them: most hooks of most modules
+        self._names: list[str] = []  # of these
         self._constants: dict[str, _Constant] = {}
         self._caches: list[tuple[Any, int]] = []
         self._generators: list[Callable[[int], object]] = []
@@ -111,13 +113,15 @@ class Isolation:
         for begin in self._generators:
             begin(key)
 
-    def after_user(self) -> None:
-        """Put back what the last user left; refuse a change of what the model consists of."""
-        refused = self._replaced()
+    def after_user(self) -> str:
+        """Put back what the last user left, and say what that was; refuse a change of what the model consists of."""
+        refused, left = self._replaced(), ""
         for kept in self._kept:
             if not kept.same():
+                left = left or ("" if _only_equal_values(kept) else kept.label)
                 kept.restore()
         if any(self._empty):
+            left = left or next(label for label, container in zip(self._names, self._empty, strict=True) if container)
             for container in self._empty:
                 container.clear()
         for cache, size in self._caches:
@@ -126,6 +130,7 @@ class Isolation:
         if refused:
             self._put_back()
             raise IsolationError(refused)
+        return left
 
     def after_block(self) -> None:
         """Refuse what is too long to look at after every user: changed buffers, frozen parameters, large containers."""
@@ -140,12 +145,15 @@ class Isolation:
 
     def after_stack(self) -> None:
         """After users who trained together: there no change at all can be told apart by user, and all are refused."""
-        changed = [kept.label for kept in self._kept if not kept.same() and not _only_equal_values(kept)]
-        changed += ["a hook of the model"] if any(self._empty) else []
-        self.after_user()
+        left = self.after_user()
         self.after_block()
-        if changed:
-            raise IsolationError(_remembered(changed[0], together=True))
+        if left:
+            raise IsolationError(_remembered(left, together=True))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Isolation:
+        """Of the copied module, as it is."""
+        module, loss = copy.deepcopy(self._module, memo), copy.deepcopy(self._loss, memo)
+        return Isolation(module, loss, copy.deepcopy(self._trainable, memo))
 
     def _replaced(self) -> str:
         """A sentence if a parameter is not where it was, or the model has other parts; else nothing."""
@@ -164,7 +172,8 @@ class Isolation:
                 )
         for kept in self._structure:
             if not kept.same():
-                return _changed_structure(kept.label)
+                assert isinstance(kept, _Container)
+                return _changed_structure(kept)
         return ""
 
     def _put_back(self) -> None:
@@ -231,6 +240,7 @@ class Isolation:
             self._structure.append(kept)
         elif len(kept.now) == 0 and type(kept.now) is not types.MappingProxyType:
             self._empty.append(kept.now)
+            self._names.append(kept.label)
         else:
             (self._large if len(kept.now) > _LARGE else self._kept).append(kept)
 
@@ -481,24 +491,24 @@ def _only_equal_values(kept: _Kept) -> bool:
 
 def _changed_constant(label: str, module: nn.Module) -> str:
     name = label.removeprefix("model.")
-    kind = "tensor"
-    if name in dict(module.named_buffers()):
-        kind = "buffer"
-    elif name in dict(module.named_parameters()):
-        kind = "frozen parameter"
+    kind = "buffer" if name in dict(module.named_buffers()) else "tensor"
+    kind = "frozen parameter" if name in dict(module.named_parameters()) else kind
     return (
         f"{kind} {name!r} of the model changed while a user trained, and would carry private statistics past the clip: "
         "freeze it, or use a layer that keeps none (GroupNorm or LayerNorm, not batch norm)"
     )
 
 
-def _changed_structure(label: str) -> str:
-    owner, _, what = label.rpartition(".")
-    where = owner.removeprefix("model.") if owner != "model" else "model"
-    named = {"_parameters": "parameters", "_buffers": "buffers", "_modules": "submodules"}[what]
+def _changed_structure(kept: _Container) -> str:
+    owner, _, what = kept.label.rpartition(".")
+    names = {**kept.now, **kept.before}
+    key = next((key for key in names if kept.now.get(key, _MISSING) is not kept.before.get(key, _MISSING)), "")
+    name = f"{owner}.{key}".removeprefix("model.")
+    kind = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "submodule"}[what]
+    done = "was made" if key not in kept.before else "was taken away" if key not in kept.now else "changed"
     return (
-        f"{named} of {where!r} were added, taken away or replaced while a user trained, and would carry private "
-        "statistics to the next user: make all of them in __init__ and write into them in place"
+        f"{kind} {name!r} of the model {done} while a user trained, and would carry private statistics to the next: "
+        "make all parts in __init__, and write into parameters in place under torch.no_grad()"
     )
 
 

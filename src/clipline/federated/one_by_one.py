@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,10 @@ _TRIED = 8  # made-up examples at most
 _NOTED_IN = (torch.float32, torch.float64)
 
 
+class RememberingWarning(UserWarning):
+    """A model or loss keeps something between calls, which is put back after every user."""
+
+
 class OneByOne:
     """Trains the users of a cohort one after the other on a single working copy of the model.
 
@@ -72,6 +77,7 @@ class OneByOne:
         self.row_fields = dict(row_fields or {})
         check_row_fields(self.row_fields, self.flat, population)
         self.examples = Examples(population, self.device, self.flat.vector.dtype)
+        self._left = ""  # what the last user had changed
         self.draws_globally = False  # whether the model was seen to draw from torch's global generator
         self.isolation = Isolation(self.flat.module, loss, self.flat.trainable)
         # Parameters whose changes are noted and not made: those that the trial sees used through `bag` alone.
@@ -150,7 +156,7 @@ class OneByOne:
             if self.on_error == "raise" or not users_own(error):
                 raise
             failed = True
-        self.isolation.after_user()
+        self._left = self.isolation.after_user()
         if before is not None:
             self.draws_globally = not torch.equal(self._global_generator().get_state(), before)
         return not failed
@@ -242,7 +248,7 @@ class OneByOne:
             try:
                 self._try(made)
                 return made
-            except (IsolationError, MemoryError):
+            except (IsolationError, MemoryError, Warning):
                 raise
             except Exception as error:
                 first = first or error
@@ -254,8 +260,8 @@ class OneByOne:
         reason = (str(first).strip() or type(first).__name__).splitlines()[0]
         examples = "made-up examples" if given is None else "trial_batch"
         raise ModuleError(
-            f"model or loss fails on {examples} ({type(first).__name__}: {reason}): mend it, or give trial_batch, a few "
-            "examples of your own making that it can take"
+            f"model or loss fails on {examples} ({type(first).__name__}: {reason}): mend it, or give a trial_batch of "
+            "your own making that it can take"
         ) from first
 
     def _made_up(self, count: int, fill: str, given: Mapping[str, NDArray[Any]] | None) -> Batch:
@@ -280,6 +286,13 @@ class OneByOne:
                 else:
                     self._user(0, partial(self._train, params, examples, [rows], chances, torch.empty_like(params)))
                 self.isolation.after_block()
+            if self._left:
+                warnings.warn(
+                    f"{self._left} changes while a user trains; it is put back after every user, so that nobody finds "
+                    "what another has left there",
+                    RememberingWarning,
+                    stacklevel=2,
+                )
         finally:
             self.on_error = on_error
             self.isolation.after_user()

@@ -69,9 +69,9 @@ class Named:
         self._place = self._present.cumsum(dim=1)
 
     def rooms(self, least: int) -> NDArray[np.int64]:
-        """(users,): how many rows a user gets room for: `least`, or twice, four times ... as many; no more than there are.
+        """(users,): how many rows a user gets room for: `least`, or twice, four times ... as many, or all there are.
 
-        A model can see it, so that it is a matter of the user's own numbers.
+        A model can see it, so that it depends on the user's own numbers alone.
         """
         counts: NDArray[np.int64] = self._place[:, -1].cpu().numpy()
         doublings = np.ceil(np.log2(np.maximum(counts, 1) / least)).clip(0).astype(np.int64)

@@ -35,6 +35,7 @@ _FREE = 0.5  # of a GPU's free memory may be taken by a block of users
 _MOST = 1024  # users in a block: more do not make a GPU faster
 _ON_CORES = 64  # users in a block on processor cores
 _GATHERED = 1 << 28  # bytes of examples in a block there: one user with very many must not multiply by all others'
+_RECORDED = 1 << 26  # bytes of a batch at most, where steps are recorded: a short one takes as much
 _ROOM = 256  # rows that a user may touch, or twice, four times ... as many: each is a program of its own
 
 
@@ -68,7 +69,8 @@ class Stacked:
         self._step = StackStep(plain.flat, plain.loss, plain.local)
         bytes_a_user = self._trial()
         if compiled is None:
-            compiled = plain.device.type == "cuda" and self._fillable
+            small = plain.local.batch_size * plain.examples.bytes_each <= _RECORDED
+            compiled = plain.device.type == "cuda" and self._fillable and small
         longest, width = 0, min(plain.local.batch_size, plain.local.max_examples or plain.local.batch_size)
         if compiled:  # what is recorded has room for the largest user
             most = min(plain.examples.population.largest(), plain.local.max_examples or 2**62)
@@ -189,8 +191,9 @@ class Stacked:
             try:
                 parts.append(self._trained(visits, block))
             except Exception as error:
-                if self.plain.on_error == "raise" or isinstance(error, IsolationError) or not users_own(error):
-                    raise
+                mine = isinstance(error, IsolationError) or not users_own(error)
+                if mine or self.plain.on_error == "raise" or self._lanes is not None:
+                    raise  # what is recorded does not fail by what a user's examples say
                 parts += [self._trained_apart(visits, block.of_users(np.array([i]))) for i in range(len(block.users))]
         if versions != [visit.params._version for visit in visits]:
             raise ModuleError("the round's parameters changed while users trained: train on the model that is given")
@@ -265,8 +268,8 @@ class Stacked:
     def _trial(self) -> int:
         """Try a step of two users who do not exist, in a stack. Gives the memory that a user took.
 
-        It also finds out whether the loss is one for each example, and whether a batch may be filled up without changing
-        the result. Neither decides whether users are kept apart: they are, either way.
+        It also finds out whether the loss is one for each example, and whether a batch may be filled up without another
+        result. Neither decides whether users are kept apart: they are, either way.
         """
         plain, params = self.plain, self.flat.initial
         width = min(plain.local.batch_size, 64)
@@ -319,7 +322,8 @@ class Stacked:
         half = (count + 1) // 2
         examples = plain.made_up(count)
         batches = [{name: field[:half] for name, field in examples.items()}]
-        filled = torch.arange(count, device=plain.device) % half  # as many more again, of the same
+        filled = torch.arange(count, device=plain.device)
+        filled[half:] = 0  # as it will be filled up: by the first
         batches.append({name: plain.examples.pick(field, filled) for name, field in examples.items()})
         self.flat.module.train()
         same = finite = False
