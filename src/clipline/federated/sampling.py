@@ -70,9 +70,9 @@ class FixedSizeSampler:
 class PoissonSampler:
     """Each user independently with probability `cohort_size / population_size`; the cohort may even be empty.
 
-    `users` are at hand, as many as `population_size` if not given. Given, `population_size` is a number declared
-    beforehand: the rate is the same whether one user more or less is at hand, and a cohort is of `cohort_size` users
-    on average only if the number declared is right.
+    `users` is how many are at hand. Left out, it is `population_size`. Given, `population_size` is a number declared
+    beforehand: the rate stays the same when a user comes or goes, and a cohort has `cohort_size` users on average only
+    if the declared number is right.
     """
 
     population_size: int
