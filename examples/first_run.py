@@ -39,6 +39,7 @@ result = clipline.Training(
     population,
     rounds=100,
     cohort_size=100,
+    population_size=5_000,  # known beforehand, not counted in the data: whether somebody is among them stays private
     epsilon=4.0,  # the noise follows from it
     local=clipline.LocalSGD(lr=0.05, batch_size=20),
     seed=0,

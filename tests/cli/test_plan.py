@@ -45,6 +45,32 @@ def test_a_training_file_is_a_question_too(ask, tmp_path):
     assert json.loads(out)["found"] == "epsilon"
 
 
+def test_the_plan_of_a_training_names_the_relation_that_the_training_will_name(ask, tmp_path):
+    file = tmp_path / "t.toml"
+    plan = "cohort = 300\nrounds = 150\nepsilon = 4.0\n"
+
+    def planned(text, *flags):
+        file.write_text(plan + text)
+        code, out, err = ask("--config", "t.toml", "--json", *flags)
+        assert code == 0, err
+        return json.loads(out)["users"], json.loads(out)["relation"]
+
+    assert planned("users = 40000\n") == (40_000, "add-or-remove")
+    assert planned('users = 40000\ndata = "stand-in"\n') == (40_000, "add-or-remove")
+    assert planned('users = 40000\ndata = "store"\n') == (40_000, "zero-out")
+    assert planned('users = 40000\ndata = "store"\n', "--relation", "replace-one") == (40_000, "replace-one")
+    assert planned('users = 40000\ndata = "store"\n', "--sampling", "fixed") == (40_000, "replace-one")
+    assert planned('population_size = 50000\ndata = "store"\n') == (50_000, "add-or-remove")
+    assert planned("users = 40000\npopulation_size = 50000\n") == (50_000, "add-or-remove")
+
+
+def test_a_plan_says_that_its_users_are_declared_where_that_matters(ask):
+    _, out, _ = ask(*ASK, "--epsilon", "4")
+    assert "users             40,000 declared beforehand; counted in the data instead, the same epsilon" in out
+    for flags in (["--relation", "zero-out"], ["--sampling", "fixed"]):
+        assert "declared" not in ask(*ASK, "--noise-multiplier", "1", *flags)[1]
+
+
 def test_a_plot_is_drawn_once(ask, tmp_path):
     code, _, err = ask(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
     assert code == 0, err

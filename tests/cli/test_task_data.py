@@ -1,7 +1,9 @@
 """From TFF's original files to a training run, and what stands in the way of it."""
 
 import json
+import os
 import shutil
+import signal
 import tomllib
 
 import numpy as np
@@ -9,9 +11,11 @@ import pytest
 from safetensors import safe_open
 from tff_layouts import TINY, WORDS, write_original
 
+from clipline.cli.progress import TrainProgress
 from clipline.data.store import write_store
 from clipline.federated.population import Population
 from clipline.manifest import read_manifest
+from clipline.privacy.ledger import Ledger
 from clipline.tasks.text import CHARACTERS
 
 DATA_SET = {
@@ -146,6 +150,52 @@ def test_data_in_a_file_and_other_data_on_the_command_line(clipline, prepared, t
     code, _, err = clipline("train", "shakespeare", *flags, "--out", "c")
     assert code == 2
     assert "users=3 must be 2, as many as data='plays' has" in err
+
+
+def test_users_of_a_store_are_public_unless_another_number_is_declared(clipline, prepared, tmp_path):
+    prepared("shakespeare", to="plays")  # 2 users
+    flags = ["train", "shakespeare", "--data", "plays", "--rounds", 2, "--noise-multiplier", 0.1, "--json"]
+    code, out, err = clipline(*flags, "--cohort", 2, "--out", "counted")
+    assert code == 0, err
+    counted = json.loads(out)
+    assert (counted["relation"], counted["users"], counted["population_size"]) == ("zero-out", 2, None)
+    assert "zero-out one user (the number of users is public)" in counted["guarantee"]
+    assert "# users = 2" in (tmp_path / "counted" / "settings.toml").read_text()
+    code, out, err = clipline(*flags, "--cohort", 4, "--population-size", 10, "--out", "declared")
+    assert code == 0, err
+    declared = json.loads(out)
+    assert (declared["relation"], declared["users"], declared["population_size"]) == ("add-or-remove", None, 10)
+    assert declared["delta"] == pytest.approx(10**-1.1)
+    stored = (tmp_path / "declared" / "settings.toml").read_text()
+    assert tomllib.loads(stored)["population_size"] == 10
+    assert not any(line.removeprefix("# ").startswith("users") for line in stored.splitlines())
+    code, out, err = clipline("train", "--config", "declared/settings.toml", "--out", "again", "--json")
+    assert code == 0, err
+    again = json.loads(out)
+    assert {**again, "run_dir": ""} == {**declared, "run_dir": ""}
+
+
+def test_an_interrupted_run_resumes_with_the_declared_number(clipline, prepared, tmp_path, monkeypatch):
+    prepared("shakespeare", to="plays")
+    declared = ["--data", "plays", "--cohort", 4, "--population-size", 10, "--noise-multiplier", 0.1, "--rounds", 3]
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainProgress, "show", lambda self, report, state: os.kill(os.getpid(), signal.SIGINT))
+        clipline("train", "shakespeare", *declared, "--out", "part")
+    code, out, err = clipline("train", "--resume", "part", "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert (answer["rounds"], answer["relation"], answer["population_size"]) == (3, "add-or-remove", 10)
+    assert [event.sampling.rate for event in Ledger.read(tmp_path / "part" / "ledger.jsonl")] == [0.4] * 3
+
+
+def test_a_number_declared_for_other_data_is_not_taken_over(clipline, prepared, tmp_path):
+    prepared("shakespeare", to="plays")
+    prepared("shakespeare", to="more")
+    flags = ["train", "shakespeare", "--config", "c.toml", "--cohort", 2, "--data", "more", "--json"]
+    (tmp_path / "c.toml").write_text('data = "plays"\npopulation_size = 10\nrounds = 1\n')
+    assert json.loads(clipline(*flags, "--out", "a")[1])["population_size"] is None
+    (tmp_path / "c.toml").write_text("population_size = 10\nrounds = 1\n")  # for whatever data are named
+    assert json.loads(clipline(*flags, "--out", "b")[1])["population_size"] == 10
 
 
 def test_a_stand_in_can_be_asked_for_and_is_then_stored_as_such(clipline, prepared, tmp_path):

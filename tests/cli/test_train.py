@@ -178,9 +178,30 @@ def test_by_default_there_is_a_worker_for_every_core_but_no_more_than_users(clip
     assert "workers" not in err
 
 
+def test_generated_users_are_declared_and_another_number_may_be(clipline, tmp_path):
+    _, out, _ = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--json", "--out", "usual")
+    usual = json.loads(out)
+    assert (usual["relation"], usual["users"], usual["population_size"]) == ("add-or-remove", 300, 300)
+    _, out, _ = clipline(
+        "train", *SMALL, "--noise-multiplier", "0.7", "--population-size", "1000", "--json", "--out", "declared"
+    )
+    declared = json.loads(out)
+    assert (declared["users"], declared["population_size"]) == (300, 1000)
+    assert declared["delta"] == pytest.approx(10**-3.3)  # 1000^-1.1
+    (event,) = Ledger.read(tmp_path / "declared" / "ledger.jsonl").events
+    assert event.sampling.rate == 0.03  # 30 of 1000
+    assert tomllib.loads((tmp_path / "declared" / "settings.toml").read_text())["population_size"] == 1000
+    _, out, _ = clipline(
+        "train", *SMALL, "--noise-multiplier", "0.7", "--sampling", "fixed", "--json", "--out", "fixed"
+    )
+    assert (json.loads(out)["relation"], json.loads(out)["population_size"]) == ("replace-one", None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--population-size", "20"], "cohort=30 must be at most the population, 20 users"),
+        (["--population-size", "300", "--sampling", "fixed"], "population_size=300 must be left out"),
         (["handwritting"], "emnist_ae, shakespeare, so_nwp, so_lr: did you mean 'handwriting'?"),
         (["--rounds", "-1"], "rounds=-1 must be a whole number at least 1"),
         (["--noise-multiplier", "nan"], "noise_multiplier=nan"),

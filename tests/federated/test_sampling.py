@@ -48,6 +48,25 @@ def test_fixed_size_is_exact_and_poisson_is_binomial():
     assert sizes.var() == pytest.approx(49.5, rel=5 * np.sqrt(2 / 4000))
 
 
+@pytest.mark.parametrize("users", [25, 99, 400])
+def test_at_a_declared_rate_each_user_at_hand_has_the_same_coin(users):
+    """100 declared, 30 of them a round: everybody by a coin of 0.3, however many there are."""
+    sampler, streams, draws = PoissonSampler(100, 30, users), Streams(7), 4000
+    assert sampler.sampling == PoissonSampling(0.3)
+    taken = np.zeros((draws, users), bool)
+    for t in range(draws):
+        taken[t, sampler.draw(streams.sampling(t)).users] = True
+    sizes = taken.sum(axis=1)
+    mean, variance = 0.3 * users, 0.3 * 0.7 * users  # of a binomial number
+    # Five standard errors each, and Pearson's statistic over users: fails by chance once in a million.
+    assert sizes.mean() == pytest.approx(mean, abs=5 * np.sqrt(variance / draws))
+    assert sizes.var() == pytest.approx(variance, rel=5 * np.sqrt(2 / draws))
+    statistic = ((taken.sum(axis=0) - draws * 0.3) ** 2 / (draws * 0.3 * 0.7)).sum()
+    assert abs(statistic - users) < 5 * np.sqrt(2 * users) + 5
+    together = (taken[:, 0] & taken[:, -1]).mean()
+    assert together == pytest.approx(0.09, abs=5 * np.sqrt(0.09 * 0.91 / draws))
+
+
 def test_poisson_inclusions_of_two_users_are_independent():
     streams = Streams(5)
     together = sum({0, 1} <= set(PoissonSampler(4, 2).draw(streams.sampling(t)).users.tolist()) for t in range(4000))
@@ -108,5 +127,6 @@ def test_impossible_cohorts_are_refused(kind, population, cohort, words):
 def test_samplers_by_name():
     assert sampler_named("fixed", 10, 2) == FixedSizeSampler(10, 2)
     assert sampler_named("poisson", 10, 2) == PoissonSampler(10, 2)
+    assert sampler_named("poisson", 10, 2, population_size=40) == PoissonSampler(40, 2, users=10)
     with pytest.raises(SettingError, match="did you mean 'poisson'"):
         sampler_named("poison", 10, 2)

@@ -29,7 +29,7 @@ def test_every_relation_says_what_it_means():
     assert [relation.phrase for relation in Relation] == [
         "add-or-remove one user",
         "replace one user",
-        "zero-out one user",
+        "zero-out one user (the number of users is public)",
         "the paper's convention",
     ]
     assert [relation.sound for relation in Relation] == [True, True, True, False]

@@ -38,6 +38,15 @@ def test_epsilon_and_noise_replace_each_other_but_never_stand_together():
         BASE.overridden({"epsilon": 2.0, "noise_multiplier": 1.0}, "here")
 
 
+def test_the_number_of_generated_users_is_a_setting_and_so_declared():
+    assert BASE.declared_size == BASE.users == 40_000
+    assert BASE.overridden({"population_size": 50_000}, "here").declared_size == 50_000
+    assert BASE.overridden({"sampling": "fixed"}, "here").declared_size is None  # drawn from those who are there
+    few = BASE.overridden({"users": 10, "population_size": 1000}, "here")  # the cohort of 300 is of the declared ones
+    assert (few.users, few.declared_size, few.users_private) == (10, 1000, False)
+    assert tomllib.loads(few.to_toml())["users"] == 10
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -49,6 +58,12 @@ def test_epsilon_and_noise_replace_each_other_but_never_stand_together():
         ({"clip_rule": "cubic"}, "clip_rule='cubic'"),
         ({"clip_start": 0.0}, "clip_start=0.0"),
         ({"users": 10}, "cohort="),
+        (
+            {"population_size": 299},
+            "cohort=300 must be at most the population, 299 users: lower the cohort or raise pop",
+        ),
+        ({"population_size": 0}, "population_size=0 must be a whole number at least 1"),
+        ({"population_size": 900, "sampling": "fixed"}, "population_size=900 must be left out where sampling='fixed'"),
     ],
 )
 def test_bad_settings_are_refused_on_construction(changes, words):

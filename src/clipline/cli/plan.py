@@ -14,7 +14,7 @@ _KEYS = ("users", "cohort", "rounds", "epsilon", "noise_multiplier", "delta", "s
 
 
 def plan(
-    users: Annotated[int | None, typer.Option(help="Users in the population, N.")] = None,
+    users: Annotated[int | None, typer.Option(help="Users in the population, N: a number declared beforehand.")] = None,
     cohort: Annotated[int | None, typer.Option(help="Users a round, M (expected number under Poisson).")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds, T.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="The epsilon to stay within.")] = None,
@@ -56,7 +56,9 @@ def _from_file(config: Path, flags: dict[str, Any], scale: str | None) -> dict[s
     """What a file of `clipline train` says of privacy, less what the flags ask for instead."""
     from dataclasses import fields
 
+    from ..privacy.relations import Relation
     from ..tasks.settings import TrainSettings, read_toml
+    from ..tasks.stores import STAND_IN
 
     known = [*(field.name for field in fields(TrainSettings)), "relation"]
     file = read_toml(config)
@@ -64,6 +66,10 @@ def _from_file(config: Path, flags: dict[str, Any], scale: str | None) -> dict[s
         if key not in known:
             raise SettingError(f"config {str(config)!r} has the unknown key {key!r}: {nearest(key, known)}")
     chosen = {key: value for key, value in file.items() if key in _KEYS}
+    if "population_size" in file:
+        chosen["users"] = file["population_size"]
+    elif file.get("data", STAND_IN) != STAND_IN and {**file, **flags}.get("sampling", "poisson") == "poisson":
+        chosen.setdefault("relation", Relation.ZERO_OUT.value)  # that training reads the number of users from its data
     if "epsilon" in flags:
         chosen.pop("noise_multiplier", None)
     if "noise_multiplier" in flags:

@@ -19,14 +19,14 @@ from ..tasks import DEFAULT_TASK, TASK_NAMES, task_named
 if TYPE_CHECKING:
     from ..federated.reports import RoundReport
     from ..federated.round import TrainState
-    from ..federated.training import TrainResult
     from ..tasks.settings import TrainSettings
-    from ..tasks.stores import DataUsed
     from ..tasks.task import Task
 
 _WHAT = "What to train"
 _PRIVACY = "Privacy"
 _RUN = "The run"
+# What limits each other is set together: a cohort that is too large for some users may be right for others.
+_JOINT = ("data", "users", "test_users", "population_size", "cohort")
 
 
 def train(
@@ -85,7 +85,16 @@ def train(
         typer.Option(help="Epsilon to spend on all rounds; the noise follows.", rich_help_panel=_PRIVACY),
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="Delta; users^-1.1 if left out.", rich_help_panel=_PRIVACY)
+        float | None, typer.Option(help="Delta; (number of users)^-1.1 if left out.", rich_help_panel=_PRIVACY)
+    ] = None,
+    population_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Declare how many users there are, a public number that is not read from the data: the rate and delta "
+            "follow from it, and the guarantee is for add-or-remove.",
+            show_default="--users where they are generated; none with --data DIR, and the guarantee is for zero-out",
+            rich_help_panel=_PRIVACY,
+        ),
     ] = None,
     max_epsilon: Annotated[
         float | None, typer.Option(help="Stop before the round that would pass this.", rich_help_panel=_PRIVACY)
@@ -135,7 +144,7 @@ def train(
         "client_lr": client_lr, "server_lr": server_lr, "cohort": cohort, "sampling": sampling,
         "clip": _clip(clip), "quantile": quantile,
         "noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta, "max_epsilon": max_epsilon,
-        "noise_source": noise_source, "seed": seed, "device": device,
+        "population_size": population_size, "noise_source": noise_source, "seed": seed, "device": device,
         "engine": engine, "precision": precision, "workers": workers,
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
@@ -164,10 +173,10 @@ def resolve(task: str | None, config: Path | None, flags: dict[str, Any]) -> tup
     chosen = task_named(task or file.get("task", DEFAULT_TASK))
     # Two runs that were not told otherwise must not share their noise.
     seed = {"seed": from_rank_0(secrets.randbits(62))}
-    # What limits each other is set together: a cohort that is too large for some users may be right for others.
-    joint: dict[str, Any] = {key: file.pop(key) for key in ("data", "users", "test_users", "cohort") if key in file}
+    joint: dict[str, Any] = {key: file.pop(key) for key in _JOINT if key in file}
     if "data" in flags:
-        joint = {key: value for key, value in joint.items() if key == "cohort"}  # other data have other users
+        of_data = ("users", "test_users", *(("population_size",) if "data" in joint else ()))
+        joint = {key: value for key, value in joint.items() if key not in of_data}  # other data have other users
     elif "data" not in joint and (found := find_store(chosen.name)) is not None:
         joint["data"] = str(found)
     settings = chosen.settings.overridden({**seed, **file, "task": chosen.name}, f"config {str(config)!r}")
@@ -183,6 +192,7 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
     from ..study.run_directory import RunDirectory, check_free
     from ..tasks.stores import data_used
     from .progress import TrainProgress
+    from .summary import summary, summary_json
 
     mine = place()
     if mine is not None:
@@ -225,67 +235,6 @@ def _leave() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def summary(task: Task, settings: TrainSettings, used: DataUsed, result: TrainResult, path: Path) -> str:
-    """A few lines that a person can quote."""
-    clip = (
-        "none"
-        if settings.clip == "none"
-        else f"{settings.controller().first().clip:.3g} -> {result.state.clip.clip:.3g}"
-    )
-    part = "" if settings.evaluate_on is None else f" ({settings.evaluate_on})"
-    lines = [
-        f"{task.metric_name} {result.metrics[task.metric_name]:.4f} on {used.measured_on}{part}",
-        str(result.guarantee),
-        f"clip {clip}"
-        + (f", tracking quantile {settings.quantile:g} of the update norms" if settings.clip == "quantile" else ""),
-        f"files in {path}: " + ", ".join(sorted(file.name for file in path.iterdir())),
-    ]
-    if used.kind == "stand-in":
-        lines.insert(1, "data: a stand-in, generated; not comparable with results on the original data set")
-    elif used.source is not None:
-        other = "" if used.kind == "original" else "; not comparable with results on the original data set"
-        lines.insert(1, f"data: {used.kind}, {used.source}{other}")
-    if result.stopped == "budget":
-        lines.append(f"stopped after {result.guarantee.rounds} rounds: the next one would have passed the budget")
-    if result.stopped == "interrupted":
-        lines.append(f"interrupted: go on with  clipline train --resume {path}")
-    if result.guarantee.private and settings.noise_source == "seed":
-        lines.append("cohorts and noise come from the seed: keep it secret, or train with --noise-source system")
-    return "\n".join(lines)
-
-
-def summary_json(
-    task: Task, settings: TrainSettings, used: DataUsed, result: TrainResult, path: Path
-) -> dict[str, Any]:
-    """The same for programs; epsilon is null where there is no guarantee."""
-    from ..study.run_directory import finite_or_none
-
-    guarantee = result.guarantee
-    return {
-        "task": task.name,
-        "data": used.kind,
-        "data_source": used.source,
-        "measured_on": used.measured_on,
-        "evaluate_on": settings.evaluate_on,
-        "metric": result.metrics[task.metric_name],
-        "metric_name": task.metric_name,
-        "epsilon": finite_or_none(guarantee.epsilon),
-        "delta": guarantee.delta,
-        "relation": str(guarantee.relation),
-        "sampler": guarantee.sampler,
-        "accountant": guarantee.accountant,
-        "private": guarantee.private,
-        "guarantee": str(guarantee),
-        "rounds": guarantee.rounds,
-        "clip": finite_or_none(result.state.clip.clip),
-        "stopped": result.stopped,
-        "users": settings.users,
-        "cohort": settings.cohort,
-        "seed": settings.seed,
-        "run_dir": str(path),
-    }
 
 
 def _clip(text: str | None) -> str | float | None:

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import check_choice, check_whole, refuse
+from ..privacy.accountant import default_relation
 from ..privacy.events import FixedSizeSampling, PoissonSampling, Sampling
+from ..privacy.relations import Relation
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +68,22 @@ class FixedSizeSampler:
 
 @dataclass(frozen=True)
 class PoissonSampler:
-    """Each user independently with probability `cohort_size / population_size`; the cohort may even be empty."""
+    """Each user independently with probability `cohort_size / population_size`; the cohort may even be empty.
+
+    `users` is how many are at hand. Left out, it is `population_size`. Given, `population_size` is a number declared
+    beforehand: the rate stays the same when a user comes or goes, and a cohort has `cohort_size` users on average only
+    if the declared number is right.
+    """
 
     population_size: int
     cohort_size: int
+    users: int | None = None
 
     def __post_init__(self) -> None:
-        _check_sizes(self.population_size, self.cohort_size)
+        more = "bring more users" if self.users is None else "declare more users"
+        _check_sizes(self.population_size, self.cohort_size, more)
+        if self.users is not None:
+            check_whole("users", self.users, at_least=1, way_out="give a population with users")
 
     @property
     def sampling(self) -> PoissonSampling:
@@ -81,14 +92,48 @@ class PoissonSampler:
 
     def draw(self, rng: np.random.Generator) -> Cohort:
         """A binomial number of users, then that many without replacement: the same law as a coin for every user."""
-        count = int(rng.binomial(self.population_size, self.sampling.rate))
-        return Cohort(_distinct(rng, self.population_size, count), self.sampling)
+        users = self.population_size if self.users is None else self.users
+        count = int(rng.binomial(users, self.sampling.rate))
+        return Cohort(_distinct(rng, users, count), self.sampling)
 
 
-def sampler_named(name: str, population_size: int, cohort_size: int) -> FixedSizeSampler | PoissonSampler:
-    """The sampler that settings call "poisson" or "fixed"."""
-    kind = PoissonSampler if check_choice("sampling", name, ("poisson", "fixed")) == "poisson" else FixedSizeSampler
-    return kind(population_size, cohort_size)
+def sampler_named(
+    name: str, users: int, cohort_size: int, population_size: int | None = None
+) -> FixedSizeSampler | PoissonSampler:
+    """The sampler that settings call "poisson" or "fixed", of the `users` at hand.
+
+    With a declared `population_size` nothing but the draw itself depends on `users`.
+    """
+    poisson = check_choice("sampling", name, ("poisson", "fixed")) == "poisson"
+    if population_size is None:
+        return PoissonSampler(users, cohort_size) if poisson else FixedSizeSampler(users, cohort_size)
+    if not poisson:
+        raise refuse("population_size", population_size, "left out where sampling='fixed'", FIXED_IS_PUBLIC)
+    return PoissonSampler(population_size, cohort_size, users)
+
+
+FIXED_IS_PUBLIC = "leave it out, a fixed-size cohort is drawn from the users at hand, whose number is public"
+
+
+def relation_for(sampling: Sampling, relation: Relation | str | None, *, declared: bool) -> Relation:
+    """The relation that is true of a training with this sampling, as asked for or by default.
+
+    Add-or-remove needs a sampling that is the same for a population with one user less: Poisson sampling at a rate
+    that was `declared`. Where the number of users is read from the data, it is public and stays the same between
+    neighbours: zero-out by default under Poisson sampling, replace-one for a fixed size.
+    """
+    fixed = isinstance(sampling, FixedSizeSampling)
+    if relation is None:
+        return default_relation(sampling) if fixed or declared else Relation.ZERO_OUT
+    relation = Relation.named(relation)
+    if not relation.sound:
+        raise refuse("relation", relation.value, "one that a guarantee can be given for", "leave it out")
+    if relation is Relation.ADD_OR_REMOVE and fixed:
+        raise refuse("relation", relation.value, "replace-one or zero-out where sampling='fixed'", FIXED_IS_PUBLIC)
+    if relation is Relation.ADD_OR_REMOVE and not declared:
+        limit = "zero-out or replace-one where the number of users is read from the data"
+        raise refuse("relation", relation.value, limit, "declare population_size, or leave relation out")
+    return relation
 
 
 def _distinct(rng: np.random.Generator, population_size: int, count: int) -> NDArray[np.int64]:
@@ -97,9 +142,9 @@ def _distinct(rng: np.random.Generator, population_size: int, count: int) -> NDA
     return np.sort(rng.choice(population_size, count, replace=False, shuffle=False))
 
 
-def _check_sizes(population_size: int, cohort_size: int) -> None:
-    check_whole("population_size", population_size, at_least=1, way_out="give a population with users")
+def _check_sizes(population_size: int, cohort_size: int, more: str = "bring more users") -> None:
+    check_whole("population_size", population_size, at_least=1, at_most=10**12, way_out="give the number of users")
     check_whole("cohort_size", cohort_size, at_least=1, way_out="sample at least one user a round")
     if cohort_size > population_size:
         limit = f"at most the population, {population_size} users"
-        raise refuse("cohort_size", cohort_size, limit, "lower the cohort or bring more users")
+        raise refuse("cohort_size", cohort_size, limit, f"lower the cohort or {more}")

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..errors import SettingError, check_choice, check_number, check_whole, refuse
-from ..privacy.accountant import account, default_relation
+from ..privacy.accountant import account
 from ..privacy.calibration import noise_multiplier_for, rounds_within
 from ..privacy.events import Sampling
 from ..privacy.guarantee import Guarantee
@@ -36,7 +36,7 @@ from .precision import PRECISIONS, Precision
 from .reports import Desk, RoundReport
 from .round import Algorithm, TrainState
 from .rows import RowFields
-from .sampling import sampler_named
+from .sampling import relation_for, sampler_named
 from .server import ServerOptimiser, ServerSGD
 from .workers import Workforce
 
@@ -64,9 +64,13 @@ class Training:
 
     Give either `epsilon` (the noise is then chosen so that `rounds` rounds spend at most that much) or
     `noise_multiplier` (0: no noise, not private). The rest has the paper's defaults: the median as clip, momentum 0.9
-    at the server, cohort_size / 20 as noise on the count, delta = (number of users)^-1.1. The relation follows the
-    sampling: add-or-remove for "poisson", replace-one for "fixed". `max_epsilon` stops before the round that would
-    pass it.
+    at the server, cohort_size / 20 as noise on the count, delta = population_size^-1.1. `max_epsilon` stops before the
+    round that would pass it.
+
+    `population_size` declares how many users there are, a public constant that is not read from the data. Poisson
+    sampling is then at the rate cohort_size / population_size whatever the number of users at hand, and the relation is
+    add-or-remove. Left out, the number of users at hand takes its place and is public: the relation is zero-out, with
+    the same epsilon. A fixed-size cohort ("fixed") makes that number public too, and the relation is replace-one.
 
     `loss(model, batch)` returns one number, or one for each example, which trains faster; `batch` maps the population's
     field names to tensors. `engine`, `precision` and `workers` are for speed: see docs/engine.md. `evaluate(model)`
@@ -94,6 +98,7 @@ class Training:
         epsilon: float | None = None,
         noise_multiplier: float | None = None,
         delta: float | None = None,
+        population_size: int | None = None,
         sampling: str = "poisson",
         relation: Relation | None = None,
         clip: ClipController | None = None,
@@ -132,16 +137,15 @@ class Training:
             raise refuse("clip", clip, "a clip object", "give FixedClip(1.0)")
         if server is not None and not hasattr(server, "first"):
             raise refuse("server", server, "a server object", "give ServerSGD(1.0)")
-        sampler = sampler_named(sampling, len(population), cohort_size)
-        self.relation = default_relation(sampler.sampling) if relation is None else Relation.named(relation)
-        if not self.relation.sound:
-            raise refuse("relation", self.relation.value, "one that a guarantee can be given for", "leave it out")
+        sampler = sampler_named(sampling, len(population), cohort_size, population_size)
+        self.declared = population_size is not None
+        self.relation = relation_for(sampler.sampling, relation, declared=self.declared)
         self.delta = check_number(
             "delta",
-            len(population) ** -1.1 if delta is None else delta,
+            sampler.population_size**-1.1 if delta is None else delta,
             above=0,
             below=1,
-            way_out="(number of users)^-1.1 is the usual choice",
+            way_out="population_size^-1.1 is the usual choice",
         )
         self.noise_multiplier = self._resolve_noise(sampler.sampling, epsilon, noise_multiplier)
         self.max_epsilon = epsilon if max_epsilon is None else max_epsilon

@@ -93,7 +93,11 @@ def privacy_curve(
 
 
 def default_relation(sampling: Sampling) -> Relation:
-    """The relation under which a sampling is best understood: add-or-remove, but replace-one for a fixed size."""
+    """The relation under which a sampling is best understood: add-or-remove, but replace-one for a fixed size.
+
+    Add-or-remove takes the rate as a public constant. Who computes it from the number of users at hand has to name
+    zero-out instead: the same pair and the same epsilon.
+    """
     return Relation.REPLACE_ONE if isinstance(sampling, FixedSizeSampling) else Relation.ADD_OR_REMOVE
 
 

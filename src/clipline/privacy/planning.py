@@ -80,7 +80,7 @@ class Plan:
         guarantee = self.guarantee
         lines = [str(guarantee), ""]
         rows = [
-            ("users", f"{self.users:,}"),
+            ("users", f"{self.users:,}{self._declared()}"),
             ("cohort", f"{self.cohort:,}{self._spread()}, each user with chance {self.rate:.3g} a round"),
             ("rounds", f"{self.rounds:,}, so that a user takes part {self.rate * self.rounds:.3g} times on average"),
             ("noise multiplier", f"{_up(self.noise_multiplier)} of the whole round"),
@@ -93,6 +93,12 @@ class Plan:
         lines += ["", "  the same noise, cohort and rounds under other terms (epsilon):", *self._table()]
         lines += ["", "  epsilon over rounds:", *text_curve(self.curve)]
         return "\n".join(lines)
+
+    def _declared(self) -> str:
+        """Where the relation needs it: that the number of users is not read from the data."""
+        if self.guarantee.relation is not Relation.ADD_OR_REMOVE or self.sampling != "poisson":
+            return ""
+        return " declared beforehand; counted in the data instead, the same epsilon is for zero-out"
 
     def _spread(self) -> str:
         if self.sampling == "fixed":

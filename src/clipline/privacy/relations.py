@@ -33,6 +33,8 @@ class Relation(StrEnum):
         """What a neighbour does to one user, as it stands in a guarantee: "replace one user"."""
         if self is Relation.PAPER:
             return "the paper's convention"
+        if self is Relation.ZERO_OUT:
+            return "zero-out one user (the number of users is public)"
         return f"{self.value.removesuffix('-one')} one user"
 
 
@@ -40,7 +42,10 @@ _MEANINGS = {
     Relation.ADD_OR_REMOVE: "one user more or one user less",
     Relation.REPLACE_ONE: "one user exchanged for any other",
     # The bit is centred: a silent user adds 0 to the sum of (within - 1/2), which is not what a zero update would add.
-    Relation.ZERO_OUT: "one user made silent, who then adds nothing to the updates nor to the centred count",
+    Relation.ZERO_OUT: (
+        "one user made silent, who then adds nothing to the updates nor to the centred count, but still counts in the "
+        "number of users, which is public"
+    ),
     # Fixed-size sampling accounted as if exchanging a user moved the sum by one clip norm; it moves it by two.
     Relation.PAPER: "one user exchanged for another who differs by one clip norm only, which no clipping ensures",
 }

@@ -121,7 +121,7 @@ def resolved_comments(training: Training) -> str:
         "count_stddev": mechanism.count_stddev,
         "delta": training.delta,
         "relation": str(training.relation),
-        "users": len(training.population),
+        **({} if training.declared else {"users": len(training.population)}),  # declared: how many came is private
         "parameters": training.algorithm.clients.flat.dim,
         "planned": str(training.planned),
     }

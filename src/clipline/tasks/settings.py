@@ -11,7 +11,8 @@ from typing import Any
 
 from ..errors import SettingError, check_choice, check_number, check_whole, nearest, refuse
 from ..federated.controllers import ClipController, FixedClip, QuantileClip
-from .stores import with_users_of_store
+from ..federated.sampling import FIXED_IS_PUBLIC
+from .stores import STAND_IN, with_users_of_store
 
 _NOT_EVERYWHERE = ("data", "classes", "test_users", "evaluate_on", "augment", "group_count", "padding_in_loss")
 
@@ -30,7 +31,8 @@ class TrainSettings:
     users: int  # of a generated population, or as many as the store has
     epsilon: float | None = None
     noise_multiplier: float | None = None
-    delta: float | None = None  # None: users^-1.1
+    delta: float | None = None  # None: (number of users)^-1.1
+    population_size: int | None = None  # the declared number of users; None: `users` if generated, else not declared
     max_epsilon: float | None = None
     sampling: str = "poisson"
     clip: str | float = "quantile"  # "quantile", "fixed", "none", or a number
@@ -78,9 +80,18 @@ class TrainSettings:
         check_whole("rounds", self.rounds, at_least=1, at_most=10**9, way_out="train for at least one round")
         check_whole("cohort", self.cohort, at_least=1, way_out="sample at least one user a round")
         check_whole("users", self.users, at_least=1, at_most=10**10, way_out="give a population with users")
-        if self.cohort > self.users:
-            limit = f"at most the population, {self.users} users"
-            raise refuse("cohort", self.cohort, limit, "lower the cohort or raise users")
+        if self.population_size is not None:
+            way_out = "give the number of users that is known beforehand"
+            check_whole("population_size", self.population_size, at_least=1, at_most=10**12, way_out=way_out)
+            if self.sampling == "fixed":
+                limit = "left out where sampling='fixed'"
+                raise refuse("population_size", self.population_size, limit, FIXED_IS_PUBLIC)
+        most, name = (
+            (self.users, "users") if self.population_size is None else (self.population_size, "population_size")
+        )
+        if self.cohort > most:
+            limit = f"at most the population, {most} users"
+            raise refuse("cohort", self.cohort, limit, f"lower the cohort or raise {name}")
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise SettingError(
                 f"epsilon={self.epsilon!r} and noise_multiplier={self.noise_multiplier!r} are both set but one follows "
@@ -96,7 +107,7 @@ class TrainSettings:
                     "max_epsilon", self.max_epsilon, "left out where there is no noise", "add noise or drop it"
                 )
         if self.delta is not None:
-            check_number("delta", self.delta, above=0, below=1, way_out="leave it out for users^-1.1")
+            check_number("delta", self.delta, above=0, below=1, way_out="leave it out for (number of users)^-1.1")
         if self.workers is not None:
             check_whole("workers", self.workers, at_least=1, way_out="leave it out for one process a core")
         if self.test_users is not None:
@@ -109,6 +120,25 @@ class TrainSettings:
         if self.group_count not in (None, 2, 32):
             raise refuse("group_count", self.group_count, "2 or 32", "the original had one of these")
         self.controller()  # checks quantile, clip, clip_start and clip_lr
+
+    @property
+    def declared_size(self) -> int | None:
+        """How many users are declared; None where their number is read from the data and so is public.
+
+        The number of a generated population is itself a setting. A fixed-size cohort takes no declared number.
+        """
+        if self.population_size is not None or self.sampling == "fixed" or not self._generated:
+            return self.population_size
+        return self.users
+
+    @property
+    def users_private(self) -> bool:
+        """Whether `users` may not be told: counted in a store, where another number is declared."""
+        return self.population_size is not None and not self._generated
+
+    @property
+    def _generated(self) -> bool:
+        return self.data in (None, STAND_IN)
 
     def controller(self) -> ClipController:
         """The clip controller that `clip` names."""
@@ -142,8 +172,12 @@ class TrainSettings:
         return replace(self, **changes)
 
     def to_toml(self) -> str:
-        """One `key = value` a line, for `read_toml`; settings that are None are left out."""
-        lines = [f"{name} = {_toml(value)}" for name, value in asdict(self).items() if value is not None]
+        """One `key = value` a line, for `read_toml`; settings that are None are left out.
+
+        So are private `users`: when the settings are read back, the store says how many they are.
+        """
+        settings = asdict(self) | ({"users": None} if self.users_private else {})
+        lines = [f"{name} = {_toml(value)}" for name, value in settings.items() if value is not None]
         return "\n".join(lines) + "\n"
 
 

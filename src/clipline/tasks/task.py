@@ -71,6 +71,7 @@ class Task:
             epsilon=settings.epsilon,
             noise_multiplier=settings.noise_multiplier,
             delta=settings.delta,
+            population_size=settings.declared_size,
             sampling=settings.sampling,
             clip=settings.controller(),
             server=_server(settings),
