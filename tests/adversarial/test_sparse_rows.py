@@ -1,0 +1,39 @@
+"""Weights of which each user touches few rows: how many others touch, and how, reaches nobody."""
+
+import numpy as np
+import pytest
+from adversarial.neighbours import Case, everybody
+from adversarial.test_isolation import AUTO, ENGINES, assert_kept, cuda
+from adversarial.zoo import ROWS, ZOO
+
+ON_GPU = ["bag linear", "lookup through embedding", "mean of the weight as penalty", "dropout behind the bag"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", [entry.name for entry in ROWS])
+def test_users_who_touch_few_rows_are_kept_apart_or_the_model_is_refused(name, engine):
+    assert_kept(Case(ZOO[name], engine))
+
+
+@pytest.mark.parametrize("name", ["bag linear", "lookup through bag", "bag and embedding by one user alone"])
+def test_users_who_touch_few_rows_are_kept_apart_whichever_engine_is_chosen(name):
+    assert_kept(Case(ZOO[name], AUTO))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["bag linear", "written through a scripted function"])
+def test_users_of_two_workers_who_touch_few_rows_are_kept_apart(name, engine):
+    assert_kept(Case(ZOO[name], engine, workers=2), ["first and largest user removed", "NaN"])
+
+
+@cuda
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ON_GPU)
+def test_users_on_a_gpu_who_touch_few_rows_are_kept_apart(name, engine):
+    assert_kept(Case(ZOO[name], engine, device="cuda"))
+
+
+def test_the_largest_user_touches_more_rows_than_all_others_together():
+    rows = {name: set(np.unique(user["words"])) for name, user in everybody("words").items()}
+    others = set().union(*(own for name, own in rows.items() if name != "a"))
+    assert len(rows["a"]) > 256 > len(others)  # 256 is the room that a stack gives a user at least
