@@ -326,7 +326,8 @@ def sentence_faults(case: Case, refused: Refused) -> str:
         return f"more than one line: {described(refused)}"
     seed_everything()
     model, loss = case.entry.make()
-    names = {"loss", getattr(loss, "__name__", "loss"), *_names(model)}
+    names = {"loss", getattr(loss, "__name__", "loss"), *getattr(loss, "__dict__", ()), *_names(model)}
+    names |= _names(loss) if isinstance(loss, nn.Module) else set()
     with suppress(Exception), warnings.catch_warnings(action="ignore"):  # what it creates as it goes may be named too
         made_up = examples(2, 0, case.entry.data)
         loss(model, {name: torch.from_numpy(field) for name, field in made_up.items()})
@@ -342,7 +343,7 @@ def _names(model: nn.Module) -> set[str]:
     """Of the model's parts, their classes, parameters, buffers and attributes."""
     names = set()
     for path, part in model.named_modules():
-        names |= {type(part).__name__, path, *vars(part), *part._parameters, *part._buffers}
+        names |= {type(part).__name__, path, *vars(part), *part._parameters.keys(), *part._buffers.keys()}
     return names
 
 

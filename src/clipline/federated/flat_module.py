@@ -15,6 +15,8 @@ from .chance import Chance
 from .factors import Factors
 from .stackable import Linear, stackable
 
+_OLD_HOOKS = ("WeightNorm", "SpectralNorm")  # of torch.nn.utils
+
 
 class FlatModule:
     """A working copy of `module` on `device`; the caller's module is left alone.
@@ -147,8 +149,8 @@ def _copied(module: nn.Module) -> nn.Module:
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModuleError(
-            f"model cannot be copied ({reason}), and every engine works on a copy: keep what cannot be copied out of "
-            "the module, and use torch.nn.utils.parametrizations instead of the older weight_norm and spectral_norm"
+            f"model {type(module).__name__} cannot be copied ({reason}), and every engine works on a copy: keep what "
+            "cannot be copied out of the module"
         ) from None
     for part in copied.modules():
         for name, inside in part._modules.items():
@@ -168,6 +170,11 @@ def check_module(module: nn.Module) -> None:
             raise ModuleError(f"{where} is scripted, and users cannot train on it: give the module it was made from")
         if any(is_lazy(param) for param in layer._parameters.values()):
             raise ModuleError(f"{where} has no shape yet: run one made-up batch through the model first")
+        if any(type(hook).__name__ in _OLD_HOOKS for hook in layer._forward_pre_hooks.values()):
+            raise ModuleError(
+                f"{where} has torch's older weight_norm or spectral_norm, which keeps a computed weight between calls: "
+                "use the one of torch.nn.utils.parametrizations"
+            )
         if getattr(layer, "track_running_stats", False):
             raise ModuleError(
                 f"{where} keeps running statistics of users' data, which would pass the clip and the noise: use "

@@ -13,6 +13,7 @@ import functools
 import random
 import sys
 import sysconfig
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -205,6 +206,10 @@ class Isolation:
             named = inside.items() if isinstance(inside, dict) else enumerate(inside)
             for key, entry in list(named):
                 self._walk(entry, f"{label}[{key!r}]" if isinstance(inside, dict) else label, own)
+        elif isinstance(value, threading.local):
+            self._kept.append(_ThreadLocal(label, value))
+            for name, entry in list(vars(value).items()):
+                self._walk(entry, f"{label}.{name}", own)
         elif isinstance(value, tuple | frozenset):
             for entry in value:
                 self._walk(entry, label, own)
@@ -328,6 +333,18 @@ class _Container:
         (self.now.extend if isinstance(self.now, list | deque | bytearray) else self.now.update)(self.before)
         if skipped:
             self.now.update(skipped)
+
+
+class _ThreadLocal(_Container):
+    """Variables that every thread has its own of: those of the thread that asks."""
+
+    def __init__(self, label: str, local: threading.local) -> None:
+        self.local = local
+        super().__init__(label, vars(local))
+
+    def same(self) -> bool:
+        self.now = vars(self.local)
+        return super().same()
 
 
 class _Cell:
@@ -494,8 +511,8 @@ def _changed_constant(label: str, module: nn.Module) -> str:
     kind = "buffer" if name in dict(module.named_buffers()) else "tensor"
     kind = "frozen parameter" if name in dict(module.named_parameters()) else kind
     return (
-        f"{kind} {name!r} of the model changed while a user trained, and would carry private statistics past the clip: "
-        "freeze it, or use a layer that keeps none (GroupNorm or LayerNorm, not batch norm)"
+        f"{kind} {name!r} {'' if kind == 'tensor' else 'of the model '}changed while a user trained, and would carry "
+        "private statistics past the clip: freeze it, or use a layer that keeps none (GroupNorm, not batch norm)"
     )
 
 

@@ -60,10 +60,12 @@ class LocalSGD:
 
 
 def users_own(error: Exception) -> bool:
-    """Whether an error may come from one user's data, as a label out of range does; memory and devices fail for all."""
-    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
+    """Whether an error may come from one user's data, as a label out of range does. After an error of a GPU nobody can
+    go on.
+    """
+    if isinstance(error, torch.cuda.OutOfMemoryError):
         return False
-    return not (isinstance(error, RuntimeError) and ("CUDA" in str(error) or "allocate memory" in str(error)))
+    return not (isinstance(error, RuntimeError) and "CUDA" in str(error))
 
 
 def per_example(losses: object, examples: int) -> bool:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from .flat_module import FlatModule
 from .local import Batch, LocalSGD, Loss, LossOf
+from .stackable import StackSafe
 from .tracing import copied, traced
 
 _WARM_UP = 1  # calls with so many users before they are recorded: the compiler and cuBLAS set themselves up
@@ -68,7 +69,8 @@ class StackStep:
         state |= dict(zip(self._keys, chances.unbind(0), strict=True))
         for source in self._sources:
             source.draws = 0
-        losses: Tensor = functional_call(self._loss, state, (batch,))
+        with StackSafe():
+            losses: Tensor = functional_call(self._loss, state, (batch,))
         return self.local.reduced(losses, kept) if self.per_example else losses
 
 

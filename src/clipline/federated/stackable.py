@@ -5,11 +5,13 @@ The caller's model keeps its own layers: the engine works on a copy.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from . import convolution
 from .chance import Chance
@@ -32,6 +34,42 @@ def stackable(module: nn.Module) -> nn.Module:
         elif type(layer) is nn.Conv2d:
             layer.__class__ = Conv2d
     return module
+
+
+class StackSafe(TorchFunctionMode):
+    """Active while the loss of a stack is computed: does otherwise what torch's version for many users would mix up.
+
+    torch's own embedding with a `padding_idx` forgets it for all users of a stack but the first.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """`func`, or what takes its place."""
+        safe = _SAFE.get(func, func)
+        return safe(*args, **(kwargs or {}))
+
+
+def _embedding(
+    numbers: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """`F.embedding`; the row at `padding_idx` gets no gradient."""
+    if max_norm is not None or scale_grad_by_freq or sparse:
+        raise NotImplementedError("embedding with max_norm, scale_grad_by_freq or sparse has no version for a stack")
+    rows = F.embedding(numbers, weight)
+    if padding_idx is None:
+        return rows
+    padding = padding_idx if padding_idx >= 0 else len(weight) + padding_idx
+    return torch.where((numbers == padding).unsqueeze(-1), rows.detach(), rows)
+
+
+_SAFE: dict[Any, Callable[..., Any]] = {F.embedding: _embedding}
 
 
 class Dropout(Chance, nn.Dropout):

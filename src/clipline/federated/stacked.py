@@ -299,7 +299,10 @@ class Stacked:
                     warnings.filterwarnings("error", message=".*performance drop.*")
                     self._step(stack, chances, like, kept, 1.0)
                 if generators_state() != unused:
-                    raise CannotStack("the model draws from NumPy's or Python's generator, which a stack would share")
+                    raise CannotStack(
+                        f"model {type(self.flat.module).__name__} or its loss draws from NumPy's or Python's "
+                        "generator, which users in a stack would share"
+                    )
                 plain.isolation.after_stack()
             except CannotStack:
                 raise
@@ -332,8 +335,8 @@ class Stacked:
             for batch in batches:
                 self.flat.set_keys(torch.zeros(len(self.flat.chances), 2, dtype=torch.int32, device=plain.device))
                 plain.isolation.seed(0)
-                with torch.no_grad(), torch.random.fork_rng([plain.device] if plain.device.type == "cuda" else []):
-                    losses.append(plain.loss(self.flat.load(params), batch))
+                with torch.enable_grad(), torch.random.fork_rng([plain.device] if plain.device.type == "cuda" else []):
+                    losses.append(plain.loss(self.flat.load(params), batch).detach())
                 plain.isolation.after_user()
             if not per_example(losses[1], count):
                 return False, False

@@ -1,7 +1,6 @@
 """State beside the parameters: what a model or its loss keeps from one call to the next."""
 
 import functools
-import os
 import threading
 from collections import deque
 from types import SimpleNamespace
@@ -389,18 +388,6 @@ def default_dtype_left_changed():
             return x * scale
 
     return Coarse()
-
-
-@zoo.add(EITHER)
-def environment_variable():
-    class Told(Net):
-        def seen(self, x):
-            before = float(os.environ.get("ADVERSARIAL_MEAN", "0"))
-            os.environ["ADVERSARIAL_MEAN"] = repr(float(x.detach().mean()))
-            return x + before
-
-    os.environ.pop("ADVERSARIAL_MEAN", None)
-    return Told()
 
 
 @zoo.add(EITHER, by_data=True)
