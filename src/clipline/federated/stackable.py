@@ -5,6 +5,7 @@ The caller's model keeps its own layers: the engine works on a copy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,8 @@ def stackable(module: nn.Module) -> nn.Module:
 class StackSafe(TorchFunctionMode):
     """Active while the loss of a stack is computed: does otherwise what torch's version for many users would mix up.
 
-    torch's own embedding with a `padding_idx` forgets it for all users of a stack but the first.
+    torch lays the embeddings of all users end to end: a number beyond a user's last row reads the next user's, and a
+    `padding_idx` holds for the first user alone.
     """
 
     def __torch_function__(
@@ -59,14 +61,14 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """`F.embedding`; the row at `padding_idx` gets no gradient."""
+    """`F.embedding`. The row at `padding_idx` gets no gradient; for a number that is no row's there is NaN."""
     if max_norm is not None or scale_grad_by_freq or sparse:
         raise NotImplementedError("embedding with max_norm, scale_grad_by_freq or sparse has no version for a stack")
-    rows = F.embedding(numbers, weight)
-    if padding_idx is None:
-        return rows
-    padding = padding_idx if padding_idx >= 0 else len(weight) + padding_idx
-    return torch.where((numbers == padding).unsqueeze(-1), rows.detach(), rows)
+    height = len(weight)
+    rows = F.embedding(numbers.clamp(0, height - 1), weight)
+    if padding_idx is not None:
+        rows = torch.where((numbers == padding_idx % height).unsqueeze(-1), rows.detach(), rows)
+    return torch.where(((numbers >= 0) & (numbers < height)).unsqueeze(-1), rows, math.nan)
 
 
 _SAFE: dict[Any, Callable[..., Any]] = {F.embedding: _embedding}
