@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -19,9 +20,8 @@ from ..tasks import DEFAULT_TASK, TASK_NAMES, task_named
 if TYPE_CHECKING:
     from ..federated.reports import RoundReport
     from ..federated.round import TrainState
-    from ..federated.training import TrainResult
+    from ..study.directory_lock import DirectoryLock
     from ..tasks.settings import TrainSettings
-    from ..tasks.stores import DataUsed
     from ..tasks.task import Task
 
 _WHAT = "What to train"
@@ -121,6 +121,15 @@ def train(
             rich_help_panel=_RUN,
         ),
     ] = None,
+    unprivate_timing: Annotated[
+        bool | None,
+        typer.Option(
+            "--unprivate-timing",
+            help="Store how long each round took, which tells who took part.",
+            show_default=False,
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one JSON object on standard output.", rich_help_panel=_RUN)
     ] = False,
@@ -136,22 +145,22 @@ def train(
         "clip": _clip(clip), "quantile": quantile,
         "noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta, "max_epsilon": max_epsilon,
         "noise_source": noise_source, "seed": seed, "device": device,
-        "engine": engine, "precision": precision, "workers": workers,
+        "engine": engine, "precision": precision, "workers": workers, "unprivate_timing": unprivate_timing,
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
     if noise_multiplier is not None and epsilon is not None:
         raise SettingError(
             f"{noise_multiplier=} and {epsilon=} are both given but one follows from the other: drop one"
         )
-    if resume is not None:
-        if given.keys() - {"workers"} or task or config or out:
-            raise SettingError(
-                f"resume={str(resume)!r} must stand alone (or with workers), its settings are stored: drop the rest"
-            )
-        chosen, settings = resolve(None, resume / "settings.toml", given)
-    else:
-        chosen, settings = resolve(task, config, given)
-    run(chosen, settings, out, resume, as_json)
+    if resume is None:
+        run(*resolve(task, config, given), out, None, as_json)
+        return
+    if given.keys() - {"data", "workers"} or task or config or out:
+        raise SettingError(
+            f"resume={str(resume)!r} must stand alone (or with data or workers), its settings are stored: drop the rest"
+        )
+    with _locked(resume) as lock:  # before its settings are read
+        run(*resolve(None, resume / "settings.toml", given), None, resume, as_json, lock)
 
 
 def resolve(task: str | None, config: Path | None, flags: dict[str, Any]) -> tuple[Task, TrainSettings]:
@@ -174,8 +183,24 @@ def resolve(task: str | None, config: Path | None, flags: dict[str, Any]) -> tup
     return chosen, settings.overridden({**joint, **flags}, "the command line")
 
 
-def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | None, as_json: bool) -> None:
-    """Load, check, make the directory, train, and say what came of it."""
+def _locked(path: Path) -> AbstractContextManager[DirectoryLock | None]:
+    """The lock on a run directory; none on torchrun's ranks above 0, which write nothing."""
+    from ..federated.hosts import place
+    from ..study.directory_lock import DirectoryLock
+
+    mine = place()
+    return DirectoryLock(path) if mine is None or mine.leads else nullcontext()
+
+
+def run(
+    task: Task,
+    settings: TrainSettings,
+    out: Path | None,
+    resume: Path | None,
+    as_json: bool,
+    lock: DirectoryLock | None = None,
+) -> None:
+    """Load, check, make the directory, train, and say what came of it. `lock` is that on `resume`, if it is taken."""
     import torch
 
     from ..federated.clients import SMALL_MODEL
@@ -183,6 +208,7 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
     from ..study.run_directory import RunDirectory, check_free
     from ..tasks.stores import data_used
     from .progress import TrainProgress
+    from .summary import summary, summary_json
 
     mine = place()
     if mine is not None:
@@ -204,16 +230,17 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
     if resume is None:
         directory, state = RunDirectory(path, settings, training), None
     else:
-        directory, state = RunDirectory.reopen(path, settings, training)
+        directory, state = RunDirectory.reopen(path, settings, training, lock)
     progress = TrainProgress(settings.rounds, task.metric_name, 0 if state is None else state.round_index)
 
     def observe(report: RoundReport, after: TrainState) -> None:
         directory.write_round(report, after)
         progress.show(report, after)
 
-    with progress:
-        result = directory.charged(training.run(observe=observe, state=state), training)
-    directory.finish(result, task.metric_name, used.kind, used.measured_on)
+    with directory:
+        with progress:
+            result = directory.charged(training.run(observe=observe, state=state), training)
+        directory.finish(result, task.metric_name, used.kind, used.measured_on)
     if as_json:
         print(json.dumps(summary_json(task, settings, used, result, path)))
     else:
@@ -225,67 +252,6 @@ def _leave() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def summary(task: Task, settings: TrainSettings, used: DataUsed, result: TrainResult, path: Path) -> str:
-    """A few lines that a person can quote."""
-    clip = (
-        "none"
-        if settings.clip == "none"
-        else f"{settings.controller().first().clip:.3g} -> {result.state.clip.clip:.3g}"
-    )
-    part = "" if settings.evaluate_on is None else f" ({settings.evaluate_on})"
-    lines = [
-        f"{task.metric_name} {result.metrics[task.metric_name]:.4f} on {used.measured_on}{part}",
-        str(result.guarantee),
-        f"clip {clip}"
-        + (f", tracking quantile {settings.quantile:g} of the update norms" if settings.clip == "quantile" else ""),
-        f"files in {path}: " + ", ".join(sorted(file.name for file in path.iterdir())),
-    ]
-    if used.kind == "stand-in":
-        lines.insert(1, "data: a stand-in, generated; not comparable with results on the original data set")
-    elif used.source is not None:
-        other = "" if used.kind == "original" else "; not comparable with results on the original data set"
-        lines.insert(1, f"data: {used.kind}, {used.source}{other}")
-    if result.stopped == "budget":
-        lines.append(f"stopped after {result.guarantee.rounds} rounds: the next one would have passed the budget")
-    if result.stopped == "interrupted":
-        lines.append(f"interrupted: go on with  clipline train --resume {path}")
-    if result.guarantee.private and settings.noise_source == "seed":
-        lines.append("cohorts and noise come from the seed: keep it secret, or train with --noise-source system")
-    return "\n".join(lines)
-
-
-def summary_json(
-    task: Task, settings: TrainSettings, used: DataUsed, result: TrainResult, path: Path
-) -> dict[str, Any]:
-    """The same for programs; epsilon is null where there is no guarantee."""
-    from ..study.run_directory import finite_or_none
-
-    guarantee = result.guarantee
-    return {
-        "task": task.name,
-        "data": used.kind,
-        "data_source": used.source,
-        "measured_on": used.measured_on,
-        "evaluate_on": settings.evaluate_on,
-        "metric": result.metrics[task.metric_name],
-        "metric_name": task.metric_name,
-        "epsilon": finite_or_none(guarantee.epsilon),
-        "delta": guarantee.delta,
-        "relation": str(guarantee.relation),
-        "sampler": guarantee.sampler,
-        "accountant": guarantee.accountant,
-        "private": guarantee.private,
-        "guarantee": str(guarantee),
-        "rounds": guarantee.rounds,
-        "clip": finite_or_none(result.state.clip.clip),
-        "stopped": result.stopped,
-        "users": settings.users,
-        "cohort": settings.cohort,
-        "seed": settings.seed,
-        "run_dir": str(path),
-    }
 
 
 def _clip(text: str | None) -> str | float | None:
