@@ -293,3 +293,43 @@ def test_an_unusable_store_at_the_default_place_is_missing_and_refused(clipline,
     assert "missing: data='clipline-data/shakespeare' must be complete" in clipline("tasks")[1]
     assert "shakespeare: missing: data='clipline-data/shakespeare' must be complete" in clipline("data", "list")[1]
     assert clipline("train", "shakespeare", *FLAGS)[0] == 2
+
+
+@pytest.fixture
+def interrupted(clipline, prepared, monkeypatch):
+    """A run on a store that was interrupted after its first round; gives the folder of the store."""
+    from clipline.cli.progress import TrainProgress
+
+    folder = prepared("shakespeare")
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainProgress, "show", lambda self, report, state: os.kill(os.getpid(), signal.SIGINT))
+        flags = ["--cohort", 1, "--rounds", 2, "--noise-multiplier", 0.5, "--clip", 0.3, "--out", "run"]
+        code, out, err = clipline("train", "shakespeare", "--data", "store", *flags)
+    assert code == 0, err
+    assert "interrupted" in out
+    return folder
+
+
+def test_a_run_on_a_store_is_resumed_where_the_store_was_moved_to(clipline, interrupted, tmp_path):
+    interrupted.rename(tmp_path / "moved")
+    code, _, err = clipline("train", "--resume", "run")
+    assert code == 2
+    assert "data='store' must be a folder" in err
+    code, _, err = clipline("train", "--resume", "run", "--data", "moved")
+    assert code == 0, err
+    assert Ledger.read(tmp_path / "run" / "ledger.jsonl").rounds == 2
+
+
+def test_a_run_whose_store_was_prepared_anew_with_one_example_corrected_is_not_resumed(clipline, interrupted, tmp_path):
+    train = Population.open(interrupted / "train")
+    tokens = np.array(train.fields["tokens"])
+    tokens[0, 3] += 1
+    manifest = read_manifest(interrupted / "train")
+    ids = np.repeat(train.user_ids, np.diff(train.offsets))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    shutil.rmtree(interrupted / "train")
+    write_store(interrupted / "train", [(ids, {"tokens": tokens})], source=manifest.source, tasks=manifest.tasks)
+    code, _, err = clipline("train", "--resume", "run")
+    assert code == 2
+    assert err.splitlines()[-1].endswith("cannot be resumed, the data have changed: restore them, or start a new run")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before

@@ -1,6 +1,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import matplotlib.image
 import pytest
 import torch
 from safetensors.torch import load_file
+from samples import ROOT
 
 from clipline.privacy.accountant import account
 from clipline.privacy.ledger import Ledger
@@ -28,6 +32,7 @@ def test_a_run_leaves_everything_that_a_reviewer_needs(clipline, tmp_path):
     assert sorted(path.name for path in run.iterdir()) == FILES
     metrics = lines(run / "metrics.jsonl")
     assert [line["round"] for line in metrics] == [0, 1, 2, 3]
+    assert not any("seconds" in line for line in (run / "metrics.jsonl").read_text().splitlines())
     assert "accuracy" in metrics[-1]
     ledger = Ledger.read(run / "ledger.jsonl")
     assert ledger.rounds == 4
@@ -66,6 +71,18 @@ def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
     assert answer["run_dir"] == "r"
     assert answer["clip"] == pytest.approx(0.0035, rel=0.6)
     assert answer["private"] is True
+    assert "seconds" not in out
+    assert "seconds" not in (tmp_path / "r" / "metrics.jsonl").read_text()
+
+
+def test_times_of_rounds_are_stored_on_request_and_the_settings_show_it(clipline, tmp_path):
+    flags = [*SMALL, "--noise-multiplier", "0.7"]
+    code, _, err = clipline("train", *flags, "--unprivate-timing", "--out", "timed")
+    assert code == 0, err
+    assert all(line["unprivate_seconds"] > 0 for line in lines(tmp_path / "timed" / "metrics.jsonl"))
+    assert tomllib.loads((tmp_path / "timed" / "settings.toml").read_text())["unprivate_timing"] is True
+    clipline("train", "--config", "timed/settings.toml", "--out", "again")
+    assert "unprivate_seconds" in (tmp_path / "again" / "metrics.jsonl").read_text()
 
 
 def test_without_noise_it_says_not_private_everywhere(clipline, tmp_path):
@@ -151,6 +168,85 @@ def test_an_interrupted_run_resumes_to_the_same_model(clipline, tmp_path, monkey
     assert "holds no checkpoint.safetensors" in err
 
 
+def started(*arguments):
+    """A command line in a process of its own."""
+    command = [sys.executable, "-m", "clipline", *arguments]
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def waited_for(path, process):
+    for _ in range(600):
+        if path.exists():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    raise AssertionError(f"{path} never came")
+
+
+@pytest.mark.filterwarnings("ignore::clipline.federated.local_workers.ManyWorkersWarning")
+def test_two_processes_cannot_resume_one_run_and_a_killed_one_leaves_it_free_with_its_workers(
+    clipline, tmp_path, monkeypatch
+):
+    from clipline.cli.progress import TrainProgress
+
+    run = tmp_path / "run"
+    flags = ["--users", "300", "--cohort", "30", "--rounds", "3000", "--noise-multiplier", "1.0", "--workers", "2"]
+    with started("train", *flags, "--out", str(run)) as first:
+        try:
+            waited_for(run / "checkpoint.safetensors", first)
+            first.send_signal(signal.SIGSTOP)  # so that nothing changes while we look
+            before = {path.name: path.read_bytes() for path in run.iterdir()}
+            with started("train", "--resume", str(run)) as second:
+                out, err = second.communicate(timeout=60)
+            assert (second.returncode, out) == (2, "")
+            assert err == (
+                f"clipline: run directory {str(run)!r} must be free, and another process is at work there: "
+                "wait until it has ended, or stop it\n"
+            )
+            assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+            for same in (clipline("train", *SMALL, "--out", run), clipline("train", "--resume", run)):
+                assert same[0] == 2
+            assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+        finally:
+            first.kill()  # the parent alone: its two workers have to notice
+            killed = time.monotonic()
+            first.wait()
+    seen = []
+
+    def once(self, report, state):
+        seen.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainProgress, "show", once)
+        code, out, err = clipline("train", "--resume", run)
+    assert code == 0, err
+    assert "interrupted: go on with" in out
+    assert seen[0] - killed < 30  # the time of a start: the lock was free at once
+    assert (run / "checkpoint.safetensors").exists()
+
+
+def test_a_new_run_in_a_folder_where_another_begins_is_refused_and_writes_nothing(clipline, tmp_path):
+    from clipline.study.directory_lock import DirectoryLock
+
+    (tmp_path / "run").mkdir()
+    with DirectoryLock(tmp_path / "run"):
+        code, _, err = clipline("train", *SMALL, "--noise-multiplier", "0", "--out", "run")
+    assert code == 2
+    assert "another process is at work there" in err.splitlines()[-1]
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_refused_resume_frees_the_folder(clipline, tmp_path):
+    (tmp_path / "run").mkdir()
+    for _ in range(2):  # the same sentence twice: the first has not kept the lock
+        code, _, err = clipline("train", "--resume", "run")
+        assert code == 2
+        assert "settings.toml' does not exist" in err
+
+
 def test_a_run_may_be_resumed_with_another_number_of_workers(clipline, tmp_path, monkeypatch):
     from clipline.cli.progress import TrainProgress
 
@@ -216,6 +312,8 @@ def test_generated_users_are_declared_and_another_number_may_be(clipline, tmp_pa
             "clip='quantil' must be one of quantile, fixed, none or a number: did you mean 'quantile'?",
         ),
         (["--clip", "-3"], "clip=-3.0"),
+        (["--clip", "5e-324"], "clip=5e-324 must be a finite number at least 1e-30 and at most 1e+30"),
+        (["--clip", "1", "--noise-multiplier", "1e-300"], "delta_noise_multiplier * clip=1e-300 must be a finite"),
         (["--clip", "none"], "clip=inf must be finite where noise is added"),
         (["--quantile", "1.2"], "quantile=1.2"),
         (["--sampling", "shuffle"], "sampling='shuffle'"),
@@ -273,7 +371,8 @@ def test_help_is_there_for_everything(clipline):
     assert "reproduce" in out
     code, out, _ = clipline("train", "--help")
     for flag in ("--config", "--rounds", "--cohort", "--sampling", "--clip", "--quantile", "--noise-multiplier",
-                 "--epsilon", "--delta", "--seed", "--out", "--device", "--workers", "--json"):  # fmt: skip
+                 "--epsilon", "--delta", "--seed", "--out", "--device", "--workers", "--unprivate-timing",
+                 "--json"):  # fmt: skip
         assert flag in out
     code, out, _ = clipline("--version")
     assert out.strip() == "clipline 0.1.0"

@@ -125,6 +125,11 @@ def test_the_clip_reaches_the_true_quantile_from_a_thousandfold_off_when_arithme
 # Fixed and scheduled --------------------------------------------------------------------------------------------------
 
 
+def test_the_limits_themselves_are_clips_and_no_clip_is_infinity():
+    assert [FixedClip(clip).first().clip for clip in (1e-30, 1e30, math.inf)] == [1e-30, 1e30, math.inf]
+    assert clips(ScheduledClip({0: 1e-30, 1: 1e30}), [None]) == [1e-30, 1e30]
+
+
 def test_a_fixed_clip_stays():
     assert clips(FixedClip(0.3), [0.0, 1.0, None]) == [0.3] * 4
 
@@ -137,8 +142,16 @@ def test_a_schedule_holds_each_clip_from_its_round_on():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: FixedClip(0.0), "clip=0.0 must be a number above 0"),
+        (lambda: FixedClip(0.0), "clip=0.0 must be a finite number at least 1e-30 and at most 1e+30"),
         (lambda: FixedClip(float("nan")), "clip=nan"),
+        (lambda: FixedClip(5e-324), "clip=5e-324 must be a finite number at least 1e-30"),
+        (lambda: FixedClip(9e-31), "clip=9e-31"),
+        (lambda: FixedClip(1.1e30), "clip=1.1e+30"),
+        (lambda: FixedClip(-math.inf), "clip=-inf"),
+        (lambda: FixedClip("wide"), "clip='wide'"),
+        (lambda: ScheduledClip({0: 1.0, 5: 1e-310}), "schedule clip=1e-310 must be a finite number at least 1e-30"),
+        (lambda: ScheduledClip({0: 1.0, 5: 2e30}), "schedule clip=2e+30"),
+        (lambda: ScheduledClip({0: math.inf}), "schedule clip=inf"),
         (lambda: QuantileClip(quantile=1.0), "quantile=1.0 must be a finite number above 0 and below 1"),
         (lambda: QuantileClip(start=-0.1), "clip_start=-0.1"),
         (lambda: QuantileClip(lr=math.inf), "clip_lr=inf"),

@@ -79,8 +79,10 @@ def fails(model, batch):
     if (batch["y"] == 2).any():  # made-up labels are 0 and 1
         raise ZeroDivisionError("boom")
     return cross_entropy(model, batch)
-def made(loss, users):
-    return Training(linear_model(), loss, small_population(users), rounds=2, cohort_size=20, local=LOCAL, seed=1,
+def made(loss, users, change=0.0):
+    population = small_population(users)
+    population.fields["x"][17, 2] += change
+    return Training(linear_model(), loss, population, rounds=2, cohort_size=20, local=LOCAL, seed=1,
                     noise_multiplier=0.5, workers="torchrun", engine="one-by-one", on_error="raise")
 def go(training):
     if not training.leads:
@@ -104,7 +106,12 @@ if rank == 0:
     one = Training(linear_model(), cross_entropy, small_population(60), rounds=2, cohort_size=20, local=LOCAL, seed=1,
                    noise_multiplier=0.5).run()
     assert (one.state.params - result.state.params).norm() <= 1e-12 * one.state.params.norm()
-# Other data on rank 1: refused on both.
+# Other data on rank 1, be it a single value: refused on both.
+try:
+    go(made(cross_entropy, 60, change=1e-9 * rank))
+    sys.exit("one value differed")
+except ValueError as error:
+    assert str(error).startswith("values of the data (salted checksum)="), error
 try:
     go(made(cross_entropy, 60 + rank))
 except ValueError as error:

@@ -99,6 +99,7 @@ def test_counting_costs_half_a_percent_more_noise_at_100_users():
         (lambda: GaussianMechanism(100, math.nan), "noise_multiplier=nan"),
         (lambda: GaussianMechanism(0, 1.0), "cohort_size=0"),
         (lambda: GaussianMechanism(100, 1.0, -2.0), "count_stddev=-2.0"),
+        (lambda: GaussianMechanism(100, 1e-310, 1e-300), "count_stddev=1e-300 must be a finite number at least 1e-200"),
     ],
 )
 def test_a_mechanism_refuses_what_makes_no_sense(make, words):
@@ -112,3 +113,31 @@ def test_noise_for_an_infinite_clip_does_not_exist():
         GaussianMechanism(10, 1.0).release(zero_sum(2, math.inf), Streams(0).noise(0))
     release = GaussianMechanism(10, 0.0).release(zero_sum(2, math.inf), Streams(0).noise(0))
     assert release.mean.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("noise_multiplier", "bound", "stddev"),
+    [(1.0, 1e-310, "1e-310"), (1e-200, 0.5, "5e-201"), (5e-324, 1e-30, "0.0"), (1e300, 1e30, "inf")],
+)
+def test_noise_that_would_vanish_or_overflow_is_refused_before_anything_is_released(noise_multiplier, bound, stddev):
+    class Untouched:
+        def numbers(self):
+            raise AssertionError("noise was drawn")
+
+    mechanism = GaussianMechanism(10, noise_multiplier)
+    with pytest.raises(SettingError) as error:
+        mechanism.release(zero_sum(2, bound), Untouched())
+    assert f"delta_noise_multiplier * clip={stddev} must be a finite number at least 1e-200" in str(error.value)
+
+
+def test_the_smallest_clip_still_has_noise():
+    """20 releases of one sum at the smallest clip are 20 different numbers, of the stated size."""
+    mechanism, streams = GaussianMechanism(10, 1.0), Streams(0, "system")
+    means = [float(mechanism.release(zero_sum(1, 1e-30), streams.noise(0)).mean[0]) for _ in range(20)]
+    assert len(set(means)) == 20
+    assert np.std(means) == pytest.approx(1e-31, rel=0.8)  # 5 standard errors of 20 draws: once in a million
+
+
+def test_no_noise_may_be_asked_for_whatever_the_clip():
+    assert GaussianMechanism(10, 0.0, 0.0).delta_stddev(1e-310) == 0.0
+    assert GaussianMechanism(10, 0.0).delta_stddev(math.inf) == 0.0

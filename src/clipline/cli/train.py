@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -19,6 +20,7 @@ from ..tasks import DEFAULT_TASK, TASK_NAMES, task_named
 if TYPE_CHECKING:
     from ..federated.reports import RoundReport
     from ..federated.round import TrainState
+    from ..study.directory_lock import DirectoryLock
     from ..tasks.settings import TrainSettings
     from ..tasks.task import Task
 
@@ -130,6 +132,15 @@ def train(
             rich_help_panel=_RUN,
         ),
     ] = None,
+    unprivate_timing: Annotated[
+        bool | None,
+        typer.Option(
+            "--unprivate-timing",
+            help="Store how long each round took, which tells who took part.",
+            show_default=False,
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one JSON object on standard output.", rich_help_panel=_RUN)
     ] = False,
@@ -145,22 +156,22 @@ def train(
         "clip": _clip(clip), "quantile": quantile,
         "noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta, "max_epsilon": max_epsilon,
         "population_size": population_size, "noise_source": noise_source, "seed": seed, "device": device,
-        "engine": engine, "precision": precision, "workers": workers,
+        "engine": engine, "precision": precision, "workers": workers, "unprivate_timing": unprivate_timing,
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
     if noise_multiplier is not None and epsilon is not None:
         raise SettingError(
             f"{noise_multiplier=} and {epsilon=} are both given but one follows from the other: drop one"
         )
-    if resume is not None:
-        if given.keys() - {"workers"} or task or config or out:
-            raise SettingError(
-                f"resume={str(resume)!r} must stand alone (or with workers), its settings are stored: drop the rest"
-            )
-        chosen, settings = resolve(None, resume / "settings.toml", given)
-    else:
-        chosen, settings = resolve(task, config, given)
-    run(chosen, settings, out, resume, as_json)
+    if resume is None:
+        run(*resolve(task, config, given), out, None, as_json)
+        return
+    if given.keys() - {"data", "workers"} or task or config or out:
+        raise SettingError(
+            f"resume={str(resume)!r} must stand alone (or with data or workers), its settings are stored: drop the rest"
+        )
+    with _locked(resume) as lock:  # before its settings are read
+        run(*resolve(None, resume / "settings.toml", given), None, resume, as_json, lock)
 
 
 def resolve(task: str | None, config: Path | None, flags: dict[str, Any]) -> tuple[Task, TrainSettings]:
@@ -183,8 +194,24 @@ def resolve(task: str | None, config: Path | None, flags: dict[str, Any]) -> tup
     return chosen, settings.overridden({**joint, **flags}, "the command line")
 
 
-def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | None, as_json: bool) -> None:
-    """Load, check, make the directory, train, and say what came of it."""
+def _locked(path: Path) -> AbstractContextManager[DirectoryLock | None]:
+    """The lock on a run directory; none on torchrun's ranks above 0, which write nothing."""
+    from ..federated.hosts import place
+    from ..study.directory_lock import DirectoryLock
+
+    mine = place()
+    return DirectoryLock(path) if mine is None or mine.leads else nullcontext()
+
+
+def run(
+    task: Task,
+    settings: TrainSettings,
+    out: Path | None,
+    resume: Path | None,
+    as_json: bool,
+    lock: DirectoryLock | None = None,
+) -> None:
+    """Load, check, make the directory, train, and say what came of it. `lock` is that on `resume`, if it is taken."""
     import torch
 
     from ..federated.clients import SMALL_MODEL
@@ -214,16 +241,17 @@ def run(task: Task, settings: TrainSettings, out: Path | None, resume: Path | No
     if resume is None:
         directory, state = RunDirectory(path, settings, training), None
     else:
-        directory, state = RunDirectory.reopen(path, settings, training)
+        directory, state = RunDirectory.reopen(path, settings, training, lock)
     progress = TrainProgress(settings.rounds, task.metric_name, 0 if state is None else state.round_index)
 
     def observe(report: RoundReport, after: TrainState) -> None:
         directory.write_round(report, after)
         progress.show(report, after)
 
-    with progress:
-        result = directory.charged(training.run(observe=observe, state=state), training)
-    directory.finish(result, task.metric_name, used.kind, used.measured_on)
+    with directory:
+        with progress:
+            result = directory.charged(training.run(observe=observe, state=state), training)
+        directory.finish(result, task.metric_name, used.kind, used.measured_on)
     if as_json:
         print(json.dumps(summary_json(task, settings, used, result, path)))
     else:

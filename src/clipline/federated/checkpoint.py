@@ -7,7 +7,7 @@ uninterrupted one would have drawn.
 from __future__ import annotations
 
 import json
-from itertools import zip_longest
+import re
 from pathlib import Path
 
 import torch
@@ -21,13 +21,14 @@ from ..privacy.ledger import Ledger
 from .controllers import ClipState
 from .round import TrainState
 
-_VERSION = "1"
+_VERSION = "2"
+DATA_FINGERPRINT = "unprivate data fingerprint"  # the name of a line of circumstances that no message shows
 
 
 def save_checkpoint(path: Path, state: TrainState, circumstances: str = "") -> None:
     """Write atomically: a crash leaves the previous checkpoint.
 
-    `circumstances` is whatever must be the same when the run goes on, such as its settings.
+    `circumstances` is whatever must be the same when the run goes on: a line each, `name = value` or `name: value`.
     """
     runs = [{"count": count, "event": event.to_json()} for event, count in state.ledger.runs]
     tensors = {"params": state.params, **{f"server.{name}": value for name, value in state.server.items()}}
@@ -57,10 +58,8 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstance
     if metadata.get("version") != _VERSION:
         raise RunError(f"{str(path)!r} has version {metadata.get('version')!r} but must have {_VERSION}: start again")
     if metadata.get("circumstances") != circumstances:
-        raise RunError(
-            f"{str(path)!r} was written with other settings, torch or device ({_difference(metadata, circumstances)}): "
-            "restore them, or start a new run"
-        )
+        changed = _difference(metadata.get("circumstances", ""), circumstances)
+        raise RunError(f"{str(path)!r} cannot be resumed, {changed}: restore them, or start a new run")
     try:
         ledger = Ledger()
         for run in json.loads(metadata["ledger"]):
@@ -75,11 +74,20 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstance
         raise RunError(f"{str(path)!r} is damaged ({error!r}): start the run again") from None
 
 
-def _difference(metadata: dict[str, str], circumstances: str) -> str:
-    """The first line that is not the same, for the reader."""
-    before, now = metadata.get("circumstances", "").splitlines(), circumstances.splitlines()
-    pairs = zip_longest(before, now, fillvalue="nothing")
-    return next((f"{a!r} then, {b!r} now" for a, b in pairs if a != b), "in a way that no line shows")
+def _difference(before: str, now: str) -> str:
+    """The first line that is not the same, for the reader, who is told of the data only that they have changed."""
+    then_by_name, now_by_name = _by_name(before), _by_name(now)
+    for name in [*then_by_name, *(name for name in now_by_name if name not in then_by_name)]:
+        then, today = then_by_name.get(name, "nothing"), now_by_name.get(name, "nothing")
+        if then != today:
+            if name == DATA_FINGERPRINT:
+                return "the data have changed"
+            return f"it was written under other circumstances ({then!r} then, {today!r} now)"
+    return "it was written under other circumstances"
+
+
+def _by_name(circumstances: str) -> dict[str, str]:
+    return {re.split(" = |: ", line, maxsplit=1)[0]: line for line in circumstances.splitlines()}
 
 
 def save_model(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:

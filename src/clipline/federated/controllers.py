@@ -14,9 +14,15 @@ if TYPE_CHECKING:
     from .mechanism import Release
 
 # Outside anything a model does, inside what float32 can hold. They exist so that a runaway (say, pure noise as the
-# fraction) ends in a number; they are not a range to tune.
+# fraction) ends in a number, and so that no clip is so small that noise made for it vanishes; they are not a range to
+# tune.
 SMALLEST_CLIP = 1e-30
 LARGEST_CLIP = 1e30
+
+
+def check_clip(name: str, clip: object, way_out: str) -> float:
+    """A clip that noise can be made for."""
+    return check_number(name, clip, at_least=SMALLEST_CLIP, at_most=LARGEST_CLIP, way_out=way_out)
 
 
 @dataclass(frozen=True)
@@ -46,12 +52,16 @@ class ClipController(Protocol):
 
 @dataclass(frozen=True)
 class FixedClip:
-    """The same clip in every round. Infinity means no clipping, which no noise can make private: for study only."""
+    """The same clip in every round, from 1e-30 to 1e30.
+
+    Infinity means no clipping, which no noise can make private: for study only.
+    """
 
     clip: float
 
     def __post_init__(self) -> None:
-        check_number("clip", self.clip, above=0, infinite=True, way_out="give a positive clip, or use QuantileClip")
+        if self.clip != math.inf:
+            check_clip("clip", self.clip, "give a clip near the norms of updates, such as 1.0, or use QuantileClip")
 
     @property
     def counts(self) -> bool:
@@ -82,7 +92,7 @@ class ScheduledClip:
         pairs = tuple((round_index, clip) for round_index, clip in entries)
         for round_index, clip in pairs:
             check_whole("schedule round", round_index, at_least=0, way_out="count rounds from 0")
-            check_number("schedule clip", clip, above=0, way_out="give a positive clip")
+            check_clip("schedule clip", clip, "give clips near the norms of updates, such as 1.0")
         rounds = [round_index for round_index, _ in pairs]
         if not rounds or rounds[0] != 0 or any(b <= a for a, b in pairwise(rounds)):
             raise refuse("schedule", dict(pairs), "rounds that start at 0 and rise", "begin with an entry for round 0")
@@ -125,13 +135,8 @@ class QuantileClip:
 
     def __post_init__(self) -> None:
         check_number("quantile", self.quantile, above=0, below=1, way_out="0.5 tracks the median and needs no tuning")
-        check_number(
-            "clip_start",
-            self.start,
-            at_least=SMALLEST_CLIP,
-            at_most=LARGEST_CLIP,
-            way_out="a start safely below the expected norms, such as 0.1, grows tenfold in 23 rounds",
-        )
+        way_out = "a start safely below the expected norms, such as 0.1, grows tenfold in 23 rounds"
+        check_clip("clip_start", self.start, way_out)
         check_number("clip_lr", self.lr, above=0, way_out="the paper uses 0.2")
         check_choice("clip_rule", self.rule, ("geometric", "linear"))
 

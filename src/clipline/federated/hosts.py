@@ -5,18 +5,21 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import secrets
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .. import __version__
 from ..errors import SettingError, check_whole, refuse
 from ..privacy.events import Sampling
 from .clients import Clients
@@ -109,10 +112,20 @@ def agree(facts: Mapping[str, object]) -> None:
 class Hosts:
     """All of torchrun's processes train; each was started with the same settings and data, which is checked."""
 
-    def __init__(self, clients: Clients, steps_of: StepsOf, sampling: Sampling, facts: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        clients: Clients,
+        steps_of: StepsOf,
+        sampling: Sampling,
+        facts: Mapping[str, object],
+        fingerprint: Callable[[], str],
+    ) -> None:
         self.place = join_hosts()
         self.size = self.place.size
+        self._fingerprint = fingerprint
         self._facts = {
+            "clipline": __version__,
+            "numpy": np.__version__,
             "torch": torch.__version__,
             "parameters": hashed({name: tuple(shape) for name, shape in clients.flat.named_shapes.items()}),
             "dtype": clients.flat.vector.dtype,
@@ -134,7 +147,7 @@ class Hosts:
         """On rank 0: see that all agree, and let the others go at the end."""
         if not self.place.leads:
             raise refuse("rank", self.place.rank, "0 to run a training", "call serve() on the other ranks")
-        agree(self._facts)
+        self._agree()
         try:
             yield
         finally:
@@ -146,7 +159,7 @@ class Hosts:
 
         Ctrl-C, which torchrun passes on to all, is for rank 0 to obey between two rounds.
         """
-        agree(self._facts)
+        self._agree()
         main = threading.current_thread() is threading.main_thread()
         before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
         try:
@@ -155,6 +168,11 @@ class Hosts:
             if main:
                 signal.signal(signal.SIGINT, before)
 
+    def _agree(self) -> None:
+        """The facts, and the data themselves: by checksums that mean nothing to who does not know this call's salt."""
+        salt = from_rank_0(secrets.token_hex(16))
+        agree({**self._facts, "values of the data (salted checksum)": hashed((salt, self._fingerprint()))})
+
 
 def workforce_of(workers: Workers, clients: Clients, plain: OneByOne, sampling: Sampling) -> Workforce:
     """One process alone, `workers` processes of this machine, or all that torchrun started."""
@@ -162,7 +180,9 @@ def workforce_of(workers: Workers, clients: Clients, plain: OneByOne, sampling: 
     steps_of = partial(local.steps_of, population)
     if workers == "torchrun":
         facts = {"seed (hashed)": hashed(plain.streams.seed), "local": local, "precision": plain.precision}
-        return Hosts(clients, steps_of, sampling, {**facts, **facts_of(population)})
+        return Hosts(
+            clients, steps_of, sampling, {**facts, **facts_of(population)}, partial(population.fingerprint, times=False)
+        )
     check_whole("workers", workers, at_least=1, way_out="1 is this process alone, 'torchrun' all that it started")
     if workers == 1:
         return Alone(clients)

@@ -19,6 +19,8 @@ from .cache import in_parts
 from .clipping import ClippedSum
 from .noise import Noise
 
+SMALLEST_STDDEV = 1e-200  # far above the smallest numbers, to which noise would be rounded, perhaps to nothing
+
 
 @dataclass(frozen=True, eq=False)
 class Release:
@@ -55,6 +57,8 @@ class GaussianMechanism:
             check_number(
                 "count_stddev", self.count_stddev, at_least=0, way_out="cohort_size / 20 is the paper's choice"
             )
+            if self.count_stddev > 0:
+                _check_stddev("count_stddev", self.count_stddev)
         _ = self.delta_noise_multiplier  # refuses a split that does not exist
 
     @property
@@ -64,15 +68,21 @@ class GaussianMechanism:
             return DeltaNoise(self.noise_multiplier)
         return split_noise(self.noise_multiplier, self.count_stddev)
 
+    def delta_stddev(self, bound: float) -> float:
+        """Standard deviation of the noise on a sum of updates clipped to `bound`; refused where it would not hide."""
+        if self.noise_multiplier == 0:
+            return 0.0
+        if not math.isfinite(bound):
+            raise refuse("clip", bound, "finite where noise is added", "set a clip, or noise_multiplier=0")
+        return _check_stddev("delta_noise_multiplier * clip", float(self.delta_noise_multiplier) * bound)
+
     def release(self, total: ClippedSum, noise: Noise | np.random.Generator) -> Release:
         """Add noise made for the bound that clipped, then divide by the declared cohort size.
 
         `noise` is one joint draw for updates and bit, begun before, or the generator to draw it from now.
         """
-        if not math.isfinite(total.bound) and self.noise_multiplier > 0:
-            raise refuse("clip", total.bound, "finite where noise is added", "set a clip, or noise_multiplier=0")
+        delta_stddev = self.delta_stddev(total.bound)
         dim = len(total.total) - 1
-        delta_stddev = float(self.delta_noise_multiplier) * total.bound if self.noise_multiplier > 0 else 0.0
         if isinstance(noise, np.random.Generator):
             noise = Noise(noise, dim + 1, total.total.device)
         numbers = noise.numbers()
@@ -96,3 +106,8 @@ class GaussianMechanism:
             return None if self.count_stddev is None else value + 0.5
 
         return Release(noisy[:-1], read_fraction, GaussianEvent(total.sampling, self.noise_multiplier))
+
+
+def _check_stddev(name: str, stddev: float) -> float:
+    way_out = "choose a noise_multiplier and a clip nearer to 1, or no noise at all"
+    return check_number(name, stddev, at_least=SMALLEST_STDDEV, way_out=way_out)

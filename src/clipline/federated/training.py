@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
@@ -150,11 +149,10 @@ class Training:
         self.noise_multiplier = self._resolve_noise(sampler.sampling, epsilon, noise_multiplier)
         self.max_epsilon = epsilon if max_epsilon is None else max_epsilon
         controller = QuantileClip() if clip is None else clip
-        if self.noise_multiplier > 0 and not math.isfinite(controller.first().clip):
-            raise refuse("clip", math.inf, "finite where noise is added", "set a clip, or noise_multiplier=0")
         if count_stddev is None:
             count_stddev = cohort_size / 20 if self.noise_multiplier > 0 else 0.0  # section 2.1 of the paper
         mechanism = GaussianMechanism(cohort_size, self.noise_multiplier, count_stddev if controller.counts else None)
+        mechanism.delta_stddev(controller.first().clip)  # refuses a clip that no noise can be made for
         streams = Streams(seed, noise_source)
         self.plain = OneByOne(
             model, loss, population, local, streams, device, precision, row_fields, on_error, trial_batch

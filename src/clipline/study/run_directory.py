@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from ..errors import RunError
 from ..federated.checkpoint import load_checkpoint, save_checkpoint, save_model
@@ -21,6 +21,8 @@ from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger, ledger_line
 from ..tasks.settings import TrainSettings
 from ..tasks.stores import OUTSIDERS
+from .circumstances import Circumstances
+from .directory_lock import DirectoryLock
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,45 +39,71 @@ def check_free(path: Path) -> None:
 
 
 class RunDirectory:
-    """Writes one run as it happens. Every line holds released numbers only."""
+    """Writes one run as it happens. Every line holds released numbers only, but for seconds that the settings ask for.
+
+    The folder is locked until `close`, `finish` or the end of a `with` block: no other process can open it meanwhile.
+    """
 
     def __init__(self, path: Path, settings: TrainSettings, training: Training) -> None:
         check_free(path)
         path.mkdir(parents=True, exist_ok=True)
-        self._open(path, settings, training, Ledger())
-        (path / SETTINGS).write_text(settings.to_toml() + resolved_comments(training))
-        (path / METRICS).touch()
-        (path / LEDGER).touch()
+        with ExitStack() as on_error:
+            lock = on_error.enter_context(DirectoryLock(path))
+            check_free(path)  # again: another process may have written and ended meanwhile
+            self._open(path, settings, training, lock)
+            (path / SETTINGS).write_text(settings.to_toml() + resolved_comments(training))
+            (path / METRICS).touch()
+            (path / LEDGER).touch()
+            on_error.pop_all()
 
-    def _open(self, path: Path, settings: TrainSettings, training: Training, written: Ledger) -> None:
-        self.path, self.settings, self.written = path, settings, written
-        device = training.algorithm.clients.flat.vector.device.type
-        same = replace(settings, workers=None)  # their number changes rounding alone
-        self.circumstances = f"{same.to_toml()}torch {torch.__version__} on {device}\n"
+    def _open(self, path: Path, settings: TrainSettings, training: Training, lock: DirectoryLock) -> None:
+        self.path, self.settings, self.written, self._lock = path, settings, Ledger(), lock
+        self.circumstances = Circumstances(settings, training)
 
     @classmethod
-    def reopen(cls, path: Path, settings: TrainSettings, training: Training) -> tuple[RunDirectory, TrainState]:
-        """An interrupted run and its last checkpoint; refused where settings, torch or the device have changed.
+    def reopen(
+        cls, path: Path, settings: TrainSettings, training: Training, lock: DirectoryLock | None = None
+    ) -> tuple[RunDirectory, TrainState]:
+        """An interrupted run and its last checkpoint; refused where its circumstances, such as the data, have changed.
 
         Rounds after the checkpoint are run again. From the same seed they release the same numbers: their lines in the
         ledger stay and count once. Noise and cohorts from the system differ: there a round that is run again is one
         more round. Either way nothing that was ever charged is forgotten.
+
+        Whoever has read the settings from the folder has locked it before, and hands in the `lock`.
         """
-        if not (path / CHECKPOINT).is_file():
-            raise RunError(f"resume={str(path)!r} holds no {CHECKPOINT}: it is finished, or never reached a checkpoint")
-        directory = cls.__new__(cls)
-        directory._open(path, settings, training, Ledger())
-        device = training.algorithm.clients.flat.vector.device
-        state = load_checkpoint(path / CHECKPOINT, device, directory.circumstances)
-        _rewrite(path / LEDGER, _whole_lines(path / LEDGER))
-        written = Ledger.read(path / LEDGER)
-        if set(written.events) - {training.algorithm.event}:
-            raise RunError(f"{str(path / LEDGER)!r} holds rounds of another run: restore it, or start a new run")
-        charged = max(state.ledger, written, key=lambda ledger: ledger.rounds)
-        _rewrite(path / LEDGER, [ledger_line(index, event) + "\n" for index, event in enumerate(charged)])
-        _rewrite(path / METRICS, _metrics_before(path / METRICS, state.round_index))
-        directory.written = charged
+        with ExitStack() as on_error:
+            lock = on_error.enter_context(DirectoryLock(path) if lock is None else lock)
+            if not (path / CHECKPOINT).is_file():
+                raise RunError(
+                    f"resume={str(path)!r} holds no {CHECKPOINT}: it is finished, or never reached a checkpoint"
+                )
+            directory = cls.__new__(cls)
+            directory._open(path, settings, training, lock)
+            device = training.algorithm.clients.flat.vector.device
+            state = load_checkpoint(path / CHECKPOINT, device, str(directory.circumstances))
+            _rewrite(path / LEDGER, _whole_lines(path / LEDGER))
+            written = Ledger.read(path / LEDGER)
+            if set(written.events) - {training.algorithm.event}:
+                raise RunError(f"{str(path / LEDGER)!r} holds rounds of another run: restore it, or start a new run")
+            charged = max(state.ledger, written, key=lambda ledger: ledger.rounds)
+            _rewrite(path / LEDGER, [ledger_line(index, event) + "\n" for index, event in enumerate(charged)])
+            _rewrite(path / METRICS, _metrics_before(path / METRICS, state.round_index))
+            directory.written = charged
+            on_error.pop_all()
         return directory, replace(state, ledger=charged) if settings.noise_source == "system" else state
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let other processes open the folder. Nothing may be written afterwards."""
+        self._lock.close()
 
     def write_round(self, report: RoundReport, state: TrainState) -> None:
         """A line of the ledger before anything else of the round is let out, a line of metrics, perhaps a checkpoint.
@@ -86,16 +114,16 @@ class RunDirectory:
         if state.ledger.rounds > self.written.rounds:
             _append(self.path / LEDGER, ledger_line(state.ledger.rounds - 1, state.ledger.runs[-1][0]))
             self.written = state.ledger
-        _append(self.path / METRICS, json.dumps(round_json(report)))
+        _append(self.path / METRICS, json.dumps(round_json(report, self.settings.unprivate_timing)))
         if report.metrics or self.settings.noise_source == "system":
-            save_checkpoint(self.path / CHECKPOINT, state, self.circumstances)
+            save_checkpoint(self.path / CHECKPOINT, state, str(self.circumstances))
 
     def charged(self, result: TrainResult, training: Training) -> TrainResult:
         """The result with the guarantee of everything the ledger holds, which may be more than this state has seen."""
         return replace(result, guarantee=training.guarantee_of(self.written)) if self.written.rounds else result
 
     def finish(self, result: TrainResult, metric_name: str, data: str, measured_on: str = OUTSIDERS) -> None:
-        """The model and the curves; the checkpoint stays only where there are rounds left to resume.
+        """The model and the curves, then the folder is free; the checkpoint stays where there are rounds to resume.
 
         `data` says what the model was trained on, such as "stand-in", and `measured_on` whom the metrics look at: both
         are written beside every result.
@@ -107,9 +135,10 @@ class RunDirectory:
         if rounds:
             draw_curves(self.path / CURVES, rounds, metric_name, self.settings, result.guarantee, data, measured_on)
         if result.stopped == "interrupted":
-            save_checkpoint(self.path / CHECKPOINT, result.state, self.circumstances)
+            save_checkpoint(self.path / CHECKPOINT, result.state, str(self.circumstances))
         else:
             (self.path / CHECKPOINT).unlink(missing_ok=True)
+        self.close()
 
 
 def resolved_comments(training: Training) -> str:
@@ -128,15 +157,19 @@ def resolved_comments(training: Training) -> str:
     return "\n# Resolved when the run began:\n" + "".join(f"# {name} = {value!r}\n" for name, value in values.items())
 
 
-def round_json(report: RoundReport) -> dict[str, Any]:
-    """One line of metrics.jsonl; epsilon is null where there is no guarantee."""
+def round_json(report: RoundReport, unprivate_timing: bool = False) -> dict[str, Any]:
+    """One line of metrics.jsonl; epsilon is null where there is no guarantee.
+
+    How long the round took is left out unless asked for: it tells whether a user with much to train took part.
+    """
+    seconds = {"unprivate_seconds": round(report.unprivate_seconds, 6)} if unprivate_timing else {}
     return {
         "round": report.round_index,
         "clip": finite_or_none(report.clip),
         "fraction_within": report.fraction_within,
         "epsilon": finite_or_none(report.guarantee.epsilon),
         "delta": report.guarantee.delta,
-        "unprivate_seconds": round(report.unprivate_seconds, 6),
+        **seconds,
         **report.metrics,
     }
 

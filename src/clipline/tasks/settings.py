@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError, check_choice, check_number, check_whole, nearest, refuse
-from ..federated.controllers import ClipController, FixedClip, QuantileClip
+from ..federated.controllers import ClipController, FixedClip, QuantileClip, check_clip
 from ..federated.sampling import FIXED_IS_PUBLIC
 from .stores import STAND_IN, with_users_of_store
 
@@ -53,6 +53,7 @@ class TrainSettings:
     engine: str = "auto"  # "auto", "one-by-one", "stacked"
     precision: str = "float32"  # "float32", "tf32", "bf16"
     workers: int | None = None  # None: a process for every core that may be used, one where there is a GPU
+    unprivate_timing: bool = False  # whether metrics.jsonl says how long each round took, which depends on who came
     # Settings that some tasks have and others have not: None is "has not", and cannot be set to anything else.
     data: str | None = None  # the folder of prepared data, or "stand-in"
     classes: int | None = None  # of a generated population
@@ -74,9 +75,11 @@ class TrainSettings:
         words = ("quantile", "fixed", "none")
         if isinstance(self.clip, str) and self.clip not in words:
             raise refuse("clip", self.clip, "one of quantile, fixed, none or a number", nearest(self.clip, words))
-        check_number("fixed_clip", self.fixed_clip, above=0, way_out="give a positive clip")
+        check_clip("fixed_clip", self.fixed_clip, "give a clip near the norms of updates, such as 1.0")
         if not isinstance(self.clamp_fraction, bool):
             raise refuse("clamp_fraction", self.clamp_fraction, "true or false", "false is the paper's choice")
+        if not isinstance(self.unprivate_timing, bool):
+            raise refuse("unprivate_timing", self.unprivate_timing, "true or false", "false keeps times out of files")
         check_whole("rounds", self.rounds, at_least=1, at_most=10**9, way_out="train for at least one round")
         check_whole("cohort", self.cohort, at_least=1, way_out="sample at least one user a round")
         check_whole("users", self.users, at_least=1, at_most=10**10, way_out="give a population with users")
