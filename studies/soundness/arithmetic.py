@@ -53,6 +53,15 @@ def layers() -> NDArray[np.float64]:
     return np.array([np.median(found[layer]) for layer in range(256)])
 
 
+def on_a_grid(values: NDArray[np.float64], stddev: float) -> bool:
+    """Whether all are whole multiples of one power of two, 2^-32 of the deviation or more, but for rounding."""
+    for exponent in (20, 24, 28, 32):
+        cells = values / 2.0 ** (np.floor(np.log2(stddev)) - exponent)
+        if np.abs(cells - np.round(cells)).max() < 2.0 ** (exponent - 44):
+            return True
+    return False
+
+
 def impossible(release: NDArray[np.float64], divisor: int, stddev: float) -> tuple[int, int]:
     """Values that no draw gives where the others add nothing, and how many were looked at: those of little noise.
 
@@ -61,10 +70,8 @@ def impossible(release: NDArray[np.float64], divisor: int, stddev: float) -> tup
     sums = release * divisor
     noise = sums / stddev
     noise = noise[np.abs(noise) < SMALL]
-    for values, unit in ((release, stddev / divisor), (sums, stddev)):
-        cell = 2.0 ** np.floor(np.log2(unit) - 30)
-        if np.abs(values / cell - np.round(values / cell)).max() < 1e-6:
-            return 0, len(noise)
+    if on_a_grid(release, stddev / divisor) or on_a_grid(sums, stddev):
+        return 0, len(noise)
     whole = np.abs(noise)[:, None] / layers()
     off = np.abs(whole - np.round(whole))
     allowed = 6 * 2.0**-53 * whole + 1e-9  # several roundings on the way
@@ -110,11 +117,14 @@ ATTACKS = [
     Attack(
         "6",
         "The lattice of the normal sampler",
-        f"{RUNS} runs of one round, {USERS} users who are all sampled, {DIM:,} float64 parameters, noise from the system; "
-        "nobody but the target has an update. Looked at: values of noise below 2^-11 of its deviation; counted: those that "
-        "no whole number times a unit of the ziggurat gives. On a public grid all draws of a cell give the value.",
+        f"{RUNS} runs of one round, {USERS} users who are all sampled, {DIM:,} float64 parameters, noise from the "
+        "system; nobody but the target has an update. Looked at: values of noise below 2^-11 of its deviation; "
+        "counted: those that no whole number times a unit of the ziggurat gives. On a public grid all draws of a "
+        "cell give the value.",
         [
-            Measure("present", f"impossible values, target present, epsilon {EPSILON}", "as absent", lambda: in_words(True)),
+            Measure(
+                "present", f"impossible values, target present, epsilon {EPSILON}", "as absent", lambda: in_words(True)
+            ),
             Measure("absent", "the same, target absent", "as present", lambda: in_words(False)),
         ],
     ),

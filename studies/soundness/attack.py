@@ -1,4 +1,4 @@
-"""What the attacks share: a training to attack, its private sum, distances in clips, and figures that may be refusals."""
+"""What the attacks share: a training to attack, its private sum, distances in clips, figures that may be refusals."""
 
 from __future__ import annotations
 

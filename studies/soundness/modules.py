@@ -149,9 +149,9 @@ ATTACKS = [
     Attack(
         "3",
         "Parameters put in another's place",
-        "39 users one by one, the target first, who is sampled and removed; every batch holds all of a user. Cosine head: "
-        "`p.data = normalize(p.data)` in forward, benign data. Worst case: `p.data = p.data.clamp(-1, 1)`, and the side on "
-        "which the target left p decides which way all others are pulled.",
+        "39 users one by one, the target first, who is sampled and removed; every batch holds all of a user. "
+        "Cosine head: `p.data = normalize(p.data)` in forward, benign data. Worst case: `p.data = "
+        "p.data.clamp(-1, 1)`, and the side on which the target left p decides which way all others are pulled.",
         [
             Measure("cosine", "user removed: cosine head, clips", "1", cosine_head),
             Measure("worst", "user removed: worst case, clips", "1", worst_case),
@@ -160,9 +160,9 @@ ATTACKS = [
     Attack(
         "9",
         "Noted weights written into",
-        "A model that writes 1 into every entry of a weight named by `row_fields`, through a scripted function or through a "
-        "tensor subclass that is asked first; the distance is that of the round's parameters before and after its users "
-        "trained.",
+        "A model that writes 1 into every entry of a weight named by `row_fields`, through a scripted function or "
+        "through a tensor subclass that is asked first; the distance is that of the round's parameters before and "
+        "after its users trained.",
         [
             Measure("scripted", "scripted function: the round's parameters move, clips", "0", lambda: written(False)),
             Measure("subclass", "tensor subclass: the round's parameters move, clips", "0", lambda: written(True)),

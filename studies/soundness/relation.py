@@ -100,14 +100,16 @@ ATTACKS = [
     Attack(
         "4",
         "A rate that moves with the number of users",
-        "One round; all others pull one way by a clip, or not at all, the target with them or against them. The release is a mixture of "
-        "normals over how many of the others came; delta is integrated at the epsilon that the training promises, with the "
-        "neighbour that its printed relation names.",
+        "One round; all others pull one way by a clip, or not at all, the target with them or against them. The "
+        "release is a mixture of normals over how many of the others came; delta is integrated at the epsilon "
+        "that the training promises, with the neighbour that its printed relation names.",
         [
             Measure("relation", "printed relation, 100 users, cohort 95", "", lambda: str(of_users(100, 100).relation)),
             Measure("delta", "true delta, z = 3", f"at most {DELTA:g}", lambda: true_delta(100)),
             Measure("declared", "the same with declared population_size", f"at most {DELTA:g}", declared_delta),
-            Measure("large", "true delta, 40,000 users, cohort 300, z = 1", f"at most {DELTA:g}", lambda: true_delta(40_000)),
+            Measure(
+                "large", "true delta, 40,000 users, cohort 300, z = 1", f"at most {DELTA:g}", lambda: true_delta(40_000)
+            ),
             Measure("everybody", "cohort of all 100 users, for 99 users", "trains", everybody),
         ],
     )

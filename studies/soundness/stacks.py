@@ -134,8 +134,8 @@ ATTACKS = [
     Attack(
         "2a",
         "Batch width set by others",
-        "40 users of 3 examples and a target of 20, who is sampled and removed; batch statistics in front of a last "
-        "layer that starts at zero, at parameters after 50 steps on data of the same rule, clip 0.1.",
+        "40 users of 3 examples and a target of 20, who is sampled and removed; batch statistics in front of a "
+        "last layer that starts at zero, at parameters after 50 steps on data of the same rule, clip 0.1.",
         [
             Measure("stacked", "user removed, clips", "1", lambda: width(engine="stacked")),
             Measure("workers", "the same by two workers, clips", "1", lambda: width(engine="stacked", workers=2)),
@@ -145,8 +145,8 @@ ATTACKS = [
     Attack(
         "2b",
         "Mode set by others",
-        "The first example of a user who is not sampled becomes NaN. Benign: 40 users of 3 to 7 examples and batch "
-        "statistics. Worst case: 40 users whose own first example pulls against the mean of their batch.",
+        "The first example of a user who is not sampled becomes NaN. Benign: 40 users of 3 to 7 examples and "
+        "batch statistics. Worst case: 40 users whose own first example pulls against the mean of their batch.",
         [
             Measure("benign", "user not sampled holds NaN: batch statistics, clips", "0", mode),
             Measure("worst", "the same, worst data, clips", "0", mode_at_worst),
@@ -155,8 +155,8 @@ ATTACKS = [
     Attack(
         "8",
         "Rounding set by others",
-        "40 users of 40 examples and a target of 44, who is sampled and removed; float32, layer normalisation, 40 steps or "
-        "more at a rate at which training is unstable; the clip is the median norm.",
+        "40 users of 40 examples and a target of 44, who is sampled and removed; float32, layer normalisation, 40 "
+        "steps or more at a rate at which training is unstable; the clip is the median norm.",
         [
             Measure("clips", "user removed, stacked, clips", "1", lambda: rounding("stacked")[0]),
             Measure("bits", "the same, sum of the bits", "0.5", lambda: rounding("stacked")[1]),
