@@ -128,7 +128,7 @@ def seconds_stored() -> Value:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_posts(folder / "posts", {"heavy": 1000, **{f"u{number}": 2 for number in range(9)}})
-        (folder / "run.toml").write_text("client_epochs = 6\nevaluate_every = 100\n")
+        (folder / "run.toml").write_text("client_epochs = 12\nevaluate_every = 100\n")
         flags = ["--data", "posts", "--cohort", 5, "--rounds", 24, "--noise-multiplier", 1, "--clip", 1]
         rest = ["--seed", 7, "--workers", 1, "--config", "run.toml", "--out", "run", "--json"]
         answer = clipline_command(folder, "train", "so_lr", *flags, *rest)
