@@ -97,7 +97,11 @@ def counts(present: bool) -> Sequence[tuple[int, int]]:
 def in_words(present: bool) -> str:
     """Least and most of the runs, of how many."""
     odd, looked_at = zip(*counts(present), strict=True)
-    return f"{min(odd)} to {max(odd)} of {min(looked_at)} to {max(looked_at)}"
+    return f"{_range(odd)} of {_range(looked_at)}"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return f"{min(numbers)}" if min(numbers) == max(numbers) else f"{min(numbers)} to {max(numbers)}"
 
 
 def releases(clip: Any) -> Value:

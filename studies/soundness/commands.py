@@ -14,6 +14,7 @@ import numpy as np
 import clipline
 from clipline.data.store import write_store
 
+_LONGEST = 160  # characters of a line that are worth reading in a table
 MINE = {"source": "made for an attack", "tasks": ["so_lr"], "origin": "substitute"}
 
 
@@ -27,9 +28,10 @@ class Answer:
 
     @property
     def last(self) -> str:
-        """The last line of its errors, or of its output, short."""
+        """The last line of its errors, or of its output; of a long one the beginning."""
         lines = [line.strip(" │╭╮╰╯─") for line in (self.err.strip() or self.out.strip()).splitlines()]
-        return next((line for line in reversed(lines) if line), "")[:160]
+        line = next((line for line in reversed(lines) if line), "").removeprefix("clipline: ")
+        return line if len(line) <= _LONGEST else line[:_LONGEST].rpartition(" ")[0] + " ..."
 
     def __str__(self) -> str:
         """In a table: exit code and last line, and whether it was a traceback."""

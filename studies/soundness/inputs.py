@@ -13,26 +13,41 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from attack import Attack, Measure, Value, classified, cross_entropies, population_of, training_of
+from attack import Attack, Measure, Value, classified, clips, cross_entropies, population_of, private_sum, training_of
 from commands import Answer, clipline_command, write_posts
 from torch import nn
 
-from clipline import LocalSGD, Population
+from clipline import LocalSGD, Population, Training
 
 LABEL = 7777777  # of one user, where there are three classes
 
 
-def bad_label(engine: str) -> Value:
-    """A run in which one user has a label that does not exist."""
+def of_bad_label(engine: str) -> tuple[Training, list[str]]:
+    """A training in which one user has a label that does not exist, and all users, that one last."""
     users = classified({**{f"u{number:02}": 5 for number in range(20)}, "z": 2})
     users["z"]["y"][0] = LABEL
-    training = training_of(nn.Linear(8, 3), cross_entropies, users, LocalSGD(0.1, 5), cohort_size=21, engine=engine)
+    local = LocalSGD(0.1, 5)
+    return training_of(nn.Linear(8, 3), cross_entropies, users, local, cohort_size=21, engine=engine), list(users)
+
+
+def bad_label(engine: str) -> Value:
+    """A run with that user."""
+    training, _ = of_bad_label(engine)
     try:
         training.run()
     except Exception as error:  # whatever it is, it is seen
         told = "with" if str(LABEL) in "".join(traceback.format_exception(error)) else "without"
         return f"aborts in round 0, {told} the label in the message"
     return "trains"
+
+
+def added() -> Value:
+    """What that user adds to the sum."""
+    training, users = of_bad_label("one-by-one")
+    try:
+        return clips(private_sum(training, users), private_sum(training, users[:-1]))
+    except Exception as error:  # as above
+        return f"aborts: {type(error).__name__}"
 
 
 def falling_offsets() -> Value:
@@ -181,6 +196,7 @@ ATTACKS = [
         [
             Measure("one by one", "run with one bad label, one by one", "trains", lambda: bad_label("one-by-one")),
             Measure("stacked", "the same, stacked", "trains", lambda: bad_label("stacked")),
+            Measure("added", "what that user adds to the sum, clips", "0", added),
         ],
     ),
     Attack(

@@ -153,8 +153,8 @@ ATTACKS = [
         "Cosine head: `p.data = normalize(p.data)` in forward, benign data. Worst case: `p.data = "
         "p.data.clamp(-1, 1)`, and the side on which the target left p decides which way all others are pulled.",
         [
-            Measure("cosine", "user removed: cosine head, clips", "1", cosine_head),
-            Measure("worst", "user removed: worst case, clips", "1", worst_case),
+            Measure("cosine", "user removed: cosine head, clips", "at most 1", cosine_head),
+            Measure("worst", "user removed: worst case, clips", "at most 1", worst_case),
         ],
     ),
     Attack(

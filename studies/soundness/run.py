@@ -113,10 +113,10 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def shown(value: Value) -> str:
-    """A figure in a cell: three digits, or words."""
+    """A figure in a cell: three digits, or words that Markdown leaves alone. What is just above 1 does not become 1."""
     if isinstance(value, str):
-        return value.replace("|", "\\|")
-    return f"{value:.3g}"
+        return value.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
+    return f"1 + {value - 1:.1g}" if 1 < value < 1.005 else f"{value:.3g}"
 
 
 def document(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

@@ -137,9 +137,11 @@ ATTACKS = [
         "40 users of 3 examples and a target of 20, who is sampled and removed; batch statistics in front of a "
         "last layer that starts at zero, at parameters after 50 steps on data of the same rule, clip 0.1.",
         [
-            Measure("stacked", "user removed, clips", "1", lambda: width(engine="stacked")),
-            Measure("workers", "the same by two workers, clips", "1", lambda: width(engine="stacked", workers=2)),
-            Measure("one by one", "the same one by one, clips", "1", lambda: width(engine="one-by-one")),
+            Measure("stacked", "user removed, clips", "at most 1", lambda: width(engine="stacked")),
+            Measure(
+                "workers", "the same by two workers, clips", "at most 1", lambda: width(engine="stacked", workers=2)
+            ),
+            Measure("one by one", "the same one by one, clips", "at most 1", lambda: width(engine="one-by-one")),
         ],
     ),
     Attack(
@@ -158,10 +160,10 @@ ATTACKS = [
         "40 users of 40 examples and a target of 44, who is sampled and removed; float32, layer normalisation, 40 "
         "steps or more at a rate at which training is unstable; the clip is the median norm.",
         [
-            Measure("clips", "user removed, stacked, clips", "1", lambda: rounding("stacked")[0]),
-            Measure("bits", "the same, sum of the bits", "0.5", lambda: rounding("stacked")[1]),
-            Measure("clips alone", "user removed, one by one, clips", "1", lambda: rounding("one-by-one")[0]),
-            Measure("bits alone", "the same, sum of the bits", "0.5", lambda: rounding("one-by-one")[1]),
+            Measure("clips", "user removed, stacked, clips", "at most 1", lambda: rounding("stacked")[0]),
+            Measure("bits", "the same, sum of the bits", "at most 0.5", lambda: rounding("stacked")[1]),
+            Measure("clips alone", "user removed, one by one, clips", "at most 1", lambda: rounding("one-by-one")[0]),
+            Measure("bits alone", "the same, sum of the bits", "at most 0.5", lambda: rounding("one-by-one")[1]),
         ],
     ),
 ]

@@ -30,7 +30,7 @@ from clipline import LocalSGD, Training
 
 TARGET = "a"  # comes first in every order, so that everybody stands behind
 EPSILON, DELTA = 0.23, 1e-5
-POPULATION, COHORT, RUNS = 2000, 100, 100
+POPULATION, COHORT, RUNS = 2000, 100, 200
 OTHERS = [f"u{number:04}" for number in range(POPULATION - 1)]
 SAMPLED = OTHERS[:: POPULATION // COHORT]
 

@@ -52,7 +52,7 @@ def test_rows_that_do_not_exist_are_refused_with_those_that_do(tmp_path):
 
 def test_the_page_sets_the_figures_of_two_commits_side_by_side(tmp_path):
     before = {"commit": "aaa", "versions": {"torch": "2.0"}, "seconds": 7, "figures": {"12": {"fixed": 1}}}
-    figures = {"12": {"fixed": "refused: clip=5e-324 | too small"}, "2a": {"stacked": 0.99999999}}
+    figures = {"12": {"fixed": "refused: clip=5e-324 | <small>"}, "2a": {"stacked": 0.99999999, "workers": 1.00000002}}
     after = {"commit": "bbb", "versions": {"torch": "2.1"}, "seconds": 8, "figures": figures}
     for name, record in (("before.json", before), ("after.json", after)):
         (tmp_path / name).write_text(json.dumps(record))
@@ -60,8 +60,9 @@ def test_the_page_sets_the_figures_of_two_commits_side_by_side(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "page.md").read_text().splitlines()
     head = "| different releases of 20, FixedClip(5e-324) | "
-    assert head + r"1 | refused: clip=5e-324 \| too small | 20 |" in lines
-    assert "| user removed, clips | not measured | 1 | 1 |" in lines
+    assert head + r"1 | refused: clip=5e-324 \| &lt;small> | 20 |" in lines
+    assert "| user removed, clips | not measured | 1 | at most 1 |" in lines
+    assert "| the same by two workers, clips | not measured | 1 + 2e-08 | at most 1 |" in lines
     assert any("commit aaa, torch 2.0, 7 s" in line for line in lines)
     assert sum(line.startswith("## ") for line in lines) == 15
     assert lines.count("| what | before | after | the promise |") == 15
