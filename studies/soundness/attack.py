@@ -1,0 +1,146 @@
+"""What the attacks share: a training to attack, its private sum, distances in clips, figures that may be refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from clipline import FixedClip, LocalSGD, Population, Training
+from clipline.errors import CliplineError
+
+Value = float | int | str
+Fields = Mapping[str, NDArray[Any]]
+Users = Mapping[str, Fields]  # user's id -> fields, each (examples, ...)
+CLIP = 1.0
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One figure: what it is, what it should be, and how to get it from the clipline that is importable."""
+
+    key: str  # in the JSON
+    what: str
+    promise: str
+    measure: Callable[[], Value]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A few figures on one weakness; `how` is the line below them in the table."""
+
+    number: str
+    title: str
+    how: str
+    measures: Sequence[Measure]
+
+    def figures(self) -> dict[str, Value]:
+        """All figures; where clipline refuses what an attack needs, its sentence is the figure."""
+        return {one.key: measured(one.measure) for one in self.measures}
+
+
+def measured(measure: Callable[[], Value]) -> Value:
+    """The figure, or "refused: " and the sentence."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return measure()
+        except CliplineError as error:
+            return f"refused: {str(error).splitlines()[0]}"
+
+
+def population_of(users: Users) -> Population:
+    """The users under their own ids."""
+    names = next(iter(users.values())).keys()
+    ids = np.concatenate([[user] * len(next(iter(fields.values()))) for user, fields in users.items()])
+    return Population.from_arrays(ids, **{name: np.concatenate([f[name] for f in users.values()]) for name in names})
+
+
+def training_of(
+    model: nn.Module, loss: Callable[..., Tensor], users: Users | Population, local: LocalSGD, **changes: Any
+) -> Training:
+    """A training of one round at clip 1. A keyword that this clipline does not know yet is left out."""
+    population = users if isinstance(users, Population) else population_of(users)
+    usual = {"rounds": 1, "cohort_size": max(1, len(population) // 2), "seed": 2026, "clip": FixedClip(CLIP)}
+    settings = {**usual, **({} if "epsilon" in changes else {"noise_multiplier": 1.0}), **changes}
+    known = inspect.signature(Training).parameters
+    given = {name: value for name, value in settings.items() if name in known}
+    return Training(model, loss, population, local=local, **given)
+
+
+def declares(keyword: str) -> bool:
+    """Whether `Training` has this keyword."""
+    return keyword in inspect.signature(Training).parameters
+
+
+def private_sum(
+    training: Training, users: Sequence[str], params: Tensor | None = None, clip: float = CLIP, round_index: int = 0
+) -> Tensor:
+    """(dim + 1,): what a round adds up when exactly these users were sampled; the last is the sum of centred bits."""
+    algorithm = training.algorithm
+    drawn = algorithm.sampler.draw(np.random.default_rng(0))
+    cohort = dataclasses.replace(drawn, users=positions(training.population, users))
+    begin = algorithm.clients.flat.initial.clone() if params is None else params
+    with algorithm.workforce.at_work():
+        return algorithm.workforce.clipped_sum(begin, cohort, round_index, clip).total.clone()
+
+
+def positions(population: Population, users: Sequence[str]) -> NDArray[np.int64]:
+    """Where these users stand in the population, ascending."""
+    known = {user: place for place, user in enumerate(np.asarray(population.user_ids).tolist())}
+    return np.sort(np.array([known[user] for user in users], dtype=np.int64))
+
+
+def clips(one: Tensor, other: Tensor, clip: float = CLIP) -> float:
+    """How far two sums of updates lie from each other, in clips."""
+    return float((one[:-1] - other[:-1]).norm()) / clip
+
+
+def bits(one: Tensor, other: Tensor) -> float:
+    """How far their sums of bits lie from each other."""
+    return float((one[-1] - other[-1]).abs())
+
+
+def without(users: Users, target: str) -> dict[str, Fields]:
+    """The neighbour: everybody else."""
+    return {user: fields for user, fields in users.items() if user != target}
+
+
+def renamed(users: Users, target: str, name: str) -> dict[str, Fields]:
+    """The same people, one of them under another id."""
+    return {name if user == target else user: fields for user, fields in users.items()}
+
+
+def vector(model: nn.Module) -> Tensor:
+    """The model's parameters end to end, as a round takes them."""
+    return torch.cat([param.detach().reshape(-1) for param in model.parameters() if param.requires_grad])
+
+
+def area(present: Sequence[float], absent: Sequence[float]) -> float:
+    """The area under the ROC curve: how often a score with the user is above one without; 1/2 is guessing."""
+    a, b = np.asarray(present)[:, None], np.asarray(absent)[None, :]
+    return float(((a > b) + 0.5 * (a == b)).mean())
+
+
+def cross_entropies(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """(batch,): of the model's answers to x."""
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+
+def classified(sizes: Mapping[str, int], features: int = 8, classes: int = 3, seed: int = 0) -> dict[str, Fields]:
+    """Ordinary users: noisy answers of one linear rule."""
+    rng = np.random.default_rng(seed)
+    rule = rng.normal(size=(features, classes))
+    users = {}
+    for user, size in sizes.items():
+        x = rng.normal(size=(size, features)).astype(np.float32)
+        users[user] = {"x": x, "y": (x @ rule + rng.normal(size=(size, classes))).argmax(axis=1)}
+    return users

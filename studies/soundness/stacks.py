@@ -1,0 +1,169 @@
+"""Rows 2a, 2b and 8: what a user sees of the others in a block: the width of batches, the mode, the rounding."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from attack import (
+    Attack,
+    Fields,
+    Measure,
+    bits,
+    classified,
+    clips,
+    cross_entropies,
+    private_sum,
+    training_of,
+    vector,
+    without,
+)
+from torch import Tensor, nn
+
+from clipline import LocalSGD
+
+TARGET = "z"  # comes last: nobody's place changes
+NAMES = [f"u{number:02}" for number in range(40)]
+
+
+def normalised(zero: bool) -> nn.Module:
+    """Batch statistics, kept nowhere, in front of a last layer that may start at zero."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(16, track_running_stats=False)
+    model = nn.Sequential(nn.Linear(8, 16), norm, nn.ReLU(), nn.Linear(16, 3))
+    if zero:
+        nn.init.zeros_(model[3].weight)
+        nn.init.zeros_(model[3].bias)
+    return model
+
+
+@cache
+def uneven() -> dict[str, Fields]:
+    """Users of three examples, and a target of twenty."""
+    return classified({**dict.fromkeys(NAMES, 3), TARGET: 20})
+
+
+@cache
+def trained() -> Tensor:
+    """The parameters after some training by anybody on data of the same rule."""
+    model, some = normalised(zero=True), classified(dict.fromkeys(NAMES, 20), seed=1)
+    batch = {name: torch.from_numpy(np.concatenate([f[name] for f in some.values()])) for name in ("x", "y")}
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(50):
+        optimiser.zero_grad()
+        cross_entropies(model, batch).mean().backward()
+        optimiser.step()
+    return vector(model)
+
+
+def width(**changes: Any) -> float:
+    """The target, who has most examples, is removed: benign data."""
+    sums = []
+    for users in (uneven(), without(uneven(), TARGET)):
+        training = training_of(normalised(zero=True), cross_entropies, users, LocalSGD(0.5, 20), **changes)
+        sums.append(private_sum(training, list(users), trained(), clip=0.1))
+    return clips(*sums, clip=0.1)
+
+
+def mode() -> float:
+    """The first example of a user who is not sampled becomes NaN: batch statistics, benign data."""
+    users = classified({"a": 3, **{name: 3 + place % 5 for place, name in enumerate(NAMES)}})
+    return _after_nan(users, normalised(zero=False), cross_entropies, LocalSGD(0.5, 20), clip=0.1)
+
+
+class Sign(nn.Module):
+    """One number that the mean of a batch pulls one way or the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch,) losses, all the same."""
+        return (self.place * (1e3 * x.mean()).tanh()).expand(len(x))
+
+
+def pulled(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """(batch,) losses."""
+    losses: Tensor = model(batch["x"]) + 0 * batch["x"]
+    return losses
+
+
+def mode_at_worst() -> float:
+    """The same where a user's own first example pulls against the others."""
+    own = np.array([-1.0, 1.0, 1.0], np.float32)
+    users: dict[str, Fields] = {"a": {"x": own}, **{name: {"x": own} for name in NAMES[:39]}}
+    users["u99"] = {"x": np.resize(own, 20)}  # as wide as batches become
+    model = Sign()
+    nn.init.constant_(model.place, 1.0)
+    return _after_nan(users, model, pulled, LocalSGD(1.0, 20), sampled=[*NAMES[:39], "u99"])
+
+
+def _after_nan(
+    users: dict[str, Fields], model: nn.Module, loss: Any, local: LocalSGD, clip: float = 1.0, sampled: Any = None
+) -> float:
+    spoilt = {name: field.copy() for name, field in users["a"].items()}
+    spoilt["x"][0] = np.nan
+    others = sampled or list(without(users, "a"))
+    sums = [
+        private_sum(training_of(model, loss, some, local, engine="stacked"), others, clip=clip)
+        for some in (users, {**users, "a": spoilt})
+    ]
+    return clips(*sums, clip=clip)
+
+
+def unstable() -> nn.Module:
+    """Steps far too long for it: what is rounded off grows from step to step."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 15), nn.LayerNorm(15), nn.Tanh(), nn.Linear(15, 3))
+
+
+@cache
+def rounding(engine: str) -> tuple[float, float]:
+    """Clips and bits by which the sum moves when the target is removed, in float32; the clip is the median norm."""
+    users, clip, sums = classified({**dict.fromkeys(NAMES, 40), TARGET: 44}), 108.0, []
+    for some in (users, without(users, TARGET)):
+        training = training_of(unstable(), cross_entropies, some, LocalSGD(10.0, 20, 20), engine=engine)
+        sums.append(private_sum(training, list(some), clip=clip))
+    return clips(*sums, clip=clip), bits(*sums)
+
+
+ATTACKS = [
+    Attack(
+        "2a",
+        "Batch width set by others",
+        "40 users of 3 examples and a target of 20, who is sampled and removed; batch statistics in front of a "
+        "last layer that starts at zero, at parameters after 50 steps on data of the same rule, clip 0.1.",
+        [
+            Measure("stacked", "user removed, clips", "at most 1", lambda: width(engine="stacked")),
+            Measure(
+                "workers", "the same by two workers, clips", "at most 1", lambda: width(engine="stacked", workers=2)
+            ),
+            Measure("one by one", "the same one by one, clips", "at most 1", lambda: width(engine="one-by-one")),
+        ],
+    ),
+    Attack(
+        "2b",
+        "Mode set by others",
+        "The first example of a user who is not sampled becomes NaN. Benign: 40 users of 3 to 7 examples and "
+        "batch statistics. Worst case: 40 users whose own first example pulls against the mean of their batch.",
+        [
+            Measure("benign", "user not sampled holds NaN: batch statistics, clips", "0", mode),
+            Measure("worst", "the same, worst data, clips", "0", mode_at_worst),
+        ],
+    ),
+    Attack(
+        "8",
+        "Rounding set by others",
+        "40 users of 40 examples and a target of 44, who is sampled and removed; float32, layer normalisation, 40 "
+        "steps or more at a rate at which training is unstable; the clip is the median norm.",
+        [
+            Measure("clips", "user removed, stacked, clips", "at most 1", lambda: rounding("stacked")[0]),
+            Measure("bits", "the same, sum of the bits", "at most 0.5", lambda: rounding("stacked")[1]),
+            Measure("clips alone", "user removed, one by one, clips", "at most 1", lambda: rounding("one-by-one")[0]),
+            Measure("bits alone", "the same, sum of the bits", "at most 0.5", lambda: rounding("one-by-one")[1]),
+        ],
+    ),
+]
