@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError
+from ..manifest import check_field_names
 from .chunks import Chunk, text_array
 
 _NUMBERS = "biuf"  # the kinds of NumPy arrays that a store can hold
@@ -102,9 +103,8 @@ class Spill:
     def _begin(self, arrays: dict[str, NDArray[Any]]) -> None:
         if not arrays:
             raise PopulationError("examples have 0 fields but need at least 1: choose other columns than the user's")
+        check_field_names(arrays)
         for name, array in arrays.items():
-            if not name or name != Path(name).name:
-                raise PopulationError(f"field {name!r} cannot name a file: rename it to letters and digits")
             if array.dtype.kind not in _NUMBERS:
                 what = "text" if array.dtype.kind in "OUS" else str(array.dtype)
                 raise PopulationError(

@@ -64,7 +64,8 @@ def write_store(
             VERSION, list(spill.layout), True, len(spill.codes), spill.rows, source, f"clipline {__version__}", sums,
             list(tasks), origin, shared_users,
         )  # fmt: skip
-        (scratch / "store" / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1))  # last: now it is complete
+        content = json.dumps(asdict(manifest), indent=1)
+        (scratch / "store" / MANIFEST).write_text(content, encoding="utf-8")  # last: now it is complete
         target.parent.mkdir(parents=True, exist_ok=True)
         (scratch / "store").rename(target)
     return manifest
