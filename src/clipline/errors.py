@@ -111,6 +111,8 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> str:
 
 def nearest(value: object, known: Iterable[str]) -> str:
     """A way out for a misspelt word: the closest known one, or the list."""
-    words = list(known)
+    words = [str(word) for word in known]
     close = difflib.get_close_matches(str(value), words, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"choose among {', '.join(words)}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"choose among {', '.join(words)}" if words else "there is none to choose"
