@@ -78,7 +78,7 @@ def _groups(ordered: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, list[np
 
 def peak_megabytes() -> float:
     """The most memory this process has held. Not `ru_maxrss`, which a child takes over from its parent."""
-    return int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text()).group(1)) / 1024
+    return int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text(encoding="utf-8")).group(1)) / 1024
 
 
 def measure(path: Path, name: str, target: Path, answers: "multiprocessing.Queue[tuple[float, float, float]]") -> None:

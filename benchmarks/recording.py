@@ -39,7 +39,7 @@ def peak_bytes() -> int:
 
 def own_bytes() -> int:
     """What this process holds of its own: without files that are mapped, whose pages the system may take back."""
-    status = Path("/proc/self/status").read_text().splitlines()
+    status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) * 1024
 
 

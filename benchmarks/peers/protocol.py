@@ -103,7 +103,7 @@ def _peak_of(process: int) -> int:
 
 def _status(process: int) -> dict[str, str]:
     try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
     except OSError:  # gone meanwhile
         return {}
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -49,7 +49,7 @@ class System:
 
     def __init__(self, name: str, python: str, flags: Sequence[str], environment: dict[str, str], patience: float):
         self.name, self.patience = name, patience
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
+        self.errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (lives as long as the process)
         self.process = subprocess.Popen(
             [python, str(BENCHMARKS / "peers" / f"{name}_round.py"), *flags],
             stdin=subprocess.PIPE,

@@ -10,6 +10,8 @@ import math
 import numbers
 from collections.abc import Iterable
 
+_WHOLE_LIMIT = 2**63  # whole numbers beyond 64 bits are no setting, and neither NumPy nor torch take them
+
 
 class CliplineError(Exception):
     """Everything that clipline refuses on purpose. The command line prints it in one line and exits with code 2."""
@@ -51,7 +53,10 @@ def check_number(
     infinite: bool = False,
     way_out: str,
 ) -> float:
-    """`value` as a float within the limits. NaN, bool and text are refused; infinity too unless `infinite`."""
+    """`value` as a float within the limits. NaN, bool and text are refused; infinity too unless `infinite`.
+
+    Whole numbers of more than 64 bits are refused as well: a caller may go on with `value` itself.
+    """
     limits = [
         f"{word} {bound:g}"
         for word, bound in (("above", above), ("at least", at_least), ("below", below), ("at most", at_most))
@@ -64,6 +69,8 @@ def check_number(
         number = float(value)
     except OverflowError:
         raise refuse(name, "a number of too many digits", limit, way_out) from None
+    if isinstance(value, numbers.Integral) and abs(int(value)) >= _WHOLE_LIMIT:
+        raise refuse(name, "a number of too many digits", limit, way_out)
     inside = (
         (infinite or math.isfinite(number))
         and not math.isnan(number)
@@ -80,15 +87,16 @@ def check_number(
 def check_whole(
     name: str, value: object, *, at_least: int | None = None, at_most: int | None = None, way_out: str
 ) -> int:
-    """`value` as an int within the limits (3.0 and True are not whole numbers here)."""
+    """`value` as an int within the limits and 64 bits (3.0 and True are not whole numbers here)."""
     limits = [f"{word} {bound}" for word, bound in (("at least", at_least), ("at most", at_most)) if bound is not None]
     if (
         isinstance(value, bool)
         or not isinstance(value, numbers.Integral)
         or (at_least is not None and int(value) < at_least)
         or (at_most is not None and int(value) > at_most)
+        or abs(int(value)) >= _WHOLE_LIMIT
     ):
-        shown = "a number of too many digits" if isinstance(value, int) and abs(value) > 10**30 else value
+        shown = "a number of too many digits" if isinstance(value, int) and abs(value) >= _WHOLE_LIMIT else value
         raise refuse(name, shown, f"a whole number {' and '.join(limits)}".rstrip(), way_out)
     return int(value)
 
@@ -103,6 +111,8 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> str:
 
 def nearest(value: object, known: Iterable[str]) -> str:
     """A way out for a misspelt word: the closest known one, or the list."""
-    words = list(known)
+    words = [str(word) for word in known]
     close = difflib.get_close_matches(str(value), words, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"choose among {', '.join(words)}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"choose among {', '.join(words)}" if words else "there is none to choose"

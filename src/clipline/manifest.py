@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -40,15 +41,44 @@ class Manifest:
 
 def read_manifest(folder: str | Path) -> Manifest:
     """The manifest of a store that `write_store` made."""
-    path = Path(folder) / MANIFEST
+    entries = read_entries(folder, "made by clipline data", "prepare the data again")
     try:
-        return _checked(json.loads(path.read_text()))
-    except (FileNotFoundError, NotADirectoryError):
-        raise PopulationError(f"{str(folder)!r} holds no {MANIFEST}: give a folder made by clipline data") from None
+        return _checked(entries)
     except (ValueError, TypeError) as error:
         raise PopulationError(
-            f"{str(path)!r} is no manifest with checksums ({error}): prepare the data again"
+            f"{str(Path(folder) / MANIFEST)!r} is no manifest with checksums ({error}): prepare the data again"
         ) from None
+
+
+def read_entries(folder: str | Path, made: str, way_out: str) -> dict[str, Any]:
+    """The entries of a store's manifest, of whichever kind; what they hold is for the caller to check.
+
+    A file that is missing, unreadable or no JSON object is refused; `made` says what else to give, `way_out` what to do
+    with a damaged one.
+    """
+    path = Path(folder) / MANIFEST
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise PopulationError(f"{str(folder)!r} holds no {MANIFEST}: give a folder {made}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise PopulationError(f"{str(path)!r} is damaged ({error}): {way_out}") from None
+    if not isinstance(entries, dict):
+        raise PopulationError(f"{str(path)!r} is damaged (it holds no JSON object): {way_out}")
+    return entries
+
+
+def check_field_names(names: Iterable[object]) -> list[str]:
+    """Names of fields, each of which names a file too; refused where one cannot, or where two are the same."""
+    known: dict[str, None] = {}
+    for name in names:
+        # A name with a separator would lead out of the store's folder.
+        if not isinstance(name, str) or not name or name != Path(name).name or not _encodes(name) or "\0" in name:
+            raise PopulationError(f"field {name!r} cannot name a file: rename it to letters and digits")
+        if name in known:
+            raise PopulationError(f"field {name!r} comes twice: give every field a name of its own")
+        known[name] = None
+    return list(known)
 
 
 def verify_store(folder: str | Path, *, largest: int | None = None) -> Manifest:
@@ -84,6 +114,21 @@ def _checked(content: Any) -> Manifest:
         value = getattr(manifest, entry.name)
         if type(value) is not _KINDS[entry.name]:
             raise ValueError(f"{entry.name} is {value!r}")
+    check_field_names(manifest.fields)
+    if not all(isinstance(task, str) for task in manifest.tasks):
+        raise ValueError(f"tasks is {manifest.tasks!r}")
+    for name, checksum in manifest.sha256.items():
+        if not isinstance(checksum, str) or name != Path(name).name:
+            raise ValueError(f"sha256 of {name!r} is {checksum!r}")
     if manifest.origin not in get_args(Origin):
         raise ValueError(f"origin is {manifest.origin!r}")
     return manifest
+
+
+def _encodes(text: str) -> bool:
+    """Whether text can be written as UTF-8: a lone half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -13,6 +14,9 @@ def main() -> None:
     """Entry point of the `clipline` command."""
     # Work is shared among processes. NumPy's own threads gain nothing there, and wait for each other on a busy machine.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # A path need not be text, nor a terminal know every letter: what cannot be printed is printed as \x, \u and digits.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if not answered(sys.argv[1:]):
             from .app import app

@@ -84,7 +84,12 @@ def labelled_images(chunk: Chunk, *, field: str, shape: tuple[int, ...], unit: f
     `unit` is the value that becomes 255; values below 0 or above it are refused, as are classes out of range.
     """
     ids, fields = chunk
-    raw, labels = fields[field], fields["label"].reshape(len(ids))
+    raw, labels = fields[field], fields["label"]
+    for name, array, kinds in ((field, raw, "biuf"), ("label", labels, "iu")):
+        if array.dtype.kind not in kinds:
+            raise PopulationError(f"field {name!r} is {array.dtype} but must hold numbers: wrong file?")
+    if labels.size != len(ids):
+        raise PopulationError(f"field 'label' has rows of shape {labels.shape[1:]} but must hold one: wrong file?")
     if raw.size != len(ids) * int(np.prod(shape)):
         raise PopulationError(f"field {field!r} has rows of shape {raw.shape[1:]} but must hold {shape}: wrong file?")
     if raw.size and not (raw.min() >= 0 and raw.max() <= unit):
@@ -96,7 +101,10 @@ def labelled_images(chunk: Chunk, *, field: str, shape: tuple[int, ...], unit: f
             f"field 'label' has values from {labels.min()} to {labels.max()} but must be below {classes}: wrong file?"
         )
     pixels = raw if unit == 255 else np.rint(raw * np.float32(255 / unit))
-    return ids, {"pixels": pixels.astype(np.uint8).reshape(len(ids), *shape), "labels": labels.astype(np.uint8)}
+    return ids, {
+        "pixels": pixels.astype(np.uint8).reshape(len(ids), *shape),
+        "labels": labels.reshape(-1).astype(np.uint8),
+    }
 
 
 def _emnist(chunk: Chunk) -> Chunk:

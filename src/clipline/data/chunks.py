@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,11 @@ def existing_file(path: str | Path) -> Path:
 
 
 def text_array(values: Iterable[str | bytes], where: str) -> NDArray[Any]:
-    """Texts as an array of `str` objects (rows,); bytes must be UTF-8."""
+    """Texts as an array of `str` objects (rows,); bytes must be UTF-8, and anything else is refused."""
     texts = list(values)
+    for text in texts:
+        if not isinstance(text, str | bytes):
+            raise PopulationError(f"{where} holds {type(text).__name__} where text is needed: convert it first")
     array = np.empty(len(texts), dtype=object)
     try:
         array[:] = [text.decode() if isinstance(text, bytes) else text for text in texts]
@@ -65,7 +69,12 @@ def columns_of(file: Path, names: Sequence[str], user_column: str, fields: Seque
     """The fields of a table to read, without the user column, which must be there."""
     if user_column not in names:
         raise PopulationError(f"{str(file)!r} has no user column {user_column!r}: {nearest(user_column, names)}")
-    return [name for name in chosen(names, fields, repr(str(file))) if name != user_column]
+    columns = [name for name in chosen(names, fields, repr(str(file))) if name != user_column]
+    times = Counter(names)
+    for name in (user_column, *columns):
+        if times[name] > 1:
+            raise PopulationError(f"{str(file)!r} has {times[name]} columns named {name!r}: rename all but one")
+    return columns
 
 
 def short(error: BaseException) -> str:

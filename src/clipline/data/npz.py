@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -21,21 +23,28 @@ class _Member:
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self.file, self.name = file, name
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        self.shape, fortran, self.dtype = read(file)
+        try:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            self.shape, fortran, self.dtype = read(file)
+        except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways
+            raise ValueError(f"{name} has a damaged header, {short(error)}") from None
+        if min(self.shape, default=0) < 0:
+            raise ValueError(f"{name} has shape {self.shape}")
         if fortran and len(self.shape) > 1:
             raise ValueError(f"{name} is stored by columns, save it with np.ascontiguousarray")
         if self.dtype.hasobject:
             raise ValueError(f"{name} holds Python objects, save numbers or fixed-width text")
         self.rows = self.shape[0] if self.shape else 0
-        self.width = self.dtype.itemsize * int(np.prod(self.shape[1:]))
+        self.width = self.dtype.itemsize * math.prod(self.shape[1:])
 
     def take(self, rows: int) -> NDArray[Any]:
         """The next rows."""
         data = self.file.read(rows * self.width)
         if len(data) < rows * self.width:
             raise EOFError(f"{self.name} ends early")
+        if self.dtype.kind == "U" and np.frombuffer(data, self.dtype.byteorder + "u4").max(initial=0) > sys.maxunicode:
+            raise ValueError(f"{self.name} holds letters that do not exist")
         return np.frombuffer(data, self.dtype).reshape(rows, *self.shape[1:])
 
 
@@ -65,7 +74,7 @@ def read_npz(
                 yield members[user_column].take(rows), arrays
                 done += rows
                 progress(size * done // total, size)
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, PopulationError):
             raise
         raise PopulationError(f"{str(file)!r} cannot be read as NPZ ({short(error)}): save it again") from None

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError
+from ..manifest import check_field_names
 from .chunks import Chunk, text_array
 
+_LONGEST_ID = 1024
 _NUMBERS = "biuf"  # the kinds of NumPy arrays that a store can hold
 
 
@@ -45,6 +47,8 @@ class Spill:
             first = next(iter(self.codes))
             if type(first) is not type(user):
                 raise PopulationError(f"user ids {first!r} and {user!r} are a number and a text: give one kind only")
+            if isinstance(user, str):
+                _check_text(user)
             self.counts.append(0)
         return code
 
@@ -102,16 +106,23 @@ class Spill:
     def _begin(self, arrays: dict[str, NDArray[Any]]) -> None:
         if not arrays:
             raise PopulationError("examples have 0 fields but need at least 1: choose other columns than the user's")
+        check_field_names(arrays)
         for name, array in arrays.items():
-            if not name or name != Path(name).name:
-                raise PopulationError(f"field {name!r} cannot name a file: rename it to letters and digits")
-            if array.dtype.kind not in _NUMBERS:
+            if array.dtype.kind not in _NUMBERS or array.dtype.char == "g":  # "g": no torch has such long fractions
                 what = "text" if array.dtype.kind in "OUS" else str(array.dtype)
                 raise PopulationError(
                     f"field {name!r} is {what} but a store holds numbers: leave it out of the fields, "
                     "or turn it into numbers with a tokeniser (the text=... or tokenise=... argument in Python)"
                 )
             self.layout[name] = array.dtype.newbyteorder("="), array.shape[1:]
+
+
+def _check_text(user: str) -> None:
+    """Ids are stored in an array of text, where every entry has room for the longest and NUL at the end is nothing."""
+    if len(user) > _LONGEST_ID:
+        raise PopulationError(f"a user id has {len(user)} letters but may have {_LONGEST_ID}: give shorter ids")
+    if user.endswith("\0"):
+        raise PopulationError("a user id ends in a NUL byte but must end in a letter: rename the user")
 
 
 def _checked_ids(ids: NDArray[Any]) -> list[int | str]:

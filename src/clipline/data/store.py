@@ -64,7 +64,8 @@ def write_store(
             VERSION, list(spill.layout), True, len(spill.codes), spill.rows, source, f"clipline {__version__}", sums,
             list(tasks), origin, shared_users,
         )  # fmt: skip
-        (scratch / "store" / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1))  # last: now it is complete
+        content = json.dumps(asdict(manifest), indent=1)
+        (scratch / "store" / MANIFEST).write_text(content, encoding="utf-8")  # last: now it is complete
         target.parent.mkdir(parents=True, exist_ok=True)
         (scratch / "store").rename(target)
     return manifest
@@ -110,7 +111,18 @@ def _write(folder: Path, spill: Spill, source: str, progress: Progress, memory_b
     ranks[by_rank] = np.arange(len(users))
     _scatter(folder, spill, ranks, offsets, progress, memory_bytes)
     np.save(folder / "offsets.npy", offsets)
-    np.save(folder / "user_ids.npy", np.array(users))
+    np.save(folder / "user_ids.npy", _ids_array(users))
+
+
+def _ids_array(users: list[Any]) -> NDArray[Any]:
+    """Sorted ids as text or whole numbers; NumPy itself would turn numbers of 64 bits into fractions."""
+    if isinstance(users[0], str):
+        return np.array(users)
+    for dtype in (np.int64, np.uint64):
+        limits = np.iinfo(dtype)
+        if limits.min <= users[0] and users[-1] <= limits.max:
+            return np.array(users, dtype)
+    raise PopulationError("user ids are both below 0 and above 2^63, or of more than 64 bits: give them as text")
 
 
 def _scatter(

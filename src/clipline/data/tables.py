@@ -20,6 +20,10 @@ from .npz import read_npz
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
 _KINDS = (".parquet", ".csv", ".jsonl", ".npz")
+_DEEPEST = 32  # brackets within brackets: as many axes as an array may have everywhere
+_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
 _WAY_OUT = f"give a file that ends in {', '.join(_KINDS)}; .csv and .jsonl also with {', '.join(_CODECS)}"
 
 
@@ -77,8 +81,8 @@ def _parquet(
             for batch in table.iter_batches(at_once, columns=[user_column, *names], use_threads=False):
                 yield _chunk(file, batch, user_column, names, text, rows)
                 rows += batch.num_rows
-                progress(size * rows // total, size)
-    except (pa.ArrowException, OSError) as error:
+                progress(size * rows // max(total, 1), size)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise PopulationError(f"{str(file)!r} cannot be read as Parquet ({short(error)}): copy it again") from None
 
 
@@ -93,14 +97,14 @@ def _lines(
         with ExitStack() as stack:
             raw = _Counted(stack.enter_context(file.open("rb")))
             stream = stack.enter_context(_opened(raw, codec))
-            batches = _rows(stream, user_column) if kind == ".csv" else _objects(stream)
+            batches = _rows(stream, user_column) if kind == ".csv" else _objects(stream, file)
             names: list[str] | None = None
             for batch in batches:
                 names = names or columns_of(file, batch.schema.names, user_column, fields)
                 yield _chunk(file, batch, user_column, names, text, rows)
                 rows += batch.num_rows
                 progress(raw.done, size)
-    except (pa.ArrowException, OSError, EOFError, lzma.LZMAError) as error:
+    except (pa.ArrowException, OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
         where = _damaged_line(file, codec) if kind == ".jsonl" else ""
         raise PopulationError(
             f"{str(file)!r} cannot be read{where} ({short(error)}): mend it or copy it again"
@@ -164,18 +168,33 @@ def _from_the_top(message: str, before: int) -> str:
     return re.sub(r"Row #(\d+)", lambda row: f"Row #{before + int(row[1])}", message)
 
 
-def _objects(stream: Any) -> Iterator[Any]:
+def _objects(stream: Any, file: Path) -> Iterator[Any]:
     """Batches of a JSONL stream."""
     import pyarrow as pa
     import pyarrow.json
 
     schema = None
     for lines in _blocks(stream, _objects_end):
+        # Two things would end the whole process: Arrow takes a first value null for an object, and its parser calls
+        # itself for each of some thousand brackets.
+        if not _OBJECT.match(lines):
+            raise pa.ArrowInvalid("it holds no JSON object")
+        if _depth(lines) > _DEEPEST and _depth(_STRING.sub(b"", lines)) > _DEEPEST:
+            raise PopulationError(
+                f"{str(file)!r} has brackets nested more than {_DEEPEST} deep: flatten them into fewer lists"
+            )
         whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
         typed = pyarrow.json.ParseOptions(explicit_schema=schema)
         table = pyarrow.json.read_json(pa.BufferReader(lines), read_options=whole, parse_options=typed)
         schema = schema or table.schema
         yield from table.combine_chunks().to_batches()
+
+
+def _depth(data: bytes) -> int:
+    """How deep brackets are nested at most, those within texts included."""
+    brackets = np.frombuffer(data.translate(None, _NO_BRACKET), np.uint8)
+    opened = (brackets == ord("[")) | (brackets == ord("{"))
+    return int(np.where(opened, 1, -1).cumsum().max(initial=0))
 
 
 class _Counted(io.RawIOBase):
@@ -220,7 +239,7 @@ def _damaged_line(file: Path, codec: str | None) -> str:
                         return f" in line {number}"
                 if not block:
                     return ""
-    except ValueError:
+    except (ValueError, RecursionError):
         return f" in line {number}"
     except (OSError, EOFError, lzma.LZMAError):
         return f" after line {number}"
@@ -245,6 +264,8 @@ def _array(file: Path, name: str, column: Any, text: Text | None, rows: int) -> 
         return _array(file, name, column.dictionary_decode(), text, rows)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         inner = _array(file, name, column.flatten(), None, rows)
+        if inner.ndim >= _DEEPEST:
+            raise PopulationError(f"{str(file)!r} has {name!r} as lists more than {_DEEPEST} deep: flatten them")
         widths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
         if len(widths) > 1:
             raise PopulationError(

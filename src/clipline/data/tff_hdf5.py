@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from ..errors import PopulationError
 from .chunks import CHUNK_BYTES, Chunk, Progress, chosen, existing_file, forgotten, short, silent, text_array
 
+_PACKED = 1100  # gzip makes data at most 1032 times smaller
+
 
 def read_tff_hdf5(
     path: str | Path,
@@ -30,16 +32,16 @@ def read_tff_hdf5(
     file = existing_file(path)
     try:
         with h5py.File(file, "r") as root:
-            if "examples" not in root:
+            clients = root.get("examples")
+            if not isinstance(clients, h5py.Group):
                 raise PopulationError(f"{str(file)!r} has no group 'examples': give a file in TFF's layout")
-            clients = root["examples"]
             ids: list[str] = []
             parts: list[dict[str, NDArray[Any]]] = []
             names: list[str] = []
             held = 0
             for done, (client, group) in enumerate(clients.items(), start=1):
-                if not isinstance(group, h5py.Group):
-                    raise PopulationError(f"client {client!r} is no group: give a file in TFF's layout")
+                if not isinstance(group, h5py.Group) or not all(isinstance(name, str) for name in (client, *group)):
+                    raise PopulationError(f"client {client!r} is no group of named fields: give a file in TFF's layout")
                 if len(group):
                     names = names or chosen(group, fields, repr(str(file)))
                     part = _fields(client, group, names)
@@ -56,7 +58,7 @@ def read_tff_hdf5(
             if ids:
                 yield _joined(ids, parts)
             progress(len(clients), len(clients))
-    except (OSError, RuntimeError, KeyError) as error:
+    except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
         raise PopulationError(
             f"{str(file)!r} cannot be read as TFF's HDF5 ({short(error)}): copy or download it again"
         ) from None
@@ -67,7 +69,7 @@ def _fields(client: str, group: Any, names: list[str]) -> dict[str, NDArray[Any]
     for name in names:
         if name not in group:
             raise PopulationError(f"client {client!r} has no field {name!r} as others have: leave it out of the fields")
-        array = np.asarray(group[name][()])
+        array = _content(client, name, group[name])
         if array.ndim == 0:
             raise PopulationError(f"client {client!r} has one value as {name!r}, not a list: copy the file again")
         part[name] = text_array(array.reshape(-1), f"client {client!r}") if array.dtype.kind in "OS" else array
@@ -76,6 +78,24 @@ def _fields(client: str, group: Any, names: list[str]) -> dict[str, NDArray[Any]
         counts = ", ".join(f"{count} of {name!r}" for name, count in rows.items())
         raise PopulationError(f"client {client!r} has unequal numbers of examples ({counts}): copy the file again")
     return part
+
+
+def _content(client: str, name: str, data: Any) -> NDArray[Any]:
+    """All of a data set, which must be one, of a size that the file can hold and a type that NumPy has."""
+    import h5py
+
+    if not isinstance(data, h5py.Dataset):
+        raise PopulationError(f"client {client!r} has {name!r} as no data set: give a file in TFF's layout")
+    try:
+        if data.shape is not None and data.nbytes > max(1 << 20, _PACKED * data.id.get_storage_size()):
+            raise PopulationError(
+                f"client {client!r} has {name!r} of shape {data.shape}, far more than is stored: copy the file again"
+            )
+        return np.asarray(data[()])
+    except (TypeError, ValueError, MemoryError) as error:
+        if isinstance(error, PopulationError):
+            raise
+        raise RuntimeError(f"{name!r} of client {client!r}: {short(error)}") from None
 
 
 def _bytes(array: NDArray[Any]) -> int:

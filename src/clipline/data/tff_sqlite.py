@@ -65,7 +65,7 @@ def decompressed(file: Path, folder: Path, progress: Callable[[int], None]) -> I
 def _understood(file: Path) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.DatabaseError, lzma.LZMAError, EOFError) as error:
+    except (sqlite3.DatabaseError, lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
         raise PopulationError(
             f"{str(file)!r} cannot be read as TFF's SQLite ({short(error)}): copy or download it again"
         ) from None
@@ -78,7 +78,7 @@ def _examples(
         total = _promised(base, split)
         listed = "SELECT client_id FROM client_metadata WHERE split_name = ? AND num_examples = 0"
         for (user,) in base.execute(listed, (split,)):
-            without_rows(user)
+            without_rows(_text_id(user))
         query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?"
         names = None if fields is None else list(fields)
         users: list[str] = []
@@ -86,10 +86,10 @@ def _examples(
         done = held = 0
         for user, data in base.execute(query, (split,)):
             if held > CHUNK_BYTES and user != users[-1]:
-                yield np.array(users), _columns(users, rows, names or [])
+                yield text_array(users, "client ids"), _columns(users, rows, names or [])
                 users, rows, held = [], [], 0
                 progress(done, total)
-            row = _parsed(user, data, names)
+            row = _parsed(_text_id(user), data, names)
             names = list(row) if names is None else names
             users.append(user)
             rows.append(row)
@@ -98,7 +98,7 @@ def _examples(
         if done != total:
             raise sqlite3.DatabaseError(f"{done} examples of {split!r} where its client_metadata promises {total}")
         if users:
-            yield np.array(users), _columns(users, rows, names or [])
+            yield text_array(users, "client ids"), _columns(users, rows, names or [])
         progress(max(done, 1), max(total, 1))
 
 
@@ -107,7 +107,16 @@ def _promised(base: sqlite3.Connection, split: str) -> int:
     splits = dict(base.execute("SELECT split_name, SUM(num_examples) FROM client_metadata GROUP BY split_name"))
     if split not in splits:
         raise PopulationError(f"the file has no split {split!r}: {nearest(split, splits)}")
+    if not isinstance(splits[split], int):
+        raise sqlite3.DatabaseError(f"client_metadata holds counts of {split!r} that are no whole numbers")
     return int(splits[split])
+
+
+def _text_id(user: object) -> str:
+    """A client's id: SQLite stores anything in any column."""
+    if not isinstance(user, str):
+        raise sqlite3.DatabaseError(f"a client's id is {type(user).__name__}, not text")
+    return user
 
 
 def _parsed(user: str, data: bytes, names: list[str] | None) -> dict[str, Value]:

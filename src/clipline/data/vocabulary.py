@@ -61,7 +61,7 @@ def _content(path: str | Path) -> str:
     file = existing_file(path)
     try:
         if file.suffixes[-2:] != [".tar", ".bz2"]:
-            return file.read_text()
+            return file.read_text(encoding="utf-8")
         with tarfile.open(file) as archive:
             member = archive.extractfile(file.name.removesuffix(".tar.bz2"))
             if member is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import PopulationError
+from ..manifest import MANIFEST, VERSION, check_field_names, read_entries
 from .fingerprint import fingerprint
 
-_MANIFEST = "population.json"
-_VERSION = 1
+_STEP = 1 << 16  # entries of a long array to look at in one go: few enough for the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,31 +32,13 @@ class Population:
     user_ids: NDArray[Any] | None = None  # (users,), the caller's own names of the users
 
     def __post_init__(self) -> None:
-        if len(self.offsets) < 2:
-            raise PopulationError("population has 0 users but needs at least 1: give the user id of every example")
-        if not self.fields:
+        object.__setattr__(self, "offsets", _checked_offsets(self.offsets))
+        if not isinstance(self.fields, Mapping) or not self.fields:
             raise PopulationError("population has 0 fields but needs at least 1: give for instance x=... and y=...")
-        examples = int(self.offsets[-1])
         for name, field in self.fields.items():
-            if len(field) != examples:
-                raise PopulationError(
-                    f"field {name!r} has {len(field)} rows but must have {examples}, one for each example: "
-                    "give arrays of equal length"
-                )
-        if int(self.offsets[0]) != 0:
-            raise PopulationError(f"offsets start at {int(self.offsets[0])} but must start at 0: give users+1 offsets")
-        # A memory map is not read through just to be opened: `save` has checked it.
-        if not isinstance(self.offsets, np.memmap) and bool((np.diff(self.offsets) < 0).any()):
-            raise PopulationError("offsets fall somewhere but must never fall: give running totals of the user sizes")
-        if self.user_ids is not None and len(self.user_ids) != len(self):
-            raise PopulationError(
-                f"user_ids has {len(self.user_ids)} entries but must have {len(self)}, one for each user: "
-                "give each user's id once, or leave user_ids out"
-            )
-        for name, array in self._arrays().items():
-            dtype = np.asarray(array[:0]).dtype
-            if dtype.hasobject and dtype.kind != "T":  # whose addresses differ from process to process
-                raise PopulationError(f"{name} holds Python objects but must hold numbers or text: convert it")
+            _check_field(name, field, self.examples)
+        if self.user_ids is not None:
+            _check_user_ids(self.user_ids, len(self))
 
     @classmethod
     def from_arrays(
@@ -67,16 +49,9 @@ class Population:
         `user_ids[k]` says whose example k is (numbers or text, in any order); the order of a user's own examples is
         kept. `known_users` adds users who have no example at all: they can be sampled and are protected like others.
         """
-        ids = np.asarray(user_ids)
-        if ids.ndim != 1:
-            raise PopulationError(
-                f"user_ids has shape {ids.shape} but must have one axis: give one id for each example"
-            )
-        if ids.dtype.kind == "O":
-            raise PopulationError("user_ids mixes types or holds None but must be all numbers or all text: convert it")
-        if ids.dtype.kind == "f" and not np.isfinite(ids).all():
-            raise PopulationError("user_ids holds NaN or infinity but must hold finite ids: drop those examples first")
-        arrays = {name: np.asarray(field) for name, field in fields.items()}
+        ids = _as_array("user_ids", user_ids)
+        _check_ids("user_ids", ids, "give one id for each example")
+        arrays = {name: _as_array(f"field {name!r}", field) for name, field in fields.items()}
         for name, field in arrays.items():
             if field.ndim == 0 or len(field) != len(ids):
                 rows = 0 if field.ndim == 0 else len(field)
@@ -84,7 +59,9 @@ class Population:
                     f"field {name!r} has {rows} rows but must have {len(ids)}, one for each entry of user_ids: "
                     "give arrays of equal length"
                 )
-        known = ids[:0] if known_users is None else np.asarray(known_users)
+        known = ids[:0] if known_users is None else _as_array("known_users", known_users)
+        if known.size or known.ndim != 1:  # an empty list has no type to go by
+            _check_ids("known_users", known, "give one id for each user")
         if len(known) and len(ids) and (known.dtype.kind in "US") != (ids.dtype.kind in "US"):
             raise PopulationError(
                 f"known_users are {known.dtype} and user_ids are {ids.dtype} but both must be text or both numbers: "
@@ -102,33 +79,33 @@ class Population:
 
     @classmethod
     def open(cls, folder: str | Path) -> Population:
-        """Open a stored population as memory maps: nothing is read until a user is visited."""
+        """Open a stored population as memory maps: examples are not read until a user is visited.
+
+        Offsets and ids are read through once and checked, whoever wrote them.
+        """
         path = Path(folder)
-        try:
-            manifest = json.loads((path / _MANIFEST).read_text())
-        except FileNotFoundError:
+        manifest = read_entries(path, "written by Population.save", "save the population again")
+        if manifest.get("version") != VERSION:
             raise PopulationError(
-                f"{str(path)!r} holds no {_MANIFEST}: give a folder written by Population.save"
-            ) from None
-        except json.JSONDecodeError as error:
-            raise PopulationError(
-                f"{str(path / _MANIFEST)!r} is damaged ({error}): save the population again"
-            ) from None
-        if manifest.get("version") != _VERSION:
-            raise PopulationError(
-                f"{str(path)!r} has version {manifest.get('version')!r} but this clipline reads {_VERSION}: "
+                f"{str(path)!r} has version {manifest.get('version')!r} but this clipline reads {VERSION}: "
                 "save the population again"
             )
+        names, with_ids = manifest.get("fields"), manifest.get("user_ids")
+        if not isinstance(names, list) or not isinstance(with_ids, bool):
+            raise PopulationError(
+                f"{str(path / MANIFEST)!r} must say fields, a list of names, and user_ids, true or false: "
+                "save the population again"
+            )
+        fields = {name: _mapped(path / f"field.{name}.npy") for name in check_field_names(names)}
+        offsets, user_ids = _mapped(path / "offsets.npy"), _mapped(path / "user_ids.npy") if with_ids else None
         try:
-            offsets = np.load(path / "offsets.npy", mmap_mode="r")
-            fields = {name: np.load(path / f"field.{name}.npy", mmap_mode="r") for name in manifest["fields"]}
-            user_ids = np.load(path / "user_ids.npy", mmap_mode="r") if manifest["user_ids"] else None
-        except (OSError, ValueError, KeyError) as error:
-            raise PopulationError(f"{str(path)!r} is incomplete ({error}): save the population again") from None
-        return cls(offsets, fields, user_ids)
+            return cls(offsets, fields, user_ids)
+        except PopulationError as error:
+            raise PopulationError(f"{str(path)!r}: {error}") from None
 
     def save(self, folder: str | Path) -> Path:
         """Store as one `.npy` file per array, for `open`. The folder must not exist yet or be empty."""
+        names = check_field_names(self.fields)
         path = Path(folder)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise PopulationError(f"{str(path)!r} is in use: give a folder that is new or empty")
@@ -138,8 +115,8 @@ class Population:
             np.save(path / f"field.{name}.npy", field)
         if self.user_ids is not None:
             np.save(path / "user_ids.npy", self.user_ids)
-        manifest = {"version": _VERSION, "fields": list(self.fields), "user_ids": self.user_ids is not None}
-        (path / _MANIFEST).write_text(json.dumps(manifest))  # last: a folder with a manifest is complete
+        manifest = json.dumps({"version": VERSION, "fields": names, "user_ids": self.user_ids is not None})
+        (path / MANIFEST).write_text(manifest, encoding="utf-8")  # last: a folder with a manifest is complete
         return path
 
     def fingerprint(self, *, times: bool = True) -> str:
@@ -167,10 +144,8 @@ class Population:
         return int(self.offsets[-1])
 
     def largest(self) -> int:
-        """Number of examples of the user with most. Looks at everybody, a million at a time."""
-        step = 1 << 20
-        parts = (self.offsets[start : start + step + 1] for start in range(0, len(self), step))
-        return max(int(np.diff(part).max(initial=0)) for part in parts)
+        """Number of examples of the user with most. Looks at everybody."""
+        return max(int(np.diff(part).max(initial=0)) for part in _overlapping(self.offsets))
 
     def size(self, user: int) -> int:
         """Number of examples of one user."""
@@ -198,3 +173,99 @@ class Population:
 
 def _id_bytes(user_id: object) -> bytes:
     return user_id if isinstance(user_id, bytes) else str(user_id).encode("utf-8", "surrogatepass")
+
+
+def _checked_offsets(offsets: object) -> NDArray[np.int64]:
+    """`offsets` as int64 if they are running totals from 0 on: with others, one row would belong to two users."""
+    if not isinstance(offsets, np.ndarray) or offsets.ndim != 1 or offsets.dtype.kind not in "iu":
+        found = f"{offsets.dtype} of shape {offsets.shape}" if isinstance(offsets, np.ndarray) else _type(offsets)
+        raise PopulationError(
+            f"offsets are {found} but must be a NumPy array of whole numbers with one axis: give np.cumsum of the sizes"
+        )
+    if len(offsets) < 2:
+        raise PopulationError("population has 0 users but needs at least 1: give the user id of every example")
+    offsets = offsets if offsets.dtype == np.int64 else offsets.astype(np.int64)
+    if int(offsets[0]) != 0:
+        raise PopulationError(f"offsets start at {int(offsets[0])} but must start at 0: give users+1 offsets")
+    if any(bool((part[1:] < part[:-1]).any()) for part in _overlapping(offsets)):
+        raise PopulationError("offsets fall somewhere but must never fall: give running totals of the user sizes")
+    return offsets
+
+
+def _check_field(name: object, field: object, examples: int) -> None:
+    if not isinstance(name, str):
+        raise PopulationError(f"field {name!r} must be named by text: rename it")
+    if not isinstance(field, np.ndarray) or field.ndim == 0:
+        raise PopulationError(
+            f"field {name!r} is {_type(field)} but must be a NumPy array with one row an example: convert it"
+        )
+    if len(field) != examples:
+        raise PopulationError(
+            f"field {name!r} has {len(field)} rows but must have {examples}, one for each example: "
+            "give arrays of equal length"
+        )
+    # What torch can take. Python objects would be stored as pickles as well, which run code when they are opened.
+    if field.dtype.kind not in "biufc" or field.dtype.char in "gG" or not field.dtype.isnative:
+        raise PopulationError(
+            f"field {name!r} is {field.dtype} but must hold numbers that torch knows: convert it, as with "
+            "astype(np.float32) or astype(np.int64)"
+        )
+
+
+def _check_user_ids(ids: object, users: int) -> None:
+    """Refuse ids that do not name each user once: who has two entries would count as two users."""
+    if not isinstance(ids, np.ndarray):
+        raise PopulationError(f"user_ids are {_type(ids)} but must be a NumPy array: convert them with np.asarray")
+    _check_ids("user_ids", ids, "give each user's id once, or leave user_ids out")
+    if len(ids) != users:
+        raise PopulationError(
+            f"user_ids has {len(ids)} entries but must have {users}, one for each user: "
+            "give each user's id once, or leave user_ids out"
+        )
+    if not (_rise(ids) or _rise(np.sort(ids))):  # those of a store are sorted already
+        raise PopulationError(
+            "user_ids name somebody twice but each entry must be another user: join the rows of one user, as "
+            "Population.from_arrays does"
+        )
+
+
+def _check_ids(name: str, ids: NDArray[Any], way_out: str) -> None:
+    """Refuse what cannot name users: another number of axes, objects, dates, NaN."""
+    if ids.ndim != 1:
+        raise PopulationError(f"{name} has shape {ids.shape} but must have one axis: {way_out}")
+    if ids.dtype.kind == "O":
+        raise PopulationError(f"{name} mixes types or holds None but must be all numbers or all text: convert it")
+    if ids.dtype.kind not in "biufUS":
+        raise PopulationError(f"{name} are {ids.dtype} but must be numbers or text: convert it, as with astype(str)")
+    starts = range(0, len(ids) if ids.dtype.kind == "f" else 0, _STEP)
+    if not all(bool(np.isfinite(ids[start : start + _STEP]).all()) for start in starts):
+        raise PopulationError(f"{name} holds NaN or infinity but must hold finite ids: drop those examples first")
+
+
+def _rise(ids: NDArray[Any]) -> bool:
+    """Whether each is above the one before, so that all are distinct."""
+    return all(bool((part[1:] > part[:-1]).all()) for part in _overlapping(ids))
+
+
+def _overlapping(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """An array part by part, each beginning with the last entry of the one before: a map is not held in memory."""
+    return (array[start : start + _STEP + 1] for start in range(0, len(array) - 1, _STEP))
+
+
+def _as_array(name: str, values: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise PopulationError(f"{name} cannot become a NumPy array ({error}): give rows of equal shape") from None
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    """An `.npy` file as a memory map."""
+    try:
+        return np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways
+        raise PopulationError(f"{str(path)!r} cannot be opened ({error}): save the population again") from None
+
+
+def _type(thing: object) -> str:
+    return f"of type {type(thing).__name__}"

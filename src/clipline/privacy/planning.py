@@ -127,7 +127,7 @@ class Plan:
 
     def _accountants(self) -> str:
         other = self.renyi_epsilon
-        if not self.guarantee.private or not self.guarantee.sound:
+        if not self.guarantee.private or not self.guarantee.sound or other == 0:
             return f"{self.guarantee.accountant}"
         if self.guarantee.accountant == "renyi":
             return "renyi, tighter here than the privacy loss"

@@ -116,7 +116,7 @@ def write_table1(folder: Path, rows: list[TableRow], *, overwrite: bool = False)
     path = folder / "table1.csv"
     check_table_free(folder, overwrite)
     folder.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(TableRow)])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)

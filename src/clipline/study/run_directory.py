@@ -51,7 +51,7 @@ class RunDirectory:
             lock = on_error.enter_context(DirectoryLock(path))
             check_free(path)  # again: another process may have written and ended meanwhile
             self._open(path, settings, training, lock)
-            (path / SETTINGS).write_text(settings.to_toml() + resolved_comments(training))
+            (path / SETTINGS).write_text(settings.to_toml() + resolved_comments(training), encoding="utf-8")
             (path / METRICS).touch()
             (path / LEDGER).touch()
             on_error.pop_all()
@@ -131,7 +131,7 @@ class RunDirectory:
         facts = {"guarantee": str(result.guarantee), "task": self.settings.task, "data": data}
         facts["measured_on"] = measured_on
         save_model(self.path / MODEL, result.model, facts)
-        rounds = [json.loads(line) for line in (self.path / METRICS).read_text().splitlines()]
+        rounds = [json.loads(line) for line in (self.path / METRICS).read_text(encoding="utf-8").splitlines()]
         if rounds:
             draw_curves(self.path / CURVES, rounds, metric_name, self.settings, result.guarantee, data, measured_on)
         if result.stopped == "interrupted":
@@ -223,13 +223,13 @@ def _say(axis: Axes, title: str, text: str) -> None:
 
 
 def _append(path: Path, line: str) -> None:
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")
 
 
 def _whole_lines(path: Path) -> list[str]:
     """The lines of a file, less a last one that a crash cut short; none if there is no file."""
-    lines = path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.exists() else []
     return [line for line in lines if line.endswith("\n")]
 
 
@@ -247,5 +247,5 @@ def _metrics_before(path: Path, round_index: int) -> list[str]:
 
 def _rewrite(path: Path, lines: list[str]) -> None:
     partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(lines))
+    partial.write_text("".join(lines), encoding="utf-8")
     partial.replace(path)

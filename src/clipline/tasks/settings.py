@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import numbers
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -72,6 +73,8 @@ class TrainSettings:
         check_choice("precision", self.precision, ("float32", "tf32", "bf16"))
         if not isinstance(self.device, str):
             raise refuse("device", self.device, "auto, cpu or cuda", "leave it out to take what is there")
+        if self.data is not None and any(0xD800 <= ord(letter) < 0xE000 for letter in self.data):
+            raise refuse("data", self.data, "text in UTF-8, as settings are stored so", "rename the folder")
         words = ("quantile", "fixed", "none")
         if isinstance(self.clip, str) and self.clip not in words:
             raise refuse("clip", self.clip, "one of quantile, fixed, none or a number", nearest(self.clip, words))
@@ -187,18 +190,19 @@ class TrainSettings:
 def read_toml(path: Path) -> dict[str, Any]:
     """The keys of a settings file."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingError(f"config={str(path)!r} does not exist: give the path of a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:  # ValueError: no TOML, no UTF-8, thousands of digits
         raise SettingError(
             f"config={str(path)!r} cannot be read as TOML ({error}): write lines such as rounds = 100"
         ) from None
 
 
-def _toml(value: object) -> str:
+def _toml(value: str | float) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value)
-    return repr(value)
+        # JSON's escapes are TOML's but for two: it leaves DEL as it is, and writes an emoji as a pair of surrogates.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(int(value) if isinstance(value, numbers.Integral) else float(value))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import PopulationError
 from .text import BAG, ROW, SENTENCE, TAGS_KEPT, encode_bag, encode_sentence, encode_snippet, encode_tags
 
 Chunk = tuple[NDArray[Any], dict[str, NDArray[Any]]]
@@ -20,7 +21,7 @@ Tokenise = Callable[[Chunk], Chunk]
 def snippets(chunk: Chunk) -> Chunk:
     """Shakespeare: `snippets` become `tokens` (81,), one row or several for each snippet, which has its own rows."""
     ids, fields = chunk
-    rows = [encode_snippet(text) for text in fields["snippets"]]
+    rows = [encode_snippet(text) for text in _texts(fields, "snippets")]
     return np.repeat(ids, np.array([len(cut) for cut in rows], np.int64)), {
         "tokens": np.concatenate([np.zeros((0, ROW), np.uint8), *rows])
     }
@@ -32,7 +33,7 @@ def sentences(words: Sequence[str]) -> Tokenise:
 
     def tokenise(chunk: Chunk) -> Chunk:
         ids, fields = chunk
-        tokens = [encode_sentence(text, number_of_word) for text in fields["tokens"]]
+        tokens = [encode_sentence(text, number_of_word) for text in _texts(fields, "tokens")]
         return ids, {"tokens": np.array(tokens, np.int16).reshape(len(ids), SENTENCE)}
 
     return tokenise
@@ -46,7 +47,8 @@ def tagged_posts(words: Sequence[str], tags: Sequence[str]) -> Tokenise:
         ids, fields = chunk
         numbers, weights = np.empty((len(ids), BAG), np.int16), np.empty((len(ids), BAG), np.float32)
         labels = np.empty((len(ids), TAGS_KEPT), np.int16)
-        for row, (text, title, named) in enumerate(zip(fields["tokens"], fields["title"], fields["tags"], strict=True)):
+        texts = (_texts(fields, name) for name in ("tokens", "title", "tags"))
+        for row, (text, title, named) in enumerate(zip(*texts, strict=True)):
             numbers[row], weights[row] = encode_bag(text, title, number_of_word)
             labels[row] = encode_tags(named, number_of_tag)
         return ids, {"words": numbers, "weights": weights, "tags": labels}
@@ -64,6 +66,13 @@ def together(*tokenisers: Tokenise) -> Tokenise:
         return chunk[0], fields
 
     return tokenise
+
+
+def _texts(fields: dict[str, NDArray[Any]], name: str) -> NDArray[Any]:
+    """A field, if it holds text as the readers give it."""
+    if fields[name].dtype != object:
+        raise PopulationError(f"field {name!r} is {fields[name].dtype} but must hold text: wrong file?")
+    return fields[name]
 
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:
