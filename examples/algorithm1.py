@@ -41,8 +41,8 @@ def algorithm1(
             total += delta
             total_bits += within - 0.5  # centred: a user who joins or leaves moves the sum by 1/2 at most
         noise = draw_noise(t)
-        mean = (total + delta_noise_multiplier * clip * noise[:-1]) / cohort_size
-        fraction_within = (total_bits + count_stddev * noise[-1]) / cohort_size + 0.5
+        mean = noisy(total, delta_noise_multiplier * clip, noise[:-1]) / cohort_size
+        fraction_within = noisy(total_bits, count_stddev, noise[-1]) / cohort_size + 0.5
         momentum = server_momentum * momentum + mean
         params = params + server_lr * momentum
         history.append((clip, fraction_within))
@@ -64,6 +64,12 @@ def fed_avg(params, examples, gradient, draw_order, t, user, client_lr, batch_si
         return np.zeros_like(params), 0.0
     within = float(norm <= clip)
     return (delta if within else delta * (clip / norm)), within
+
+
+def noisy(total, stddev, noise):
+    """Noise, then multiples of a power of two near 2^-20 stddev: low bits would tell what the noise was added to."""
+    grid = 2.0 ** (math.floor(math.log2(stddev)) - 20) if stddev > 0 else 0.0
+    return np.round((total + stddev * noise) / grid) * grid if stddev > 0 else total
 
 
 def split_noise(noise_multiplier, count_stddev):
@@ -95,18 +101,13 @@ def main(users=2000, features=10, classes=4, rounds=120, cohort_size=100):
     inputs = [rng.normal(size=(rng.integers(5, 40), features)) for _ in range(users)]
     data = [(x, (x @ truth).argmax(axis=1)) for x in inputs]
     params, history = algorithm1(
-        np.zeros(features * classes),
-        data,
-        lambda params, x, y: softmax_gradient(params, x, y, classes),
-        rounds=rounds,
-        cohort_size=cohort_size,
+        np.zeros(features * classes), data, lambda params, x, y: softmax_gradient(params, x, y, classes),
+        rounds=rounds, cohort_size=cohort_size,
         draw_cohort=lambda t: rng.choice(users, cohort_size, replace=False),
         draw_order=lambda t, user, count: rng.permutation(count),
         draw_noise=lambda t: rng.normal(size=features * classes + 1),
-        noise_multiplier=1.0,
-        count_stddev=cohort_size / 20,
-        clip=0.001,
-    )
+        noise_multiplier=1.0, count_stddev=cohort_size / 20, clip=0.001,
+    )  # fmt: skip
     for t in range(0, rounds, 10):
         print(f"round {t:3d}   clip {history[t][0]:.4f}   fraction within {history[t][1]:+.2f}")
     x = rng.normal(size=(5000, features))

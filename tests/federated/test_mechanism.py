@@ -6,6 +6,7 @@ import torch
 
 from clipline import GaussianMechanism, SettingError, split_noise
 from clipline.federated.clipping import ClippedSum
+from clipline.federated.mechanism import grid_of
 from clipline.federated.noise import Noise
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent
 from clipline.streams import Streams
@@ -49,9 +50,9 @@ def test_noise_begun_before_is_the_noise_that_the_generator_would_give():
     begun = mechanism.release(total, Noise(Streams(4).noise(2), 8))
     numbers = Streams(4).noise(2).standard_normal(8)
     assert torch.equal(begun.mean, at_once.mean)
-    assert begun.fraction_within == at_once.fraction_within == pytest.approx(0.5 + 2.0 * numbers[7] / 10)
-    stddev = (0.5**-2 - 4.0**-2) ** -0.5 * 1.3  # Theorem 1, times the clip
-    np.testing.assert_allclose(begun.mean.numpy(), stddev * numbers[:7] / 10, rtol=1e-12)
+    assert begun.fraction_within == at_once.fraction_within == pytest.approx(0.5 + 2.0 * numbers[7] / 10, abs=2e-7)
+    stddev = (0.5**-2 - 4.0**-2) ** -0.5 * 1.3  # Theorem 1, times the clip: 0.655, so that the grid is 2^-21
+    np.testing.assert_allclose(begun.mean.numpy(), stddev * numbers[:7] / 10, rtol=0, atol=2**-22 / 10 + 1e-15)
     assert not total.total.any()  # and the sum itself is as it was
 
 
@@ -70,9 +71,37 @@ def test_a_long_sum_is_released_as_a_short_one_and_is_not_altered():
     release = mechanism.release(ClippedSum(total, 0.3, SAMPLING), Streams(5).noise(0))
     assert torch.equal(total, before)
     numbers = Noise(Streams(5).noise(0), dim + 1).numbers()
-    expected = (total[:-1] + float(mechanism.delta_noise_multiplier) * 0.3 * numbers[:-1]) / 7
-    torch.testing.assert_close(release.mean, expected, rtol=1e-14, atol=1e-14)
-    assert release.fraction_within == pytest.approx(float(total[-1] + 2.0 * numbers[-1]) / 7 + 0.5, rel=1e-13)
+    stddev = float(mechanism.delta_noise_multiplier) * 0.3  # about 0.15, so that the grid is 2^-23
+    expected = (total[:-1] + stddev * numbers[:-1]) / 7
+    torch.testing.assert_close(release.mean, expected, rtol=0, atol=2**-24 / 7 + 1e-14)
+    fraction = float(total[-1] + 2.0 * numbers[-1]) / 7 + 0.5
+    assert release.fraction_within == pytest.approx(fraction, abs=2**-20 / 7 + 1e-14)
+
+
+@pytest.mark.parametrize(
+    ("stddev", "grid"), [(1.0, 2**-20), (1.999, 2**-20), (0.5, 2**-21), (3.0, 2**-19), (1e-9, 2**-50)]
+)
+def test_a_release_is_a_multiple_of_a_power_of_two_just_below_a_millionth_of_the_noise(stddev, grid):
+    assert grid_of(stddev) == grid
+    total = torch.randn(1000, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * stddev
+    mechanism = GaussianMechanism(cohort_size=8, noise_multiplier=stddev)  # without a count, all of it on the updates
+    release = mechanism.release(ClippedSum(total, 1.0, SAMPLING), Streams(2).noise(0))
+    steps = release.mean * 8 / grid
+    assert torch.equal(steps, steps.round())
+    assert len(steps.unique()) == len(steps)  # fine enough to tell all of them apart
+    count = GaussianMechanism(8, 0.1, 4.0).release(zero_sum(2, 1.0), Streams(2).noise(0))
+    assert ((count.fraction_within - 0.5) * 8 * 2**18).is_integer()  # noise of 4 users: 2^2 times 2^-20
+
+
+def test_values_that_only_one_neighbour_could_produce_do_not_occur():
+    # A float64 normal number times the deviation, added to 0 or to a value with other low bits: without a grid the low
+    # bits of most releases tell which. Both neighbours' releases lie on one grid, of which any value can come from both.
+    draws, grid = np.random.default_rng(0).standard_normal(2000), grid_of(1.0)
+    for own in (0.0, 1 / 3):
+        total = ClippedSum(torch.full((2001,), own, dtype=torch.float64), 1.0, SAMPLING)
+        mean = GaussianMechanism(1, 1.0).release(total, np.random.default_rng(0)).mean.numpy()
+        assert (np.mod(mean, grid) == 0).all()
+        assert np.abs(mean - own - draws).max() <= grid / 2 + 1e-15
 
 
 def test_a_fixed_clip_releases_no_bit_and_spends_all_of_z_on_the_update():

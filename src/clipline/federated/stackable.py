@@ -41,7 +41,8 @@ class StackSafe(TorchFunctionMode):
     """Active while the loss of a stack is computed: does otherwise what torch's version for many users would mix up.
 
     torch lays the embeddings of all users end to end: a number beyond a user's last row reads the next user's, and a
-    `padding_idx` holds for the first user alone.
+    `padding_idx` holds for the first user alone. A label out of range is an error for a whole block, and on a GPU for
+    the whole process; here it makes that user's loss NaN.
     """
 
     def __torch_function__(
@@ -71,7 +72,25 @@ def _embedding(
     return torch.where(((numbers >= 0) & (numbers < height)).unsqueeze(-1), rows, math.nan)
 
 
-_SAFE: dict[Any, Callable[..., Any]] = {F.embedding: _embedding}
+def _with_labels(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`F.cross_entropy` or `F.nll_loss`; NaN for a label that is no class."""
+
+    def safe(scores: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if labels.is_floating_point() or args:  # shares of every class; or arguments as in torch's early days
+            return loss(scores, labels, *args, **kwargs)
+        classes = scores.shape[1] if scores.ndim > 1 else scores.shape[0]
+        known = ((labels >= 0) & (labels < classes)) | (labels == kwargs.get("ignore_index", -100))
+        losses = loss(scores, torch.where(known, labels, 0), **kwargs)
+        return torch.where(known if losses.shape == labels.shape else known.all(), losses, math.nan)
+
+    return safe
+
+
+_SAFE: dict[Any, Callable[..., Any]] = {
+    F.embedding: _embedding,
+    F.cross_entropy: _with_labels(F.cross_entropy),
+    F.nll_loss: _with_labels(F.nll_loss),
+}
 
 
 class Dropout(Chance, nn.Dropout):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from ..errors import ModuleError
 from ..streams import keys_of
@@ -253,7 +254,16 @@ class Stacked:
                 batch = {name: field[run, step, :width] for name, field in examples.items()}
                 kept = places[:width] < counts[run, step, None]
                 self.plain.isolation.seed(key)
-                self._step([piece[run] for piece in stack], chances[run, step], batch, kept, rates[run])
+                arguments = [piece[run] for piece in stack], chances[run, step], batch, kept, rates[run]
+                if run.stop - run.start > 1:
+                    self._step(*arguments)
+                    continue
+                # Libraries choose other routines, which round otherwise, for one user than for more: never only one.
+                alone, *rest = tree_map(lambda tensor: tensor.expand(2, *tensor.shape[1:]), arguments)
+                twice = [piece.clone() for piece in alone]
+                self._step(twice, *rest)
+                for piece, moved in zip(arguments[0], twice, strict=True):
+                    piece.copy_(moved[:1])
 
     def _plan(
         self, visits: Sequence[Visit], users: NDArray[np.int64], owners: NDArray[np.int64]
