@@ -1,8 +1,9 @@
 """The instrument: what the private sum of a round does when one user comes, goes, is renamed or has other data.
 
 A world is a population and a `Training` on it, from its making through several rounds. Neighbouring worlds differ in
-one user. The sums of two worlds must differ by that user's own vector (the clipped update, then the bit less 1/2), which
-a third world knows in which nobody else lives. Where the user is not sampled the sums must be equal to the last bit.
+one user. The sums of two worlds must differ by that user's own vector (the clipped update, then the bit less 1/2),
+which a third world tells in which nobody else lives. Where the user is not sampled the sums must be equal to the last
+bit.
 """
 
 import random
@@ -23,7 +24,7 @@ from clipline.federated.sampling import Cohort
 CLIP = 0.05  # so that some users are within it and some are not
 TOLERANCE = 1e-9  # clips: models are float64, so that rounding is some 1e-15 of the parameters
 LOCAL = LocalSGD(lr=0.1, batch_size=3)
-FEATURES, CLASSES, HEIGHT, WIDTH = 4, 3, 600, 40
+FEATURES, CLASSES, HEIGHT, WIDTH = 4, 3, 600, 60
 
 User = dict[str, np.ndarray]  # the fields of one user
 Users = Mapping[str, User]
@@ -75,22 +76,23 @@ class Finding:
         return f"{self.neighbour}: {self.what}{size}"
 
 
-def examples(count: int, seed: int, data: str = "dense") -> User:
-    """A user with so many examples. Of "words", one with 8 examples touches some 270 rows and all others few."""
+def examples(count: int, seed: int, data: str = "dense", wide: bool = False) -> User:
+    """A user with so many examples. Of "words", a `wide` user's are all different and fill every place."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, CLASSES, count)
     if data == "dense":
         return {"x": rng.normal(size=(count, FEATURES)), "y": y}
-    words, values = rng.integers(1, HEIGHT, (count, WIDTH)), 0.5 + rng.random((count, WIDTH))
-    if count < 8:
+    words = 1 + rng.permutation(HEIGHT - 1)[: count * WIDTH].reshape(count, WIDTH)
+    values = 0.5 + rng.random((count, WIDTH))
+    if not wide:
         words[:, 3:], values[:, 3:] = 0, 0.0  # padding
     return {"words": words, "values": values, "y": y}
 
 
 def everybody(data: str = "dense") -> dict[str, User]:
-    """Six users with 0 to 3 batches. The first of all has most examples, one in the middle the fewest."""
-    sizes = {"a": 8, "d": 3, "h": 0, "m": 1, "t": 2, "z": 5}
-    return {name: examples(size, seed, data) for seed, (name, size) in enumerate(sizes.items())}
+    """Six users with 0, 1 or 2 batches. The first of all has most examples, one in the middle the fewest."""
+    sizes = {"a": 5, "d": 3, "h": 0, "m": 1, "t": 2, "z": 4}
+    return {name: examples(size, seed, data, wide=name == "a") for seed, (name, size) in enumerate(sizes.items())}
 
 
 def filled(user: User, value: float) -> User:
@@ -198,10 +200,10 @@ class Neighbour:
 
     @property
     def asks(self) -> list[Ask]:
-        """A round without that user, one with all, and for some one more at the initial parameters."""
+        """A round of all, for some one more at the initial parameters, and then one without that user."""
         rest = tuple(name for name in self.users if name != self.after)
-        last = [Ask(0, tuple(self.users), initial=True)] if self.at_first else []
-        return [Ask(1, rest), Ask(2, tuple(self.users)), *last]
+        more = [Ask(0, tuple(self.users), initial=True)] if self.at_first else []
+        return [Ask(2, tuple(self.users)), *more, Ask(1, rest)]
 
     @property
     def relations(self) -> int:
@@ -227,9 +229,9 @@ def neighbours(data: str = "dense", chosen: Sequence[str] = ()) -> list[Neighbou
         changed("first and largest user NaN", "a", filled(first["a"], np.nan)),
         changed("first and largest user huge", "a", filled(first["a"], 1e30)),
         changed("middle and smallest user removed", "m", None),
-        changed("middle and smallest user replaced", "m", examples(5, 77, data)),
+        changed("middle and smallest user replaced", "m", examples(4, 77, data)),
         changed("last user emptied", "z", examples(0, 0, data)),
-        changed("largest user of all added", "e", examples(9, 55, data)),
+        changed("largest user of all added", "e", examples(7, 55, data, wide=True)),
     ]
     return [one for one in every if not chosen or any(word in one.name for word in chosen)]
 
@@ -240,13 +242,12 @@ def findings(case: Case, chosen: Sequence[str] = ()) -> list[Finding] | Refused:
     first, others = everybody(data), neighbours(data, chosen)
     everyone = tuple(first)
     without = {one.before: tuple(name for name in everyone if name != one.before) for one in others}
-    asks = [Ask(0, everyone, initial=True), Ask(2, everyone), *(Ask(1, users) for users in without.values())]
+    asks = [Ask(2, everyone), Ask(0, everyone, initial=True), *(Ask(1, users) for users in without.values())]
     base = sums(case, first, asks)
     if isinstance(base, Refused):
         return _all_refuse(case, base, others)
-    start, middle = base[0], base[1]
     unsampled = dict(zip(without, base[2:], strict=True))
-    own = {None: [torch.zeros_like(start)] * 2}
+    own = {None: [torch.zeros_like(base[0])] * 2}
     found = []
     for one in others:
         there = sums(case, one.users, one.asks)
@@ -259,17 +260,16 @@ def findings(case: Case, chosen: Sequence[str] = ()) -> list[Finding] | Refused:
             found += [Finding(one.name, faults)] if faults else []
             continue
         before, after = vectors
-        pairs = [("random", middle - there[1], 0), *([("initial", start - there[2], 1)] if one.at_first else [])]
-        for what, moved, moment in pairs:
-            found += _compared(one, f"sum at {what} parameters", moved, before[moment], after[moment])
-        if not torch.equal(unsampled[one.before], there[0]):
-            apart = _clips(unsampled[one.before] - there[0])
+        for i, what in enumerate(("random", "initial")[: len(there) - 1]):
+            found += _compared(one, f"sum at {what} parameters", base[i] - there[i], before[i], after[i])
+        if not torch.equal(unsampled[one.before], there[-1]):
+            apart = _clips(unsampled[one.before] - there[-1])
             found.append(Finding(one.name, "sum without that user moves", apart))
     return found
 
 
 def _alone(case: Case, one: Neighbour, name: str | None, users: Users, known: dict) -> list[Tensor] | Refused:
-    """A user's own vectors, as in the last rounds of `one.asks`, from a world without anybody else."""
+    """A user's own vectors, as in all rounds but the last of `one.asks`, from a world without anybody else."""
     if name is None:
         return known[None]
     if not len(users[name]["y"]):  # who has no examples sends zeros, which are within
@@ -278,7 +278,7 @@ def _alone(case: Case, one: Neighbour, name: str | None, users: Users, known: di
         return [vector, vector]
     key = (name, id(users[name]), one.at_first)
     if key not in known:
-        asks = [replace(ask, users=(name,)) for ask in one.asks[1:]]
+        asks = [replace(ask, users=(name,)) for ask in one.asks[:-1]]
         known[key] = sums(replace(case, workers=1), {name: users[name]}, asks)
     return known[key]
 
