@@ -39,6 +39,7 @@ class Case:
     workers: int = 1
     device: str = "cpu"
     local: LocalSGD = LOCAL
+    numbered: bool = False  # whether users' ids are whole numbers, in the order of their names
 
 
 @dataclass(frozen=True)
@@ -102,23 +103,29 @@ def filled(user: User, value: float) -> User:
     }
 
 
-def population_of(users: Users) -> Population:
+def id_of(case: Case, name: str) -> str | int:
+    """The user's id in the population."""
+    return int.from_bytes(name.encode()[:6].ljust(6), "big") if case.numbered else name
+
+
+def population_of(case: Case, users: Users) -> Population:
     """Everybody, also those without examples; the arrays are new."""
-    ids = [name for name, user in users.items() for _ in user["y"]]
+    known = np.array([id_of(case, name) for name in users])
+    ids = np.repeat(known, [len(user["y"]) for user in users.values()])
     fields = {field: np.concatenate([user[field] for user in users.values()]) for field in next(iter(users.values()))}
-    return Population.from_arrays(np.array(ids, dtype=str), known_users=np.array(list(users)), **fields)
+    return Population.from_arrays(ids, known_users=known, **fields)
 
 
-def training_of(case: Case, users: Users) -> tuple[Training, nn.Module]:
-    """A training on these users, all else being equal, and the caller's model."""
+def training_of(case: Case, users: Users) -> Training:
+    """A training on these users, all else being equal."""
     seed_everything()
     model, loss = case.entry.make()
     training = Training(
-        model, loss, population_of(users), rounds=9, cohort_size=1, local=case.local, seed=0, noise_multiplier=1.0,
-        delta=1e-5, clip=FixedClip(CLIP), sampling="poisson", engine=case.engine, workers=case.workers,
-        device=case.device, row_fields=case.entry.row_fields,
+        model, loss, population_of(case, users), rounds=9, cohort_size=1, local=case.local, seed=0,
+        noise_multiplier=1.0, delta=1e-5, clip=FixedClip(CLIP), sampling="poisson", engine=case.engine,
+        workers=case.workers, device=case.device, row_fields=case.entry.row_fields,
     )  # fmt: skip
-    return training, model
+    return training
 
 
 def private_sum(training: Training, params: Tensor, users: np.ndarray, round_index: int) -> Tensor:
@@ -137,15 +144,15 @@ def sums(case: Case, users: Users, asks: Sequence[Ask]) -> list[Tensor] | Refuse
     made = False
     with _as_found():
         try:
-            training, _ = training_of(case, users)
+            training = training_of(case, users)
             made = True
             with training.algorithm.workforce.at_work():
-                return [_round(training, ask) for ask in asks]
+                return [_round(case, training, ask) for ask in asks]
         except Exception as error:
             return Refused(error, made)
 
 
-def _round(training: Training, ask: Ask) -> Tensor:
+def _round(case: Case, training: Training, ask: Ask) -> Tensor:
     """The sum of one round, on the processor; it must leave the round's parameters and the data alone."""
     params = initial_params(training)
     if not ask.initial:
@@ -153,8 +160,7 @@ def _round(training: Training, ask: Ask) -> Tensor:
         params += 0.5 * torch.from_numpy(drawn).to(params)
     before = params.clone()
     fields = {name: field.copy() for name, field in training.population.fields.items()}
-    places = {str(name): place for place, name in enumerate(training.population.user_ids)}
-    positions = np.array([places[name] for name in sorted(ask.users)], np.int64)
+    positions = np.searchsorted(training.population.user_ids, sorted(id_of(case, name) for name in ask.users))
     total = private_sum(training, params, positions, ask.round_index)
     if not torch.equal(params, before):
         raise AssertionError("the round's own parameters were written to")
