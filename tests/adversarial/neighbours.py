@@ -202,7 +202,7 @@ class Neighbour:
     @property
     def at_first(self) -> bool:
         """Whether it is tried at the initial parameters too, which costs time and rarely shows more."""
-        return self.name in ("first and largest user removed", "first and largest user NaN")
+        return self.name == "first and largest user removed"
 
     @property
     def asks(self) -> list[Ask]:
