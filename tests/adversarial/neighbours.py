@@ -1,8 +1,9 @@
 """The instrument: what the private sum of a round does when one user comes, goes, is renamed or has other data.
 
 A world is a population and a `Training` on it, from its making through several rounds. Neighbouring worlds differ in
-one user. The sums of two worlds must differ by that user's own vector (the clipped update, then the bit less 1/2), which
-a third world knows in which nobody else lives. Where the user is not sampled the sums must be equal to the last bit.
+one user. The sums of two worlds must differ by that user's own vector (the clipped update, then the bit less 1/2),
+which a third world tells in which nobody else lives. Where the user is not sampled the sums must be equal to the last
+bit.
 """
 
 import random
@@ -23,7 +24,7 @@ from clipline.federated.sampling import Cohort
 CLIP = 0.05  # so that some users are within it and some are not
 TOLERANCE = 1e-9  # clips: models are float64, so that rounding is some 1e-15 of the parameters
 LOCAL = LocalSGD(lr=0.1, batch_size=3)
-FEATURES, CLASSES, HEIGHT, WIDTH = 4, 3, 600, 40
+FEATURES, CLASSES, HEIGHT, WIDTH = 4, 3, 600, 60
 
 User = dict[str, np.ndarray]  # the fields of one user
 Users = Mapping[str, User]
@@ -38,6 +39,7 @@ class Case:
     workers: int = 1
     device: str = "cpu"
     local: LocalSGD = LOCAL
+    numbered: bool = False  # whether users' ids are whole numbers, in the order of their names
 
 
 @dataclass(frozen=True)
@@ -75,22 +77,23 @@ class Finding:
         return f"{self.neighbour}: {self.what}{size}"
 
 
-def examples(count: int, seed: int, data: str = "dense") -> User:
-    """A user with so many examples. Of "words", one with 8 examples touches some 270 rows and all others few."""
+def examples(count: int, seed: int, data: str = "dense", wide: bool = False) -> User:
+    """A user with so many examples. Of "words", a `wide` user's are all different and fill every place."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, CLASSES, count)
     if data == "dense":
         return {"x": rng.normal(size=(count, FEATURES)), "y": y}
-    words, values = rng.integers(1, HEIGHT, (count, WIDTH)), 0.5 + rng.random((count, WIDTH))
-    if count < 8:
+    words = 1 + rng.permutation(HEIGHT - 1)[: count * WIDTH].reshape(count, WIDTH)
+    values = 0.5 + rng.random((count, WIDTH))
+    if not wide:
         words[:, 3:], values[:, 3:] = 0, 0.0  # padding
     return {"words": words, "values": values, "y": y}
 
 
 def everybody(data: str = "dense") -> dict[str, User]:
-    """Six users with 0 to 3 batches. The first of all has most examples, one in the middle the fewest."""
-    sizes = {"a": 8, "d": 3, "h": 0, "m": 1, "t": 2, "z": 5}
-    return {name: examples(size, seed, data) for seed, (name, size) in enumerate(sizes.items())}
+    """Six users with 0, 1 or 2 batches. The first of all has most examples, one in the middle the fewest."""
+    sizes = {"a": 5, "d": 3, "h": 0, "m": 1, "t": 2, "z": 4}
+    return {name: examples(size, seed, data, wide=name == "a") for seed, (name, size) in enumerate(sizes.items())}
 
 
 def filled(user: User, value: float) -> User:
@@ -100,23 +103,29 @@ def filled(user: User, value: float) -> User:
     }
 
 
-def population_of(users: Users) -> Population:
+def id_of(case: Case, name: str) -> str | int:
+    """The user's id in the population."""
+    return int.from_bytes(name.encode()[:6].ljust(6), "big") if case.numbered else name
+
+
+def population_of(case: Case, users: Users) -> Population:
     """Everybody, also those without examples; the arrays are new."""
-    ids = [name for name, user in users.items() for _ in user["y"]]
+    known = np.array([id_of(case, name) for name in users])
+    ids = np.repeat(known, [len(user["y"]) for user in users.values()])
     fields = {field: np.concatenate([user[field] for user in users.values()]) for field in next(iter(users.values()))}
-    return Population.from_arrays(np.array(ids, dtype=str), known_users=np.array(list(users)), **fields)
+    return Population.from_arrays(ids, known_users=known, **fields)
 
 
-def training_of(case: Case, users: Users) -> tuple[Training, nn.Module]:
-    """A training on these users, all else being equal, and the caller's model."""
+def training_of(case: Case, users: Users) -> Training:
+    """A training on these users, all else being equal."""
     seed_everything()
     model, loss = case.entry.make()
     training = Training(
-        model, loss, population_of(users), rounds=9, cohort_size=1, local=case.local, seed=0, noise_multiplier=1.0,
-        delta=1e-5, clip=FixedClip(CLIP), sampling="poisson", engine=case.engine, workers=case.workers,
-        device=case.device, row_fields=case.entry.row_fields,
+        model, loss, population_of(case, users), rounds=9, cohort_size=1, local=case.local, seed=0,
+        noise_multiplier=1.0, delta=1e-5, clip=FixedClip(CLIP), sampling="poisson", engine=case.engine,
+        workers=case.workers, device=case.device, row_fields=case.entry.row_fields,
     )  # fmt: skip
-    return training, model
+    return training
 
 
 def private_sum(training: Training, params: Tensor, users: np.ndarray, round_index: int) -> Tensor:
@@ -135,15 +144,15 @@ def sums(case: Case, users: Users, asks: Sequence[Ask]) -> list[Tensor] | Refuse
     made = False
     with _as_found():
         try:
-            training, _ = training_of(case, users)
+            training = training_of(case, users)
             made = True
             with training.algorithm.workforce.at_work():
-                return [_round(training, ask) for ask in asks]
+                return [_round(case, training, ask) for ask in asks]
         except Exception as error:
             return Refused(error, made)
 
 
-def _round(training: Training, ask: Ask) -> Tensor:
+def _round(case: Case, training: Training, ask: Ask) -> Tensor:
     """The sum of one round, on the processor; it must leave the round's parameters and the data alone."""
     params = initial_params(training)
     if not ask.initial:
@@ -151,8 +160,7 @@ def _round(training: Training, ask: Ask) -> Tensor:
         params += 0.5 * torch.from_numpy(drawn).to(params)
     before = params.clone()
     fields = {name: field.copy() for name, field in training.population.fields.items()}
-    places = {str(name): place for place, name in enumerate(training.population.user_ids)}
-    positions = np.array([places[name] for name in sorted(ask.users)], np.int64)
+    positions = np.searchsorted(training.population.user_ids, sorted(id_of(case, name) for name in ask.users))
     total = private_sum(training, params, positions, ask.round_index)
     if not torch.equal(params, before):
         raise AssertionError("the round's own parameters were written to")
@@ -194,14 +202,14 @@ class Neighbour:
     @property
     def at_first(self) -> bool:
         """Whether it is tried at the initial parameters too, which costs time and rarely shows more."""
-        return self.name in ("first and largest user removed", "first and largest user NaN")
+        return self.name == "first and largest user removed"
 
     @property
     def asks(self) -> list[Ask]:
-        """A round without that user, one with all, and for some one more at the initial parameters."""
+        """A round of all, for some one more at the initial parameters, and then one without that user."""
         rest = tuple(name for name in self.users if name != self.after)
-        last = [Ask(0, tuple(self.users), initial=True)] if self.at_first else []
-        return [Ask(1, rest), Ask(2, tuple(self.users)), *last]
+        more = [Ask(0, tuple(self.users), initial=True)] if self.at_first else []
+        return [Ask(2, tuple(self.users)), *more, Ask(1, rest)]
 
     @property
     def relations(self) -> int:
@@ -227,9 +235,9 @@ def neighbours(data: str = "dense", chosen: Sequence[str] = ()) -> list[Neighbou
         changed("first and largest user NaN", "a", filled(first["a"], np.nan)),
         changed("first and largest user huge", "a", filled(first["a"], 1e30)),
         changed("middle and smallest user removed", "m", None),
-        changed("middle and smallest user replaced", "m", examples(5, 77, data)),
+        changed("middle and smallest user replaced", "m", examples(4, 77, data)),
         changed("last user emptied", "z", examples(0, 0, data)),
-        changed("largest user of all added", "e", examples(9, 55, data)),
+        changed("largest user of all added", "e", examples(7, 55, data, wide=True)),
     ]
     return [one for one in every if not chosen or any(word in one.name for word in chosen)]
 
@@ -240,13 +248,12 @@ def findings(case: Case, chosen: Sequence[str] = ()) -> list[Finding] | Refused:
     first, others = everybody(data), neighbours(data, chosen)
     everyone = tuple(first)
     without = {one.before: tuple(name for name in everyone if name != one.before) for one in others}
-    asks = [Ask(0, everyone, initial=True), Ask(2, everyone), *(Ask(1, users) for users in without.values())]
+    asks = [Ask(2, everyone), Ask(0, everyone, initial=True), *(Ask(1, users) for users in without.values())]
     base = sums(case, first, asks)
     if isinstance(base, Refused):
         return _all_refuse(case, base, others)
-    start, middle = base[0], base[1]
     unsampled = dict(zip(without, base[2:], strict=True))
-    own = {None: [torch.zeros_like(start)] * 2}
+    own = {None: [torch.zeros_like(base[0])] * 2}
     found = []
     for one in others:
         there = sums(case, one.users, one.asks)
@@ -259,17 +266,16 @@ def findings(case: Case, chosen: Sequence[str] = ()) -> list[Finding] | Refused:
             found += [Finding(one.name, faults)] if faults else []
             continue
         before, after = vectors
-        pairs = [("random", middle - there[1], 0), *([("initial", start - there[2], 1)] if one.at_first else [])]
-        for what, moved, moment in pairs:
-            found += _compared(one, f"sum at {what} parameters", moved, before[moment], after[moment])
-        if not torch.equal(unsampled[one.before], there[0]):
-            apart = _clips(unsampled[one.before] - there[0])
+        for i, what in enumerate(("random", "initial")[: len(there) - 1]):
+            found += _compared(one, f"sum at {what} parameters", base[i] - there[i], before[i], after[i])
+        if not torch.equal(unsampled[one.before], there[-1]):
+            apart = _clips(unsampled[one.before] - there[-1])
             found.append(Finding(one.name, "sum without that user moves", apart))
     return found
 
 
 def _alone(case: Case, one: Neighbour, name: str | None, users: Users, known: dict) -> list[Tensor] | Refused:
-    """A user's own vectors, as in the last rounds of `one.asks`, from a world without anybody else."""
+    """A user's own vectors, as in all rounds but the last of `one.asks`, from a world without anybody else."""
     if name is None:
         return known[None]
     if not len(users[name]["y"]):  # who has no examples sends zeros, which are within
@@ -278,7 +284,7 @@ def _alone(case: Case, one: Neighbour, name: str | None, users: Users, known: di
         return [vector, vector]
     key = (name, id(users[name]), one.at_first)
     if key not in known:
-        asks = [replace(ask, users=(name,)) for ask in one.asks[1:]]
+        asks = [replace(ask, users=(name,)) for ask in one.asks[:-1]]
         known[key] = sums(replace(case, workers=1), {name: users[name]}, asks)
     return known[key]
 

@@ -11,7 +11,7 @@ from torch import nn
 from clipline.errors import ModuleError
 
 MARKER = 12345.0
-ENGINES = ["one-by-one", "auto", "stacked"]
+ENGINES = ["one-by-one", "stacked"]
 
 
 def marked(batch):
@@ -87,9 +87,20 @@ def no_gradient(model, batch):
 
 
 LOSSES = [
-    bad_label, bad_index, index_of_the_next_in_a_stack, raises, raises_in_the_backward_pass, stops, out_of_memory, raises_an_error_of_clipline, nan_loss,
-    infinite_loss, wrong_shape, no_tensor, no_gradient,
-]  # fmt: skip
+    bad_label,
+    bad_index,
+    index_of_the_next_in_a_stack,
+    raises,
+    raises_in_the_backward_pass,
+    stops,
+    out_of_memory,
+    raises_an_error_of_clipline,
+    nan_loss,
+    infinite_loss,
+    wrong_shape,
+    no_tensor,
+    no_gradient,
+]
 
 
 def worlds(loss, victim, place):
@@ -132,7 +143,7 @@ def test_a_user_who_fails_adds_zeros_and_is_not_within(loss, engine):
     assert_adds_zeros(loss, "a", engine)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES, "auto"])
 @pytest.mark.parametrize("victim", ["m", "z"])
 @pytest.mark.parametrize("loss", [bad_label, raises, nan_loss], ids=lambda loss: loss.__name__)
 def test_wherever_the_user_stands(loss, victim, engine):
@@ -140,14 +151,14 @@ def test_wherever_the_user_stands(loss, victim, engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("place", [3, 7])
+@pytest.mark.parametrize("place", [2, 4])
 def test_whichever_example_fails_and_after_however_many_steps(engine, place):
     """Half-trained parameters must neither be sent nor be the next user's first ones."""
     assert_adds_zeros(bad_label, "a", engine, place=place)
 
 
-@pytest.mark.parametrize("engine", ["one-by-one", "auto"])
-@pytest.mark.parametrize("loss", [bad_label, raises], ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("loss", [bad_label, nan_loss], ids=lambda loss: loss.__name__)
 def test_users_who_fail_at_a_worker_end_no_worker(loss, engine):
     assert_adds_zeros(loss, "a", engine, workers=2)
 
