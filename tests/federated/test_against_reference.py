@@ -25,6 +25,7 @@ def run_reference(reference, population, *, sampling, quantile, rule, clip_lr, m
     def draw_noise(t):
         noise = streams.noise(t).standard_normal(FEATURES * CLASSES + 1)
         weights = noise[:-1].reshape(CLASSES, FEATURES).T.ravel()
+        weights *= 1 + 2 * (16 * COHORT + 2100) * 2**-53 * (16 * COHORT + 1000)  # it covers the rounding of sums
         return np.append(weights, noise[-1])
 
     params, history = reference.algorithm1(

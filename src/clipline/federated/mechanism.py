@@ -78,17 +78,15 @@ class GaussianMechanism:
             return 0.0
         if not math.isfinite(bound):
             raise refuse("clip", bound, "finite where noise is added", "set a clip, or noise_multiplier=0")
-        return _check_stddev(
-            "delta_noise_multiplier * clip",
-            float(self.delta_noise_multiplier) * bound * (1 + rounding_slack(self.cohort_size)),
-        )
+        stddev = _check_stddev("delta_noise_multiplier * clip", float(self.delta_noise_multiplier) * bound)
+        return stddev * (1 + rounding_slack(self.cohort_size))
 
     def release(self, total: ClippedSum, noise: Noise | np.random.Generator) -> Release:
         """Add noise made for the bound that clipped, round to a public grid, divide by the declared cohort size.
 
         Without the rounding the low bits of a float64 sum show which numbers the sampler of the noise can produce, and
-        with them what it was added to. Where there is no noise nothing is rounded. `noise` is one joint draw for updates
-        and bit, begun before, or the generator to draw it from now.
+        with them what it was added to. Where there is no noise nothing is rounded.
+        `noise` is one joint draw for updates and bit, begun before, or the generator to draw it from now.
         """
         delta_stddev = self.delta_stddev(total.bound)
         dim = len(total.total) - 1
@@ -122,7 +120,7 @@ class GaussianMechanism:
 
 
 def rounding_slack(cohort_size: int) -> float:
-    """How much more than the clip one user may move a float64 sum, in clips: two sums of many numbers, added in any order.
+    """How much more than the clip one user may move a float64 sum, whatever the order of its additions; in clips.
 
     A sum of n vectors of length C, rounded at each of at most n + 1100 additions on the way of a number, is off by less
     than (n + 1100) 2^-53 n C. It is covered for up to 16 times the declared cohort: some 2e-9 more noise for 100 users.
