@@ -47,7 +47,7 @@ def test_a_lock_that_nobody_has_any_more_is_let_go(tmp_path):
 @pytest.mark.parametrize("name", ["nowhere", "file"])
 def test_what_is_no_folder_is_refused(tmp_path, name):
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match=f"{name}' does not exist: give the folder of a run"):
+    with pytest.raises(RunError, match=f"{name}' does not exist or is no folder: give another"):
         DirectoryLock(tmp_path / name)
 
 

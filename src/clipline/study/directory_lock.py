@@ -39,7 +39,7 @@ class DirectoryLock:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
-            raise RunError(f"run directory {str(path)!r} does not exist: give the folder of a run") from None
+            raise RunError(f"run directory {str(path)!r} does not exist or is no folder: give another") from None
         self._close = weakref.finalize(self, os.close, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
