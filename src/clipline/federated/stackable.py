@@ -69,7 +69,7 @@ def _embedding(
     rows = F.embedding(numbers.clamp(0, height - 1), weight)
     if padding_idx is not None:
         rows = torch.where((numbers == padding_idx % height).unsqueeze(-1), rows.detach(), rows)
-    return torch.where(((numbers >= 0) & (numbers < height)).unsqueeze(-1), rows, math.nan)
+    return rows * _one_if((numbers >= 0) & (numbers < height), rows).unsqueeze(-1)
 
 
 def _with_labels(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -81,9 +81,14 @@ def _with_labels(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
         classes = scores.shape[1] if scores.ndim > 1 else scores.shape[0]
         known = ((labels >= 0) & (labels < classes)) | (labels == kwargs.get("ignore_index", -100))
         losses = loss(scores, torch.where(known, labels, 0), **kwargs)
-        return torch.where(known if losses.shape == labels.shape else known.all(), losses, math.nan)
+        return losses * _one_if(known if losses.shape == labels.shape else known.all(), losses)
 
     return safe
+
+
+def _one_if(right: Tensor, like: Tensor) -> Tensor:
+    """A factor that is NaN where something is wrong: what was to be chosen instead would have no gradient."""
+    return torch.where(right, 1.0, math.nan).to(like.dtype)
 
 
 _SAFE: dict[Any, Callable[..., Any]] = {
