@@ -67,6 +67,12 @@ def test_deeply_nested_objects_are_refused_before_a_parser_breaks_over_them(open
         assert "has brackets nested more than 32 deep: flatten them" in sentence
 
 
+@pytest.mark.parametrize("text", ['"]"', '"a\\"]"', '"\\\\", "]"', '"", "]"'])
+def test_brackets_inside_of_texts_hide_no_depth(text, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"user": 1, "x": ' + f"[{text}, " * 100_000)
+    assert "more than 32 deep" in refused(read_table(tmp_path / "a.jsonl", "user"), tmp_path)
+
+
 def test_brackets_inside_of_texts_nest_nothing(tmp_path):
     text = 'he said \\" [[[[' + "[{" * 100
     lines = f'{{"user": 1, "x": [[1, 2]], "text": "{text}"}}\n' * 50
@@ -191,7 +197,7 @@ def texts(file):
     ("make", "words"),
     [
         (lambda file: file.create_dataset("examples", data=[1]), "has no group 'examples'"),
-        (lambda file: file.create_dataset("examples/a", data=[1]), "client 'a' is no group of named fields"),
+        (lambda file: file.create_dataset("examples/a", data=[1]), "client 'a' is no group"),
         (lambda file: client(file, label=LABELS).create_group("pixels"), "client 'a' has 'pixels' as no data set"),
         (named_type, "client 'a' has 'pixels' as no data set"),
         (absurd, "of shape (1099511627776, 28, 28), far more than is stored: copy the file again"),
@@ -201,7 +207,7 @@ def texts(file):
         (lambda file: client(file, label=np.zeros((2, 3), int), pixels=PIXELS), "field 'label' has rows of shape (3,)"),
         (texts, "field 'label' is object but must hold numbers"),
         (lambda file: client(file, label=np.array([0.5, np.nan]), pixels=PIXELS), "field 'label' is float64"),
-        (lambda file: client(file, pixels=PIXELS, label=LABELS).create_dataset(b"\xff", data=[1]), "no group"),
+        (lambda file: client(file, pixels=PIXELS, label=LABELS).create_dataset(b"\xff", data=[1]), "not UTF-8"),
     ],
 )
 def test_hdf5_of_another_layout(make, words, tmp_path):
