@@ -195,12 +195,13 @@ def _too_deep(lines: bytes) -> bool:
     marks = plain.translate(None, _NO_MARK).replace(b'""', b"")
     if b'"' in marks:  # around brackets within texts, which nest nothing
         marks = re.sub(rb'"[^"]*"', b"", marks)
-    for _ in range(_DEEPEST // 2):  # a turn takes away one level or two
-        if not marks:
+    rest = marks
+    for _ in range(_DEEPEST // 2):  # a turn takes away the innermost level, or two
+        if not rest:
             return False
-        marks = marks.replace(b"[]", b"").replace(b"{}", b"")
-    left = np.frombuffer(marks, np.uint8)
-    depths = np.where((left == ord("[")) | (left == ord("{")), 1, -1).cumsum()
+        rest = rest.replace(b"[]", b"").replace(b"{}", b"")
+    brackets = np.frombuffer(marks, np.uint8)
+    depths = np.where((brackets == ord("[")) | (brackets == ord("{")), 1, -1).cumsum()
     return int(depths.max(initial=0)) > _DEEPEST
 
 
