@@ -38,3 +38,18 @@ def test_a_misspelt_choice_gets_the_nearest_one():
         check_choice("task", "handwritting", ["handwriting", "emnist"])
     assert str(error.value) == "task='handwritting' must be one of handwriting, emnist: did you mean 'handwriting'?"
     assert nearest("zzz", ["ab", "cd"]) == "choose among ab, cd"
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63), 10**24, 10**400, np.uint64(2**63)])
+def test_whole_numbers_of_more_than_64_bits_are_refused_without_their_digits(value):
+    for check in (check_number, check_whole):
+        with pytest.raises(SettingError) as error:
+            check("rate", value, way_out="try 1")
+        assert len(str(error.value)) < 100
+    assert check_whole("rate", 2**63 - 1, way_out="") == 2**63 - 1
+    assert check_number("rate", 1e24, way_out="") == 1e24  # a fraction may be large
+
+
+def test_there_may_be_nothing_to_choose_or_something_other_than_text():
+    assert nearest("x", []) == "there is none to choose"
+    assert nearest("x", [None, b"a", 3]) == "choose among None, b'a', 3"

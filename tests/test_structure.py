@@ -127,3 +127,14 @@ def test_importing_stays_light(command):
     code = f"import sys; {command}; print([name for name in {heavy} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_text_is_read_and_written_as_utf8_whatever_the_locale(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        opens = node.func.attr == "open" and all(isinstance(word, ast.Constant) for word in node.args)
+        modes = [word.value for word in node.args] if opens else []
+        if node.func.attr in ("read_text", "write_text") or (opens and not any("b" in mode for mode in modes)):
+            assert "encoding" in [word.arg for word in node.keywords], f"{path.name}:{node.lineno}"

@@ -80,6 +80,17 @@ def test_a_plot_is_drawn_once(ask, tmp_path):
     assert "plot='p.png' must be a new file" in err
 
 
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_a_plan_that_costs_nothing_beyond_its_delta_is_printed(ask, sampling):
+    # One round moves the sum by at most 1/100 of its noise: the distributions are never 0.5 apart, so epsilon is 0.
+    asked = ["--users", 1000, "--cohort", 5, "--rounds", 1, "--noise-multiplier", 100, "--delta", 0.5]
+    code, out, err = ask(*asked, "--sampling", sampling)
+    assert (code, err) == (0, "")
+    assert out.startswith("(epsilon 0, delta 0.5)-DP")
+    code, out, _ = ask(*asked, "--sampling", sampling, "--json")
+    assert json.loads(out)["epsilon"] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -91,10 +102,13 @@ def test_a_plot_is_drawn_once(ask, tmp_path):
         ([*ASK, "--epsilon", "x"], "--epsilon"),
         (["--users", "100", "--rounds", "3", "--epsilon", "1", "--scale", "100x0.1"], "of the form m=100,z=0.03"),
         (["--config", "bad.toml"], "unknown key 'chort': did you mean 'cohort'?"),
+        ([*ASK, "--config", "digits.toml"], "epsilon='a number of too many digits'"),
+        (["--users", "1" + "0" * 24, *ASK[2:], "--epsilon", "4"], "users='a number of too many digits'"),
     ],
 )
 def test_bad_questions_get_one_sentence(ask, tmp_path, arguments, words):
     (tmp_path / "bad.toml").write_text("chort = 3\n")
+    (tmp_path / "digits.toml").write_text("epsilon = 1" + "0" * 24)
     code, _, err = ask(*arguments)
     assert code == 2
     assert words in err

@@ -16,6 +16,7 @@ from clipline.data.store import write_store
 from clipline.federated.population import Population
 from clipline.manifest import read_manifest
 from clipline.privacy.ledger import Ledger
+from clipline.study.run_directory import RunDirectory
 from clipline.tasks.text import CHARACTERS
 
 DATA_SET = {
@@ -333,3 +334,52 @@ def test_a_run_whose_store_was_prepared_anew_with_one_example_corrected_is_not_r
     assert code == 2
     assert err.splitlines()[-1].endswith("cannot be resumed, the data have changed: restore them, or start a new run")
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["emoji \U0001f600", 'quote " and \\ and\nline'])
+def test_a_folder_of_any_name_is_trained_on_and_resumed(clipline, prepared, tmp_path, monkeypatch, name):
+    prepared("shakespeare", to=name)
+    write_round = RunDirectory.write_round
+
+    def interrupted(self, report, state):
+        write_round(self, report, state)
+        raise KeyboardInterrupt
+
+    flags = ["--cohort", 2, "--rounds", 2, "--noise-multiplier", 0, "--noise-source", "system", "--out", f"run {name}"]
+    with monkeypatch.context() as patched:
+        patched.setattr(RunDirectory, "write_round", interrupted)
+        assert clipline("train", "shakespeare", "--data", name, *flags, "--workers", 1)[0] == 130
+    settings = tomllib.loads((tmp_path / f"run {name}" / "settings.toml").read_text(encoding="utf-8"))
+    assert settings["data"] == name
+    code, _, err = clipline("train", "--resume", f"run {name}", "--workers", 1)
+    assert code == 0, err
+
+
+def test_a_folder_whose_name_is_no_text_is_refused(clipline, prepared):
+    prepared("shakespeare", to="data \udcff")
+    code, _, err = clipline("train", "shakespeare", "--data", "data \udcff", *FLAGS)
+    assert code == 2
+    assert "must be text in UTF-8, as settings are stored so: rename the folder" in err
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "7", "[" * 100_000, '{"fields": [1]}', ""])
+def test_a_store_with_a_manifest_that_is_none_is_refused_in_one_sentence(clipline, prepared, content):
+    folder = prepared("shakespeare")
+    (folder / "train" / "population.json").write_text(content)
+    code, _, err = clipline("train", "shakespeare", "--data", "store", *FLAGS)
+    assert code == 2
+    assert "population.json" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_store_whose_offsets_fall_is_not_trained_on(clipline, prepared):
+    folder = prepared("shakespeare")
+    offsets = np.load(folder / "train" / "offsets.npy")
+    offsets[1] = offsets[-1] + 1
+    np.save(folder / "train" / "offsets.npy", offsets)
+    manifest = json.loads((folder / "train" / "population.json").read_text())
+    manifest["sha256"] = {}  # as if somebody else had written it so
+    (folder / "train" / "population.json").write_text(json.dumps(manifest))
+    code, _, err = clipline("train", "shakespeare", "--data", "store", *FLAGS)
+    assert code == 2
+    assert "offsets fall somewhere but must never fall" in err

@@ -376,3 +376,33 @@ def test_help_is_there_for_everything(clipline):
         assert flag in out
     code, out, _ = clipline("--version")
     assert out.strip() == "clipline 0.1.0"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("count_stddev = 1" + "0" * 24, "count_stddev='a number of too many digits' must be a finite number"),
+        ("client_lr = 1" + "0" * 24, "client_lr='a number of too many digits'"),
+        ("max_examples = 1" + "0" * 24, "max_examples='a number of too many digits' must be a whole number"),
+        ("server_lr = nan", "server_lr=nan must be a finite number"),
+        ("clip_start = inf", "clip_start=inf must be a finite number"),
+        ("rounds = " + "1" * 5000, "cannot be read as TOML"),
+        ("a = " + "[" * 100_000, "cannot be read as TOML"),
+        ("task = [1]", "task=[1]"),
+    ],
+)
+def test_a_file_with_absurd_settings_gets_one_sentence(clipline, tmp_path, content, words):
+    (tmp_path / "c.toml").write_text(content)
+    code, _, err = clipline("train", "--config", "c.toml", *SMALL, "--noise-multiplier", "0.7", "--out", "run")
+    assert code == 2
+    assert words in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_path_that_is_no_text_is_printed_all_the_same(clipline, tmp_path):
+    name = "run \udcff"  # as Python reads a byte that is no UTF-8
+    code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--out", name)
+    assert code == 0, err
+    assert r"files in run \udcff: curves.png" in out
+    assert sorted(path.name for path in (tmp_path / name).iterdir()) == FILES

@@ -4,7 +4,7 @@ import tarfile
 import pytest
 
 from clipline.data.vocabulary import read_tags, read_words
-from clipline.errors import CliplineError
+from clipline.errors import CliplineError, PopulationError
 
 WORDS = b"the 342000\n. 341000\nc++ 20\n"
 TAGS = b'{"rare": 1, "java": 90, "python": 120, "c#": 90}'
@@ -56,3 +56,13 @@ def test_a_damaged_archive(tmp_path):
     path = packed(tmp_path, "another", WORDS).rename(tmp_path / "list.tar.bz2")
     with pytest.raises(CliplineError, match="cannot be read"):
         read_words(path, 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[]", "null", '[["a", 1]]', '["ab"]', '{"a": "many"}', '{"a": null}', '{"a": NaN}', "[" * 100_000, "1" * 5000],
+)
+def test_a_list_of_tags_that_is_none_is_refused(content, tmp_path):
+    (tmp_path / "tags").write_text(content)
+    with pytest.raises(PopulationError, match=r"is no list of tags \(.*\): download it again"):
+        read_tags(tmp_path / "tags", 1)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from samples import LOCAL, cross_entropy, linear_model, small_population
 
 from clipline import QuantileClip, ServerAdam, ServerSGD, ServerYogi, Training
@@ -42,6 +42,30 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
     save_model(path, torch.nn.Linear(2, 1), {})
     with pytest.raises(RunError, match="has version None"):
         load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"clip": "nan"},
+        {"clip": "-1"},
+        {"clip": "x"},
+        {"round_index": "-3"},
+        {"round_index": "1" * 5000},
+        {"ledger": "null"},
+        {"ledger": "[7]"},
+        {"ledger": "[" * 100_000},
+        {"ledger": '[{"count": 1, "event": 7}]'},
+        {"ledger": '[{"count": -1, "event": {"sampling": "poisson", "rate": 0.1, "noise_multiplier": 1.0}}]'},
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(tmp_path, change):
+    good = {"version": "1", "clip": "0.5", "round_index": "3", "ledger": "[]", "circumstances": ""}
+    save_file({"params": torch.zeros(3)}, tmp_path / "c.safetensors", good)
+    assert load_checkpoint(tmp_path / "c.safetensors").round_index == 3
+    save_file({"params": torch.zeros(3)}, tmp_path / "c.safetensors", {**good, **change})
+    with pytest.raises(RunError, match="is damaged"):
+        load_checkpoint(tmp_path / "c.safetensors")
 
 
 def test_a_saved_model_loads_into_a_new_one(tmp_path):

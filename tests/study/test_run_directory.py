@@ -4,6 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from samples import LOCAL, cross_entropy, linear_model, small_population
 
 from clipline import Ledger, Population, Training
@@ -333,3 +335,32 @@ def test_the_lock_that_was_taken_before_reading_the_settings_is_handed_on(tmp_pa
         DirectoryLock(tmp_path / "r")
     directory.close()
     DirectoryLock(tmp_path / "r").close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: {**tensors, "params": tensors["params"][:3]},
+        lambda tensors: {**tensors, "params": tensors["params"].double()},
+        lambda tensors: {"params": tensors["params"]},
+        lambda tensors: {**tensors, "server.momentum": tensors["server.momentum"][:3]},
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, change):
+    settings = crashed_run(tmp_path / "r", "seed", 3)
+    path = tmp_path / "r" / CHECKPOINT
+    with safe_open(path, "pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    save_file({name: tensor.contiguous() for name, tensor in change(tensors).items()}, path, metadata)
+    with pytest.raises(RunError, match="holds tensors of another model: start the run again"):
+        RunDirectory.reopen(tmp_path / "r", settings, training())
+
+
+def test_lines_too_deep_for_python_are_damaged_lines(tmp_path):
+    settings = crashed_run(tmp_path / "r", "seed", 3)
+    (tmp_path / "r" / METRICS).write_text("[" * 100_000 + "\n")
+    RunDirectory.reopen(tmp_path / "r", settings, training())
+    assert (tmp_path / "r" / METRICS).read_text() == ""
+    (tmp_path / "r" / LEDGER).write_text("[" * 100_000 + "\n")
+    with pytest.raises(RunError, match="line 1: not a line of JSON"):
+        RunDirectory.reopen(tmp_path / "r", settings, training())

@@ -1,11 +1,13 @@
 import math
 import tomllib
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 
 from clipline import FixedClip, QuantileClip, SettingError
 from clipline.tasks.handwriting import TASK
-from clipline.tasks.settings import read_toml
+from clipline.tasks.settings import TrainSettings, read_toml
 
 BASE = TASK.settings
 
@@ -73,3 +75,55 @@ def test_bad_settings_are_refused_on_construction(changes, words):
     with pytest.raises(SettingError) as error:
         BASE.overridden(changes, "here")
     assert words in str(error.value)
+
+
+ODD_NAMES = [
+    "emoji \U0001f600",
+    "quote \" and '",
+    "new\nline\r",
+    "back\\slash",
+    "tab\t bell\x07 del\x7f nul\0",
+    "ü\u2028\x85",
+]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_any_text_is_written_as_toml_and_reads_back(name, tmp_path):
+    settings = replace(BASE, data=name)
+    (tmp_path / "s.toml").write_text(settings.to_toml(), encoding="utf-8", newline="")
+    assert read_toml(tmp_path / "s.toml")["data"] == name
+
+
+def test_text_that_utf8_does_not_have_is_refused():
+    with pytest.raises(SettingError, match=r"data=.* must be text in UTF-8, as settings are stored so: rename"):
+        replace(BASE, data="half \udcff")
+
+
+def test_numbers_of_numpy_are_written_as_plain_ones():
+    settings = replace(BASE, client_lr=np.float64(0.25), rounds=np.int64(7))
+    assert (tomllib.loads(settings.to_toml())["client_lr"], tomllib.loads(settings.to_toml())["rounds"]) == (0.25, 7)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["rounds = " + "1" * 5000, "rounds = " + "[" * 100_000, "rounds", b"# \xff", "\0", 'data = "\\ud800"'],
+)
+def test_a_file_that_is_no_toml_is_refused(content, tmp_path):
+    (tmp_path / "s.toml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(SettingError, match="cannot be read as TOML"):
+        read_toml(tmp_path / "s.toml")
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return TASK.load(BASE.overridden({"users": 60, "cohort": 6}, "here"))
+
+
+@pytest.mark.parametrize("digits", [25, 400])
+@pytest.mark.parametrize("name", [field.name for field in fields(TrainSettings) if field.name not in ("task", "data")])
+def test_a_number_of_many_digits_is_refused_by_its_name_before_anything_is_trained(name, digits, loaded):
+    changes = {"users": 60, "cohort": 6, "noise_multiplier": 0.2, name: 10 ** (digits - 1)}
+    if name == "epsilon":
+        del changes["noise_multiplier"]
+    with pytest.raises(SettingError, match=rf"^{name}="):
+        TASK.training(BASE.overridden(changes, "here"), None if name == "classes" else loaded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from ..errors import PopulationError
 from .chunks import CHUNK_BYTES, Chunk, Progress, chosen, existing_file, forgotten, short, silent, text_array
 
+_MANY = 1 << 17  # entries of a data set, from which on their size is looked at
 _PACKED = 1100  # gzip makes data at most 1032 times smaller
 
 
@@ -40,10 +42,10 @@ def read_tff_hdf5(
             names: list[str] = []
             held = 0
             for done, (client, group) in enumerate(clients.items(), start=1):
-                if not isinstance(group, h5py.Group) or not all(isinstance(name, str) for name in (client, *group)):
-                    raise PopulationError(f"client {client!r} is no group of named fields: give a file in TFF's layout")
+                if not isinstance(group, h5py.Group) or not isinstance(client, str):
+                    raise PopulationError(f"client {client!r} is no group: give a file in TFF's layout")
                 if len(group):
-                    names = names or chosen(group, fields, repr(str(file)))
+                    names = names or chosen(_named(client, group), fields, repr(str(file)))
                     part = _fields(client, group, names)
                 if not len(group) or not len(part[names[0]]):
                     without_rows(client)  # its arrays may have any shape and type, as h5py's defaults do
@@ -62,6 +64,14 @@ def read_tff_hdf5(
         raise PopulationError(
             f"{str(file)!r} cannot be read as TFF's HDF5 ({short(error)}): copy or download it again"
         ) from None
+
+
+def _named(client: str, group: Any) -> list[str]:
+    """The names of a client's fields. h5py gives bytes for those that are not UTF-8."""
+    for name in group:
+        if not isinstance(name, str):
+            raise PopulationError(f"client {client!r} has a field {name!r}, which is not UTF-8: copy the file again")
+    return list(group)
 
 
 def _fields(client: str, group: Any, names: list[str]) -> dict[str, NDArray[Any]]:
@@ -87,7 +97,7 @@ def _content(client: str, name: str, data: Any) -> NDArray[Any]:
     if not isinstance(data, h5py.Dataset):
         raise PopulationError(f"client {client!r} has {name!r} as no data set: give a file in TFF's layout")
     try:
-        if data.shape is not None and data.nbytes > max(1 << 20, _PACKED * data.id.get_storage_size()):
+        if math.prod(data.shape or ()) > _MANY and data.nbytes > _PACKED * data.id.get_storage_size():
             raise PopulationError(
                 f"client {client!r} has {name!r} of shape {data.shape}, far more than is stored: copy the file again"
             )

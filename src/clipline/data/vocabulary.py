@@ -33,11 +33,14 @@ def read_tags(path: str | Path, size: int) -> list[str]:
 
     Tags of equal counts keep the order of the file.
     """
+    content = _content(path)
     try:
-        counts = dict(json.loads(_content(path)))
-    except (ValueError, TypeError) as error:
+        counts = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise PopulationError(f"{str(path)!r} is no list of tags ({short(error)}): {_WAY_OUT}") from None
-    return sorted(counts, key=lambda tag: -int(counts[tag]))[: _size(path, size, len(counts))]
+    if not isinstance(counts, dict) or not all(isinstance(count, int) for count in counts.values()):
+        raise PopulationError(f"{str(path)!r} is no list of tags (it holds no JSON object of counts): {_WAY_OUT}")
+    return sorted(counts, key=lambda tag: -counts[tag])[: _size(path, size, len(counts))]
 
 
 def find_list(folder: Path, name: str) -> Path:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from ..errors import RunError
+from ..errors import RunError, check_number, check_whole
 from ..privacy.events import GaussianEvent
 from ..privacy.ledger import Ledger
 from .controllers import ClipState
@@ -67,10 +67,13 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstance
         return TrainState(
             tensors.pop("params"),
             {name.removeprefix("server."): tensor for name, tensor in tensors.items()},
-            ClipState(float(metadata["clip"]), int(metadata["round_index"])),
+            ClipState(
+                check_number("clip", float(metadata["clip"]), at_least=0, infinite=True, way_out="none"),
+                check_whole("round_index", int(metadata["round_index"]), at_least=0, way_out="none"),
+            ),
             ledger,
         )
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{str(path)!r} is damaged ({error!r}): start the run again") from None
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import PopulationError
 
 FILLS = ("mixed", "zeros", "ones")
-_SPREADS = (0.0, 0.1, 1.0)  # of the random parameters around the initial ones
+_SPREADS = (0.0, 0.02, 0.05)  # of the random parameters around the initial ones: larger ones make recurrences chaotic
 
 
 def made_up(

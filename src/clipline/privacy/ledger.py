@@ -73,7 +73,7 @@ def _parse(line: str, round_index: int, place: str) -> GaussianEvent:
     way_out = "restore the ledger from a copy, or start a new run"
     try:
         entries = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{place}: not a line of JSON ({error}): {way_out}") from error
     if not isinstance(entries, dict):
         raise RunError(f"{place}: {line!r} must be a JSON object: {way_out}")

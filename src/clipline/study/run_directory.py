@@ -82,6 +82,8 @@ class RunDirectory:
             directory._open(path, settings, training, lock)
             device = training.algorithm.clients.flat.vector.device
             state = load_checkpoint(path / CHECKPOINT, device, str(directory.circumstances))
+            if _shapes(state) != _shapes(training.algorithm.first()):
+                raise RunError(f"{str(path / CHECKPOINT)!r} holds tensors of another model: start the run again")
             _rewrite(path / LEDGER, _whole_lines(path / LEDGER))
             written = Ledger.read(path / LEDGER)
             if set(written.events) - {training.algorithm.event}:
@@ -222,6 +224,11 @@ def _say(axis: Axes, title: str, text: str) -> None:
     axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes)
 
 
+def _shapes(state: TrainState) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    tensors = {"params": state.params, **{f"server.{name}": tensor for name, tensor in state.server.items()}}
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
 def _append(path: Path, line: str) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")
@@ -240,7 +247,7 @@ def _metrics_before(path: Path, round_index: int) -> list[str]:
         try:
             if json.loads(line)["round"] < round_index:
                 kept.append(line)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return kept
 

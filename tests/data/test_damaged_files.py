@@ -1,0 +1,312 @@
+"""Files that are damaged, absurd or hostile: every reader refuses them with one sentence."""
+
+import io
+import json
+import sqlite3
+import zipfile
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from tff_layouts import TABLES, delimited, example, feature
+
+from clipline.data.catalogue import CATALOGUE
+from clipline.data.store import write_store
+from clipline.data.tables import read_table
+from clipline.data.tff_hdf5 import read_tff_hdf5
+from clipline.data.tff_sqlite import read_tff_sqlite
+from clipline.errors import PopulationError
+from clipline.federated.population import Population
+from clipline.manifest import read_manifest
+from clipline.tasks import tokenisers
+
+
+def refused(chunks, tmp_path):
+    """The sentence with which a file is refused on its way into a store."""
+    with pytest.raises(PopulationError) as error:
+        write_store(tmp_path / "store", chunks, source="it")
+    assert not (tmp_path / "store").exists()
+    assert ": " in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", "user,x,x\n1,2,3\n", "has 2 columns named 'x': rename all but one"),
+        ("a.csv", "user,user,x\n1,2,3\n", "has 2 columns named 'user'"),
+        ("a.csv", "user,x\n1,2\n".encode("utf-16"), "cannot be read ('utf-8' codec"),
+        ("a.csv", b"user,\xff\n1,2\n", "cannot be read ('utf-8' codec"),
+        ("a.csv", b"\0" * 100, "cannot be read"),
+        ("a.csv", "user,a/b\n1,2\n", "field 'a/b' cannot name a file"),
+        ("a.csv", "user,a\0b\n1,2\n", "cannot name a file"),
+        ("a.csv", f"user,x\n{'u' * 2000},1\n", "a user id has 2000 letters but may have 1024"),
+        ("a.csv", "user,x\nu\0,1\nu,1\n", "a user id ends in a NUL byte"),
+        ("a.jsonl", "null\n", "in line 1 (it holds no JSON object)"),
+        ("a.jsonl", '\ufeffnull\n{"user": 1, "x": 1}\n', "in line 1 (it holds no JSON object)"),
+        ("a.jsonl", '{"user": 1, "x": 1}\nnull\n', "has no value for 'user' in row 2"),
+        ("a.jsonl", "\0\0\0", "in line 1 (it holds no JSON object)"),
+        ("a.jsonl", '{"user": 1, "x": 1, "x": 2}\n', "was specified twice"),
+        ("a.jsonl", b'{"user": "\xff", "x": 1}\n', "cannot be read in line 1"),
+        ("a.jsonl", '{"user": 1, "x": 1}\n{"user": "a", "x": 1}\n', "changed from number to string"),
+    ],
+)
+def test_tables(name, content, words, tmp_path):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert words in refused(read_table(tmp_path / name, "user"), tmp_path)
+
+
+@pytest.mark.parametrize(("open_", "close"), [("[", "]"), ('{"a":', "}"), ("[\n", "]")])
+@pytest.mark.parametrize("levels", [33, 100_000])
+def test_deeply_nested_objects_are_refused_before_a_parser_breaks_over_them(open_, close, levels, tmp_path):
+    for end in (close * levels + "}\n", ""):
+        (tmp_path / "a.jsonl").write_text('{"user": 1, "x": ' + open_ * levels + "1" + end)
+        sentence = refused(read_table(tmp_path / "a.jsonl", "user"), tmp_path)
+        assert "has brackets nested more than 32 deep: flatten them" in sentence
+
+
+@pytest.mark.parametrize("text", ['"]"', '"a\\"]"', '"\\\\", "]"', '"", "]"'])
+def test_brackets_inside_of_texts_hide_no_depth(text, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"user": 1, "x": ' + f"[{text}, " * 100_000)
+    assert "more than 32 deep" in refused(read_table(tmp_path / "a.jsonl", "user"), tmp_path)
+
+
+def test_brackets_inside_of_texts_nest_nothing(tmp_path):
+    text = 'he said \\" [[[[' + "[{" * 100
+    lines = f'{{"user": 1, "x": [[1, 2]], "text": "{text}"}}\n' * 50
+    (tmp_path / "a.jsonl").write_text(lines)
+    write_store(tmp_path / "store", read_table(tmp_path / "a.jsonl", "user", fields=["x"]), source="a")
+    assert Population.open(tmp_path / "store").fields["x"].shape == (50, 1, 2)
+
+
+def test_the_search_for_a_damaged_line_survives_one_that_is_too_deep_for_python(tmp_path):
+    lines = '{"user": 1, "x": 1}\n{"user": 1, "x": "a"}\n{"x": ' + "[" * 100_000
+    (tmp_path / "a.jsonl").write_text(lines)
+    sentence = refused(read_table(tmp_path / "a.jsonl", "user"), tmp_path)
+    assert "cannot be read in line 3" in sentence
+    assert "changed from number to string" in sentence
+
+
+def test_parquet_with_a_name_twice_or_lists_too_deep(tmp_path):
+    ones = pa.array([1, 1])
+    pa.parquet.write_table(pa.table([ones, ones, ones], names=["user", "x", "x"]), tmp_path / "a.parquet")
+    assert "has 2 columns named 'x'" in refused(read_table(tmp_path / "a.parquet", "user"), tmp_path)
+    deep, kind = 1, pa.int64()
+    for _ in range(40):
+        deep, kind = [deep], pa.list_(kind)
+    pa.parquet.write_table(pa.table({"user": ones, "x": pa.array([deep, deep], kind)}), tmp_path / "b.parquet")
+    assert "lists more than 32 deep" in refused(read_table(tmp_path / "b.parquet", "user"), tmp_path)
+
+
+def array(values):
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def headed(header, data=bytes(64)):
+    """An `.npy` file with a header of one's own."""
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + data
+
+
+SHAPED = "{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}"
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (headed("{"), "x has a damaged header"),
+        (headed("{'descr': " + "-" * 9000 + "1, 'fortran_order': False, 'shape': (4,), }"), "x has a damaged header"),
+        (headed("{'descr': (), 'fortran_order': False, 'shape': (4,), }"), "x has a damaged header"),
+        (headed(SHAPED.format("<f8", "(4, -1)")), "x has shape (4, -1)"),
+        (headed(SHAPED.format("<f8", "(4, 1000000000000000000)")), "x ends early"),
+        (headed(SHAPED.format("<f8", f"(1{'0' * 25},)")), "rows of 'x' but 4 of 'user'"),
+        (headed(SHAPED.format("|O", "(4,)")), "x holds Python objects"),
+        (headed(SHAPED.format("<f16", "(4,)")), "field 'x' is float128"),
+        (b"", "x has a damaged header"),
+    ],
+)
+def test_npz_members_that_are_no_arrays(x, words, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+        file.writestr("user.npy", array(np.arange(4)))
+        file.writestr("x.npy", x)
+    assert words in refused(read_table(tmp_path / "a.npz", "user"), tmp_path)
+
+
+def test_npz_with_letters_that_do_not_exist(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+        file.writestr("user.npy", headed(SHAPED.format("<U1", "(4,)"), b"\xff" * 16))
+        file.writestr("x.npy", array(np.arange(4)))
+    assert "user holds letters that do not exist" in refused(read_table(tmp_path / "a.npz", "user"), tmp_path)
+
+
+@pytest.mark.parametrize(("place", "value"), [(6, 1), (8, 99)])  # a flag that says encrypted, a method unknown
+def test_npz_that_cannot_be_unpacked(place, value, tmp_path):
+    np.savez(tmp_path / "a.npz", user=np.arange(4), x=np.arange(4))
+    data = bytearray((tmp_path / "a.npz").read_bytes())
+    for mark, shift in ((b"PK\x03\x04", 0), (b"PK\x01\x02", 2)):
+        at = data.find(mark)
+        while at >= 0:
+            data[at + place + shift] = value
+            at = data.find(mark, at + 1)
+    (tmp_path / "a.npz").write_bytes(data)
+    assert "cannot be read as NPZ" in refused(read_table(tmp_path / "a.npz", "user"), tmp_path)
+
+
+def test_ids_of_64_bits_stay_whole(tmp_path):
+    ids = np.array([2**63 + 1, 5, 2**64 - 1], np.uint64)
+    write_store(tmp_path / "store", [(ids, {"x": np.arange(3)})], source="a")
+    assert Population.open(tmp_path / "store").user_ids.tolist() == [5, 2**63 + 1, 2**64 - 1]
+
+
+def test_ids_that_no_array_of_whole_numbers_holds_are_refused(tmp_path):
+    chunks = [(np.array([2**63], np.uint64), {"x": np.arange(1)}), (np.array([-1]), {"x": np.arange(1)})]
+    assert "user ids are both below 0 and above 2^63" in refused(chunks, tmp_path)
+
+
+PIXELS, LABELS = np.zeros((2, 28, 28), np.float32), np.zeros(2, np.int64)
+
+
+def client(file, **fields):
+    group = file.create_group("examples/a")
+    for name, value in fields.items():
+        group.create_dataset(name, data=value)
+    return group
+
+
+def absurd(file):
+    client(file, label=LABELS).create_dataset("pixels", shape=(2**40, 28, 28), dtype="f4", chunks=(1, 28, 28))
+
+
+def references(file):
+    values = np.array([file.ref, file.ref], dtype=object)
+    client(file, label=LABELS).create_dataset("pixels", data=values, dtype=h5py.ref_dtype)
+
+
+def named_type(file):
+    client(file, label=LABELS)["pixels"] = np.dtype("f4")
+
+
+def texts(file):
+    client(file, pixels=PIXELS).create_dataset("label", data=["a", "b"], dtype=h5py.string_dtype())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda file: file.create_dataset("examples", data=[1]), "has no group 'examples'"),
+        (lambda file: file.create_dataset("examples/a", data=[1]), "client 'a' is no group"),
+        (lambda file: client(file, label=LABELS).create_group("pixels"), "client 'a' has 'pixels' as no data set"),
+        (named_type, "client 'a' has 'pixels' as no data set"),
+        (absurd, "of shape (1099511627776, 28, 28), far more than is stored: copy the file again"),
+        (references, "client 'a' holds Reference where text is needed"),
+        (lambda file: client(file, label=LABELS, pixels=np.zeros(2, "f4,i4")), "field 'pixels' is"),
+        (lambda file: client(file, label=LABELS, pixels=PIXELS + 1j), "field 'pixels' is complex64"),
+        (lambda file: client(file, label=np.zeros((2, 3), int), pixels=PIXELS), "field 'label' has rows of shape (3,)"),
+        (texts, "field 'label' is object but must hold numbers"),
+        (lambda file: client(file, label=np.array([0.5, np.nan]), pixels=PIXELS), "field 'label' is float64"),
+        (lambda file: client(file, pixels=PIXELS, label=LABELS).create_dataset(b"\xff", data=[1]), "not UTF-8"),
+    ],
+)
+def test_hdf5_of_another_layout(make, words, tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        make(file)
+    chunks = read_tff_hdf5(tmp_path / "a.h5", fields=["pixels", "label"])
+    assert words in refused(map(CATALOGUE["emnist"].convert, chunks), tmp_path)
+
+
+def test_well_compressed_hdf5_is_not_taken_for_absurd(tmp_path):
+    zeros = np.zeros((4000, 28, 28), np.float32)  # 12 MB, of which gzip leaves next to nothing
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        client(file).create_dataset("pixels", data=zeros, compression="gzip", compression_opts=9)
+    assert (tmp_path / "a.h5").stat().st_size < 100_000
+    ((ids, fields),) = read_tff_hdf5(tmp_path / "a.h5")
+    assert (len(ids), fields["pixels"].shape) == (4000, (4000, 28, 28))
+
+
+ROW = example(pixels=[0.5] * 784, label=[3])
+
+
+def base(path, rows, counts):
+    """A file without TFF's types and constraints."""
+    with sqlite3.connect(path) as file:
+        file.executescript(TABLES.replace(" NOT NULL", "").replace("TEXT", "").replace("INTEGER", ""))
+        file.executemany("INSERT INTO examples VALUES ('all', ?, ?)", rows)
+        file.executemany("INSERT INTO client_metadata VALUES (?, ?, ?)", counts)
+    file.close()
+    return path
+
+
+def entry(name, value):
+    return delimited(1, delimited(1, name) + delimited(2, value))
+
+
+@pytest.mark.parametrize(
+    ("rows", "counts", "words"),
+    [
+        ([("a", ROW)], [("a", "all", None)], "counts of 'all' that are no whole numbers"),
+        ([("a", ROW)], [("a", "all", float("inf"))], "counts of 'all' that are no whole numbers"),
+        ([("a", ROW)], [("a", "all", 0.5)], "counts of 'all' that are no whole numbers"),
+        ([("a", ROW)], [("a", "all", 2**62)] * 3, "integer overflow"),
+        ([("a", ROW)], [("a", None, 1), ("a", b"\xff", 1)], "has no split 'all'"),
+        ([], [], "has no split 'all': there is none to choose"),
+        ([(None, ROW)], [("a", "all", 1)], "a client's id is NoneType, not text"),
+        ([(b"a", ROW)], [("a", "all", 1)], "a client's id is bytes, not text"),
+        ([("a", ROW), (7, ROW)], [("a", "all", 2)], "a client's id is int, not text"),
+        ([("a", ROW)], [("a", "all", 1), (None, "all", 0)], "a client's id is NoneType, not text"),
+        ([("a", ROW), ("a\0", ROW)], [("a", "all", 2)], "a user id ends in a NUL byte"),
+        ([("a", None)], [("a", "all", 1)], "is no tf.train.Example"),
+        ([("a", delimited(1, entry(b"\xff", feature([1]))))], [("a", "all", 1)], "is no tf.train.Example"),
+        ([("a", example(pixels=[0.5] * 784, label=[1, 2]))], [("a", "all", 1)], "field 'label' has rows of shape (2,)"),
+        ([("a", example(pixels="x", label=[1]))], [("a", "all", 1)], "field 'pixels' is object"),
+    ],
+)
+def test_sqlite_with_absurd_values(rows, counts, words, tmp_path):
+    path = base(tmp_path / "a.sqlite", rows, counts)
+    chunks = read_tff_sqlite(path, "all", fields=["pixels", "label"])
+    assert words in refused(map(CATALOGUE["emnist"].convert, chunks), tmp_path)
+
+
+def test_a_damaged_schema_of_sqlite_is_refused(tmp_path):
+    path = base(tmp_path / "a.sqlite", [("a", ROW)], [("a", "all", 1)])
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE client_metadata", b"CREATE T\xffBLE client_metadata"))
+    assert "cannot be read as TFF's SQLite" in refused(read_tff_sqlite(path, "all"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tokenise", "field"),
+    [
+        (tokenisers.snippets, "snippets"),
+        (tokenisers.sentences(["a"]), "tokens"),
+        (tokenisers.tagged_posts(["a"], ["b"]), "tags"),
+    ],
+)
+def test_numbers_in_the_place_of_text_are_refused(tokenise, field):
+    words = np.array(["a", "b"], object)
+    fields = {"snippets": words, "tokens": words, "title": words, "tags": words, field: np.zeros(2)}
+    with pytest.raises(PopulationError, match=f"field '{field}' is float64 but must hold text"):
+        tokenise((np.array(["u", "v"]), fields))
+
+
+def test_manifests_of_task_stores_that_are_none(tmp_path):
+    write_store(tmp_path / "store", [(np.arange(2), {"x": np.arange(2)})], source="a", tasks=["t"])
+    path = tmp_path / "store" / "population.json"
+    good = json.loads(path.read_text())
+    for change, words in (
+        ({"fields": [1]}, "field 1 cannot name a file"),
+        ({"fields": ["../x"]}, "field '../x' cannot name a file"),
+        ({"tasks": [1]}, "tasks is [1]"),
+        ({"sha256": {"offsets.npy": 1}}, "sha256 of 'offsets.npy' is 1"),
+        ({"sha256": {"../x": "00"}}, "sha256 of '../x' is '00'"),
+        ({"users": 1.5}, "users is 1.5"),
+    ):
+        path.write_text(json.dumps({**good, **change}))
+        with pytest.raises(PopulationError) as error:
+            read_manifest(tmp_path / "store")
+        assert words in str(error.value)
+    for content in ("[]", "null", "7", "[" * 100_000):
+        path.write_text(content)
+        with pytest.raises(PopulationError, match="is damaged"):
+            read_manifest(tmp_path / "store")
