@@ -372,7 +372,7 @@ def safe(loss, given):
 
 
 def by_themselves(name, user):
-    """The gradient of a user alone; NaN where that is an error, for then the user adds nothing."""
+    """The gradient of a user alone; None where that is an error, for then the user adds nothing."""
     try:
         return gradients(name, [user], alone)[0]
     except (IndexError, RuntimeError):
