@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.overrides import _get_current_function_mode_stack as _modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import convolution
 from .chance import Chance
@@ -86,6 +88,34 @@ def _with_labels(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return safe
 
 
+def _rows_of(weight: Tensor, numbers: Tensor, padding_idx: int = -1, *args: Any, **kwargs: Any) -> Tensor:
+    """`torch.embedding`, whose arguments come the other way round and which takes -1 for no padding."""
+    return _embedding(numbers, weight, None if padding_idx < 0 else padding_idx, None, 2.0, *args, **kwargs)
+
+
+def _prod(values: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """`torch.prod`, whose gradient takes another way, with other overflows, as soon as any user has a zero."""
+    values = values if dtype is None else values.to(dtype)
+    if not values.is_floating_point() or values.numel() == 0:
+        return values.prod() if dim is None else values.prod(dim, keepdim)
+    along = values.reshape(-1) if dim is None or values.ndim == 0 else values
+    product = along.cumprod(dim or 0).narrow(dim or 0, -1, 1)
+    return product.squeeze(dim or 0) if not keepdim or values.ndim == 0 else product
+
+
+def _select_scatter(values: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """`torch.select_scatter`, whose gradient of `source` is too large in a stack."""
+    place = range(values.shape[dim])[index]
+    return values.slice_scatter(source.unsqueeze(dim), dim, place, place + 1)
+
+
+def _index_fill(values: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """`index_fill`, where all users fill the same places: otherwise -1 is the last place of the user before."""
+    if stacked(index):
+        raise NotImplementedError("index_fill has no version for a stack: use torch.where")
+    return torch.index_fill(values, dim, index, value)
+
+
 def _one_if(right: Tensor, like: Tensor) -> Tensor:
     """A factor that is NaN where something is wrong: what was to be chosen instead would have no gradient."""
     return torch.where(right, 1.0, math.nan).to(like.dtype)
@@ -95,7 +125,31 @@ _SAFE: dict[Any, Callable[..., Any]] = {
     F.embedding: _embedding,
     F.cross_entropy: _with_labels(F.cross_entropy),
     F.nll_loss: _with_labels(F.nll_loss),
+    torch.embedding: _rows_of,
+    torch.prod: _prod,
+    Tensor.prod: _prod,
+    torch.select_scatter: _select_scatter,
+    Tensor.select_scatter: _select_scatter,
+    torch.index_fill: _index_fill,
+    Tensor.index_fill: _index_fill,
 }
+_ATEN = torch.ops.aten
+_MIXING = {_ATEN.embedding, _ATEN.prod, _ATEN.index_fill_}  # what torch mixes up; the last is what index_fill becomes
+
+
+class Bypass(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """For the trial of a stack: refuses what goes past `StackSafe`, as the inside of a scripted function does.
+
+    Some operations of torch take another way while it is active, so the trial must pass without it as well.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """`func`. torch takes `StackSafe` off its list of modes while that handles a call: here, it saw none."""
+        if func.overloadpacket in _MIXING and any(type(mode) is StackSafe for mode in _modes()):  # type: ignore[no-untyped-call]
+            raise NotImplementedError(f"{func.overloadpacket} has no version for a stack in a scripted function")
+        return func(*args, **(kwargs or {}))
 
 
 class Dropout(Chance, nn.Dropout):

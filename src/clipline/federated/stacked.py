@@ -29,6 +29,7 @@ from .precision import computing_in
 from .program import SlowEngineWarning, StackStep
 from .rows import Named, first_pieces, updates_of
 from .sampling import Cohort
+from .stackable import Bypass
 from .trial import parameters_to_try
 from .updates import Updates
 
@@ -307,6 +308,8 @@ class Stacked:
                 with warnings.catch_warnings():
                     # torch warns where it would loop over the users instead
                     warnings.filterwarnings("error", message=".*performance drop.*")
+                    self._step(stack, chances, like, kept, 1.0)
+                with Bypass():  # type: ignore[no-untyped-call]
                     self._step(stack, chances, like, kept, 1.0)
                 if generators_state() != unused:
                     raise CannotStack(
