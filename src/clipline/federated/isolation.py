@@ -16,25 +16,34 @@ import sysconfig
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import is_
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..errors import ModuleError
 from .chance import Chance
+from .snapshots import (
+    MISSING,
+    VALUES,
+    Cell,
+    ClassAttributes,
+    Constant,
+    Container,
+    Global,
+    Kept,
+    Slot,
+    ThreadLocal,
+    contents,
+    only_equal_values,
+)  # fmt: skip
 
-_VALUES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, torch.Size)
 _TRUSTED = {"clipline", "torch", "numpy", "triton", *sys.stdlib_module_names} - {"__main__"}
 _INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-_MISSING = object()
 _LARGE = 512  # entries: larger containers are compared once a block and not after every user
-_COPIED = 1 << 26  # bytes: of larger tensors only torch's count of changes is compared, larger arrays are not looked at
 _STRUCTURE = ("_parameters", "_buffers", "_modules")  # of a module: what it consists of
 
 
@@ -59,16 +68,6 @@ def generators_state() -> tuple[object, ...]:
     return kind, bytes(memoryview(numbers)), *rest, random.getstate()  # type: ignore[arg-type]
 
 
-class _Kept(Protocol):
-    """Something mutable, as it was."""
-
-    label: str
-
-    def same(self) -> bool: ...
-
-    def restore(self) -> None: ...
-
-
 class Isolation:
     """What `module` (a working copy) and `loss` hold, as it was when this was made.
 
@@ -87,12 +86,12 @@ class Isolation:
     def _note_all(self) -> None:
         self._places = [_place(param) for param in self._trainable.values()]
         self._data = [param.data for param in self._trainable.values()]  # keeps that memory theirs
-        self._structure: list[_Kept] = []  # a change of these is refused
-        self._kept: list[_Kept] = []  # these are put back
-        self._large: list[_Kept] = []
+        self._structure: list[Kept] = []  # a change of these is refused
+        self._kept: list[Kept] = []  # these are put back
+        self._large: list[Kept] = []
         self._empty: list[Any] = []  # containers with nothing in them: most hooks of most modules
         self._names: list[str] = []  # of these
-        self._constants: dict[str, _Constant] = {}
+        self._constants: dict[str, Constant] = {}
         self._caches: list[tuple[Any, int]] = []
         self._generators: list[Callable[[int], object]] = []
         self._seen: dict[int, object] = {}
@@ -119,7 +118,7 @@ class Isolation:
         refused, left = self._replaced(), ""
         for kept in self._kept:
             if not kept.same():
-                left = left or ("" if _only_equal_values(kept) else kept.label)
+                left = left or ("" if only_equal_values(kept) else kept.label)
                 kept.restore()
         if any(self._empty):
             left = left or next(label for label, container in zip(self._names, self._empty, strict=True) if container)
@@ -173,7 +172,7 @@ class Isolation:
                 )
         for kept in self._structure:
             if not kept.same():
-                assert isinstance(kept, _Container)
+                assert isinstance(kept, Container)
                 return _changed_structure(kept)
         return ""
 
@@ -189,7 +188,7 @@ class Isolation:
 
     def _walk(self, value: Any, label: str, own: set[int]) -> None:
         """Note everything mutable that `value` leads to."""
-        if isinstance(value, _VALUES) or id(value) in self._seen:
+        if isinstance(value, VALUES) or id(value) in self._seen:
             return
         self._seen[id(value)] = value  # kept alive, so that no other object gets its number
         if isinstance(value, Tensor):
@@ -197,17 +196,17 @@ class Isolation:
         elif isinstance(value, nn.Module):
             self._note_module(value, label, own)
         elif isinstance(value, np.ndarray):
-            self._constants[label] = _Constant(value)
+            self._constants[label] = Constant(value)
         elif (begin := _beginning(value)) is not None:
             self._generators.append(begin)
         elif isinstance(value, dict | list | set | deque | bytearray | types.SimpleNamespace):
             inside = vars(value) if isinstance(value, types.SimpleNamespace) else value
-            self._note(_Container(label, inside))
+            self._note(Container(label, inside))
             named = inside.items() if isinstance(inside, dict) else enumerate(inside)
             for key, entry in list(named):
                 self._walk(entry, f"{label}[{key!r}]" if isinstance(inside, dict) else label, own)
         elif isinstance(value, threading.local):
-            self._kept.append(_ThreadLocal(label, value))
+            self._kept.append(ThreadLocal(label, value))
             for name, entry in list(vars(value).items()):
                 self._walk(entry, f"{label}.{name}", own)
         elif isinstance(value, tuple | frozenset):
@@ -239,7 +238,7 @@ class Isolation:
         elif not _installed(type(value)):
             self._note_object(value, label, own)
 
-    def _note(self, kept: _Container) -> None:
+    def _note(self, kept: Container) -> None:
         """Where it will be looked for."""
         if kept.label.rpartition(".")[2] in _STRUCTURE:
             self._structure.append(kept)
@@ -253,16 +252,16 @@ class Isolation:
         if id(value) in self._keys:
             return
         if id(value) not in own:
-            self._constants[label] = _Constant(value)
-        self._note(_Container(label, vars(value)))
+            self._constants[label] = Constant(value)
+        self._note(Container(label, vars(value)))
         self._walk(value._backward_hooks, f"a hook on {label}", own)
 
     def _note_module(self, module: nn.Module, label: str, own: set[int]) -> None:
         skipped = ("draws",) if isinstance(module, Chance) else ()  # which the engine sets
-        self._note(_Container(label, vars(module), skipped))
+        self._note(Container(label, vars(module), skipped))
         for name, entry in list(vars(module).items()):
             if name in _STRUCTURE:
-                self._note(_Container(f"{label}.{name}", entry))
+                self._note(Container(f"{label}.{name}", entry))
                 for key, part in entry.items():
                     self._walk(part, f"{label}.{key}", own)
             elif name not in skipped:
@@ -273,178 +272,39 @@ class Isolation:
         if _installed(function):
             return
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            self._kept.append(_Cell(f"{name!r} in {function.__qualname__}", cell))
-            self._walk(_contents(cell), f"{name!r} in {function.__qualname__}", own)
-        self._note(_Container(f"attributes of {function.__qualname__}", function.__dict__))
+            self._kept.append(Cell(f"{name!r} in {function.__qualname__}", cell))
+            self._walk(contents(cell), f"{name!r} in {function.__qualname__}", own)
+        self._note(Container(f"attributes of {function.__qualname__}", function.__dict__))
         for entry in (function.__defaults__, function.__kwdefaults__, function.__dict__):
             self._walk(entry, f"{function.__qualname__}", own)
         for name in _global_names(function.__code__):
-            entry = function.__globals__.get(name, _MISSING)
-            if entry is _MISSING and hasattr(builtins, name):
+            entry = function.__globals__.get(name, MISSING)
+            if entry is MISSING and hasattr(builtins, name):
                 continue
-            self._kept.append(_Global(f"global variable {name!r}", function.__globals__, name))
-            if entry is not _MISSING and not isinstance(entry, types.ModuleType):
+            self._kept.append(Global(f"global variable {name!r}", function.__globals__, name))
+            if entry is not MISSING and not isinstance(entry, types.ModuleType):
                 self._walk(entry, f"global variable {name!r}", own)
 
     def _note_class(self, kind: type, own: set[int]) -> None:
         for cls in kind.__mro__:
             if not _installed(cls) and (cls is kind or id(cls) not in self._seen):
                 self._seen[id(cls)] = cls
-                self._kept.append(_Class(f"class {cls.__qualname__}", cls))
+                self._kept.append(ClassAttributes(f"class {cls.__qualname__}", cls))
                 for name, entry in list(vars(cls).items()):
                     if not name.startswith("__") or name in ("__init__", "__call__"):
                         self._walk(entry, f"{cls.__qualname__}.{name}", own)
 
     def _note_object(self, value: Any, label: str, own: set[int]) -> None:
         if hasattr(value, "__dict__"):
-            self._note(_Container(label, vars(value)))
+            self._note(Container(label, vars(value)))
             for name, entry in list(vars(value).items()):
                 self._walk(entry, f"{label}.{name}", own)
         for cls in type(value).__mro__:
             for name in cls.__dict__.get("__slots__", ()):
                 if isinstance(cls.__dict__.get(name), types.MemberDescriptorType):
-                    self._kept.append(_Slot(f"{label}.{name}", value, name))
+                    self._kept.append(Slot(f"{label}.{name}", value, name))
                     self._walk(getattr(value, name, None), f"{label}.{name}", own)
         self._walk(type(value), label, own)
-
-
-class _Container:
-    """A dictionary, list, set, deque or byte array: the same entries in the same order."""
-
-    def __init__(self, label: str, now: Any, skipped: Sequence[str] = ()) -> None:
-        self.label, self.now, self.skipped = label, now, skipped
-        self.before: Any = now.copy()
-
-    def same(self) -> bool:
-        now, before = self.now, self.before
-        if len(now) != len(before):
-            return False
-        if isinstance(now, dict):
-            if not self.skipped:
-                return all(map(is_, now.values(), before.values())) and all(map(is_, now, before))
-            return all(now.get(key, _MISSING) is entry or key in self.skipped for key, entry in before.items())
-        if isinstance(now, set | bytearray):
-            return bool(now == before)
-        return all(map(is_, now, before))
-
-    def restore(self) -> None:
-        skipped = {name: self.now[name] for name in self.skipped if name in self.now}
-        self.now.clear()
-        (self.now.extend if isinstance(self.now, list | deque | bytearray) else self.now.update)(self.before)
-        if skipped:
-            self.now.update(skipped)
-
-
-class _ThreadLocal(_Container):
-    """Variables that every thread has its own of: those of the thread that asks."""
-
-    def __init__(self, label: str, local: threading.local) -> None:
-        self.local = local
-        super().__init__(label, vars(local))
-
-    def same(self) -> bool:
-        self.now = vars(self.local)
-        return super().same()
-
-
-class _Cell:
-    """A variable that a function has from where it was made."""
-
-    def __init__(self, label: str, cell: types.CellType) -> None:
-        self.label, self.cell, self.before = label, cell, _contents(cell)
-
-    def same(self) -> bool:
-        return _contents(self.cell) is self.before
-
-    def restore(self) -> None:
-        if self.before is _MISSING:
-            del self.cell.cell_contents
-        else:
-            self.cell.cell_contents = self.before
-
-
-class _Global:
-    """A global variable that a function names."""
-
-    def __init__(self, label: str, namespace: MutableMapping[str, Any], name: str) -> None:
-        self.label, self.namespace, self.name = label, namespace, name
-        self.before = namespace.get(name, _MISSING)
-
-    def same(self) -> bool:
-        return self.namespace.get(self.name, _MISSING) is self.before
-
-    def restore(self) -> None:
-        if self.before is _MISSING:
-            self.namespace.pop(self.name, None)
-        else:
-            self.namespace[self.name] = self.before
-
-
-class _Slot:
-    """An attribute of an object without a dictionary."""
-
-    def __init__(self, label: str, owner: Any, name: str) -> None:
-        self.label, self.owner, self.name = label, owner, name
-        self.before = getattr(owner, name, _MISSING)
-
-    def same(self) -> bool:
-        return getattr(self.owner, self.name, _MISSING) is self.before
-
-    def restore(self) -> None:
-        if self.before is _MISSING:
-            delattr(self.owner, self.name)
-        else:
-            setattr(self.owner, self.name, self.before)
-
-
-class _Class:
-    """The attributes of a class of the caller's."""
-
-    def __init__(self, label: str, cls: type) -> None:
-        self.label, self.cls, self.before = label, cls, dict(vars(cls))
-
-    def same(self) -> bool:
-        now = vars(self.cls)
-        return len(now) == len(self.before) and all(map(is_, now.values(), self.before.values()))
-
-    def restore(self) -> None:
-        now = dict(vars(self.cls))
-        for name in now.keys() - self.before.keys():
-            delattr(self.cls, name)
-        for name, entry in self.before.items():
-            if now.get(name, _MISSING) is not entry:
-                setattr(self.cls, name, entry)
-
-
-class _Constant:
-    """A tensor or array that training must not change: the values, to the last bit, NaN like NaN."""
-
-    def __init__(self, now: Tensor | NDArray[Any]) -> None:
-        self.now = now
-        self.version = now._version if isinstance(now, Tensor) else 0
-        self.before = None if now.nbytes > _COPIED else _copied(now)
-
-    def same(self) -> bool:
-        now, before = self.now, self.before
-        if isinstance(now, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(now):  # left by a stack of users
-            return False
-        if before is None:
-            return not isinstance(now, Tensor) or now._version == self.version
-        if now.shape != before.shape or now.dtype != before.dtype:
-            return False
-        if isinstance(now, np.ndarray):
-            return bool(np.array_equal(now, before, equal_nan=now.dtype.kind in "fc"))
-        return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())
-
-    def restore(self) -> None:
-        if isinstance(self.now, np.ndarray):
-            self.now[...] = self.before
-        elif self.before is not None:
-            self.now.data = self.before.clone()
-
-
-def _copied(values: Any) -> Any:
-    return values.copy() if isinstance(values, np.ndarray) else values.detach().clone()
 
 
 def _place(param: Tensor) -> tuple[object, ...]:
@@ -470,13 +330,6 @@ def _beginning(value: Any) -> Callable[[int], object] | None:
     return None
 
 
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing is in it yet
-        return _MISSING
-
-
 def _global_names(code: types.CodeType) -> Iterator[str]:
     """The names that a function, or one made inside it, looks up or sets; some are attributes of something else."""
     yield from code.co_names
@@ -498,14 +351,6 @@ def _installed(thing: Any) -> bool:
     return _from_installed(getattr(thing, "__module__", None) or "builtins")
 
 
-def _only_equal_values(kept: _Kept) -> bool:
-    """Whether all that differs are numbers and text, and those are equal: a module may well set the same size again."""
-    if not isinstance(kept, _Container) or not isinstance(kept.now, dict) or kept.now.keys() != kept.before.keys():
-        return False
-    pairs = ((kept.now[key], entry) for key, entry in kept.before.items() if kept.now[key] is not entry)
-    return all(isinstance(now, _VALUES) and type(now) is type(then) and now == then for now, then in pairs)
-
-
 def _changed_constant(label: str, module: nn.Module) -> str:
     name = label.removeprefix("model.")
     kind = "buffer" if name in dict(module.named_buffers()) else "tensor"
@@ -516,10 +361,10 @@ def _changed_constant(label: str, module: nn.Module) -> str:
     )
 
 
-def _changed_structure(kept: _Container) -> str:
+def _changed_structure(kept: Container) -> str:
     owner, _, what = kept.label.rpartition(".")
     names = {**kept.now, **kept.before}
-    key = next((key for key in names if kept.now.get(key, _MISSING) is not kept.before.get(key, _MISSING)), "")
+    key = next((key for key in names if kept.now.get(key, MISSING) is not kept.before.get(key, MISSING)), "")
     name = f"{owner}.{key}".removeprefix("model.")
     kind = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "submodule"}[what]
     done = "was made" if key not in kept.before else "was taken away" if key not in kept.now else "changed"

@@ -164,11 +164,15 @@ class OneByOne:
     def _train(self, params: Tensor, examples: Batch, batches: Sequence[Tensor], chances: Tensor, out: Tensor) -> None:
         """One user's steps: each batch says which of the user's examples are in it."""
         self.flat.vector.copy_(params)
+        finite = params.new_zeros(())
         for step, rows in enumerate(batches):
             self.flat.set_keys(chances[step])
             batch = {name: self.examples.pick(field, rows) for name, field in examples.items()}
-            self.flat.descend(self._reduced(self.loss(self.flat.module, batch), len(rows)), self.local.lr)
+            loss = self._reduced(self.loss(self.flat.module, batch), len(rows))
+            self.flat.descend(loss, self.local.lr)
+            finite += 0.0 * loss.detach()  # NaN from now on where it is not
         torch.sub(self.flat.vector, params, out=out)
+        _check_finite(finite)
 
     def _user_rows(
         self,
@@ -206,6 +210,7 @@ class OneByOne:
         records = {name: Ledger(first[name][0], self.local.lr) for name in noted}
         moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in records}
         held = {name: records[name].noted() if name in records else moving[name] for name in shapes}
+        finite = steps.params.new_zeros(())
         try:
             with self.flat.holding(held):
                 for step, rows_of_batch in enumerate(steps.batches):
@@ -213,8 +218,10 @@ class OneByOne:
                     batch = {name: self.examples.pick(field[0], rows_of_batch) for name, field in one.items()}
                     loss = self._reduced(self.loss(self.flat.module, batch), len(rows_of_batch))
                     _descend(loss, list(moving.values()), list(records.values()), self.local.lr)
+                    finite += 0.0 * loss.detach()
         finally:
             incomplete.update(name for name, record in records.items() if not record.complete)
+        _check_finite(finite)
         stack: list[Tensor | list[Terms]] = []
         for name in shapes:
             if name in records:
@@ -348,6 +355,12 @@ class _RowSteps:
     examples: Batch
     batches: Sequence[Tensor]
     chances: Tensor
+
+
+def _check_finite(zero: Tensor) -> None:
+    """A user with a loss that is no finite number fails: some of torch's gradients at NaN depend on memory's layout."""
+    if bool(zero.isnan()):
+        raise FloatingPointError("the loss is not a finite number")
 
 
 def _unless(incomplete: set[str], train: Callable[[], object]) -> None:

@@ -56,12 +56,15 @@ class StackStep:
         losses = self._losses(dict(zip(self.names, leaves, strict=True)), chances, batch, kept)
         # A user's loss depends on that user's parameters alone: the gradient of the sum holds each user's own.
         gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        # A loss that is no finite number spoils the user's update, which then adds nothing: some of torch's gradients
+        # at NaN depend on where in memory it lies.
+        rates = rates + 0.0 * losses.detach().to(stack[0].dtype)
         working = kept.any(dim=1)
         for piece, gradient in zip(stack, gradients, strict=True):
             if gradient is None:  # the loss does not use it
                 continue
             along = (-1, *[1] * (piece.ndim - 1))
-            step = gradient.to(piece.dtype) * (rates.view(along) if isinstance(rates, Tensor) else rates)
+            step = gradient.to(piece.dtype) * rates.view(along)
             piece.sub_(step if not self.per_example else torch.where(working.view(along), step, 0.0))
 
     def _loss_of_one(self, named: dict[str, Tensor], chances: Tensor, batch: Batch, kept: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..errors import RunError
 from ..federated.checkpoint import load_checkpoint, save_checkpoint, save_model
 from ..federated.reports import RoundReport
