@@ -60,7 +60,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
     ],
 )
 def test_a_damaged_checkpoint_is_refused(tmp_path, change):
-    good = {"version": "1", "clip": "0.5", "round_index": "3", "ledger": "[]", "circumstances": ""}
+    good = {"version": "2", "clip": "0.5", "round_index": "3", "ledger": "[]", "circumstances": ""}
     save_file({"params": torch.zeros(3)}, tmp_path / "c.safetensors", good)
     assert load_checkpoint(tmp_path / "c.safetensors").round_index == 3
     save_file({"params": torch.zeros(3)}, tmp_path / "c.safetensors", {**good, **change})

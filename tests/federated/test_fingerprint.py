@@ -34,7 +34,6 @@ def test_any_change_changes_it():
         population(value),
         population(x[::-1]),
         population(x.astype(np.float32)),
-        population(x.astype(">f8")),
         population(x.reshape(3, 2, 1)),
         population(offsets=(0, 1, 3)),
         population(offsets=(0, 2, 2, 3)),
@@ -66,12 +65,8 @@ def test_the_size_of_chunks_makes_no_difference(monkeypatch, chunk):
     "field",
     [
         np.zeros((3, 0)),
-        np.array(["a", "bc", ""]),
-        np.array(["", "", ""]),
-        np.array([b"a", b"b", b"c"]),
-        np.array(["2020-01-01"] * 3, dtype="datetime64[D]"),
         np.array([True, False, True]),
-        np.zeros(3, [("a", "i4"), ("b", "f8", 2)]),
+        np.array([1, 2, 3], np.uint16),
         np.zeros(3, np.complex64),
     ],
     ids=lambda field: str(field.dtype),
@@ -81,26 +76,22 @@ def test_every_form_of_values_has_one(field):
     assert population(field).fingerprint() != population().fingerprint()
 
 
-@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="needs NumPy 2")
-def test_text_of_any_length_is_read_and_not_its_addresses():
-    texts = ["a" * 100, "b"]
-    ids = [np.array(texts, dtype=np.dtypes.StringDType()) for _ in range(2)]
-    one, other = (Population(np.array([0, 2, 3]), {"x": np.zeros(3)}, own) for own in ids)
-    assert one.fingerprint() == other.fingerprint()
-    ids[1][0] = "a" * 99 + "c"
-    assert one.fingerprint() != other.fingerprint()
+@pytest.mark.parametrize("ids", [["a", "bc"], ["", "b"], [b"a", b"b"], [1, 2], [0.5, 2.0]])
+def test_ids_of_every_form_count(ids):
+    assert population(ids=ids).fingerprint() == population(ids=ids).fingerprint()
+    assert population(ids=ids).fingerprint() != population(ids=[*ids[:1], ids[1] + ids[1]]).fingerprint()
 
 
 @pytest.mark.parametrize(
-    ("fields", "ids", "name"),
+    ("fields", "ids", "words"),
     [
-        ({"x": np.array([1, "a", None], dtype=object)}, None, "field 'x'"),
-        ({"x": np.zeros(3, [("a", object)])}, None, "field 'x'"),
-        ({"x": np.zeros(3)}, np.array(["a", 1], dtype=object), "user_ids"),
+        ({"x": np.array([1, "a", None], dtype=object)}, None, "field 'x' is object but must hold numbers"),
+        ({"x": np.zeros(3, [("a", object)])}, None, "field 'x' is .* but must hold numbers"),
+        ({"x": np.zeros(3)}, np.array(["a", 1], dtype=object), "user_ids mixes types"),
     ],
 )
-def test_a_population_that_has_none_cannot_be_made(fields, ids, name):
-    with pytest.raises(PopulationError, match=f"{name} holds Python objects but must hold numbers or text: convert it"):
+def test_a_population_that_has_none_cannot_be_made(fields, ids, words):
+    with pytest.raises(PopulationError, match=words):
         Population(np.array([0, 2, 3]), fields, ids)
 
 

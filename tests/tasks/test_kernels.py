@@ -235,3 +235,18 @@ def test_layers_compile_in_a_stack(make):
     compiled = torch.autograd.grad(torch.compile(run)(device, inputs.cuda()).sum(), list(device.values()))
     for one, other in zip(compiled, eager, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("mask", LSTM_MASKS.values(), ids=LSTM_MASKS)
+def test_a_recurrence_alone_on_a_gpu_equals_the_plain_one_whatever_is_held(mask):
+    torch.manual_seed(0)
+    layer, inputs = MatrixLSTM(5, 32), torch.randn(2, 7, 5)
+    expected = written_out(layer.double(), inputs.double(), mask)
+    wanted = torch.autograd.grad(expected.square().sum(), list(layer.parameters()))
+    layer = layer.float().cuda()
+    ours = layer(inputs.cuda(), mask.cuda())
+    gradients = torch.autograd.grad(ours.square().sum(), list(layer.parameters()))
+    assert relative(ours, expected.detach()) < 1e-5
+    for gradient, theirs in zip(gradients, wanted, strict=True):
+        assert relative(gradient, theirs) < 1e-5

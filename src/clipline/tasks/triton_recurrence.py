@@ -31,6 +31,7 @@ def _tiles(tensor: Tensor, high: int, deep: int) -> tuple[int, int]:
 
 def lstm_forward(driven: Tensor, weight: Tensor, awake: Tensor, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The whole recurrence in one launch, a program for each user: outputs, gates after their curves, cells."""
+    driven, awake = driven.contiguous(), awake.contiguous()  # the kernel counts on it
     users, time, batch, width = driven.shape
     hidden = width // 4
     outputs, gates = driven.new_empty(users, time, batch, hidden), torch.empty_like(driven)
@@ -109,6 +110,7 @@ def lstm_backward(
     grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, awake: Tensor, exact: bool
 ) -> Tensor:
     """The gradient with respect to what drives the gates, in one launch."""
+    grad, outputs, gates, cells, awake = (tensor.contiguous() for tensor in (grad, outputs, gates, cells, awake))
     users, time, batch, hidden = outputs.shape
     of_driven = torch.empty_like(gates)
     of_state = torch.zeros(users, batch, hidden, dtype=torch.float32, device=grad.device)

@@ -1,0 +1,74 @@
+"""In floating point too: a user's update is the same to the last bit, whoever else trains and wherever the user is."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from clipline import LocalSGD, Population
+from clipline.federated.one_by_one import OneByOne
+from clipline.federated.sampling import Cohort
+from clipline.federated.stacked import Stacked
+from clipline.streams import Streams
+
+USERS, FEATURES, CLASSES = 24, 36, 3
+MODELS = {
+    "linear": lambda: nn.Linear(FEATURES, CLASSES),
+    "tanh": lambda: nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, CLASSES)),
+    "wide": lambda: nn.Sequential(nn.Linear(FEATURES, 300), nn.ReLU(), nn.Linear(300, CLASSES)),
+    "layer norm": lambda: nn.Sequential(nn.Linear(FEATURES, 32), nn.LayerNorm(32), nn.Linear(32, CLASSES)),
+    "group norm": lambda: nn.Sequential(nn.Linear(FEATURES, 32), nn.GroupNorm(4, 32), nn.Linear(32, CLASSES)),
+    "dropout": lambda: nn.Sequential(nn.Linear(FEATURES, 32), nn.Dropout(0.3), nn.GELU(), nn.Linear(32, CLASSES)),
+    "convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 6, 6)), nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES)
+    ),
+}
+
+
+def losses(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+
+def loss(model, batch):
+    return losses(model, batch).mean()
+
+
+def engine_of(kind, model, loss):
+    rng = np.random.default_rng(3)
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 45, USERS))])
+    fields = {"x": rng.normal(size=(offsets[-1], FEATURES)).astype(np.float32), "y": rng.integers(0, 3, offsets[-1])}
+    torch.manual_seed(0)
+    # A rate at which training is unstable: whatever is rounded otherwise grows.
+    plain = OneByOne(model(), loss, Population(offsets, fields), LocalSGD(5.0, 20), Streams(0))
+    return plain if kind == "one-by-one" else Stacked(plain, USERS)
+
+
+def updates(engine, users):
+    """user -> update, of users who train together."""
+    plain = engine.plain if isinstance(engine, Stacked) else engine
+    order = users
+    if isinstance(engine, Stacked):
+        order = users[np.argsort(-np.diff(plain.examples.population.offsets)[users], kind="stable")]
+    blocks = engine.train(plain.flat.initial, Cohort(users, None), 0)
+    rows = torch.cat(
+        [plain.flat.initial.new_zeros(0, plain.flat.dim), *(block.dense(plain.flat.dim) for block in blocks)]
+    )
+    return dict(zip(order.tolist(), rows, strict=True))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("loss", [losses, loss])
+@pytest.mark.parametrize("engine", ["one-by-one", "stacked"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_user_rounds_alike_whoever_else_trains(model, engine, loss, threads):
+    torch.set_num_threads(threads)
+    made, rng = engine_of(engine, MODELS[model], loss), np.random.default_rng(1)
+    everybody = updates(made, np.arange(USERS))
+    assert sum(float(update.norm()) > 1 for update in everybody.values()) > USERS / 2  # something is trained
+    cohorts = [np.array([user]) for user in (0, 7)] + [
+        np.sort(rng.choice(USERS, size, replace=False)) for size in (2, 3, 8, 23)
+    ]
+    for cohort in cohorts:
+        for user, update in updates(made, cohort).items():
+            assert torch.equal(update, everybody[user]), (user, len(cohort))
