@@ -363,8 +363,9 @@ def bare(loss, given):
 
 def safe(loss, given):
     def watched(given):
-        with StackSafe():
-            return loss(given)
+        with StackSafe() as mode:
+            value = loss(given)
+        return value * (1 + 0.0 * mode.spoiled(value.detach().sum()))  # as a step's rates do with its gradient
 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*performance drop.*")

@@ -72,9 +72,10 @@ class StackStep:
         state |= dict(zip(self._keys, chances.unbind(0), strict=True))
         for source in self._sources:
             source.draws = 0
-        with StackSafe():
+        with StackSafe() as safe:
             losses: Tensor = functional_call(self._loss, state, (batch,))
-        return self.local.reduced(losses, kept) if self.per_example else losses
+        spoiled: Tensor = safe.spoiled(self.local.reduced(losses, kept) if self.per_example else losses)
+        return spoiled
 
 
 class Program:

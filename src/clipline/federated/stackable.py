@@ -44,18 +44,31 @@ class StackSafe(TorchFunctionMode):
 
     torch lays the embeddings of all users end to end: a number beyond a user's last row reads the next user's, and a
     `padding_idx` holds for the first user alone. A label out of range is an error for a whole block, and on a GPU for
-    the whole process; here it makes that user's loss NaN.
+    the whole process. Here both are noted, and `spoiled` makes the loss of such a user NaN.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._wrong: list[Tensor] = []  # () bool each, one a user
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """`func`, or what takes its place."""
+        if func in _CHECKED:
+            return _CHECKED[func](self._wrong, *args, **(kwargs or {}))
         safe = _SAFE.get(func, func)
         return safe(*args, **(kwargs or {}))
 
+    def spoiled(self, loss: Tensor) -> Tensor:
+        """The loss, or NaN where a number or label was out of range."""
+        for wrong in self._wrong:
+            loss = loss + torch.where(wrong, math.nan, 0.0).to(loss.dtype)
+        return loss
+
 
 def _embedding(
+    wrong: list[Tensor],
     numbers: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
@@ -64,33 +77,36 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """`F.embedding`. The row at `padding_idx` gets no gradient; for a number that is no row's there is NaN."""
+    """`F.embedding`. The row at `padding_idx` gets no gradient; a number that is no row's is `wrong`."""
     if max_norm is not None or scale_grad_by_freq or sparse:
         raise NotImplementedError("embedding with max_norm, scale_grad_by_freq or sparse has no version for a stack")
     height = len(weight)
     rows = F.embedding(numbers.clamp(0, height - 1), weight)
     if padding_idx is not None:
         rows = torch.where((numbers == padding_idx % height).unsqueeze(-1), rows.detach(), rows)
-    return rows * _one_if((numbers >= 0) & (numbers < height), rows).unsqueeze(-1)
+    wrong.append(((numbers < 0) | (numbers >= height)).any())
+    return rows
 
 
 def _with_labels(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`F.cross_entropy` or `F.nll_loss`; NaN for a label that is no class."""
+    """`F.cross_entropy` or `F.nll_loss`; a label that is no class is `wrong`."""
 
-    def safe(scores: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def safe(wrong: list[Tensor], scores: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if labels.is_floating_point() or args:  # shares of every class; or arguments as in torch's early days
             return loss(scores, labels, *args, **kwargs)
         classes = scores.shape[1] if scores.ndim > 1 else scores.shape[0]
         known = ((labels >= 0) & (labels < classes)) | (labels == kwargs.get("ignore_index", -100))
-        losses = loss(scores, torch.where(known, labels, 0), **kwargs)
-        return losses * _one_if(known if losses.shape == labels.shape else known.all(), losses)
+        wrong.append(~known.all())
+        return loss(scores, torch.where(known, labels, 0), **kwargs)
 
     return safe
 
 
-def _rows_of(weight: Tensor, numbers: Tensor, padding_idx: int = -1, *args: Any, **kwargs: Any) -> Tensor:
+def _rows_of(
+    wrong: list[Tensor], weight: Tensor, numbers: Tensor, padding_idx: int = -1, *args: Any, **kwargs: Any
+) -> Tensor:
     """`torch.embedding`, whose arguments come the other way round and which takes -1 for no padding."""
-    return _embedding(numbers, weight, None if padding_idx < 0 else padding_idx, None, 2.0, *args, **kwargs)
+    return _embedding(wrong, numbers, weight, None if padding_idx < 0 else padding_idx, None, 2.0, *args, **kwargs)
 
 
 def _prod(values: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -116,16 +132,13 @@ def _index_fill(values: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     return torch.index_fill(values, dim, index, value)
 
 
-def _one_if(right: Tensor, like: Tensor) -> Tensor:
-    """A factor that is NaN where something is wrong: what was to be chosen instead would have no gradient."""
-    return torch.where(right, 1.0, math.nan).to(like.dtype)
-
-
-_SAFE: dict[Any, Callable[..., Any]] = {
+_CHECKED: dict[Any, Callable[..., Any]] = {
     F.embedding: _embedding,
     F.cross_entropy: _with_labels(F.cross_entropy),
     F.nll_loss: _with_labels(F.nll_loss),
     torch.embedding: _rows_of,
+}
+_SAFE: dict[Any, Callable[..., Any]] = {
     torch.prod: _prod,
     Tensor.prod: _prod,
     torch.select_scatter: _select_scatter,
