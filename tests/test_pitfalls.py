@@ -18,6 +18,7 @@ from clipline import (
     SettingError,
     Training,
 )
+from clipline.errors import ModuleError
 from clipline.federated.clipping import ClippedSum, aggregate, clip_rows, join_bit
 from clipline.federated.sampling import Cohort
 from clipline.federated.updates import Dense, Updates
@@ -221,3 +222,105 @@ def test_pitfall_text_says_one_thing_axis_another(quantile):
     ).run()
     tail = [report.fraction_within for report in result.reports[-50:]]
     assert np.mean(tail) == pytest.approx(quantile, abs=0.05)
+
+
+# Mistakes of our own engine, found by attacking it. tests/adversarial goes through many more forms of them.
+
+
+def private_sum(made, ids, round_index=0, clip=0.05):
+    """What the mechanism would add noise to, with exactly these users in the cohort."""
+    places = {name: place for place, name in enumerate(made.population.user_ids.tolist())}
+    cohort = Cohort(np.array(sorted(places[name] for name in ids)), SAMPLING)
+    params = made.algorithm.clients.flat.initial + 0.1
+    return made.algorithm.workforce.clipped_sum(params, cohort, round_index, clip).total.clone()
+
+
+def without(population, user):
+    """The same users with the same data but for one who is gone."""
+    owners = np.repeat(population.user_ids, np.diff(population.offsets))
+    kept = owners != user
+    fields = {name: field[kept] for name, field in population.fields.items()}
+    known = population.user_ids[population.user_ids != user]
+    return Population.from_arrays(owners[kept], known_users=known, **fields)
+
+
+@pytest.mark.parametrize("engine", ["one-by-one", "stacked"])
+def test_pitfall_position_is_not_identity(engine):
+    """A user who is not even sampled goes: nothing about the others' batches or dropout may change."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3)).double()
+    everybody = small_population()
+    sums = [
+        private_sum(training(people, model, engine=engine), range(20, 40))
+        for people in (everybody, without(everybody, 3))
+    ]
+    assert torch.equal(*sums)
+
+
+def test_pitfall_a_trial_is_not_a_proof():
+    """Batch statistics behind a head that starts at zero look harmless at first: widths must not depend on others."""
+    head = torch.nn.Linear(8, 3)
+    torch.nn.init.zeros_(head.weight)
+    layers = torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8, track_running_stats=False), head
+    everybody = small_population()
+    largest = int(np.argmax(np.diff(everybody.offsets)))
+    others = [user for user in range(60) if user != largest]
+    made = [
+        training(people, torch.nn.Sequential(*layers).double(), engine="stacked")
+        for people in (everybody, without(everybody, largest))
+    ]
+    assert torch.equal(*(private_sum(one, others) for one in made))
+    moved = private_sum(made[0], [*others, largest]) - private_sum(made[0], others)
+    assert float(moved[:-1].norm()) <= 0.05 * (1 + 1e-9)
+
+
+def test_pitfall_a_module_remembers():
+    class Cosine(torch.nn.Linear):
+        def forward(self, x):
+            self.weight.data = torch.nn.functional.normalize(self.weight.data)
+            return super().forward(x)
+
+    with pytest.raises(ModuleError, match="parameter 'weight' of the model was replaced"):
+        training(model=Cosine(6, 3).double())
+
+
+def test_pitfall_n_is_data():
+    """The neighbour is sampled at the same rate and charged at the same delta, or n is public and printed as such."""
+    made = [
+        training(people, population_size=60, cohort_size=60)
+        for people in (small_population(), without(small_population(), 3))
+    ]
+    assert made[0].algorithm.event == made[1].algorithm.event
+    assert made[0].delta == made[1].delta
+    assert "the number of users is public" in str(training().planned)
+
+
+def test_pitfall_same_noise_other_data():
+    corrected = small_population()
+    corrected.fields["x"][0, 0] += 1e-9
+    assert corrected.fingerprint() != small_population().fingerprint()  # which a resume compares
+
+
+def test_pitfall_the_lattice_shows():
+    total = ClippedSum(torch.full((101,), 1 / 3, dtype=torch.float64), 1.0, SAMPLING)
+    mean = GaussianMechanism(1, 1.0).release(total, np.random.default_rng(0)).mean
+    assert torch.equal(mean * 2**20, (mean * 2**20).round())
+
+
+@pytest.mark.parametrize("engine", ["one-by-one", "stacked"])
+def test_pitfall_the_abort_is_an_output(engine):
+    population = small_population()
+    population.fields["y"][int(population.offsets[4])] = 77  # no such class
+    assert population.size(4) > 0
+    made = training(population, engine=engine)
+    moved = private_sum(made, range(10)) - private_sum(made, [user for user in range(10) if user != 4])
+    assert not moved[:-1].any()
+    assert moved[-1] == -0.5
+
+
+def test_pitfall_time_is_an_output():
+    from clipline.study.run_directory import round_json
+
+    report = training().run().reports[0]
+    assert report.unprivate_seconds > 0
+    assert "unprivate_seconds" not in round_json(report)
