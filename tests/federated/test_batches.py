@@ -43,7 +43,7 @@ def test_a_plan_is_what_each_user_does_alone(epochs, max_examples, batch_size):
         widths = filled_width(local.examples_of(population, users), batch_size)
         assert steps.widths.tolist() == widths.tolist()
         assert steps.rows.shape == (len(users), steps.longest, max(widths.tolist(), default=1))
-        assert widest <= steps.rows.shape[2] <= min(batch_size, 2 * widest)
+        assert widest <= steps.rows.shape[2] <= min(batch_size, max(8, 2 * widest))
         assert steps.longest == max(map(len, wanted), default=0)
         for rows, counts, batches in zip(steps.rows, steps.counts, wanted, strict=True):
             assert counts.tolist() == [len(batch) for batch in batches] + [0] * (steps.longest - len(batches))
@@ -84,8 +84,8 @@ def test_runs_of_users_whose_batches_are_of_one_size():
 
 
 def test_how_wide_a_batch_is_filled_up_depends_on_the_users_own_examples_alone():
-    sizes = np.array([0, 1, 2, 3, 5, 6, 10, 11, 20, 21, 400])
-    expected = [1, 1, 2, 3, 5, 10, 10, 20, 20, 20, 20]  # 20, and halves of it rounded up: 10, 5, 3, 2, 1
+    sizes = np.array([0, 1, 5, 6, 8, 9, 10, 11, 15, 16, 20, 21, 400])
+    expected = [5, 5, 5, 8, 8, 10, 10, 15, 15, 20, 20, 20, 20]  # 20 over 1, 1.41, 2, 2.83, 4, rounded up
     assert filled_width(sizes, 20).tolist() == expected
     for size, width in zip(sizes, expected, strict=True):
         assert filled_width(np.array([size, 7]), 20)[0] == width

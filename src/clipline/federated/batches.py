@@ -17,6 +17,7 @@ from .population import Population
 
 KeysFor = Callable[[str], NDArray[np.uint64]]  # the keys of a block's users, one each, for one purpose
 
+_NARROWEST = 5  # examples
 _RESIDENT = 0.25  # of a GPU's free memory may hold the population
 
 
@@ -46,16 +47,15 @@ class Steps:
 
 
 def filled_width(sizes: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
-    """How wide the batches of users with so many examples are filled up. A model can see it: nobody else's size counts.
+    """How wide the batches of users with so many examples are filled up. A model sees it: nobody else's size counts.
 
-    `batch_size`, or half of it, a quarter ... for a user whose only batch fits into that.
+    `batch_size`, or that over 1.4, over 2, over 2.8 ... for a user whose only batch fits into it, but not below 5, as
+    every width is a block of its own.
     """
-    widths = np.full(len(sizes), batch_size)
-    width = batch_size
-    while width > 1:
-        width = -(-width // 2)
-        widths[sizes <= width] = width
-    return widths
+    halvings = int(2 * np.log2(max(1, batch_size))) + 1
+    steps = np.unique(np.ceil(batch_size / 2 ** (np.arange(halvings + 1) / 2)).astype(np.int64))
+    steps = steps[steps >= min(batch_size, _NARROWEST)]
+    return np.asarray(steps[np.minimum(np.searchsorted(steps, sizes), len(steps) - 1)], np.int64)
 
 
 def plan_steps(population: Population, users: NDArray[np.int64], local: LocalSGD, keys_for: KeysFor) -> Steps:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import builtins
 import copy
+import dis
 import functools
 import random
 import sys
 import sysconfig
 import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,7 +45,29 @@ from .snapshots import (
 
 _TRUSTED = {"clipline", "torch", "numpy", "triton", *sys.stdlib_module_names} - {"__main__"}
 _INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-_LARGE = 512  # entries: larger containers are compared once a block and not after every user
+_NOT_STATE = frozenset(
+    [
+        "__dict__",
+        "__weakref__",
+        "__doc__",
+        "__module__",
+        "__slots__",
+        "__annotations__",
+        "__builtins__",
+        "__loader__",
+        "__spec__",
+        "__file__",
+        "__cached__",
+        "__name__",
+        "__package__",
+        "__path__",
+        "__qualname__",
+        "__abstractmethods__",
+        "_abc_impl",
+        "__orig_bases__",
+    ]
+)
+_LARGE = 4096  # entries: larger containers are compared once a block and not after every user
 _STRUCTURE = ("_parameters", "_buffers", "_modules")  # of a module: what it consists of
 
 
@@ -91,14 +115,20 @@ class Isolation:
         self._large: list[Kept] = []
         self._empty: list[Any] = []  # containers with nothing in them: most hooks of most modules
         self._names: list[str] = []  # of these
-        self._constants: dict[str, Constant] = {}
-        self._caches: list[tuple[Any, int]] = []
+        self._constants: list[Constant] = []
+        self._dtype = torch.get_default_dtype()
+        self._caches: list[Any] = []
         self._generators: list[Callable[[int], object]] = []
         self._seen: dict[int, object] = {}
         own = {id(param) for param in self._trainable.values()}
         self._keys = {id(part.key) for part in self._module.modules() if isinstance(part, Chance)}
-        self._walk(self._module, "model", own)
-        self._walk(self._loss, "loss", own)
+        try:
+            self._walk(self._module, "model", own)
+            self._walk(self._loss, "loss", own)
+        except RecursionError:
+            raise ModuleError(
+                "model or loss holds lists or objects nested too deeply to look into: flatten them"
+            ) from None
         self._seen.clear()
 
     def before_block(self) -> None:
@@ -124,9 +154,11 @@ class Isolation:
             left = left or next(label for label, container in zip(self._names, self._empty, strict=True) if container)
             for container in self._empty:
                 container.clear()
-        for cache, size in self._caches:
-            if cache.cache_info().currsize != size:
-                cache.cache_clear()
+        for cache in self._caches:
+            cache.cache_clear()
+        if torch.get_default_dtype() != self._dtype:
+            torch.set_default_dtype(self._dtype)
+        refused = refused or next((_changed(one, self._module) for one in self._constants if one.touched()), "")
         if refused:
             self._put_back()
             raise IsolationError(refused)
@@ -138,10 +170,10 @@ class Isolation:
             if not kept.same():
                 kept.restore()
                 raise IsolationError(_remembered(kept.label))
-        for name, constant in self._constants.items():
+        for constant in self._constants:
             if not constant.same():
                 constant.restore()
-                raise IsolationError(_changed_constant(name, self._module))
+                raise IsolationError(_changed(constant, self._module))
 
     def after_stack(self) -> None:
         """After users who trained together: there no change at all can be told apart by user, and all are refused."""
@@ -180,6 +212,8 @@ class Isolation:
         """Undo what is refused, so that the caller's next attempt begins with the model as given."""
         for kept in self._structure:
             kept.restore()
+        for constant in self._constants:
+            constant.restore()
         for param, data in zip(self._trainable.values(), self._data, strict=True):
             param.grad = None
             param.data = data
@@ -188,15 +222,27 @@ class Isolation:
 
     def _walk(self, value: Any, label: str, own: set[int]) -> None:
         """Note everything mutable that `value` leads to."""
-        if isinstance(value, VALUES) or id(value) in self._seen:
+        own_class = not _installed(type(value))
+        if (isinstance(value, VALUES) and not own_class) or id(value) in self._seen:
             return
         self._seen[id(value)] = value  # kept alive, so that no other object gets its number
+        if own_class and isinstance(value, (*VALUES, dict, list, set, tuple, deque)):
+            self._note_object(value, label, own)  # a class of the caller's may have attributes beside
         if isinstance(value, Tensor):
             self._note_tensor(value, label, own)
         elif isinstance(value, nn.Module):
             self._note_module(value, label, own)
         elif isinstance(value, np.ndarray):
-            self._constants[label] = Constant(value)
+            self._constants.append(Constant(label, value))
+            for entry in value.ravel().tolist() if value.dtype.hasobject else ():
+                self._walk(entry, label, own)
+        elif isinstance(value, weakref.ref):
+            self._walk(value(), label, own)
+        elif isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
+            if not isinstance(value.__self__, types.ModuleType):
+                self._walk(value.__self__, label, own)
+        elif isinstance(value, functools.cached_property | functools.partialmethod):
+            self._walk(value.func, label, own)
         elif (begin := _beginning(value)) is not None:
             self._generators.append(begin)
         elif isinstance(value, dict | list | set | deque | bytearray | types.SimpleNamespace):
@@ -224,12 +270,18 @@ class Isolation:
             for function in (value.fget, value.fset):
                 self._walk(function, label, own)
         elif isinstance(value, functools._lru_cache_wrapper):
-            self._caches.append((value, value.cache_info().currsize))
+            self._caches.append(value)
             self._walk(value.__wrapped__, label, own)
         elif isinstance(value, types.FunctionType):
             self._note_function(value, label, own)
         elif isinstance(value, type):
             self._note_class(value, own)
+        elif isinstance(value, types.ModuleType):
+            if not _from_installed(value.__name__):
+                self._kept.append(ClassAttributes(label, value))
+                for name, entry in list(vars(value).items()):
+                    if name not in _NOT_STATE:
+                        self._walk(entry, f"{value.__name__}.{name}", own)
         elif hasattr(type(value), "__next__"):
             raise ModuleError(
                 f"{label} is {_article(type(value).__name__)}, which cannot begin anew for every user: keep a list and "
@@ -249,10 +301,8 @@ class Isolation:
             (self._large if len(kept.now) > _LARGE else self._kept).append(kept)
 
     def _note_tensor(self, value: Tensor, label: str, own: set[int]) -> None:
-        if id(value) in self._keys:
-            return
-        if id(value) not in own:
-            self._constants[label] = Constant(value)
+        if id(value) not in own and id(value) not in self._keys:
+            self._constants.append(Constant(label, value))
         self._note(Container(label, vars(value)))
         self._walk(value._backward_hooks, f"a hook on {label}", own)
 
@@ -266,6 +316,7 @@ class Isolation:
                     self._walk(part, f"{label}.{key}", own)
             elif name not in skipped:
                 self._walk(entry, f"{label}.{name}", own)
+        self._note_slots(module, label, own)
         self._walk(type(module), label, own)
 
     def _note_function(self, function: types.FunctionType, label: str, own: set[int]) -> None:
@@ -282,16 +333,19 @@ class Isolation:
             if entry is MISSING and hasattr(builtins, name):
                 continue
             self._kept.append(Global(f"global variable {name!r}", function.__globals__, name))
-            if entry is not MISSING and not isinstance(entry, types.ModuleType):
+            if entry is not MISSING:
                 self._walk(entry, f"global variable {name!r}", own)
+        for name in _imported_names(function.__code__):
+            self._walk(sys.modules.get(name), f"module {name}", own)
 
     def _note_class(self, kind: type, own: set[int]) -> None:
-        for cls in kind.__mro__:
+        metaclass: type = type(kind)
+        for cls in (*kind.__mro__, *metaclass.__mro__):
             if not _installed(cls) and (cls is kind or id(cls) not in self._seen):
                 self._seen[id(cls)] = cls
                 self._kept.append(ClassAttributes(f"class {cls.__qualname__}", cls))
                 for name, entry in list(vars(cls).items()):
-                    if not name.startswith("__") or name in ("__init__", "__call__"):
+                    if name not in _NOT_STATE:
                         self._walk(entry, f"{cls.__qualname__}.{name}", own)
 
     def _note_object(self, value: Any, label: str, own: set[int]) -> None:
@@ -299,12 +353,15 @@ class Isolation:
             self._note(Container(label, vars(value)))
             for name, entry in list(vars(value).items()):
                 self._walk(entry, f"{label}.{name}", own)
-        for cls in type(value).__mro__:
-            for name in cls.__dict__.get("__slots__", ()):
-                if isinstance(cls.__dict__.get(name), types.MemberDescriptorType):
-                    self._kept.append(Slot(f"{label}.{name}", value, name))
-                    self._walk(getattr(value, name, None), f"{label}.{name}", own)
+        self._note_slots(value, label, own)
         self._walk(type(value), label, own)
+
+    def _note_slots(self, value: Any, label: str, own: set[int]) -> None:
+        for cls in type(value).__mro__:
+            for name, slot in vars(cls).items() if not _installed(cls) else ():
+                if isinstance(slot, types.MemberDescriptorType):
+                    self._kept.append(Slot(f"{label}.{name}", value, slot))
+                    self._walk(self._kept[-1].before, f"{label}.{name}", own)  # type: ignore[attr-defined]
 
 
 def _place(param: Tensor) -> tuple[object, ...]:
@@ -330,12 +387,22 @@ def _beginning(value: Any) -> Callable[[int], object] | None:
     return None
 
 
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    """The names that a function, or one made inside it, looks up or sets; some are attributes of something else."""
-    yield from code.co_names
+def _names(code: types.CodeType, *kinds: str) -> Iterator[str]:
+    """The names that instructions of these kinds have, in a function and those made inside it."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in kinds:
+            yield str(instruction.argval)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _global_names(constant)
+            yield from _names(constant, *kinds)
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    return set(_names(code, "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME"))
+
+
+def _imported_names(code: types.CodeType) -> set[str]:
+    return set(_names(code, "IMPORT_NAME"))
 
 
 @functools.cache
@@ -347,12 +414,14 @@ def _from_installed(module_name: str) -> bool:
 
 
 def _installed(thing: Any) -> bool:
-    """Whether a class or function is a library's: those are not looked into."""
+    """Whether a class or function is a library's: those are not looked into. A wrapper may carry another's name."""
+    if isinstance(thing, types.FunctionType):
+        return _from_installed(str(thing.__globals__.get("__name__", "")))
     return _from_installed(getattr(thing, "__module__", None) or "builtins")
 
 
-def _changed_constant(label: str, module: nn.Module) -> str:
-    name = label.removeprefix("model.")
+def _changed(constant: Constant, module: nn.Module) -> str:
+    name = constant.label.removeprefix("model.")
     kind = "buffer" if name in dict(module.named_buffers()) else "tensor"
     kind = "frozen parameter" if name in dict(module.named_parameters()) else kind
     return (

@@ -152,8 +152,9 @@ class OneByOne:
         try:
             with torch.enable_grad():
                 train()
-        except Exception as error:
-            if self.on_error == "raise" or not users_own(error):
+        except BaseException as error:
+            if self.on_error == "raise" or not isinstance(error, Exception) or not users_own(error):
+                self.isolation.after_user()  # what is left must not pass for the caller's own, in a later call
                 raise
             failed = True
         self._left = self.isolation.after_user()

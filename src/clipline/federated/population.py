@@ -49,6 +49,8 @@ class Population:
         `user_ids[k]` says whose example k is (numbers or text, in any order); the order of a user's own examples is
         kept. `known_users` adds users who have no example at all: they can be sampled and are protected like others.
         """
+        _refuse_mixed("user_ids", user_ids)
+        _refuse_mixed("known_users", known_users)
         ids = _as_array("user_ids", user_ids)
         _check_ids("user_ids", ids, "give one id for each example")
         arrays = {name: _as_array(f"field {name!r}", field) for name, field in fields.items()}
@@ -62,10 +64,10 @@ class Population:
         known = ids[:0] if known_users is None else _as_array("known_users", known_users)
         if known.size or known.ndim != 1:  # an empty list has no type to go by
             _check_ids("known_users", known, "give one id for each user")
-        if len(known) and len(ids) and (known.dtype.kind in "US") != (ids.dtype.kind in "US"):
+        if len(known) and len(ids) and known.dtype.kind != ids.dtype.kind:  # joined they would become another type
             raise PopulationError(
-                f"known_users are {known.dtype} and user_ids are {ids.dtype} but both must be text or both numbers: "
-                "convert one of them"
+                f"known_users are {known.dtype} and user_ids are {ids.dtype} but both must be of one kind, whole numbers "
+                "or text say: convert one of them"
             )
         everyone = np.concatenate([ids, known]) if len(known) else ids
         users, owner = np.unique(everyone, return_inverse=True)
@@ -169,6 +171,24 @@ class Population:
         """The fields of one user, each (size, ...), as views."""
         start, stop = int(self.offsets[user]), int(self.offsets[user + 1])
         return {name: field[start:stop] for name, field in self.fields.items()}
+
+
+def _refuse_mixed(name: str, ids: object) -> None:
+    """A list of several kinds would become one type, and with one id the others would change theirs, and their keys."""
+    if isinstance(ids, list | tuple):
+        kinds = {_kind(one) for one in ids}
+        if len(kinds) > 1:
+            raise PopulationError(
+                f"{name} holds {' and '.join(sorted(kinds))} but must hold one kind: convert them, as with map(str, ...)"
+            )
+
+
+def _kind(one: object) -> str:
+    if isinstance(one, np.generic):
+        one = one.item()
+    if isinstance(one, bool | int):
+        return "whole numbers" if -(2**63) <= one < 2**63 else "whole numbers beyond 64 bits with a sign"
+    return type(one).__name__
 
 
 def _id_bytes(user_id: object) -> bytes:

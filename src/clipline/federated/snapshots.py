@@ -19,6 +19,7 @@ from torch import Tensor
 
 VALUES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, torch.Size)
 MISSING = object()
+_SHORT = 1 << 16  # bytes
 _COPIED = 1 << 26  # bytes: of larger tensors only torch's count of changes is compared, larger arrays are not looked at
 
 
@@ -52,7 +53,9 @@ class Container:
             if not self.skipped:
                 return all(map(is_, now.values(), before.values())) and all(map(is_, now, before))
             return all(now.get(key, MISSING) is entry or key in self.skipped for key, entry in before.items())
-        if isinstance(now, set | bytearray):
+        if isinstance(now, set):
+            return set(map(id, now)) == set(map(id, before))
+        if isinstance(now, bytearray):
             return bool(now == before)
         return all(map(is_, now, before))
 
@@ -118,26 +121,32 @@ class Global:
 class Slot:
     """An attribute of an object without a dictionary."""
 
-    def __init__(self, label: str, owner: Any, name: str) -> None:
-        self.label, self.owner, self.name = label, owner, name
-        self.before = getattr(owner, name, MISSING)
+    def __init__(self, label: str, owner: Any, slot: types.MemberDescriptorType) -> None:
+        self.label, self.owner, self.slot = label, owner, slot
+        self.before = self._now()
+
+    def _now(self) -> Any:
+        try:
+            return self.slot.__get__(self.owner)
+        except AttributeError:
+            return MISSING
 
     def same(self) -> bool:
         """Whether nothing has changed."""
-        return getattr(self.owner, self.name, MISSING) is self.before
+        return self._now() is self.before
 
     def restore(self) -> None:
         """Make it what it was."""
         if self.before is MISSING:
-            delattr(self.owner, self.name)
+            self.slot.__delete__(self.owner)
         else:
-            setattr(self.owner, self.name, self.before)
+            self.slot.__set__(self.owner, self.before)  # past what a frozen class forbids
 
 
 class ClassAttributes:
-    """The attributes of a class of the caller's."""
+    """The attributes of a class or a module of the caller's."""
 
-    def __init__(self, label: str, cls: type) -> None:
+    def __init__(self, label: str, cls: type | types.ModuleType) -> None:
         self.label, self.cls, self.before = label, cls, dict(vars(cls))
 
     def same(self) -> bool:
@@ -156,32 +165,59 @@ class ClassAttributes:
 
 
 class Constant:
-    """A tensor or array that training must not change: the values, to the last bit, NaN like NaN."""
+    """A tensor or array that training must not change: to the last bit, and without a gradient left behind."""
 
-    def __init__(self, now: Tensor | NDArray[Any]) -> None:
-        self.now = now
-        self.version = now._version if isinstance(now, Tensor) else 0
-        self.before = None if now.nbytes > _COPIED else _copied(now)
+    def __init__(self, label: str, now: Tensor | NDArray[Any]) -> None:
+        self.label, self.now = label, now
+        self.version, self.grad = (now._version, now.grad) if isinstance(now, Tensor) and now.is_leaf else (0, None)
+        plain = not isinstance(now, Tensor) or (now.layout == torch.strided and now.device.type != "meta")
+        self.before = _copied(now) if plain and now.nbytes <= _COPIED else None
+        # Looked at after every user: what is short, and lies where looking costs nothing.
+        self._short = plain and now.nbytes <= _SHORT and (isinstance(now, np.ndarray) or now.device.type == "cpu")
+
+    def touched(self) -> bool:
+        """Whether it was changed, as far as is seen at once; `same` looks at everything."""
+        if isinstance(self.now, Tensor) and self.now.is_leaf:
+            if self.now.grad is not self.grad:
+                return True
+            if self.now._version == self.version and not self._short:
+                return False
+        elif not self._short:
+            return False
+        return not self.same()
 
     def same(self) -> bool:
         """Whether nothing has changed."""
         now, before = self.now, self.before
-        if isinstance(now, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(now):  # left by a stack of users
-            return False
+        if isinstance(now, Tensor):
+            if torch._C._functorch.is_functorch_wrapped_tensor(now):  # left by a stack of users
+                return False
+            if now.is_leaf and now.grad is not self.grad:
+                return False
         if before is None:
-            return not isinstance(now, Tensor) or now._version == self.version
+            return not isinstance(now, Tensor) or not now.is_leaf or now._version == self.version
         if now.shape != before.shape or now.dtype != before.dtype:
             return False
         if isinstance(now, np.ndarray):
-            return bool(np.array_equal(now, before, equal_nan=now.dtype.kind in "fc"))
-        return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())
+            return now.dtype.hasobject or now.tobytes() == before.tobytes()
+        return torch.equal(_bits(now), _bits(before))
 
     def restore(self) -> None:
         """Make it what it was."""
         if isinstance(self.now, np.ndarray):
-            self.now[...] = self.before
-        elif self.before is not None:
+            if self.before is not None and self.now.flags.writeable:
+                self.now[...] = self.before
+            return
+        if self.now.is_leaf:
+            self.now.grad = self.grad
+        if self.before is not None and not self.same():
             self.now.data = self.before.clone()
+            self.version = self.now._version
+
+
+def _bits(values: Tensor) -> Tensor:
+    """As bytes: NaN is like itself, and 0 is not -0."""
+    return values.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _copied(values: Any) -> Any:

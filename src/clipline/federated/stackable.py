@@ -92,7 +92,9 @@ def _with_labels(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`F.cross_entropy` or `F.nll_loss`; a label that is no class is `wrong`."""
 
     def safe(wrong: list[Tensor], scores: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if labels.is_floating_point() or args:  # shares of every class; or arguments as in torch's early days
+        # On a processor core it is an error, after which the block trains again, user by user. Labels may be shares
+        # of every class, and arguments may stand as in torch's early days.
+        if labels.device.type == "cpu" or labels.is_floating_point() or args:
             return loss(scores, labels, *args, **kwargs)
         classes = scores.shape[1] if scores.ndim > 1 else scores.shape[0]
         known = ((labels >= 0) & (labels < classes)) | (labels == kwargs.get("ignore_index", -100))

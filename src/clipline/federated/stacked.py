@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from ..errors import ModuleError
 from ..streams import keys_of
 from .aside import aside
-from .batches import Steps, plan_steps
+from .batches import Steps, filled_width, plan_steps
 from .blocks import Begun, Block, Trained, Visit
 from .chance import step_keys
 from .isolation import IsolationError, generators_state, kept_generators
@@ -96,7 +96,7 @@ class Stacked:
         end = 0
         before, self._begun = self._begun, None
         while end < len(users):
-            start, end = end, end + self._together(users[end])
+            start, end = end, end + self._together(users[end:])
             begun, before = before, None
             if begun is None or not begun.is_for(visits, users[start:end]):
                 begun = self._started(visits, users[start:end], owners[start:end])
@@ -116,7 +116,7 @@ class Stacked:
             return
         visit = self._visit(params, cohort, round_index)
         users, owners = self._in_order([visit])
-        end = self._together(users[0])
+        end = self._together(users)
         try:
             self._begun = self._started([visit], users[:end], owners[:end])
         except Exception as error:  # whoever asks for it may see it fail again, and the round before is not lost
@@ -130,13 +130,15 @@ class Stacked:
     def _visit(self, params: Tensor, cohort: Cohort, round_index: int) -> Visit:
         return Visit(params, cohort.users, round_index, self.plain.streams, self.plain.local.lr)
 
-    def _together(self, user: int) -> int:
-        """How many users train with this one, who has most examples among them."""
+    def _together(self, users: NDArray[np.int64]) -> int:
+        """How many of these users, the first with most examples, make a block; on cores they are equally wide."""
         if self.plain.device.type != "cpu":
             return self.block_size
         local, examples = self.plain.local, self.plain.examples
-        most = int(local.examples_of(examples.population, np.array([user]))[0]) * local.epochs
-        return max(1, min(self.block_size, _GATHERED // max(1, most * examples.bytes_each)))
+        sizes = local.examples_of(examples.population, users[: self.block_size])
+        fitting = _GATHERED // max(1, int(sizes[0]) * local.epochs * examples.bytes_each)
+        widths = filled_width(sizes, local.batch_size)
+        return max(1, min(fitting, int((widths == widths[0]).sum())))
 
     def _in_order(self, visits: Sequence[Visit]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """All users, those with most examples first, and the run of each."""

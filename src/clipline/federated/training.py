@@ -138,6 +138,11 @@ class Training:
             raise refuse("server", server, "a server object", "give ServerSGD(1.0)")
         sampler = sampler_named(sampling, len(population), cohort_size, population_size)
         self.declared = population_size is not None
+        if self.declared and population.user_ids is None:
+            raise refuse(
+                "population_size", population_size, "left out where users have no ids",
+                "give user_ids: the place in the population would change for others when one user goes",
+            )  # fmt: skip
         self.relation = relation_for(sampler.sampling, relation, declared=self.declared)
         self.delta = check_number(
             "delta",

@@ -37,13 +37,26 @@ def made_up(
 
 def check_trial_batch(given: Mapping[str, Any], fields: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """The caller's own made-up examples as arrays, if they have the form of the population's."""
-    batch = {name: np.asarray(values) for name, values in given.items()}
+    if not isinstance(given, Mapping):
+        raise PopulationError(
+            f"trial_batch is a {type(given).__name__} but must map field names to arrays: give a dict"
+        )
+    batch = {
+        name: values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        for name, values in given.items()
+    }
+    if len({len(values) for values in batch.values() if values.ndim}) > 1:
+        raise PopulationError("trial_batch has fields of different lengths but each example needs all: make them equal")
     for name, field in fields.items():
         if name not in batch or batch[name].shape[1:] != field.shape[1:] or not len(batch[name]):
             got = f"shape {batch[name].shape}" if name in batch else "nothing"
             raise PopulationError(
                 f"trial_batch has {got} for field {name!r} but must have (examples, *{field.shape[1:]}): make up a few "
                 "examples like the population's"
+            )
+        if not np.can_cast(batch[name].dtype, field.dtype, "same_kind"):
+            raise PopulationError(
+                f"trial_batch has {batch[name].dtype} for field {name!r} but must have {field.dtype}: convert it"
             )
     return batch
 
