@@ -66,8 +66,8 @@ class Population:
             _check_ids("known_users", known, "give one id for each user")
         if len(known) and len(ids) and known.dtype.kind != ids.dtype.kind:  # joined they would become another type
             raise PopulationError(
-                f"known_users are {known.dtype} and user_ids are {ids.dtype} but both must be of one kind, whole numbers "
-                "or text say: convert one of them"
+                f"known_users are {known.dtype} and user_ids are {ids.dtype} but both must be text or both numbers, of "
+                "one kind: convert one of them"
             )
         everyone = np.concatenate([ids, known]) if len(known) else ids
         users, owner = np.unique(everyone, return_inverse=True)
@@ -179,7 +179,7 @@ def _refuse_mixed(name: str, ids: object) -> None:
         kinds = {_kind(one) for one in ids}
         if len(kinds) > 1:
             raise PopulationError(
-                f"{name} holds {' and '.join(sorted(kinds))} but must hold one kind: convert them, as with map(str, ...)"
+                f"{name} mixes types or holds None ({', '.join(sorted(kinds))}) but must hold one kind: convert it"
             )
 
 
