@@ -22,7 +22,8 @@ import synthetic
 import torch
 
 from clipline.federated import one_by_one, stacked
-from clipline.federated.isolation import Isolation, kept_generators
+from clipline.federated.generators import kept_generators
+from clipline.federated.isolation import Isolation
 
 ROUNDS = 9
 spent = [0.0]

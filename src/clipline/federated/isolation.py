@@ -19,7 +19,6 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 
 from ..errors import ModuleError
 from .chance import Chance
+from .generators import beginning
 from .snapshots import (
     MISSING,
     VALUES,
@@ -73,23 +73,6 @@ _STRUCTURE = ("_parameters", "_buffers", "_modules")  # of a module: what it con
 
 class IsolationError(ModuleError):
     """Something of one user would have reached the next: the run ends before anything of the round is released."""
-
-
-@contextmanager
-def kept_generators() -> Iterator[None]:
-    """Within, NumPy's and Python's shared generators may be set; afterwards they are as they were."""
-    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        random.setstate(python_state)
-
-
-def generators_state() -> tuple[object, ...]:
-    """Where NumPy's and Python's shared generators stand, to compare."""
-    kind, numbers, *rest = np.random.get_state()  # noqa: NPY002
-    return kind, bytes(memoryview(numbers)), *rest, random.getstate()  # type: ignore[arg-type]
 
 
 class Isolation:
@@ -243,7 +226,7 @@ class Isolation:
                 self._walk(value.__self__, label, own)
         elif isinstance(value, functools.cached_property | functools.partialmethod):
             self._walk(value.func, label, own)
-        elif (begin := _beginning(value)) is not None:
+        elif (begin := beginning(value)) is not None:
             self._generators.append(begin)
         elif isinstance(value, dict | list | set | deque | bytearray | types.SimpleNamespace):
             inside = vars(value) if isinstance(value, types.SimpleNamespace) else value
@@ -367,24 +350,6 @@ class Isolation:
 def _place(param: Tensor) -> tuple[object, ...]:
     """Where a parameter lies, how, and how many hooks wait for its gradient."""
     return param.data_ptr(), param.shape, param.stride(), len(param._backward_hooks or ())
-
-
-def _beginning(value: Any) -> Callable[[int], object] | None:
-    """How a random generator that a model holds begins anew; None for anything else."""
-    if isinstance(value, torch.Generator):
-        return value.manual_seed
-    if isinstance(value, random.Random):
-        return value.seed
-    if isinstance(value, np.random.RandomState):
-        return lambda key: value.seed(key & 0xFFFFFFFF)
-    if isinstance(value, np.random.Generator | np.random.BitGenerator):
-        bits = value.bit_generator if isinstance(value, np.random.Generator) else value
-
-        def begin(key: int) -> None:
-            bits.state = type(bits)(key).state
-
-        return begin
-    return None
 
 
 def _names(code: types.CodeType, *kinds: str) -> Iterator[str]:

@@ -23,7 +23,8 @@ from .bags import Ledger
 from .batches import Examples, plan_steps
 from .chance import step_keys
 from .flat_module import FlatModule
-from .isolation import Isolation, IsolationError, kept_generators
+from .generators import kept_generators
+from .isolation import Isolation, IsolationError
 from .local import Batch, LocalSGD, Loss, LossOf, OnError, per_example, users_own
 from .memory import keep_freed_memory
 from .native import compiled

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ from .aside import aside
 from .batches import Steps, filled_width, plan_steps
 from .blocks import Begun, Block, Trained, Visit
 from .chance import step_keys
-from .isolation import IsolationError, generators_state, kept_generators
+from .generators import generators_state, kept_generators
+from .isolation import IsolationError
 from .lanes import Lanes
 from .local import Batch, per_example, users_own
 from .one_by_one import OneByOne
@@ -262,10 +264,9 @@ class Stacked:
                     self._step(*arguments)
                     continue
                 # Libraries choose other routines, which round otherwise, for one user than for more: never only one.
-                alone, *rest = tree_map(lambda tensor: tensor.expand(2, *tensor.shape[1:]), arguments)
-                twice = [piece.clone() for piece in alone]
-                self._step(twice, *rest)
-                for piece, moved in zip(arguments[0], twice, strict=True):
+                twice: Any = tree_map(_twice, arguments)
+                self._step(*twice)
+                for piece, moved in zip(arguments[0], twice[0], strict=True):
                     piece.copy_(moved[:1])
 
     def _plan(
@@ -370,6 +371,12 @@ class Stacked:
         fitting = int(_FREE * torch.cuda.mem_get_info(plain.device)[0] / bytes_a_user)
         expected = cohort_size + (math.ceil(4 * math.sqrt(cohort_size)) if varying else 0)
         return max(1, min(fitting, expected, _MOST))
+
+
+def _twice(one: Tensor) -> Tensor:
+    """(1, ...) -> (2, ...), in memory of its own: a model may write into its batch. torch cannot copy all types."""
+    plain = one.view(torch.int16) if one.dtype == torch.uint16 else one
+    return torch.cat([plain, plain]).view(one.dtype)
 
 
 def _alike(named: Mapping[str, Named]) -> list[tuple[NDArray[np.int64], list[int]]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -32,6 +33,11 @@ class LoadedTask:
     evaluate: Evaluate  # on users outside the population
     reduction: str = "mean"  # of a loss that gives one number for each example
     row_fields: RowFields = field(default_factory=dict)  # parameters of which a user touches few rows
+
+    def __post_init__(self) -> None:
+        if self.population.user_ids is None:  # users drawn by rule: the number of a user is the user's id
+            ids = np.arange(len(self.population))
+            object.__setattr__(self, "population", replace(self.population, user_ids=ids))
 
 
 @dataclass(frozen=True, eq=False)
