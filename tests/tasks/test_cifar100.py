@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -155,7 +157,8 @@ def test_the_group_count_is_2_or_32(monkeypatch):
     monkeypatch.setattr(cifar100, "ResNet18", lambda groups: built.append(groups) or nn.Linear(1, 1))
     monkeypatch.setattr(cifar100, "evaluator", lambda *args, **more: None)
     for groups in (2, 32):
-        cifar100.build(TASK.settings.overridden({"group_count": groups}, "here"), None, None).make(0)
+        nobody = SimpleNamespace(user_ids=())
+        cifar100.build(TASK.settings.overridden({"group_count": groups}, "here"), nobody, None).make(0)
     assert built == [2, 32]
     with pytest.raises(SettingError, match="group_count=8 must be 2 or 32"):
         TASK.settings.overridden({"group_count": 8}, "here")
