@@ -21,9 +21,10 @@ import recording
 import synthetic
 import torch
 
-from clipline.federated import one_by_one, stacked
-from clipline.federated.generators import kept_generators
-from clipline.federated.isolation import Isolation
+from clipline.engine import one_by_one
+from clipline.engine.isolation.generators import kept_generators
+from clipline.engine.isolation.guard import Isolation
+from clipline.engine.stacked import trainer as stacked
 
 ROUNDS = 9
 spent = [0.0]
@@ -73,7 +74,7 @@ def main() -> None:
     ):
         sizes = np.full(200, size, np.int64)
         algorithm = synthetic.training(task, sizes, cohort, engine=engine).algorithm
-        state, shares, whole = algorithm.first(), [], []
+        state, shares, whole = algorithm.init(), [], []
         for number in range(ROUNDS + 2):
             spent[0], begun = 0.0, time.perf_counter()
             state, _ = algorithm.round(state)

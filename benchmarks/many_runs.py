@@ -12,7 +12,7 @@ from dataclasses import replace
 import recording
 
 import clipline
-from clipline.federated.clients import SMALL_MODEL
+from clipline.engine.choose import SMALL_MODEL
 
 SKIPPED = 4  # rounds
 

@@ -24,13 +24,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from clipline_round import training
 
-from clipline.federated.program import Recording
+from clipline.engine.stacked.step import GraphedStep
 from clipline.federated.round import Algorithm
 
 
 def rounds_in_a_row(algorithm: Algorithm, count: int) -> float:
     """Mean seconds of a round; it is over when what it releases can be read."""
-    state, begun = algorithm.first(), time.perf_counter()
+    state, begun = algorithm.init(), time.perf_counter()
     for number in range(count):
         state, release = algorithm.round(state, last=number == count - 1)
         _ = release.fraction_within
@@ -39,17 +39,17 @@ def rounds_in_a_row(algorithm: Algorithm, count: int) -> float:
 
 def on_a_gpu(algorithm: Algorithm, count: int) -> tuple[float, float]:
     """Seconds of a round, and of the steps in it."""
-    taken: list[tuple[Recording, int]] = []
-    replay = Recording.replay
+    taken: list[tuple[GraphedStep, int]] = []
+    replay = GraphedStep.replay
 
-    def noted(self: Recording, active: int) -> None:
+    def noted(self: GraphedStep, active: int) -> None:
         taken.append((self, active))
         replay(self, active)
 
     rounds_in_a_row(algorithm, 4)  # everything is compiled and recorded
-    Recording.replay = noted  # type: ignore[method-assign]
+    GraphedStep.replay = noted  # type: ignore[method-assign]
     rounds_in_a_row(algorithm, 1)
-    Recording.replay = replay  # type: ignore[method-assign]
+    GraphedStep.replay = replay  # type: ignore[method-assign]
     steps, whole = [], []
     assert len({id(own) for own, _ in taken}) == 1, "users of equal size train in one lane"
     for _ in range(3):

@@ -38,7 +38,7 @@ def training(task: str, sizes: NDArray[np.int64], cohort: int, **options: Any) -
     population = clipline.Population(offsets, fields(task, int(offsets[-1])))
     settings = clipline.task_named(task).settings
     if task == "handwriting":
-        from clipline.tasks.handwriting import HandwritingNet, loss
+        from clipline.tasks.handwriting.task import HandwritingNet, loss
         from clipline.tasks.initialisers import initialised
 
         model, reduction, row_fields = initialised(lambda: HandwritingNet(10), 0), "mean", {}
@@ -59,7 +59,7 @@ def training(task: str, sizes: NDArray[np.int64], cohort: int, **options: Any) -
 
 def seconds_a_round(algorithm: Algorithm, rounds: int, warm_up: int = 2) -> tuple[float, TrainState]:
     """The median of rounds in a row, after some to warm up. A round is over when what it releases can be read."""
-    state, taken = algorithm.first(), list[float]()
+    state, taken = algorithm.init(), list[float]()
     for count in (warm_up, rounds):
         taken.clear()
         for number in range(count):

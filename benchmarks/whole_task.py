@@ -15,7 +15,7 @@ import recording
 import torch
 
 import clipline
-from clipline.federated.reports import RoundReport
+from clipline.training.reports import RoundReport
 
 
 def main() -> None:

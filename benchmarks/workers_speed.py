@@ -29,7 +29,7 @@ busy: dict[int, list[float]] = {1: [], WORKERS: []}
 starts = []
 for _ in range(PAIRS):
     for workers, training in trainings.items():
-        state = training.algorithm.first()
+        state = training.algorithm.init()
         begun = time.perf_counter()
         with training.algorithm.workforce.at_work():
             ready, used = time.perf_counter(), time.process_time()

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from clipline import LocalSGD, Population
-from clipline.federated.one_by_one import OneByOne
+from clipline.engine.layers import MatrixLSTM, MaxPool2d, PatchConv2d
+from clipline.engine.one_by_one import OneByOne
+from clipline.engine.stacked.trainer import Stacked
 from clipline.federated.sampling import Cohort
-from clipline.federated.stacked import Stacked
 from clipline.privacy.events import PoissonSampling
-from clipline.tasks.layers import MatrixLSTM, MaxPool2d, PatchConv2d
 
 ROOT = Path(__file__).parents[1]
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from clipline import Population
-from clipline.federated.bags import bag
-from clipline.tasks.layers import BagLinear
+from clipline.engine.layers import BagLinear
+from clipline.engine.sparse.recorded_weight import bag
 
 HEIGHT, TAGS, SIZES = 12, 5, (4, 0, 23, 1, 9)
 

@@ -18,10 +18,10 @@ from clipline import (
     SettingError,
     Training,
 )
+from clipline.engine.updates import Dense, Updates
 from clipline.errors import ModuleError
 from clipline.federated.clipping import ClippedSum, aggregate, clip_rows, join_bit
 from clipline.federated.sampling import Cohort
-from clipline.federated.updates import Dense, Updates
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling
 from clipline.streams import Streams
 
@@ -51,7 +51,7 @@ def test_pitfall_noise_scaled_by_the_next_rounds_clip():
         clip=QuantileClip(quantile=0.1, start=1e6, lr=2.0),
     )  # fmt: skip
     streams = run.algorithm.streams
-    state, release = run.algorithm.round(run.algorithm.first())
+    state, release = run.algorithm.round(run.algorithm.init())
     split = float(GaussianMechanism(50, 1.0, 3.0).delta_noise_multiplier)
     expected = split * 1e6 * streams.noise(0).standard_normal(19)[:-1] / 50
     assert state.clip.clip < 0.5e6
@@ -75,7 +75,7 @@ def test_pitfall_weighted_mean_under_privacy():
         population, model, pull, sampling="fixed", cohort_size=2, noise_multiplier=0, clip=FixedClip(0.01), rounds=1,
         delta=0.1, local=LocalSGD(0.1, batch_size=20),
     )  # fmt: skip
-    _, release = run.algorithm.round(run.algorithm.first())
+    _, release = run.algorithm.round(run.algorithm.init())
     assert float(release.mean[0]) == pytest.approx(0.0, abs=1e-8)
 
 
@@ -202,7 +202,7 @@ def test_pitfall_float_and_rng():
     run.run()
     assert np.random.random() == expected  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), before)
-    _, released = run.algorithm.round(run.algorithm.first())
+    _, released = run.algorithm.round(run.algorithm.init())
     assert released.mean.dtype == torch.float64
 
 
@@ -319,7 +319,7 @@ def test_pitfall_the_abort_is_an_output(engine):
 
 
 def test_pitfall_time_is_an_output():
-    from clipline.study.run_directory import round_json
+    from clipline.training.run_directory import round_json
 
     report = training().run().reports[0]
     assert report.unprivate_seconds > 0

@@ -12,7 +12,7 @@ import torch
 from workload import NOISE_MULTIPLIER, SERVER_MOMENTUM, WORKLOADS, user_fields
 
 import clipline
-from clipline.federated.local_workers import usable_cores
+from clipline.engine.parallel.forked import usable_cores
 
 
 def value_of(text: str) -> Any:
@@ -58,7 +58,7 @@ def main() -> None:
     clock = protocol.Clock()
     rounds = wanted.warmups + wanted.rounds
     algorithm = training(wanted.task, wanted.users, rounds, wanted.device, options_of(wanted.options)).algorithm
-    state = algorithm.first()
+    state = algorithm.init()
     cuda = wanted.device.startswith("cuda")
     with algorithm.workforce.at_work():
         clock.ready(f"clipline {clipline.__version__}, torch {torch.__version__}")

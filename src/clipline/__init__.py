@@ -11,34 +11,34 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "BagLinear": "tasks.layers",
+    "BagLinear": "engine.layers",
     "CliplineError": "errors",
     "DeltaNoise": "privacy.split",
-    "FixedClip": "federated.controllers",
+    "FixedClip": "federated.clip_controllers",
     "FixedSizeSampler": "federated.sampling",
     "FixedSizeSampling": "privacy.events",
     "GaussianEvent": "privacy.events",
     "GaussianMechanism": "federated.mechanism",
     "Guarantee": "privacy.guarantee",
     "Ledger": "privacy.ledger",
-    "LocalSGD": "federated.local",
-    "MatrixLSTM": "tasks.layers",
+    "LocalSGD": "federated.local_sgd",
+    "MatrixLSTM": "engine.layers",
     "NoSampling": "privacy.events",
-    "PatchConv2d": "tasks.layers",
+    "PatchConv2d": "engine.layers",
     "Plan": "privacy.planning",
     "PoissonRuns": "privacy.selection",
     "PoissonSampler": "federated.sampling",
     "PoissonSampling": "privacy.events",
     "Population": "federated.population",
-    "QuantileClip": "federated.controllers",
+    "QuantileClip": "federated.clip_controllers",
     "Relation": "privacy.relations",
-    "ScheduledClip": "federated.controllers",
-    "ServerAdam": "federated.server",
-    "ServerSGD": "federated.server",
-    "ServerYogi": "federated.server",
+    "ScheduledClip": "federated.clip_controllers",
+    "ServerAdam": "federated.server_optimisers",
+    "ServerSGD": "federated.server_optimisers",
+    "ServerYogi": "federated.server_optimisers",
     "SettingError": "errors",
-    "TrainResult": "federated.training",
-    "Training": "federated.training",
+    "TrainResult": "training.training",
+    "Training": "training.training",
     "TruncatedNegativeBinomial": "privacy.selection",
     "TruncatedPoissonSampling": "privacy.events",
     "account": "privacy.accountant",
@@ -54,23 +54,22 @@ _HOMES = {
     "plan": "privacy.planning",
     "privacy_curve": "privacy.accountant",
     "rounds_within": "privacy.calibration",
-    "run_together": "federated.many",
+    "run_together": "training.side_by_side",
     "split_noise": "privacy.split",
     "task_named": "tasks",
-    "train_many": "tasks.many",
+    "train_many": "tasks.sweep",
 }
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
+    from .engine.layers import BagLinear, MatrixLSTM, PatchConv2d
     from .errors import CliplineError, SettingError
-    from .federated.controllers import FixedClip, QuantileClip, ScheduledClip
-    from .federated.local import LocalSGD
-    from .federated.many import run_together
+    from .federated.clip_controllers import FixedClip, QuantileClip, ScheduledClip
+    from .federated.local_sgd import LocalSGD
     from .federated.mechanism import GaussianMechanism
     from .federated.population import Population
     from .federated.sampling import FixedSizeSampler, PoissonSampler
-    from .federated.server import ServerAdam, ServerSGD, ServerYogi
-    from .federated.training import Training, TrainResult
+    from .federated.server_optimisers import ServerAdam, ServerSGD, ServerYogi
     from .privacy.accountant import account, account_renyi, delta_at, privacy_curve
     from .privacy.calibration import cohort_within, least_scale, noise_multiplier_for, rounds_within
     from .privacy.events import (
@@ -88,8 +87,9 @@ if TYPE_CHECKING:
     from .privacy.selection import PoissonRuns, TruncatedNegativeBinomial, account_grid, account_search
     from .privacy.split import DeltaNoise, join_noise, split_noise
     from .tasks import task_named
-    from .tasks.layers import BagLinear, MatrixLSTM, PatchConv2d
-    from .tasks.many import train_many
+    from .tasks.sweep import train_many
+    from .training.side_by_side import run_together
+    from .training.training import Training, TrainResult
 
 
 def __getattr__(name: str) -> Any:

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from clipline import LocalSGD, Population
-from clipline.federated.one_by_one import OneByOne
+from clipline.engine.one_by_one import OneByOne
+from clipline.engine.stacked.trainer import Stacked
 from clipline.federated.sampling import Cohort
-from clipline.federated.stacked import Stacked
 from clipline.streams import Streams
 
 USERS, FEATURES, CLASSES = 24, 36, 3

@@ -16,8 +16,8 @@ from clipline.data.store import write_store
 from clipline.federated.population import Population
 from clipline.manifest import read_manifest
 from clipline.privacy.ledger import Ledger
-from clipline.study.run_directory import RunDirectory
 from clipline.tasks.text import CHARACTERS
+from clipline.training.run_directory import RunDirectory
 
 DATA_SET = {
     "cifar100": "cifar100", "emnist_cr": "emnist", "emnist_ae": "emnist", "shakespeare": "shakespeare",

@@ -15,7 +15,7 @@ from samples import ROOT
 
 from clipline.privacy.accountant import account
 from clipline.privacy.ledger import Ledger
-from clipline.tasks.handwriting import HandwritingNet
+from clipline.tasks.handwriting.task import HandwritingNet
 
 SMALL = ["--users", "300", "--cohort", "30", "--rounds", "4"]
 FILES = ["curves.png", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "settings.toml"]
@@ -185,7 +185,7 @@ def waited_for(path, process):
     raise AssertionError(f"{path} never came")
 
 
-@pytest.mark.filterwarnings("ignore::clipline.federated.local_workers.ManyWorkersWarning")
+@pytest.mark.filterwarnings("ignore::clipline.engine.parallel.forked.ManyWorkersWarning")
 def test_two_processes_cannot_resume_one_run_and_a_killed_one_leaves_it_free_with_its_workers(
     clipline, tmp_path, monkeypatch
 ):
@@ -229,7 +229,7 @@ def test_two_processes_cannot_resume_one_run_and_a_killed_one_leaves_it_free_wit
 
 
 def test_a_new_run_in_a_folder_where_another_begins_is_refused_and_writes_nothing(clipline, tmp_path):
-    from clipline.study.directory_lock import DirectoryLock
+    from clipline.training.directory_lock import DirectoryLock
 
     (tmp_path / "run").mkdir()
     with DirectoryLock(tmp_path / "run"):

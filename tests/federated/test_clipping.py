@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
+from clipline.engine.updates import Dense, Updates
 from clipline.federated.clipping import aggregate, clip_factors, clip_rows, join_bit
 from clipline.federated.sampling import Cohort
-from clipline.federated.updates import Dense, Updates
 from clipline.privacy.events import PoissonSampling
 
 COHORT = Cohort(torch.arange(0).numpy(), PoissonSampling(0.5))

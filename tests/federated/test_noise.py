@@ -79,7 +79,7 @@ def test_every_round_draws_once_and_from_its_own_stream(monkeypatch):
             begun.append((rng.bit_generator.state["state"]["key"].tolist(), count))
             super().__init__(rng, count, device)
 
-    monkeypatch.setattr("clipline.federated.ahead.Noise", Counted)
+    monkeypatch.setattr("clipline.federated.draws.Noise", Counted)
     monkeypatch.setattr("clipline.federated.mechanism.Noise", None)  # not drawn a second time on release
     settings = {"rounds": 4, "cohort_size": 20, "local": LOCAL, "seed": 0, "noise_multiplier": 0.5}
     run = Training(linear_model(), cross_entropy, small_population(), **settings)

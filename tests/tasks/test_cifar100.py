@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from clipline import SettingError
+from clipline.engine.layers import PatchConv2d
 from clipline.tasks import cifar100
 from clipline.tasks.cifar100 import TASK, RandomCrops, ResNet18, central_crops, loss, standardised
-from clipline.tasks.layers import PatchConv2d
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import torch
 
 from clipline import LocalSGD
 from clipline.tasks.emnist_cr import TASK, CharacterNet, count, loss
+from clipline.tasks.handwriting.writers import writer_sizes
 from clipline.tasks.stand_ins.writing import MEAN_EXAMPLES
-from clipline.tasks.writers import writer_sizes
 
 
 def blank(images=2, value=255):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from clipline import LocalSGD, Population, SettingError, task_named
+from clipline.engine.stacked.vmap_layers import stackable
 from clipline.errors import PopulationError
-from clipline.federated.stackable import stackable
 from clipline.tasks import TASK_NAMES, cifar100
-from clipline.tasks.facts import FACTS
+from clipline.tasks.paper_facts import FACTS
 from clipline.tasks.paper_task import TEST_FIRST, check_fields
 from clipline.tasks.stand_ins import pictures, roles, topics, writing
 
@@ -85,7 +85,7 @@ def test_two_rounds_of_five_users_train_and_measure(name):
     task = task_named(name)
     training = task.training(settings_of(name))
     assert training.algorithm.clients.local.reduction == ("sum" if name in ("emnist_ae", "so_lr") else "mean")
-    before = training.algorithm.first().params.clone()
+    before = training.algorithm.init().params.clone()
     result = training.run()
     assert len(result.reports) == 2
     assert np.isfinite(result.metrics[task.metric_name])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clipline import FixedClip, QuantileClip, SettingError
-from clipline.tasks.handwriting import TASK
+from clipline.tasks.handwriting.task import TASK
 from clipline.tasks.settings import TrainSettings, read_toml
 
 BASE = TASK.settings

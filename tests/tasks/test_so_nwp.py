@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from clipline import LocalSGD, Population
-from clipline.federated.one_by_one import OneByOne
+from clipline.engine.one_by_one import OneByOne
 from clipline.streams import Streams
-from clipline.tasks.facts import FACTS
+from clipline.tasks.paper_facts import FACTS
 from clipline.tasks.so_nwp import TASK, WordLSTM, count, loss
 
 OOV, BOS, EOS = 10_001, 10_002, 10_003

@@ -5,8 +5,8 @@ import pytest
 from samples import rows_of
 
 from clipline import LocalSGD, Population, task_named
-from clipline.federated.one_by_one import OneByOne
-from clipline.federated.stacked import Stacked
+from clipline.engine.one_by_one import OneByOne
+from clipline.engine.stacked.trainer import Stacked
 from clipline.streams import Streams
 from clipline.tasks import TASK_NAMES
 

@@ -37,7 +37,7 @@ def list_data(
 ) -> None:
     """Say which data sets are known, which are present, and how to get them."""
     from ..data.catalogue import CATALOGUE
-    from ..tasks.facts import FACTS
+    from ..tasks.paper_facts import FACTS
     from ..tasks.stores import data_home, data_state
 
     folder = data_home() if where is None else where

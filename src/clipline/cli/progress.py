@@ -10,8 +10,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from ..federated.reports import RoundReport
 from ..federated.round import TrainState
+from ..training.reports import RoundReport
 
 _QUIET_SECONDS = 10.0  # without a terminal, a round that was not evaluated is mentioned at most this often
 

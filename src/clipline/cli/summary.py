@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..federated.training import TrainResult
     from ..tasks.settings import TrainSettings
     from ..tasks.stores import DataUsed
     from ..tasks.task import Task
+    from ..training.training import TrainResult
 
 
 def summary(task: Task, settings: TrainSettings, used: DataUsed, result: TrainResult, path: Path) -> str:
@@ -17,7 +17,7 @@ def summary(task: Task, settings: TrainSettings, used: DataUsed, result: TrainRe
     clip = (
         "none"
         if settings.clip == "none"
-        else f"{settings.controller().first().clip:.3g} -> {result.state.clip.clip:.3g}"
+        else f"{settings.controller().init().clip:.3g} -> {result.state.clip.clip:.3g}"
     )
     part = "" if settings.evaluate_on is None else f" ({settings.evaluate_on})"
     lines = [
@@ -45,7 +45,7 @@ def summary_json(
     task: Task, settings: TrainSettings, used: DataUsed, result: TrainResult, path: Path
 ) -> dict[str, Any]:
     """The same for programs; epsilon is null where there is no guarantee."""
-    from ..study.run_directory import finite_or_none
+    from ..training.run_directory import finite_or_none
 
     guarantee = result.guarantee
     return {

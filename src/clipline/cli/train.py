@@ -18,11 +18,11 @@ from ..errors import SettingError
 from ..tasks import DEFAULT_TASK, TASK_NAMES, task_named
 
 if TYPE_CHECKING:
-    from ..federated.reports import RoundReport
     from ..federated.round import TrainState
-    from ..study.directory_lock import DirectoryLock
     from ..tasks.settings import TrainSettings
     from ..tasks.task import Task
+    from ..training.directory_lock import DirectoryLock
+    from ..training.reports import RoundReport
 
 _WHAT = "What to train"
 _PRIVACY = "Privacy"
@@ -176,7 +176,7 @@ def train(
 
 def resolve(task: str | None, config: Path | None, flags: dict[str, Any]) -> tuple[Task, TrainSettings]:
     """The task and its settings: defaults of the task, data at the default place, then the file, then the flags."""
-    from ..federated.hosts import from_rank_0
+    from ..engine.parallel.torchrun import from_rank_0
     from ..tasks.settings import read_toml
     from ..tasks.stores import find_store
 
@@ -196,8 +196,8 @@ def resolve(task: str | None, config: Path | None, flags: dict[str, Any]) -> tup
 
 def _locked(path: Path) -> AbstractContextManager[DirectoryLock | None]:
     """The lock on a run directory; none on torchrun's ranks above 0, which write nothing."""
-    from ..federated.hosts import place
-    from ..study.directory_lock import DirectoryLock
+    from ..engine.parallel.torchrun import place
+    from ..training.directory_lock import DirectoryLock
 
     mine = place()
     return DirectoryLock(path) if mine is None or mine.leads else nullcontext()
@@ -214,10 +214,10 @@ def run(
     """Load, check, make the directory, train, and say what came of it. `lock` is that on `resume`, if it is taken."""
     import torch
 
-    from ..federated.clients import SMALL_MODEL
-    from ..federated.hosts import agree, from_rank_0, place
-    from ..study.run_directory import RunDirectory, check_free
+    from ..engine.choose import SMALL_MODEL
+    from ..engine.parallel.torchrun import agree, from_rank_0, place
     from ..tasks.stores import data_used
+    from ..training.run_directory import RunDirectory, check_free
     from .progress import TrainProgress
     from .summary import summary, summary_json
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..engine.updates import Dense, Updates
 from ..privacy.events import Sampling
 from .sampling import Cohort
-from .updates import Dense, Updates
 
 _MARGIN = 4096  # roundings that a clipped row is kept below the clip: more than a norm, added up in pairs, is off by
 

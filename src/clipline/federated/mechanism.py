@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..engine.cpu.cache_blocks import in_parts
+from ..engine.side_stream import read_later
 from ..errors import check_number, check_whole, refuse
 from ..privacy.events import GaussianEvent
 from ..privacy.split import DeltaNoise, split_noise
-from .aside import read_later
-from .cache import in_parts
 from .clipping import ClippedSum
 from .noise import Noise
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..engine.cpu.huge_pages import new
+from ..engine.side_stream import aside
 from ..errors import RunError
-from .aside import aside
-from .memory import new
 
 _PART = 1 << 18  # numbers from one generator; the parts are drawn by as many threads as there are
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from ..engine.choose import LocalTrainer
+from ..engine.parallel.group import Backend
 from ..privacy.events import GaussianEvent
 from ..privacy.ledger import Ledger
 from ..streams import Streams
-from .ahead import Ahead
-from .clients import Clients
-from .controllers import ClipController, ClipState
+from .clip_controllers import ClipController, ClipState
+from .draws import Ahead
 from .mechanism import GaussianMechanism, Release
 from .sampling import Sampler
-from .server import ServerOptimiser, ServerState
-from .workers import Workforce
+from .server_optimisers import ServerOptimiser, ServerState
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +38,8 @@ class Algorithm:
     """The parts of Algorithm 1, each of which fits the place of any other of its kind."""
 
     sampler: Sampler
-    clients: Clients
-    workforce: Workforce
+    clients: LocalTrainer
+    workforce: Backend
     mechanism: GaussianMechanism
     server: ServerOptimiser
     controller: ClipController
@@ -54,10 +54,10 @@ class Algorithm:
         """What every round will be charged as."""
         return GaussianEvent(self.sampler.sampling, self.mechanism.noise_multiplier)
 
-    def first(self) -> TrainState:
+    def init(self) -> TrainState:
         """The state before round 0."""
         params = self.clients.flat.initial.clone()
-        return TrainState(params, self.server.first(params), self.controller.first(), Ledger())
+        return TrainState(params, self.server.init(params), self.controller.init(), Ledger())
 
     def round(self, state: TrainState, *, last: bool = False) -> tuple[TrainState, Release]:
         """One round: sample, train and clip and add up, add noise, move the model, move the clip, write the ledger.

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..engine.updates import Dense, Updates
 from ..errors import RunError
+from ..federated.clip_controllers import QuantileClip
 from ..federated.clipping import aggregate
-from ..federated.controllers import QuantileClip
 from ..federated.mechanism import GaussianMechanism
 from ..federated.sampling import Cohort
-from ..federated.updates import Dense, Updates
 from ..plotting import new_figure, save_figure
 from ..privacy.events import PoissonSampling
 from ..streams import Streams
@@ -53,7 +53,7 @@ def track_quantile(
     streams = Streams(seed)
     controller = QuantileClip(quantile=quantile, start=start)
     mechanism = GaussianMechanism(cohort_size, noise_multiplier=1.0, count_stddev=cohort_size / 20)
-    state, clips = controller.first(), []
+    state, clips = controller.init(), []
     for t in range(rounds):
         clips.append(state.clip)
         norms = np.exp(streams.sampling(t).normal(log_mean, log_stddev, size=(cohort_size, 1)))

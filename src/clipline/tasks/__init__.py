@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from ..errors import check_choice
-from .facts import FACTS
+from .paper_facts import FACTS
 
 if TYPE_CHECKING:
     from .task import Task

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..federated.chance import Chance
-from ..federated.local import Batch
+from ..engine.cpu.autograd_ops import sum_of_squares
+from ..engine.layers import PatchConv2d
+from ..engine.user_random import UserRandom
+from ..federated.local_sgd import Batch
 from ..federated.population import Population
-from .alone import sum_of_squares
 from .initialisers import he_normal_, initialised
-from .layers import PatchConv2d
-from .measure import Counts, evaluator
+from .metrics import Counts, evaluator
 from .paper_task import Fields, paper_task
 from .settings import TrainSettings
 from .stand_ins.pictures import pictures
@@ -94,7 +94,7 @@ class ResNet18(nn.Module):
         return PENALTY * torch.stack(squares).sum()
 
 
-class RandomCrops(Chance):
+class RandomCrops(UserRandom):
     """Cuts each image at its own place of 81, then mirrors it or not, by the user's own random numbers."""
 
     def forward(self, pixels: Tensor) -> Tensor:

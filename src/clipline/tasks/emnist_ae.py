@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..federated.local import Batch
+from ..federated.local_sgd import Batch
 from ..federated.population import Population
 from .emnist_cr import FIELDS
 from .initialisers import initialised, keras_linear
-from .measure import Counts, evaluator
+from .metrics import Counts, evaluator
 from .paper_task import paper_task
 from .settings import TrainSettings
 from .stand_ins.writing import writing

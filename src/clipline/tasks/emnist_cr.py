@@ -7,12 +7,12 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..federated.local import Batch
+from ..engine.cpu.autograd_ops import relu
+from ..engine.layers import MaxPool2d, PatchConv2d
+from ..federated.local_sgd import Batch
 from ..federated.population import Population
-from .alone import relu
 from .initialisers import initialised, keras_linear
-from .layers import MaxPool2d, PatchConv2d
-from .measure import Counts, evaluator
+from .metrics import Counts, evaluator
 from .paper_task import Fields, paper_task
 from .settings import TrainSettings
 from .stand_ins.writing import writing

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import PopulationError, refuse
 from ..federated.population import Population
-from .facts import FACTS
+from .paper_facts import FACTS
 from .settings import TrainSettings
 from .stores import STAND_IN, open_store
 from .task import LoadedTask, Task

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError, check_choice, check_number, check_whole, nearest, refuse
-from ..federated.controllers import ClipController, FixedClip, QuantileClip, check_clip
+from ..federated.clip_controllers import ClipController, FixedClip, QuantileClip, check_clip
 from ..federated.sampling import FIXED_IS_PUBLIC
 from .stores import STAND_IN, with_users_of_store
 

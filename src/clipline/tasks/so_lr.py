@@ -7,11 +7,11 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..federated.local import Batch
+from ..engine.layers import BagLinear
+from ..federated.local_sgd import Batch
 from ..federated.population import Population
 from .initialisers import initialised
-from .layers import BagLinear
-from .measure import Counts, evaluator
+from .metrics import Counts, evaluator
 from .paper_task import Fields, paper_task
 from .settings import TrainSettings
 from .stand_ins.topics import tagged_posts

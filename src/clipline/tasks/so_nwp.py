@@ -7,11 +7,11 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..federated.local import Batch
+from ..engine.layers import MatrixLSTM
+from ..federated.local_sgd import Batch
 from ..federated.population import Population
 from .initialisers import initialised, keras_embedding, keras_linear
-from .layers import MatrixLSTM
-from .measure import Counts, evaluator, hits_without, sequence_loss
+from .metrics import Counts, evaluator, hits_without, sequence_loss
 from .paper_task import Fields, paper_task
 from .settings import TrainSettings
 from .stand_ins.topics import sentences

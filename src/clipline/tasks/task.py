@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..engine.choose import SMALL_MODEL
+from ..engine.parallel.forked import usable_cores
+from ..engine.parallel.torchrun import Workers, place
+from ..engine.sparse.row_fields import RowFields
 from ..errors import SettingError, refuse
-from ..federated.clients import SMALL_MODEL
-from ..federated.evaluation import Evaluate
-from ..federated.hosts import Workers, place
-from ..federated.local import LocalSGD, Loss
-from ..federated.local_workers import usable_cores
+from ..federated.local_sgd import LocalSGD, Loss
 from ..federated.population import Population
-from ..federated.rows import RowFields
-from ..federated.server import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
-from ..federated.training import Training
+from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
+from ..training.evaluation import Evaluate
+from ..training.training import Training
 from .settings import TrainSettings
 
 

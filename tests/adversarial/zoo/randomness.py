@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from adversarial.entry import EITHER, ISOLATED, Net, Zoo, cross_entropies
 from torch import nn
 
-from clipline.federated.chance import Chance
+from clipline.engine.user_random import UserRandom
 
 zoo = Zoo()
 
@@ -29,7 +29,7 @@ def own_chance():
     class Noisy(Net):
         def __init__(self):
             super().__init__()
-            self.chance = Chance()
+            self.chance = UserRandom()
 
         def seen(self, x):
             return x + self.chance.bits(*x.shape).to(x.dtype) / 2**31

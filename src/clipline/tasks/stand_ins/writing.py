@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...federated.population import Population
+from ..handwriting.strokes import CHARACTERS
+from ..handwriting.writers import draw_writers
 from ..paper_task import STAND_IN_SEED
-from ..strokes import CHARACTERS
-from ..writers import draw_writers
 
 MEAN_EXAMPLES = 671_585 / 3_400  # of the original: 197.5 a writer
 

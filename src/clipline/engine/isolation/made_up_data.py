@@ -1,0 +1,75 @@
+"""What is found out about a model and its loss before any user is looked at: on made-up examples.
+
+A trial may choose between ways that are all right, and it finds mistakes that every user would run into. It never
+decides whether users are kept apart: that holds by construction, or is checked while users train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...errors import PopulationError
+
+FILLS = ("mixed", "zeros", "ones")
+_SPREADS = (0.0, 0.02, 0.05)  # of the random parameters around the initial ones: larger ones make recurrences chaotic
+
+
+def made_up(
+    fields: Mapping[str, NDArray[Any]], count: int, fill: str, given: Mapping[str, NDArray[Any]] | None = None
+) -> dict[str, NDArray[Any]]:
+    """`count` examples with the form of these fields and nothing else of them.
+
+    "mixed": normal numbers, and 0 or 1 for whole numbers, which most labels and word numbers can be. "zeros" and
+    "ones": all the same. With `given` examples those, over and over.
+    """
+    if given is not None:
+        return {name: np.resize(given[name], (count, *field.shape[1:])).astype(field.dtype)
+                for name, field in fields.items()}  # fmt: skip
+    rng = np.random.default_rng(2021)
+    return {name: _values((count, *field.shape[1:]), field.dtype, fill, rng) for name, field in fields.items()}
+
+
+def check_trial_batch(given: Mapping[str, Any], fields: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The caller's own made-up examples as arrays, if they have the form of the population's."""
+    if not isinstance(given, Mapping):
+        raise PopulationError(
+            f"trial_batch is a {type(given).__name__} but must map field names to arrays: give a dict"
+        )
+    batch = {
+        name: values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        for name, values in given.items()
+    }
+    if len({len(values) for values in batch.values() if values.ndim}) > 1:
+        raise PopulationError("trial_batch has fields of different lengths but each example needs all: make them equal")
+    for name, field in fields.items():
+        if name not in batch or batch[name].shape[1:] != field.shape[1:] or not len(batch[name]):
+            got = f"shape {batch[name].shape}" if name in batch else "nothing"
+            raise PopulationError(
+                f"trial_batch has {got} for field {name!r} but must have (examples, *{field.shape[1:]}): make up a few "
+                "examples like the population's"
+            )
+        if not np.can_cast(batch[name].dtype, field.dtype, "same_kind"):
+            raise PopulationError(
+                f"trial_batch has {batch[name].dtype} for field {name!r} but must have {field.dtype}: convert it"
+            )
+    return batch
+
+
+def parameters_to_try(initial: Tensor) -> Iterator[Tensor]:
+    """The initial parameters and random ones: what a zero in the initial ones hides shows at the others."""
+    generator = torch.Generator().manual_seed(2021)
+    for spread in _SPREADS:
+        noise = torch.randn(len(initial), generator=generator, dtype=torch.float32)
+        yield initial + spread * noise.to(initial)
+
+
+def _values(shape: tuple[int, ...], dtype: np.dtype[Any], fill: str, rng: np.random.Generator) -> NDArray[Any]:
+    if fill != "mixed" or dtype.kind not in "biuf":
+        return np.ones(shape, dtype) if fill == "ones" and dtype.kind in "biuf" else np.zeros(shape, dtype)
+    return (rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)).astype(dtype)

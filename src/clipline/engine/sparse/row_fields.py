@@ -1,0 +1,178 @@
+"""Matrix parameters of which a user touches few rows: only those travel, train and add up.
+
+`RowFields` maps a parameter's name to the field of the population that holds row numbers, as {"tags.weight": "words"}.
+Such a user trains on a small matrix of his own rows, and the field holds places in that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ...errors import ModuleError
+from ...federated.local_sgd import Batch
+from ...federated.population import Population
+from ..updates import Dense, Piece, Rows, Updates, subtracts_later
+from ..working_model import WorkingModel
+from .outer_products import SparseOuterProducts
+from .updates import OuterProductUpdates
+
+RowFields = Mapping[str, str]
+
+
+def check_row_fields(row_fields: RowFields, flat: WorkingModel, population: Population) -> None:
+    """Refuse names that are not there, and parameters that are not matrices."""
+    shapes = flat.named_shapes
+    for name, field in row_fields.items():
+        if len(shapes.get(name, ())) != 2:
+            raise ModuleError(
+                f"row_fields names {name!r}, which is no trainable matrix of the model: name one, or none"
+            )
+        if field not in population.fields or population.fields[field].dtype.kind not in "iu":
+            raise ModuleError(
+                f"row_fields names {field!r}, which is no field of whole numbers of the population: name one, or none"
+            )
+        numbers = population.fields[field]
+        if not isinstance(numbers, np.memmap) and numbers.size and int(numbers.min()) < 0:
+            raise ModuleError(f"field {field!r} holds a number below 0 but rows count from 0: pad with 0 instead")
+    if len(set(row_fields.values())) < len(row_fields):
+        raise ModuleError("row_fields names a field twice, which would be renumbered twice: give each its own field")
+
+
+@dataclass(frozen=True, eq=False)
+class Touched:
+    """The rows that users touch."""
+
+    rows: Tensor  # (users, room): ascending; what a user does not need holds 0 and stands for nothing
+    used: Tensor  # (users, room): which of them are real
+
+    def of_users(self, users: slice) -> Touched:
+        """Those of some users."""
+        return Touched(self.rows[users], self.used[users])
+
+
+class Named:
+    """Which of `height` rows each user's (users, ...) numbers name. A number beyond the last row counts as the last."""
+
+    def __init__(self, numbers: Tensor, height: int) -> None:
+        self._shape, self._height = numbers.shape, height
+        self._flat = numbers.reshape(len(numbers), -1).long().clamp(0, height - 1)
+        zeros = torch.zeros(len(numbers), height, dtype=torch.int64, device=numbers.device)
+        self._present = zeros.scatter_(1, self._flat, 1)
+        self._place = self._present.cumsum(dim=1)
+
+    def rooms(self, least: int) -> NDArray[np.int64]:
+        """(users,): how many rows a user gets room for: `least`, or twice, four times ... as many, or all there are.
+
+        A model can see it, so that it depends on the user's own numbers alone.
+        """
+        counts: NDArray[np.int64] = self._place[:, -1].cpu().numpy()
+        doublings = np.ceil(np.log2(np.maximum(counts, 1) / least)).clip(0).astype(np.int64)
+        return np.asarray(np.minimum(least << doublings, self._height), np.int64)
+
+    def most(self) -> int:
+        """The number of rows of the user with most; at least 1."""
+        return max(1, int(self._place[:, -1].max())) if len(self._place) else 1
+
+    def touched(self, room: int, users: Tensor | slice = slice(None)) -> tuple[Touched, Tensor]:
+        """The rows of some users, in `room` that is enough for each, and their numbers as places among them."""
+        flat, present, place = self._flat[users], self._present[users], self._place[users]
+        count, device = len(flat), flat.device
+        rows = torch.arange(self._height, device=device).expand(count, self._height)
+        slots = torch.where(present > 0, place - 1, room)  # those that are absent go to a spare slot
+        chosen = torch.zeros(count, room + 1, dtype=torch.int64, device=device).scatter_(1, slots, rows)
+        used = torch.arange(room, device=device) < place[:, -1:]
+        places = (place.gather(1, flat) - 1).view(count, *self._shape[1:])
+        return Touched(chosen[:, :room].contiguous(), used), places
+
+
+def touched(numbers: Tensor, height: int) -> tuple[Touched, Tensor]:
+    """Which of `height` rows each user's (users, ...) numbers name, and the numbers as places among them."""
+    named = Named(numbers, height)
+    return named.touched(named.most())
+
+
+def renumbered(examples: Batch, row_fields: RowFields, heights: Mapping[str, int]) -> tuple[Batch, dict[str, Touched]]:
+    """The examples with places for row numbers, and the rows of each parameter, in room for the user with most."""
+    examples, rows = dict(examples), dict[str, Touched]()
+    for name, field in row_fields.items():
+        rows[name], examples[field] = touched(examples[field], heights[name])
+    return examples, rows
+
+
+def first_pieces(
+    params: Tensor, shapes: Mapping[str, torch.Size], rows: Mapping[str, Touched], run: Tensor | None = None
+) -> dict[str, Tensor]:
+    """What each user starts from, by parameter: (users, *shape), or the user's own rows (users, touched, width).
+
+    `params` is (runs, dim) and `run` (users,) says whose; with one run only, everybody shares it and nothing is copied.
+    """
+    pieces = torch.split(params, [shape.numel() for shape in shapes.values()], dim=1)
+    first = {}
+    for (name, shape), piece in zip(shapes.items(), pieces, strict=True):
+        whole = piece.reshape(len(params), *shape)
+        if name in rows:
+            own = rows[name].rows
+            first[name] = F.embedding(own, whole[0]) if run is None else whole[run.unsqueeze(1), own]
+        else:
+            first[name] = whole if run is None else whole[run]
+    return first
+
+
+def updates_of(
+    stack: Sequence[Tensor | list[SparseOuterProducts]],
+    first: Mapping[str, Tensor],
+    shapes: Mapping[str, torch.Size],
+    rows: Mapping[str, Touched],
+) -> Updates:
+    """What training changed, (users, ...) less `first`; the stack itself may be altered."""
+    start, pieces = 0, list[Piece]()
+    for (name, shape), piece in zip(shapes.items(), stack, strict=True):
+        if isinstance(piece, list):
+            pieces.append(OuterProductUpdates(start, shape[0], [piece]))
+            start += shape.numel()
+            continue
+        if name not in rows and subtracts_later(piece):
+            pieces.append(Dense(start, piece.reshape(len(piece), -1), first[name].reshape(len(first[name]), -1)))
+            start += shape.numel()
+            continue
+        change = piece.sub_(first[name])
+        if name in rows:
+            # Room that is not used must not move, whatever the loss did there: it would be added to row 0 many times.
+            if len(change) > 1 or change.device.type != "cpu" or not bool(rows[name].used.all()):
+                change.masked_fill_(~rows[name].used.unsqueeze(2), 0.0)
+            pieces.append(Rows(start, shape[0], rows[name].rows, change, rows[name].used))
+        else:
+            pieces.append(Dense(start, change.reshape(len(change), -1)))  # a single number has no axis to flatten
+        start += shape.numel()
+    return Updates(pieces)
+
+
+def together(users: Sequence[Updates]) -> Updates:
+    """Updates of single users as one block: rows are filled up to the user with most."""
+    if len(users) == 1:
+        return users[0]
+    pieces = list[Piece]()
+    for alike in zip(*(one.pieces for one in users), strict=True):
+        first = alike[0]
+        if any(type(piece) is not type(first) for piece in alike):
+            raise TypeError("updates of one block are of different kinds")  # whoever is of the other would be lost
+        if isinstance(first, OuterProductUpdates):
+            terms = [own for piece in alike if isinstance(piece, OuterProductUpdates) for own in piece.users]
+            pieces.append(OuterProductUpdates(first.start, first.height, terms))
+            continue
+        own = [piece.formed()[0] if isinstance(piece, Dense) else piece.values[0] for piece in alike]
+        values = pad_sequence(own, batch_first=True)
+        if isinstance(first, Rows):
+            places = pad_sequence([piece.places[0] for piece in alike if isinstance(piece, Rows)], batch_first=True)
+            pieces.append(Rows(first.start, first.height, places, values))
+        else:
+            pieces.append(Dense(first.start, values))
+    return Updates(pieces)

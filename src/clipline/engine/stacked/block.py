@@ -1,0 +1,94 @@
+"""A block of users who train together: who they are, what they need, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...federated.local_sgd import Batch
+from ...streams import Streams
+from ..batches import Steps
+from ..sparse.row_fields import Touched
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """Users to train from `params` on, in one round of one run."""
+
+    params: Tensor  # (dim,)
+    users: NDArray[np.int64]
+    round_index: int
+    streams: Streams
+    lr: float
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Users sorted by work, each in the run `visits[owner]`, and all that their training needs but the parameters."""
+
+    users: NDArray[np.int64]
+    owners: NDArray[np.int64]
+    steps: Steps
+    examples: Batch
+    rows: dict[str, Touched]
+    chances: Tensor
+    counts: Tensor
+    rates: Tensor
+
+    def of_users(self, chosen: NDArray[np.int64]) -> Block:
+        """Some of the users, in this order."""
+        places = torch.from_numpy(chosen).to(self.counts.device)
+        steps = Steps(self.steps.rows[chosen], self.steps.counts[chosen], self.steps.widths[chosen])
+        return Block(
+            self.users[chosen],
+            self.owners[chosen],
+            steps,
+            {name: _picked(field, places) for name, field in self.examples.items()},
+            {name: Touched(one.rows[places], one.used[places]) for name, one in self.rows.items()},
+            self.chances[places],
+            self.counts[places],
+            self.rates[places],
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """All that lies on the device."""
+        touched = [tensor for one in self.rows.values() for tensor in (one.rows, one.used)]
+        return [*self.examples.values(), *touched, self.chances, self.counts, self.rates]
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """Users of a block, part by part, and their parameters after training from `first` on: PRIVATE."""
+
+    block: Block
+    first: dict[str, Tensor]
+    stacks: Sequence[tuple[slice, list[Tensor]]]
+
+
+class Begun:
+    """Users who have been trained, or on a GPU are still in training."""
+
+    def __init__(self, visits: Sequence[Visit], users: NDArray[np.int64], parts: Sequence[Trained]) -> None:
+        self.parts = parts
+        self._visits, self._users = visits, users
+        self._versions = [visit.params._version for visit in visits]
+
+    def is_for(self, visits: Sequence[Visit], users: NDArray[np.int64]) -> bool:
+        """Whether it is what is asked for now: those users, in that round, from the very same parameters on."""
+        if not len(visits) == len(self._visits) == 1 or not np.array_equal(self._users, users):
+            return False
+        (now,), (then,), (version,) = visits, self._visits, self._versions
+        same = now.params is then.params and now.params._version == version  # as torch counts what is written to them
+        return same and (now.round_index, now.lr, now.streams) == (then.round_index, then.lr, then.streams)
+
+
+def _picked(field: Tensor, places: Tensor) -> Tensor:
+    """field[places], for types too that torch cannot pick from."""
+    if field.dtype == torch.uint16:
+        return field.view(torch.int16)[places].view(torch.uint16)
+    return field[places]

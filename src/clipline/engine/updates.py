@@ -1,0 +1,210 @@
+"""The updates of a block of users: PRIVATE. In pieces, as they were computed; no dense rows are formed without need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .sparse.updates import OuterProductUpdates
+
+try:
+    from .kernels import block_sums_triton as triton_sum
+except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
+    triton_sum = None  # type: ignore[assignment]
+
+_CHUNK = 1 << 22  # numbers that are held in float64 at a time on a GPU
+_CACHED = 1 << 16  # the same on a processor, whose cache holds them
+
+
+def subtracts_later(values: Tensor) -> bool:
+    """Whether what was before is best subtracted by those who read these values, without a pass of its own."""
+    return values.device.type == "cuda" and triton_sum is not None and values.dtype == torch.float32
+
+
+def _parts(values: Tensor) -> Iterator[slice]:
+    """Columns of (users, width), as many at a time as the cache holds, or a GPU should."""
+    step = max(256, (_CACHED if values.device.type == "cpu" else _CHUNK) // max(1, len(values)))
+    for start in range(0, values.shape[1], step):
+        yield slice(start, start + step)
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """Coordinates `start` to `start + width` of every user's update: `values`, less `before` where that is given."""
+
+    start: int
+    values: Tensor = field(repr=False)  # (users, width)
+    before: Tensor | None = field(default=None, repr=False)  # (1 or users, width)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the updates."""
+        return self.values.dtype
+
+    def formed(self, columns: slice = slice(None)) -> Tensor:
+        """(users, width), or some columns of it: the updates themselves."""
+        return self.values[:, columns] if self.before is None else self.values[:, columns] - self.before[:, columns]
+
+    def greatest(self) -> Tensor:
+        """(users,): the greatest absolute value of each user."""
+        return self.formed().abs().amax(dim=1) if self.values[:1].numel() else self.values.new_zeros(len(self))
+
+    def squares(self, unit: Tensor | None = None) -> Tensor:
+        """(users,) float64: sums of squares, of the values over unit (users,) if given.
+
+        No overflow: a float32 squared is far inside float64.
+        """
+        if unit is not None:
+            return Dense(0, self.formed() / unit.unsqueeze(1)).squares()
+        if self.values.device.type == "cuda" and triton_sum is not None:
+            return triton_sum.squares(self.values, self.before)
+        if self.values.device.type != "cpu":
+            norms: Tensor = torch.linalg.vector_norm(self.formed(), dim=1, dtype=torch.float64)
+            return norms.square()
+        # torch adds up in pairs, here and over the parts: the error stays far below the margin of the clip.
+        sums = [self.formed(part).double().square_().sum(dim=1) for part in _parts(self.values)]
+        return torch.stack(sums).sum(dim=0) if sums else torch.zeros(len(self.values), dtype=torch.float64)
+
+    def add_to(self, total: Tensor, scale: Tensor) -> None:
+        """Add sum over users of scale (users,) times their values, in float64, to total (dim,).
+
+        A user whose scale is 0 takes no part, whatever the values: 0 times infinity is not 0.
+        """
+        own = total[self.start : self.start + self.values.shape[1]]
+        if self.values.device.type == "cuda" and triton_sum is not None:
+            triton_sum.add_scaled(self.values, scale, own, self.before)
+            return
+        values = self.formed()
+        values = values if bool((scale > 0).all()) else values[scale > 0]
+        scale = scale[scale > 0]
+        for part in _parts(values):
+            own[part] += scale @ values[:, part].double()
+
+    def put_in(self, rows: Tensor) -> None:
+        """Write into rows (users, dim)."""
+        rows[:, self.start : self.start + self.values.shape[1]] = self.formed()
+
+    def of_users(self, chosen: Tensor) -> Dense:
+        """Those for whom `chosen` (users,) is true."""
+        return Dense(self.start, self.formed()[chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of a matrix parameter that starts at `start`: of each user only those that the user's data touch."""
+
+    start: int
+    height: int  # rows of the whole matrix
+    places: Tensor = field(repr=False)  # (users, touched) row numbers; where one is padding, its values are 0
+    values: Tensor = field(repr=False)  # (users, touched, width)
+    used: Tensor | None = field(default=None, repr=False)  # (users, touched): which are no padding, if that is known
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the updates."""
+        return self.values.dtype
+
+    def greatest(self) -> Tensor:
+        """(users,): the greatest absolute value of each user."""
+        return Dense(0, self.values.flatten(1)).greatest()
+
+    def squares(self, unit: Tensor | None = None) -> Tensor:
+        """(users,) float64: sums of squares, of the values over unit (users,) if given."""
+        return Dense(0, self.values.flatten(1)).squares(unit)
+
+    def add_to(self, total: Tensor, scale: Tensor) -> None:
+        """Add sum over users of scale (users,) times their rows, in float64, to total (dim,); scale 0 as above."""
+        users, touched, width = self.values.shape
+        matrix = total[self.start : self.start + self.height * width].view(self.height, width)
+        if self.values.device.type == "cpu":
+            step = max(1, _CACHED // width)
+            for places, values, factor in zip(self.places, self.values, scale.tolist(), strict=True):
+                for start in range(0, touched if factor > 0 else 0, step):
+                    part = slice(start, start + step)
+                    matrix.index_add_(0, places[part], values[part].double(), alpha=factor)
+            return
+        if triton_sum is not None:
+            triton_sum.add_rows(self.places, self.used, self.values, scale, matrix)
+            return
+        step = max(1, _CHUNK // max(1, touched * width))
+        for start in range(0, users, step):
+            part = slice(start, start + step)
+            factors = scale[part, None, None]
+            scaled = torch.where(factors > 0, self.values[part].double() * factors, 0.0)
+            matrix.index_add_(0, self.places[part].flatten(), scaled.flatten(0, 1))
+
+    def put_in(self, rows: Tensor) -> None:
+        """Write into rows (users, dim)."""
+        for row, places, values in zip(rows, self.places, self.values, strict=True):
+            matrix = row[self.start : self.start + self.height * values.shape[1]].view(self.height, -1)
+            matrix.index_add_(0, places, values)
+
+    def of_users(self, chosen: Tensor) -> Rows:
+        """Those for whom `chosen` (users,) is true."""
+        used = None if self.used is None else self.used[chosen]
+        return Rows(self.start, self.height, self.places[chosen], self.values[chosen], used)
+
+
+Piece = Dense | Rows | OuterProductUpdates
+
+
+@dataclass(frozen=True, eq=False)
+class Updates:
+    """Updates (params after local training - params) of a block of users, not clipped."""
+
+    pieces: Sequence[Piece] = field(repr=False)  # together all coordinates
+
+    def __len__(self) -> int:
+        return len(self.pieces[0])
+
+    def norms(self) -> Tensor:
+        """(users,) float64, of what is summed; infinite or NaN where an update is."""
+        if self.pieces[0].dtype != torch.float64:
+            return torch.stack([piece.squares() for piece in self.pieces]).sum(dim=0).sqrt()
+        # The square of a float64 may overflow or vanish: divide by the greatest entry first.
+        greatest = torch.stack([piece.greatest() for piece in self.pieces]).amax(dim=0)
+        unit = greatest.clamp(min=torch.finfo(torch.float64).tiny)
+        return unit * torch.stack([piece.squares(unit) for piece in self.pieces]).sum(dim=0).sqrt()
+
+    def add_to(self, total: Tensor, scale: Tensor) -> None:
+        """Add the updates times scale (users,) to total (dim,), both float64."""
+        for piece in self.pieces:
+            piece.add_to(total, scale)
+
+    def add_to_runs(self, totals: Tensor, scale: Tensor, run: Tensor) -> None:
+        """Add the updates times scale (users,) to totals (runs, dim), each user's to that of his run (users,)."""
+        if all(isinstance(piece, Dense) for piece in self.pieces):
+            shares = scale.new_zeros(len(totals), len(scale))
+            shares[run, torch.arange(len(scale), device=run.device)] = scale
+            all_count = scale.device.type == "cpu" and bool((scale > 0).all())  # a GPU would wait for the answer
+            for piece in self.pieces:
+                assert isinstance(piece, Dense)
+                own = totals[:, piece.start : piece.start + piece.values.shape[1]]
+                for part in _parts(piece.values):
+                    values = piece.formed(part).double()
+                    own[:, part].addmm_(shares, values if all_count else values.where(scale.unsqueeze(1) > 0, 0.0))
+            return
+        for number in range(len(totals)):
+            own = run == number
+            self.of_users(own).add_to(totals[number], scale[own])
+
+    def of_users(self, chosen: Tensor) -> Updates:
+        """The updates of the users for whom `chosen` (users,) is true."""
+        return Updates([piece.of_users(chosen) for piece in self.pieces])
+
+    def dense(self, dim: int) -> Tensor:
+        """(users, dim): the rows that the pieces stand for."""
+        values = next((piece.values for piece in self.pieces if not isinstance(piece, OuterProductUpdates)), None)
+        rows = torch.zeros(len(self), dim, dtype=self.pieces[0].dtype, device=None if values is None else values.device)
+        for piece in self.pieces:
+            piece.put_in(rows)
+        return rows

@@ -1,0 +1,188 @@
+"""A module whose trainable parameters live in one flat vector, checked for what must not leave a user."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from ..errors import ModuleError
+from .cpu.fused_linear import FusedLinearStep
+from .stacked.vmap_layers import Linear, stackable
+from .user_random import UserRandom
+
+_OLD_HOOKS = ("WeightNorm", "SpectralNorm")  # of torch.nn.utils
+
+
+class WorkingModel:
+    """A working copy of `module` on `device`; the caller's module is left alone.
+
+    `vector` holds all trainable parameters end to end: the module's own parameters are views of it, so that setting the
+    vector sets the model, and a step of the model moves the vector.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+        module = uncompiled(module)
+        check_module(module)
+        self._original = module
+        self.module = stackable(_copied(module)).to(device)
+        trainable = [p for p in self.module.parameters() if p.requires_grad]
+        self.vector = torch.cat([p.detach().reshape(-1) for p in trainable]).clone()
+        self.initial = self.vector.clone()  # what a run starts from; the vector itself moves
+        start = 0
+        for param in trainable:
+            stop = start + param.numel()
+            param.data = self.vector[start:stop].view_as(param)
+            start = stop
+        self._trainable = trainable
+        self.named_shapes = {  # in the order of the vector; a shared parameter stands once
+            name: param.shape for name, param in self.module.named_parameters() if param.requires_grad
+        }
+        names = {id(param): name for name, param in zip(self.named_shapes, trainable, strict=True)}
+        self._homes = [
+            (part._parameters, key, names[id(param)], param)  # a shared one has several
+            for part in self.module.modules()
+            for key, param in part._parameters.items()
+            if param is not None and id(param) in names
+        ]
+        self._factors = FusedLinearStep(trainable)
+        for layer in self.module.modules():
+            if isinstance(layer, Linear):
+                layer.factors = self._factors
+        self.chances = {name: part for name, part in self.module.named_modules() if isinstance(part, UserRandom)}
+        for chance in self.chances.values():
+            chance.draws = 0  # an attribute from the beginning: later ones count as something that a user has left
+        self._keys = {f"{name}.key".lstrip(".") for name in self.chances}  # set by the engine, and no user's statistic
+        self.module.train()
+
+    @property
+    def dim(self) -> int:
+        """Number of trainable parameters."""
+        return len(self.vector)
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The parameters that train, in the order of the vector."""
+        return dict(zip(self.named_shapes, self._trainable, strict=True))
+
+    def load(self, params: Tensor) -> nn.Module:
+        """The module with these parameters."""
+        self.vector.copy_(params)
+        return self.module
+
+    def export(self, params: Tensor) -> nn.Module:
+        """A new module like the original one, with these parameters, on the CPU."""
+        module = copy.deepcopy(self._original).cpu()
+        trainable = [p for p in module.parameters() if p.requires_grad]
+        pieces = torch.split(params.cpu(), [p.numel() for p in trainable])
+        for param, values in zip(trainable, pieces, strict=True):
+            param.data.copy_(values.view_as(param))
+        return module
+
+    def same_apart_from_training(self, other: WorkingModel) -> bool:
+        """Whether the two differ in what is trained alone: layers, types, buffers and frozen parameters agree."""
+        return (
+            self.vector.dtype == other.vector.dtype
+            and str(self.module) == str(other.module)
+            and (ours := self._constants()).keys() == (theirs := other._constants()).keys()
+            and all(_same(theirs[name], tensor) for name, tensor in ours.items())
+        )
+
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Within, the module has these in the place of its trainable parameters, one for each of `named_shapes`."""
+        try:
+            for parameters, key, name, _ in self._homes:
+                parameters[key] = tensors[name]  # type: ignore[assignment]  # as torch.func.functional_call does
+            yield
+        finally:
+            for parameters, key, _, own in self._homes:
+                parameters[key] = own
+
+    def set_keys(self, keys: Tensor) -> None:
+        """Hand each `UserRandom` of the module its key: (chances, 2) int32."""
+        if not self.chances:
+            return
+        for chance, key in zip(self.chances.values(), keys, strict=True):
+            chance.key.copy_(key)
+            chance.draws = 0
+
+    def _constants(self) -> dict[str, Tensor]:
+        """What stays as it is while users train: buffers, and parameters that are not trained."""
+        buffers = {name: buffer for name, buffer in self.module.named_buffers() if name not in self._keys}
+        frozen = {name: param.data for name, param in self.module.named_parameters() if not param.requires_grad}
+        return buffers | frozen
+
+    def descend(self, loss: Tensor, lr: float) -> None:
+        """One step of SGD. A parameter that the loss does not use stays where it is."""
+        if not loss.requires_grad:
+            raise ModuleError("the loss does not depend on the model's trainable parameters: return what it computed")
+        with self._factors.collecting(loss), torch.no_grad():
+            gradients = torch.autograd.grad(loss, self._trainable, allow_unused=True)
+            for param, gradient in zip(self._trainable, gradients, strict=True):
+                if gradient is not None:
+                    param.sub_(gradient, alpha=lr)
+            self._factors.subtract(lr)
+
+
+def _same(ours: Tensor, theirs: Tensor) -> bool:
+    """Equal to the last bit, NaN to NaN."""
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return False
+    return bool(((ours == theirs) | ((ours != ours) & (theirs != theirs))).all())
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module inside one that `torch.compile` made: the engine compiles what it can by itself."""
+    inside = getattr(module, "_orig_mod", None)
+    return inside if isinstance(inside, nn.Module) else module
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A working copy; refused in a sentence where torch cannot copy."""
+    try:
+        copied = copy.deepcopy(module)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModuleError(
+            f"model {type(module).__name__} cannot be copied ({reason}), and every engine works on a copy: keep what "
+            "cannot be copied out of the module"
+        ) from None
+    for part in copied.modules():
+        for name, inside in part._modules.items():
+            if inside is not None:
+                part._modules[name] = uncompiled(inside)
+        part._compiled_call_impl = None  # set by `module.compile()`
+    return copied
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse what cannot be trained privately: running statistics, nothing to train, or mixed parameter types."""
+    if not isinstance(module, nn.Module):
+        raise ModuleError(f"model is a {type(module).__name__} but must be a torch.nn.Module: wrap it in one")
+    for name, layer in module.named_modules():
+        where = f"layer {name or 'model'!r} ({type(layer).__name__})"
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise ModuleError(f"{where} is scripted, and users cannot train on it: give the module it was made from")
+        if any(is_lazy(param) for param in layer._parameters.values()):
+            raise ModuleError(f"{where} has no shape yet: run one made-up batch through the model first")
+        if any(type(hook).__name__ in _OLD_HOOKS for hook in layer._forward_pre_hooks.values()):
+            raise ModuleError(
+                f"{where} has torch's older weight_norm or spectral_norm, which keeps a computed weight between calls: "
+                "use the one of torch.nn.utils.parametrizations"
+            )
+        if getattr(layer, "track_running_stats", False):
+            raise ModuleError(
+                f"{where} keeps running statistics of users' data, which would pass the clip and the noise: use "
+                "torch.nn.GroupNorm or LayerNorm, or track_running_stats=False"
+            )
+    dtypes = {p.dtype for p in module.parameters() if p.requires_grad}
+    if not dtypes:
+        raise ModuleError("model has 0 trainable parameters but needs at least 1: set requires_grad on some")
+    if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise ModuleError(f"trainable parameters are {names} but must share one type: call model.float()")

@@ -1,0 +1,164 @@
+"""What the next clip is. A controller sees released numbers only, so that it costs no privacy beyond them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from ..errors import check_choice, check_number, check_whole, refuse
+
+if TYPE_CHECKING:
+    from .mechanism import Release
+
+# Outside anything a model does, inside what float32 can hold. They exist so that a runaway (say, pure noise as the
+# fraction) ends in a number, and so that no clip is so small that noise made for it vanishes; they are not a range to
+# tune.
+SMALLEST_CLIP = 1e-30
+LARGEST_CLIP = 1e30
+
+
+def check_clip(name: str, clip: object, way_out: str) -> float:
+    """A clip that noise can be made for."""
+    return check_number(name, clip, at_least=SMALLEST_CLIP, at_most=LARGEST_CLIP, way_out=way_out)
+
+
+@dataclass(frozen=True)
+class ClipState:
+    """The clip in force in round `round_index`."""
+
+    clip: float
+    round_index: int = 0
+
+
+class ClipController(Protocol):
+    """Chooses the clip of every round."""
+
+    @property
+    def needs_fraction(self) -> bool:
+        """Whether the noisy fraction of updates within the clip is needed (and has to be paid for)."""
+        ...
+
+    def init(self) -> ClipState:
+        """The clip of round 0."""
+        ...
+
+    def update(self, state: ClipState, release: Release) -> ClipState:
+        """The clip of the next round, given what this round released."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedClip:
+    """The same clip in every round, from 1e-30 to 1e30.
+
+    Infinity means no clipping, which no noise can make private: for study only.
+    """
+
+    clip: float
+
+    def __post_init__(self) -> None:
+        if self.clip != math.inf:
+            check_clip("clip", self.clip, "give a clip near the norms of updates, such as 1.0, or use QuantileClip")
+
+    @property
+    def needs_fraction(self) -> bool:
+        """No fraction is released: z of the round is all spent on the update."""
+        return False
+
+    def init(self) -> ClipState:
+        """The fixed clip."""
+        return ClipState(self.clip)
+
+    def update(self, state: ClipState, release: Release) -> ClipState:
+        """The fixed clip again."""
+        return ClipState(self.clip, state.round_index + 1)
+
+
+@dataclass(frozen=True)
+class ScheduledClip:
+    """A clip that changes at chosen rounds: `ScheduledClip({0: 1.0, 500: 0.5})`, or the same as pairs.
+
+    The clip of round t is that of the last entry at or before t. A declining schedule is what McMahan et al. (2018)
+    used; it has to be known before training, from public data.
+    """
+
+    schedule: Mapping[int, float] | Sequence[tuple[int, float]]
+
+    def __post_init__(self) -> None:
+        entries = self.schedule.items() if isinstance(self.schedule, Mapping) else self.schedule
+        pairs = tuple((round_index, clip) for round_index, clip in entries)
+        for round_index, clip in pairs:
+            check_whole("schedule round", round_index, at_least=0, way_out="count rounds from 0")
+            check_clip("schedule clip", clip, "give clips near the norms of updates, such as 1.0")
+        rounds = [round_index for round_index, _ in pairs]
+        if not rounds or rounds[0] != 0 or any(b <= a for a, b in pairwise(rounds)):
+            raise refuse("schedule", dict(pairs), "rounds that start at 0 and rise", "begin with an entry for round 0")
+        object.__setattr__(self, "schedule", pairs)
+
+    @property
+    def needs_fraction(self) -> bool:
+        """No fraction is released."""
+        return False
+
+    def init(self) -> ClipState:
+        """The clip of the entry for round 0."""
+        return ClipState(self._at(0))
+
+    def update(self, state: ClipState, release: Release) -> ClipState:
+        """The clip that the schedule names for the next round."""
+        return ClipState(self._at(state.round_index + 1), state.round_index + 1)
+
+    def _at(self, round_index: int) -> float:
+        pairs: Sequence[tuple[int, float]] = self.schedule  # type: ignore[assignment]
+        return [clip for start, clip in pairs if start <= round_index][-1]
+
+
+@dataclass(frozen=True)
+class QuantileClip:
+    """A clip that tracks the `quantile` of the users' update norms by online gradient descent (section 2 of the paper).
+
+    geometric: clip <- clip * exp(-lr * (fraction_within - quantile)), kept between 1e-30 and 1e30, so that it neither
+    reaches zero nor overflows whatever the noise.
+    linear: clip <- clip - lr * (fraction_within - quantile), except that one step never takes away more than half of
+    the clip: so it stays above zero, where the plain rule can overshoot.
+    `clamp_fraction` limits the noisy fraction to [0, 1] first. Off, as in Algorithm 1.
+    """
+
+    quantile: float = 0.5
+    start: float = 0.1
+    lr: float = 0.2
+    rule: Literal["geometric", "linear"] = "geometric"
+    clamp_fraction: bool = False
+
+    def __post_init__(self) -> None:
+        check_number("quantile", self.quantile, above=0, below=1, way_out="0.5 tracks the median and needs no tuning")
+        way_out = "a start safely below the expected norms, such as 0.1, grows tenfold in 23 rounds"
+        check_clip("clip_start", self.start, way_out)
+        check_number("clip_lr", self.lr, above=0, way_out="the paper uses 0.2")
+        check_choice("clip_rule", self.rule, ("geometric", "linear"))
+
+    @property
+    def needs_fraction(self) -> bool:
+        """The noisy fraction is what drives the clip."""
+        return True
+
+    def init(self) -> ClipState:
+        """`start`."""
+        return ClipState(self.start)
+
+    def update(self, state: ClipState, release: Release) -> ClipState:
+        """One gradient step on the quantile loss: down when more updates are within than wanted, up when fewer."""
+        assert release.fraction_within is not None, "a mechanism without count_stddev was paired with QuantileClip"
+        fraction = release.fraction_within
+        if self.clamp_fraction:
+            fraction = min(max(fraction, 0.0), 1.0)
+        step = self.lr * (fraction - self.quantile)
+        if self.rule == "geometric":
+            log_clip = math.log(state.clip) - step
+            clip = math.exp(min(max(log_clip, math.log(SMALLEST_CLIP)), math.log(LARGEST_CLIP)))
+        else:
+            clip = min(max(state.clip - step, state.clip / 2, SMALLEST_CLIP), LARGEST_CLIP)
+        return ClipState(clip, state.round_index + 1)

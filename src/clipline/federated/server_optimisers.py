@@ -1,0 +1,127 @@
+"""How the server moves the model. Every optimiser sees released means only, so its state is public too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..engine.cpu.cache_blocks import in_parts
+from ..errors import check_number
+from .mechanism import Release
+
+ServerState = Mapping[str, Tensor]
+
+
+class ServerOptimiser(Protocol):
+    """Turns a released mean update into the next parameters."""
+
+    def init(self, params: Tensor) -> ServerState:
+        """The state before the first round."""
+        ...
+
+    def update(self, params: Tensor, state: ServerState, release: Release) -> tuple[Tensor, ServerState]:
+        """The next parameters and state; neither argument is altered."""
+        ...
+
+
+@dataclass(frozen=True)
+class ServerSGD:
+    """Algorithm 1: momentum <- beta * momentum + mean; params <- params + lr * momentum (no Nesterov)."""
+
+    lr: float = 1.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_number("server_lr", self.lr, above=0, at_most=1e30, way_out="1.0 applies the mean update as it is")
+        check_number(
+            "server_momentum", self.momentum, at_least=0, below=1, way_out="the paper uses 0.9; 0 turns it off"
+        )
+
+    def init(self, params: Tensor) -> ServerState:
+        """No momentum yet."""
+        return {"momentum": torch.zeros_like(params)}
+
+    def update(self, params: Tensor, state: ServerState, release: Release) -> tuple[Tensor, ServerState]:
+        """One step of SGD with momentum along the released mean."""
+        before, momentum, moved = state["momentum"], torch.empty_like(params), torch.empty_like(params)
+
+        def move(part: slice) -> None:
+            torch.mul(before[part], self.momentum, out=momentum[part]).add_(release.mean[part].to(params))
+            torch.mul(momentum[part], self.lr, out=moved[part]).add_(params[part])
+
+        in_parts(move, len(params), params.device)
+        return moved, {"momentum": momentum}
+
+
+@dataclass(frozen=True)
+class ServerAdam:
+    """Adam on the released mean, with bias correction. For study: the paper found it weaker under noise."""
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_adaptive(self.lr, self.beta1, self.beta2, self.epsilon)
+
+    def init(self, params: Tensor) -> ServerState:
+        """No moments yet, no step taken."""
+        return _no_moments(params)
+
+    def update(self, params: Tensor, state: ServerState, release: Release) -> tuple[Tensor, ServerState]:
+        """One step along mean / sqrt(mean square)."""
+        mean = release.mean.to(params)
+        second = self.beta2 * state["second"] + (1 - self.beta2) * mean.square()
+        return _adaptive_step(params, state, mean, second, self)
+
+
+@dataclass(frozen=True)
+class ServerYogi:
+    """Yogi on the released mean: like Adam, but the second moment moves by at most (1 - beta2) mean^2. For study."""
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_adaptive(self.lr, self.beta1, self.beta2, self.epsilon)
+
+    def init(self, params: Tensor) -> ServerState:
+        """No moments yet, no step taken."""
+        return _no_moments(params)
+
+    def update(self, params: Tensor, state: ServerState, release: Release) -> tuple[Tensor, ServerState]:
+        """One step along mean / sqrt(second moment), the second moment following the sign of its error."""
+        mean = release.mean.to(params)
+        square = mean.square()
+        second = state["second"] - (1 - self.beta2) * torch.sign(state["second"] - square) * square
+        return _adaptive_step(params, state, mean, second, self)
+
+
+def _no_moments(params: Tensor) -> ServerState:
+    zeros = torch.zeros_like(params)
+    return {"first": zeros, "second": zeros, "steps": torch.zeros((), dtype=torch.int64)}
+
+
+def _adaptive_step(
+    params: Tensor, state: ServerState, mean: Tensor, second: Tensor, rule: ServerAdam | ServerYogi
+) -> tuple[Tensor, ServerState]:
+    first = rule.beta1 * state["first"] + (1 - rule.beta1) * mean
+    steps = state["steps"] + 1
+    first_unbiased = first / (1 - rule.beta1 ** int(steps))
+    second_unbiased = second / (1 - rule.beta2 ** int(steps))
+    params = params + rule.lr * first_unbiased / (second_unbiased.sqrt() + rule.epsilon)
+    return params, {"first": first, "second": second, "steps": steps}
+
+
+def _check_adaptive(lr: float, beta1: float, beta2: float, epsilon: float) -> None:
+    check_number("server_lr", lr, above=0, at_most=1e30, way_out="0.01 is a usual start")
+    check_number("server_beta1", beta1, at_least=0, below=1, way_out="0.9 is usual")
+    check_number("server_beta2", beta2, at_least=0, below=1, way_out="0.99 is usual")
+    check_number("server_epsilon", epsilon, above=0, way_out="1e-3 is usual for federated Adam and Yogi")

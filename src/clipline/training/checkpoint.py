@@ -1,0 +1,99 @@
+"""The whole state of a run in one file: model, server momentum, clip, round and ledger together, or not at all.
+
+Randomness needs no saving: every stream is a function of seed, purpose and round, so a resumed run draws what the
+uninterrupted one would have drawn.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from ..errors import RunError, check_number, check_whole
+from ..federated.clip_controllers import ClipState
+from ..federated.round import TrainState
+from ..privacy.events import GaussianEvent
+from ..privacy.ledger import Ledger
+
+_VERSION = "2"
+DATA_FINGERPRINT = "unprivate data fingerprint"  # the name of a line of circumstances that no message shows
+
+
+def save_checkpoint(path: Path, state: TrainState, circumstances: str = "") -> None:
+    """Write atomically: a crash leaves the previous checkpoint.
+
+    `circumstances` is whatever must be the same when the run goes on: a line each, `name = value` or `name: value`.
+    """
+    runs = [{"count": count, "event": event.to_json()} for event, count in state.ledger.runs]
+    tensors = {"params": state.params, **{f"server.{name}": value for name, value in state.server.items()}}
+    metadata = {
+        "version": _VERSION,
+        "clip": repr(state.clip.clip),
+        "round_index": str(state.clip.round_index),
+        "ledger": json.dumps(runs),
+        "circumstances": circumstances,
+    }
+    partial = path.with_name(path.name + ".partial")
+    save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, partial, metadata)
+    partial.replace(path)
+
+
+def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstances: str = "") -> TrainState:
+    """What `save_checkpoint` wrote, to the last bit; refused under other circumstances.
+
+    A round that is run again must release the same numbers, or else their difference shows what noise should hide.
+    """
+    try:
+        with safe_open(path, "pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{str(path)!r} cannot be read as a checkpoint ({error}): start the run again") from None
+    if metadata.get("version") != _VERSION:
+        raise RunError(f"{str(path)!r} has version {metadata.get('version')!r} but must have {_VERSION}: start again")
+    if metadata.get("circumstances") != circumstances:
+        changed = _difference(metadata.get("circumstances", ""), circumstances)
+        raise RunError(f"{str(path)!r} cannot be resumed, {changed}: restore them, or start a new run")
+    try:
+        ledger = Ledger()
+        for run in json.loads(metadata["ledger"]):
+            ledger = ledger.add(GaussianEvent.from_json(run["event"]), run["count"])
+        return TrainState(
+            tensors.pop("params"),
+            {name.removeprefix("server."): tensor for name, tensor in tensors.items()},
+            ClipState(
+                check_number("clip", float(metadata["clip"]), at_least=0, infinite=True, way_out="none"),
+                check_whole("round_index", int(metadata["round_index"]), at_least=0, way_out="none"),
+            ),
+            ledger,
+        )
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise RunError(f"{str(path)!r} is damaged ({error!r}): start the run again") from None
+
+
+def _difference(before: str, now: str) -> str:
+    """The first line that is not the same, for the reader, who is told of the data only that they have changed."""
+    then_by_name, now_by_name = _by_name(before), _by_name(now)
+    for name in [*then_by_name, *(name for name in now_by_name if name not in then_by_name)]:
+        then, today = then_by_name.get(name, "nothing"), now_by_name.get(name, "nothing")
+        if then != today:
+            if name == DATA_FINGERPRINT:
+                return "the data have changed"
+            return f"it was written under other circumstances ({then!r} then, {today!r} now)"
+    return "it was written under other circumstances"
+
+
+def _by_name(circumstances: str) -> dict[str, str]:
+    return {re.split(" = |: ", line, maxsplit=1)[0]: line for line in circumstances.splitlines()}
+
+
+def save_model(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
+    """The model's state as safetensors: `model.load_state_dict(safetensors.torch.load_file(path))` reads it."""
+    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    save_file(tensors, path, metadata)

@@ -1,0 +1,119 @@
+"""Freed memory is kept, on glibc and where the environment does not say otherwise."""
+
+import mmap
+import os
+import platform
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from samples import small_population
+from torch import nn
+
+from clipline import LocalSGD
+from clipline.engine import one_by_one
+from clipline.engine.cpu import huge_pages as memory
+from clipline.engine.cpu.huge_pages import keep_freed_memory
+from clipline.federated.sampling import Cohort
+from clipline.privacy.events import PoissonSampling
+from clipline.streams import Streams
+
+PROGRAM = """
+import resource, sys, torch
+from clipline.engine.cpu.huge_pages import keep_freed_memory
+kept = keep_freed_memory() if sys.argv[1] == "keep" else None
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    torch.ones(1 << 24)
+before = faults()
+for _ in range(5):
+    torch.ones(1 << 24)
+print(kept, faults() - before)
+"""
+PLAIN = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))}
+
+
+def outcome(wish, **variables):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, wish], env=PLAIN | variables, capture_output=True, text=True, check=True
+    )
+    kept, faults = done.stdout.split()
+    return kept, int(faults)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no such setting")
+def test_pages_of_freed_tensors_are_not_asked_for_again():
+    pages = 5 * 4 * 2**24 // os.sysconf("SC_PAGESIZE")  # five tensors of 64 MiB; fewer where pages are huge
+    assert outcome("keep") == ("True", pytest.approx(0, abs=pages // 100))
+    kept, faults = outcome("leave")
+    assert kept == "None"
+    assert faults > pages // 1000  # what it is for
+
+
+@pytest.mark.parametrize(
+    "variables", [{"MALLOC_TRIM_THRESHOLD_": "1000000"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1000000"}]
+)
+def test_settings_of_the_environment_stand(variables):
+    assert outcome("keep", **variables)[0] == "False"
+
+
+def test_elsewhere_nothing_happens(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert keep_freed_memory.__wrapped__() is False
+
+
+def test_training_on_a_processor_asks_for_it(monkeypatch):
+    asked = []
+    monkeypatch.setattr(one_by_one, "keep_freed_memory", lambda: asked.append(True))
+    engine = one_by_one.OneByOne(
+        nn.Linear(6, 3), lambda m, b: m(b["x"]).square().mean(), small_population(4), LocalSGD(0.1), Streams(0)
+    )
+    assert not asked  # to make one changes nothing in the process
+    list(engine.train(engine.flat.initial, Cohort(np.arange(2), PoissonSampling(0.5)), 0))
+    assert asked == [True]
+
+
+needs_pages = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="areas are mapped on Linux alone")
+
+
+@needs_pages
+def test_an_area_is_used_again_only_when_nothing_uses_it_any_more(monkeypatch):
+    monkeypatch.setattr(memory, "_kept", [])
+    count = memory._LARGE // 8
+    first = memory.new(count, torch.float64)
+    place, part = first.data_ptr(), first[5:10]
+    part.fill_(7.0)
+    del first
+    second = memory.new(count, torch.float64)  # a part of the first is still in use
+    assert second.data_ptr() != place
+    second.fill_(1.0)
+    assert part.tolist() == [7.0] * 5
+    del part
+    assert memory.new(2 * count, torch.float64).data_ptr() != place  # another size
+    assert memory.new(count, torch.float64).data_ptr() == place
+    for _ in range(2 * memory._FEW):
+        many = [memory.new(count, torch.float64) for _ in range(2 * memory._FEW)]
+        assert len({one.data_ptr() for one in many}) == len(many)
+        del many
+    assert len(memory._kept) <= memory._FEW
+
+
+@needs_pages
+def test_threads_that_ask_at_once_never_share_an_area(monkeypatch):
+    monkeypatch.setattr(memory, "_kept", [])
+    count = memory._LARGE // 8
+
+    def asks(number):
+        for turn in range(50):
+            own = memory.new(count, torch.float64)
+            own[:9] = own[-9:] = number + turn / 100
+            assert (own[:9] == own[-1]).all()
+            assert float(own[-1]) == number + turn / 100
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(asks, range(8)))

@@ -1,0 +1,179 @@
+"""What one user leaves in a model or a loss, in whatever way, the next does not find."""
+
+import functools
+import sys
+import types
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from samples import cross_entropy, population_of
+from torch import nn
+
+from clipline import LocalSGD
+from clipline.engine.one_by_one import OneByOne
+from clipline.errors import ModuleError
+from clipline.streams import Streams
+
+pytestmark = pytest.mark.filterwarnings("ignore::clipline.engine.one_by_one.RememberingWarning")
+MARK = 50.0  # of the first user; nothing made up is so large
+HELPER = types.ModuleType("helper_of_the_caller")
+HELPER.STATE = []
+sys.modules["helper_of_the_caller"] = HELPER
+
+
+class Meta(type):
+    seen: tuple = ()
+
+
+class Holder(metaclass=Meta):
+    __memory__: list = []  # noqa: RUF012
+    __slots__ = ("__weakref__", "last")
+
+
+KEPT = Holder()
+KEPT.last = 0
+
+
+class Numbers(dict):
+    pass
+
+
+class Net(nn.Linear):
+    """A linear layer; `recall` says what is found of earlier users and `remember` leaves something for later ones."""
+
+    def __init__(self, recall, remember, **holding):
+        super().__init__(6, 3)
+        self.recall, self.remember = recall, remember
+        for name, value in holding.items():
+            setattr(self, name, value)
+
+    def forward(self, x):
+        found = self.recall(self)
+        if bool((x.detach() == MARK).any()):
+            self.remember(self)
+        return super().forward(x * (3.0 if found else 1.0))
+
+
+def forms():
+    """name -> (recall, remember, attributes)."""
+    holder, items, numbers = Holder(), [], Numbers()
+    holder.last = 0
+    shared = [torch.zeros(2), torch.zeros(2)]
+
+    def imported(_):
+        import helper_of_the_caller
+
+        return len(helper_of_the_caller.STATE)
+
+    @functools.wraps(torch.nn.functional.cross_entropy)
+    def wrapped(_):
+        return bool(items)
+
+    push, count = items.append, items.__len__
+    return {
+        "a tensor of a list": (
+            lambda m: float(m.held[0].sum()), lambda m: m.held[0].add_(1.0), {"held": shared}),
+        "an array of a list": (
+            lambda m: m.arrays[0].sum(), lambda m: m.arrays[0].__iadd__(1), {"arrays": [np.zeros(2), np.zeros(2)]}),
+        "another module": (imported, lambda m: HELPER.STATE.append(1), {}),
+        "a module by name": (lambda m: len(HELPER.STATE), lambda m: HELPER.STATE.append(1), {}),
+        "a wrapped function": (wrapped, lambda m: items.append(1), {}),
+        "bound methods": (lambda m: count(), lambda m: push(1), {}),
+        "a class attribute with dunders": (
+            lambda m: len(Holder.__memory__), lambda m: Holder.__memory__.append(1), {}),
+        "a metaclass": (lambda m: len(Meta.seen), lambda m: setattr(Meta, "seen", (1,)), {"holder": Holder}),
+        "a slot": (lambda m: holder.last, lambda m: setattr(holder, "last", 1), {}),
+        "a weak reference": (
+            lambda m: m.weak().last, lambda m: setattr(m.weak(), "last", 1), {"weak": weakref.ref(KEPT)}),
+        "attributes of a dictionary": (
+            lambda m: getattr(numbers, "seen", 0), lambda m: setattr(numbers, "seen", 1), {}),
+        "a minus before zero": (
+            lambda m: bool(torch.signbit(m.level)), lambda m: m.level.neg_(), {"level": torch.zeros(())}),
+        "a gradient of a tensor": (
+            lambda m: m.level.grad is not None, lambda m: setattr(m.level, "grad", torch.ones(())),
+            {"level": torch.zeros((), requires_grad=True)}),
+        "objects in an array": (
+            lambda m: len(m.box[0]), lambda m: m.box[0].append(1), {"box": np.array([[], None], dtype=object)}),
+        "the default type": (
+            lambda m: torch.get_default_dtype() == torch.float64,
+            lambda m: torch.set_default_dtype(torch.float64), {}),
+    }  # fmt: skip
+
+
+def update(net, users):
+    population = population_of([4, 4, 4])
+    population.fields["x"][0, 0] = MARK
+    engine = OneByOne(net.double(), cross_entropy, population, LocalSGD(0.1, 4), Streams(0))
+    return engine.block(engine.flat.initial, np.array(users), 0).dense(engine.flat.dim)
+
+
+@pytest.fixture(autouse=True)
+def _as_found():
+    yield
+    torch.set_default_dtype(torch.float32)
+    HELPER.STATE.clear()
+    Holder.__memory__.clear()
+    Meta.seen = ()
+    KEPT.last = 0
+
+
+@pytest.mark.parametrize("name", forms())
+def test_the_next_user_finds_nothing(name):
+    def made():
+        recall, remember, holding = forms()[name]
+        torch.manual_seed(0)
+        return Net(recall, remember, **holding)
+
+    expected = update(made(), [1])[0]
+    assert expected.norm() > 0
+    try:
+        ours = update(made(), [0, 1])[1]
+    except ModuleError:
+        return  # refused in a sentence, before anything is released
+    assert torch.equal(ours, expected)
+
+
+def test_what_is_set_and_reset_within_a_block_is_seen():
+    def remember(model):
+        model.level.fill_(1.0)
+
+    def recall(model):
+        found = float(model.level)
+        model.level.zero_()
+        return found
+
+    torch.manual_seed(0)
+    with pytest.raises(ModuleError, match="'level'"):
+        update(Net(recall, remember, level=torch.zeros(())), [0, 1])
+
+
+def test_what_an_interrupted_user_leaves_is_not_taken_for_the_callers():
+    def remember(model):
+        model.seen = True
+        raise KeyboardInterrupt
+
+    torch.manual_seed(0)
+    net = Net(lambda model: model.seen, remember, seen=False)
+    population = population_of([4, 4, 4])
+    population.fields["x"][0, 0] = MARK
+    engine = OneByOne(net.double(), cross_entropy, population, LocalSGD(0.1, 4), Streams(0))
+    before = engine.block(engine.flat.initial, np.array([1]), 0).dense(engine.flat.dim)
+    with pytest.raises(KeyboardInterrupt):
+        engine.block(engine.flat.initial, np.array([0]), 0)
+    assert torch.equal(engine.block(engine.flat.initial, np.array([1]), 0).dense(engine.flat.dim), before)
+
+
+def test_what_the_caller_sets_between_rounds_counts():
+    torch.manual_seed(0)
+    temperature = {"now": 1.0}
+
+    def loss(model, batch):
+        return cross_entropy(model, batch) * temperature["now"]
+
+    engine = OneByOne(nn.Linear(6, 3).double(), loss, population_of([4, 4]), LocalSGD(0.1, 4), Streams(0))
+    first = engine.block(engine.flat.initial, np.array([1]), 0).dense(engine.flat.dim)
+    temperature["now"] = 2.0
+    second = engine.block(engine.flat.initial, np.array([1]), 0).dense(engine.flat.dim)
+    torch.testing.assert_close(second, 2 * first)

@@ -1,0 +1,187 @@
+"""However a run ends, its workers end with it and somebody says why."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from samples import ROOT, cross_entropy
+from worker_runs import HERE, TOLERANCE, alone, distance, killed, nothing_is_left, training
+
+from clipline.errors import WorkerError
+
+pytestmark = [
+    pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
+    pytest.mark.filterwarnings("ignore::clipline.engine.parallel.forked.ManyWorkersWarning"),
+]
+
+
+def test_a_loss_that_fails_in_a_worker_is_shown_with_its_traceback():
+    def fails_elsewhere(model, batch):
+        if os.getpid() != HERE:
+            raise ZeroDivisionError("boom")
+        return cross_entropy(model, batch)
+
+    with pytest.raises(WorkerError, match=r"worker 1 of 3 failed in round 0 \(ZeroDivisionError: boom\)") as error:
+        training(fails_elsewhere, workers=3, on_error="raise").run()
+    assert "in fails_elsewhere" in str(error.value)
+    assert nothing_is_left()
+    assert distance(training(workers=3).run(), alone()) <= TOLERANCE
+
+
+def test_a_loss_that_fails_here_raises_its_own_error():
+    def fails_here(model, batch):
+        if os.getpid() == HERE and bool((batch["y"] == 2).any()):  # made-up labels are 0 and 1
+            raise ZeroDivisionError("boom")
+        return cross_entropy(model, batch)
+
+    with pytest.raises(ZeroDivisionError, match="boom"):
+        training(fails_here, workers=2, on_error="raise").run()
+    assert nothing_is_left()
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_worker_that_is_killed_ends_the_run_with_a_reason(workers):
+    with pytest.raises(WorkerError, match=f"worker 1 of {workers} was ended by signal SIGKILL .* lower workers"):
+        training(killed, workers=workers).run()
+    assert nothing_is_left()
+
+
+def test_a_worker_that_cannot_begin_says_why(monkeypatch):
+    backward = torch.autograd.backward
+
+    def refuses(*arguments):
+        if os.getpid() != HERE:
+            raise RuntimeError("no autograd after a fork")
+        return backward(*arguments)
+
+    monkeypatch.setattr(torch.autograd, "backward", refuses)
+    monkeypatch.setattr("traceback.print_exc", lambda: None)
+    with pytest.raises(WorkerError, match=r"could not begin \(RuntimeError: no autograd after a fork\): use workers=1"):
+        training(workers=3).run()
+    assert nothing_is_left()
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_worker_that_is_killed_at_its_beginning_is_noticed(monkeypatch, workers):
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: os.getpid() == HERE or os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(WorkerError, match=r"could not begin .it was ended by signal SIGKILL"):
+        training(workers=workers).run()
+    assert nothing_is_left()
+
+
+def test_a_worker_collects_its_own_garbage_and_not_what_it_inherits(tmp_path):
+    class Garbage:
+        def __init__(self, name):
+            self.itself, self.name = self, name
+
+        def __del__(self):
+            (tmp_path / f"{self.name} {'here' if os.getpid() == HERE else 'there'}").touch()
+
+    def loss(model, batch):
+        if os.getpid() != HERE:
+            Garbage("own")
+            gc.collect()
+        return cross_entropy(model, batch)
+
+    run = training(loss, workers=2, rounds=1)
+    gc.disable()
+    try:
+        Garbage("inherited")
+        run.run()
+        assert [path.name for path in tmp_path.iterdir()] == ["own there"]
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    gc.collect()
+    assert {path.name for path in tmp_path.iterdir()} == {"own there", "inherited here"}
+
+
+def killing_a_worker_after(round_index):
+    def observe(report, state):
+        if report.round_index == round_index:
+            child = multiprocessing.active_children()[0]
+            child.kill()
+            child.join()
+
+    return observe
+
+
+def test_a_worker_that_is_killed_between_two_rounds_ends_the_next():
+    with pytest.raises(WorkerError, match="was ended by signal SIGKILL"):
+        training(workers=3).run(observe=killing_a_worker_after(1))
+    assert nothing_is_left()
+
+
+def test_a_worker_that_is_killed_after_the_last_round_costs_nothing():
+    result = training(workers=3).run(observe=killing_a_worker_after(3))
+    assert (result.stopped, distance(result, alone()) <= TOLERANCE) == ("finished", True)
+    assert nothing_is_left()
+
+
+def test_an_error_beside_the_training_ends_the_workers():
+    def observe(report, state):
+        raise KeyError("disk full")
+
+    with pytest.raises(KeyError, match="disk full"):
+        training(workers=3).run(observe=observe)
+    assert nothing_is_left()
+
+
+def test_ctrl_c_goes_to_everybody_and_stops_after_the_round():
+    def observe(report, state):
+        if report.round_index == 1:
+            for child in multiprocessing.active_children():
+                os.kill(child.pid, signal.SIGINT)
+            os.kill(HERE, signal.SIGINT)
+
+    result = training(workers=3).run(observe=observe)
+    assert (result.stopped, result.guarantee.rounds) == ("interrupted", 2)
+    assert distance(training(workers=2).run(state=result.state), alone()) <= TOLERANCE
+
+
+def test_ctrl_c_does_not_hurt_a_worker_in_the_midst_of_its_share(tmp_path):
+    def loss(model, batch):
+        if os.getpid() != HERE:
+            os.kill(os.getpid(), signal.SIGINT)
+        return cross_entropy(model, batch)
+
+    assert distance(training(loss, workers=2).run(), alone()) <= TOLERANCE
+
+
+ORPHANS = """
+import multiprocessing, os, signal, sys, time
+sys.path[:0] = {path!r}
+from worker_runs import cross_entropy, training
+def loss(model, batch):
+    if not (batch["y"] == 2).any():  # made-up labels are 0 and 1
+        return cross_entropy(model, batch)
+    if multiprocessing.parent_process() is not None:
+        time.sleep(90)
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+training(loss, workers=3, engine="one-by-one").run()
+"""
+
+
+def test_workers_do_not_outlive_the_process_that_forked_them():
+    script = ORPHANS.format(path=[str(ROOT / "tests")])
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    # The workers hold the other end of the pipes too: this returns when all have ended, and else fails.
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    assert len(run.stdout.split()) == 2  # there were two
+
+
+def test_a_worker_has_one_thread_and_the_caller_gets_its_own_back():
+    seen = []
+    torch.set_num_threads(2)
+    training(
+        workers=2, rounds=1, evaluate=lambda _: {"threads": float(seen.append(torch.get_num_threads()) or 0)}
+    ).run()
+    assert seen[0] == 1
+    assert torch.get_num_threads() == 2

@@ -1,0 +1,113 @@
+"""One traced program for any number of users."""
+
+import pytest
+import torch
+
+from clipline.engine.stacked.dynamic_batch import copied, traced
+
+
+def halved(stack, rates):
+    """Something whose traced constants depend on the number of users in several ways."""
+    (weights,) = stack
+    users, width = weights.shape
+    table = torch.arange(users * width).view(users, width)
+    weights.sub_(table.reshape(-1, 1).expand(users * width, 2).sum(dim=1).view(users, width) * rates.view(-1, 1))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_program_traced_for_two_numbers_of_users_serves_all():
+    program = traced(halved, ([torch.zeros(3, 4)], torch.ones(3)))
+    for users in (1, 2, 5, 13, 40):
+        ours, expected = torch.zeros(users, 4), torch.zeros(users, 4)
+        rates = torch.linspace(0, 1, users)
+        program([ours], rates, [])
+        halved([expected], rates)
+        assert torch.equal(ours, expected)
+        assert users == 1 or ours.abs().sum() > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_whose_course_depends_on_the_number_of_users_is_refused():
+    def branching(stack, rates):
+        stack[0].sub_(rates.view(-1, 1) if len(rates) < 15 else rates.view(-1, 1).exp())
+
+    with pytest.raises(ValueError, match=r"another course|argument"):
+        traced(branching, ([torch.zeros(3, 4)], torch.ones(3)))
+
+    def squared(stack, rates):
+        stack[0].sub_(torch.zeros(len(rates) ** 2).sum())
+
+    with pytest.raises(ValueError, match="evenly"):
+        traced(squared, ([torch.zeros(3, 4)], torch.ones(3)))
+
+
+def rounding(stack, inputs):
+    """Steps of SGD on pieces that are used through a copy in bfloat16, through two, also as they are, or not at all."""
+    leaves = [piece.detach().requires_grad_() for piece in stack]
+    once, twice, also, _ = leaves
+    products = inputs.bfloat16() * once.bfloat16() + inputs.bfloat16() * twice.bfloat16() * twice.bfloat16()
+    loss = (products + also.bfloat16()).float().square().sum() + also.square().sum()
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+    for piece, gradient in zip(stack, gradients, strict=True):
+        if gradient is not None:
+            piece.sub_(gradient * 0.01)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_copy_that_a_step_would_make_anew_is_kept_and_renewed():
+    generator = torch.Generator().manual_seed(1)
+    arguments = ([torch.zeros(2, 5) for _ in range(4)], torch.zeros(2, 5))
+    assert copied(rounding, arguments) == {0: torch.bfloat16}
+    program = traced(rounding, arguments, {0: torch.zeros(2, 5, dtype=torch.bfloat16)})
+    ours = [torch.randn(3, 5, generator=generator) for _ in range(4)]
+    expected = [piece.clone() for piece in ours]
+    copy = ours[0].bfloat16()
+    for _ in range(3):
+        inputs = torch.randn(3, 5, generator=generator)
+        program(ours, inputs, [copy])
+        rounding(expected, inputs)
+        for one, other in zip(ours, expected, strict=True):
+            assert torch.equal(one, other)
+        assert torch.equal(copy, ours[0].bfloat16())
+    before = ours[0].clone()
+    copy.zero_()
+    program(ours, inputs, [copy])
+    rounding(expected, inputs)
+    assert not torch.equal(ours[0], expected[0])  # it is the copy that counts
+    assert not torch.equal(ours[0], before)
+
+
+class Swapped(torch.autograd.Function):
+    """A product whose gradients are the very tensors that were multiplied."""
+
+    @staticmethod
+    def forward(ctx, one, other):
+        ctx.save_for_backward(one, other)
+        return (one * other).float().sum(dim=1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        one, other = ctx.saved_tensors
+        return other, one
+
+
+def swapping(stack):
+    leaves = [piece.detach().requires_grad_() for piece in stack]
+    loss = Swapped.apply(*(leaf.bfloat16() for leaf in leaves)).sum()
+    for piece, gradient in zip(stack, torch.autograd.grad(loss, leaves), strict=True):
+        piece.sub_(gradient * 0.1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_copies_are_renewed_when_all_pieces_have_moved():
+    arguments = ([torch.zeros(2, 5) for _ in range(2)],)
+    assert list(copied(swapping, arguments)) == [0, 1]
+    program = traced(swapping, arguments, {piece: torch.zeros(2, 5, dtype=torch.bfloat16) for piece in range(2)})
+    ours = [torch.randn(3, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+    expected, copies = [piece.clone() for piece in ours], [piece.bfloat16() for piece in ours]
+    for _ in range(3):
+        program(ours, copies)
+        swapping(expected)
+        for one, other, copy in zip(ours, expected, copies, strict=True):
+            assert torch.equal(one, other)
+            assert torch.equal(copy, one.bfloat16())

@@ -1,0 +1,116 @@
+"""A step of a stack: by hand, traced into one program, and on a GPU compiled and replayed."""
+
+import numpy as np
+import pytest
+import torch
+from samples import Mixed, cross_entropies, population_of, rows_of
+from torch import nn
+
+from clipline import LocalSGD, Population
+from clipline.engine.kernels import convolution
+from clipline.engine.one_by_one import OneByOne
+from clipline.engine.stacked import step as program
+from clipline.engine.stacked.step import StackStep
+from clipline.engine.stacked.trainer import Stacked
+from clipline.engine.working_model import WorkingModel
+from clipline.streams import Streams
+
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available() or convolution.triton_convolution is None, reason="needs a GPU and Triton"
+)
+SIZES = [9, 0, 14, 1, 6, 17, 4]
+USERS = np.arange(len(SIZES))
+NO_KEYS = torch.zeros(2, 0, 2, dtype=torch.int32)
+
+
+def pull(model, batch):
+    """1/2 (w - x)^2 of each example: a step moves w towards the mean of the data."""
+    return 0.5 * (model.weight[0, 0] - batch["x"]).square()
+
+
+def pulling(per_example, reduction="mean"):
+    loss = pull if per_example else lambda model, batch: pull(model, batch).mean()
+    step = StackStep(WorkingModel(nn.Linear(1, 1, bias=False)), loss, LocalSGD(1.0, 2, reduction=reduction))
+    step.per_example = per_example
+    return step
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [("mean", [1.5, 11.0]), ("sum", [3.0, 11.0])])
+def test_a_step_by_hand_where_each_user_has_a_rate_and_a_short_batch_is_filled(reduction, expected):
+    weights = torch.tensor([0.0, 10.0]).view(2, 1, 1)
+    batch = {"x": torch.tensor([[2.0, 4.0], [12.0, 99.0]])}  # 99 is filling
+    kept = torch.tensor([[True, True], [True, False]])
+    pulling(True, reduction)([weights], NO_KEYS, batch, kept, torch.tensor([0.5, 0.5]))
+    assert weights.flatten().tolist() == pytest.approx(expected)  # 0 + 0.5 (3 or 6), 10 + 0.5 * 2
+    weights = torch.tensor([0.0, 10.0]).view(2, 1, 1)
+    pulling(True, reduction)([weights], NO_KEYS, batch, kept, torch.tensor([0.0, 0.25]))
+    assert weights.flatten().tolist() == pytest.approx([0.0, 10.5])
+
+
+def test_a_step_with_a_loss_in_one_number():
+    weights = torch.tensor([0.0, 10.0]).view(2, 1, 1)
+    kept = torch.ones(2, 2, dtype=torch.bool)
+    pulling(False)([weights], NO_KEYS, {"x": torch.tensor([[2.0, 4.0], [12.0, 14.0]])}, kept, 0.5)
+    assert weights.flatten().tolist() == pytest.approx([1.5, 11.5])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_who_has_no_step_stays_even_if_what_lies_there_is_broken(bad):
+    weights = torch.tensor([0.0, 10.0]).view(2, 1, 1)
+    batch = {"x": torch.tensor([[2.0, 4.0], [bad, bad]])}
+    kept = torch.tensor([[True, True], [False, False]])
+    pulling(True)([weights], NO_KEYS, batch, kept, torch.tensor([0.5, 0.5]))
+    assert weights.flatten().tolist() == [1.5, 10.0]
+
+
+def stacks(device, precision="float32", field=np.float64):
+    """The same users by the plain step and by a recorded one of 5 places, of which the second block leaves 3 idle."""
+    torch.manual_seed(0)
+    population = population_of(SIZES, features=16)
+    fields = {"x": population.fields["x"].astype(field), "y": population.fields["y"].astype(np.uint16)}
+
+    def loss(model, batch):
+        return cross_entropies(model, {"x": batch["x"], "y": batch["y"].long()})
+
+    population, local = Population(population.offsets, fields), LocalSGD(0.5, 4, 2)
+    plain = OneByOne(Mixed(), loss, population, local, Streams(0), device, precision)
+    return Stacked(plain, 7, compiled=False), Stacked(plain, 7, block_size=5, compiled=True)
+
+
+def compare(plain, recorded, tolerance):
+    for round_index in (0, 1):
+        expected = rows_of(plain, USERS, round_index).cpu()
+        ours = rows_of(recorded, USERS, round_index).cpu()
+        assert ours.dtype == torch.float32
+        assert not ours[1].any()  # without examples
+        error = (ours - expected).norm(dim=1)
+        assert (error <= tolerance * expected.norm(dim=1)).all()
+        assert (expected.norm(dim=1) > 0.01).sum() == 6
+    few = rows_of(recorded, USERS[:2], 1).cpu()  # what users of before left behind does not matter
+    assert torch.allclose(few, ours[:2], rtol=1e-3 if tolerance < 1e-3 else 5e-2, atol=tolerance)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own tracing
+def test_a_traced_step_equals_the_plain_step_with_idle_places_in_the_block(monkeypatch):
+    monkeypatch.setattr(program, "_WARM_UP", 10**9)  # nothing is recorded: that takes a GPU
+    monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)
+    compare(*stacks("cpu"), 1e-5)
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what it uses itself
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bf16", 5e-2)])
+def test_a_recorded_step_on_a_gpu_equals_the_plain_step(precision, tolerance):
+    plain, recorded = stacks("cuda", precision)
+    compare(plain, recorded, tolerance)
+    assert all(recording._graphs for recording in recorded._lanes._recordings.values())  # it was replayed
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("ignore")
+def test_a_recorded_step_on_a_gpu_is_near_one_by_one_on_a_processor_core():
+    _, recorded = stacks("cuda")
+    plain, _ = stacks("cpu")
+    expected = rows_of(plain.plain, USERS, 3)
+    error = (rows_of(recorded, USERS, 3).cpu() - expected).norm(dim=1)
+    assert (error <= 1e-3 * expected.norm(dim=1)).all()  # dropout too is the same

@@ -1,0 +1,196 @@
+"""A stack of users is what each user does alone, whoever else is in the block."""
+
+import numpy as np
+import pytest
+import torch
+from samples import cross_entropies, cross_entropy, population_of, rows_of
+from torch import nn
+
+from clipline import LocalSGD, Population
+from clipline.engine.one_by_one import OneByOne
+from clipline.engine.stacked import trainer as stacked
+from clipline.engine.stacked.trainer import CannotStack, Stacked, Visit
+from clipline.errors import ModuleError
+from clipline.streams import Streams
+
+SIZES = [5, 0, 1, 23, 8, 12, 16, 3, 0, 11]
+USERS = np.arange(len(SIZES))
+LOCAL = LocalSGD(0.3, batch_size=4, epochs=2)
+
+
+def network(dropout=0.4):
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.GroupNorm(2, 8), nn.Linear(8, 3)]
+    return nn.Sequential(*layers).double()
+
+
+def plain(model=None, loss=cross_entropies, local=LOCAL, population=None, seed=0):
+    return OneByOne(model or network(), loss, population or population_of(SIZES), local, Streams(seed))
+
+
+def stack(engine=None, block_size=None):
+    return Stacked(engine or plain(), 10, block_size=block_size)
+
+
+def assert_same(one, other):
+    assert other.abs().max() > 1e-3  # the comparison is not of zeros
+    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("loss", [cross_entropies, cross_entropy])
+@pytest.mark.parametrize("block_size", [1, 3, 4, 64])
+def test_a_stack_equals_one_by_one_whatever_the_block(loss, block_size, reduction):
+    engine = plain(loss=loss, local=LocalSGD(0.3, 4, 2, reduction=reduction))
+    expected = rows_of(engine, USERS, 3)
+    assert_same(rows_of(stack(engine, block_size), USERS, 3), expected)
+    assert (expected[[1, 8]] == 0).all()  # who has no examples
+
+
+@pytest.mark.parametrize("loss", [cross_entropies, cross_entropy])
+@pytest.mark.parametrize("local", [LocalSGD(0.3, 1, 1, 7), LocalSGD(0.3, 100, 3), LocalSGD(0.3, 5, 2, 9)])
+def test_a_stack_equals_one_by_one_for_caps_and_batches_of_any_size(loss, local):
+    engine = plain(loss=loss, local=local)
+    assert_same(rows_of(stack(engine), USERS), rows_of(engine, USERS))
+
+
+def test_a_loss_for_each_example_trains_as_its_mean_in_one_number():
+    assert_same(rows_of(stack(plain(loss=cross_entropies)), USERS), rows_of(stack(plain(loss=cross_entropy)), USERS))
+
+
+def test_blocks_are_of_the_asked_size_with_most_work_first():
+    engine = stack(block_size=4)
+    visit = Visit(engine.flat.initial, USERS, 0, engine.plain.streams, 0.3)
+    blocks = [len(updates) for updates, _ in engine.train_together([visit])]
+    assert blocks == [4, 4, 2]
+    updates, _ = next(engine.train_together([visit]))
+    expected = rows_of(engine.plain, np.array([3, 6, 5, 9]))
+    assert_same(updates.dense(engine.flat.dim), expected)
+
+
+def test_nobodys_update_depends_on_who_else_is_in_the_block():
+    engine = stack()
+    everybody = rows_of(engine, USERS)
+    for others in ([3], [3, 0], [2, 3, 8], [7, 9, 3, 4, 1]):
+        row = rows_of(engine, np.array(others))[others.index(3)]
+        torch.testing.assert_close(row, everybody[3], rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200])
+@pytest.mark.parametrize("loss", [cross_entropies, cross_entropy])
+def test_a_user_with_broken_data_breaks_nobody_elses_update(loss, bad):
+    population = population_of(SIZES)
+    expected = rows_of(stack(plain(loss=loss)), USERS)
+    fields = {name: field.copy() for name, field in population.fields.items()}
+    start = int(population.offsets[5])
+    fields["x"][start : start + SIZES[5]] = bad
+    broken = rows_of(stack(plain(loss=loss, population=Population(population.offsets, fields))), USERS)
+    others = USERS != 5
+    assert torch.equal(broken[others], expected[others])
+    assert not torch.equal(broken[5], expected[5])
+    assert broken[5].isnan().any() == (not np.isfinite(bad))
+
+
+def test_users_of_several_runs_train_side_by_side_as_each_run_alone():
+    engine = stack(block_size=5)
+    torch.manual_seed(1)
+    visits = []
+    for users, t, seed, lr in (([3, 5, 0, 1], 2, 7, 0.3), ([3, 4, 9, 6, 7], 0, 0, 0.05), ([2, 3], 2, 8, 0.9)):
+        params = engine.flat.initial + 0.1 * torch.randn_like(engine.flat.initial)
+        visits.append(Visit(params, np.array(users), t, Streams(seed), lr))
+    blocks = [(updates.dense(engine.flat.dim).clone(), owners) for updates, owners in engine.train_together(visits)]
+    assert [len(rows) for rows, _ in blocks] == [5, 5, 1]
+    together, owners = torch.cat([rows for rows, _ in blocks]), np.concatenate([runs for _, runs in blocks])
+    for number, visit in enumerate(visits):
+        alone = plain(local=LocalSGD(visit.lr, 4, 2), seed=visit.streams.seed)
+        expected = rows_of(alone, visit.users, visit.round_index, visit.params)
+        work = np.array(SIZES)[visit.users]
+        assert_same(together[torch.from_numpy(owners == number)], expected[np.argsort(-work, kind="stable").copy()])
+
+
+def test_an_empty_cohort_and_users_without_examples():
+    engine = stack()
+    assert rows_of(engine, np.zeros(0, np.int64)).shape == (0, engine.flat.dim)
+    assert rows_of(engine, np.array([1, 8])).abs().max() == 0
+
+
+def test_shared_frozen_and_reused_parts_of_a_model():
+    class Parts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+            self.second.weight = self.first.weight
+            self.out.bias.requires_grad_(False)
+            self.register_buffer("scale", torch.tensor(0.5))
+            self.drop = nn.Dropout(0.3)
+
+        def forward(self, x):
+            return self.out(self.drop(self.second(torch.tanh(self.scale * self.first(x)))))
+
+    torch.manual_seed(0)
+    engine = plain(Parts().double())
+    assert engine.flat.dim == 36 + 6 + 6 + 18
+    assert_same(rows_of(stack(engine), USERS), rows_of(engine, USERS))
+
+
+def test_neither_the_callers_model_nor_the_global_generator_is_touched():
+    model = network()
+    before, state = [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
+    rows_of(stack(plain(model)), USERS)
+    assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
+    assert all(param.grad is None for param in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Sequence(nn.Module):
+    """A library recurrence, which vmap cannot run."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.lstm(x.view(-1, 3, 2))[0][:, -1])
+
+
+class Branching(nn.Linear):
+    def forward(self, x):
+        return super().forward(x if x.sum() > 0 else 2 * x)
+
+
+class Dice(nn.Linear):
+    def forward(self, x):
+        return super().forward(nn.functional.dropout(x, 0.5))
+
+
+@pytest.mark.parametrize("model", [Sequence(), Branching(6, 3), Dice(6, 3)], ids=lambda m: type(m).__name__)
+def test_what_has_no_version_for_many_users_is_refused_with_the_reason(model):
+    engine = plain(model.double())
+    assert rows_of(engine, USERS).abs().max() > 0  # one by one it trains
+    with pytest.raises(CannotStack, match=r"cannot run for many users at once \(.{15,}\)"):
+        stack(engine)
+
+
+def test_what_no_engine_can_train_is_refused_as_such():
+    for loss, words in ((lambda m, b: m(b["x"]), "loss returned a tensor of shape"), (lambda m, b: 3.0, "float")):
+        with pytest.raises(ModuleError, match=words) as error:
+            stack(plain(loss=loss))
+        assert not isinstance(error.value, CannotStack)
+
+
+def test_a_population_without_examples_trains_nobody():
+    empty = Population(np.zeros(4, np.int64), {"x": np.zeros((0, 6)), "y": np.zeros(0, np.int64)})
+    assert not rows_of(stack(plain(population=empty)), np.arange(3)).any()
+
+
+def test_a_user_with_very_many_examples_does_not_multiply_by_all_others(monkeypatch):
+    sizes = [3, 2, 400, 5, 1, 4, 60, 2]
+    engine = OneByOne(nn.Linear(6, 3).double(), cross_entropies, population_of(sizes), LocalSGD(0.1, 4), Streams(0))
+    ours, gathered = Stacked(engine, 8), []
+    assert engine.examples.bytes_each == 6 * 8 + 8
+    monkeypatch.setattr(stacked, "_GATHERED", 56 * 130)  # examples of two users with 60, not of one with 400
+    gather = engine.examples.gather
+    monkeypatch.setattr(engine.examples, "gather", lambda rows: gathered.append(rows.shape) or gather(rows))
+    rows = rows_of(ours, np.arange(8))
+    assert [(users, steps * width) for steps, users, width in gathered] == [(1, 400), (2, 60), (5, 4)]
+    assert_same(rows, rows_of(engine, np.arange(8)))

@@ -1,0 +1,82 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from samples import cross_entropies, small_population
+from torch import nn
+
+from clipline import LocalSGD, SettingError, Training
+from clipline.engine import choose as clients
+from clipline.engine.choose import SMALL_MODEL, choose_trainer
+from clipline.engine.one_by_one import OneByOne
+from clipline.engine.stacked.step import SlowEngineWarning
+from clipline.engine.stacked.trainer import CannotStack, Stacked
+from clipline.streams import Streams
+
+
+def plain(model=None):
+    return OneByOne(model or nn.Linear(6, 3), cross_entropies, small_population(), LocalSGD(0.1), Streams(0))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.lstm(x.unsqueeze(0))[0][0])
+
+
+def test_engines_by_name():
+    engine = plain()
+    assert choose_trainer("one-by-one", engine, 10) is engine
+    assert isinstance(choose_trainer("auto", engine, 10), Stacked)  # a small model gains from it on a processor core
+    large = plain(nn.Sequential(nn.Linear(6, SMALL_MODEL // 6), nn.Linear(SMALL_MODEL // 6, 3)))
+    assert choose_trainer("auto", large, 10) is large
+    stacked = choose_trainer("stacked", engine, 10)
+    assert isinstance(stacked, Stacked)
+    assert stacked.flat is engine.flat
+    with pytest.raises(SettingError, match=r"engine='stack'.*did you mean 'stacked'"):
+        choose_trainer("stack", engine, 10)
+
+
+def test_a_model_that_cannot_be_stacked_is_refused_where_stacking_was_asked_for():
+    engine = plain(Recurrent())
+    assert choose_trainer("auto", engine, 10) is engine
+    with pytest.raises(CannotStack):
+        choose_trainer("stacked", engine, 10)
+
+
+def test_on_a_gpu_auto_stacks_and_where_it_cannot_says_so(monkeypatch):
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr(clients, "Stacked", lambda plain, cohort_size, varying: (plain, cohort_size))
+    assert choose_trainer("auto", on_gpu, 10) == (on_gpu, 10)
+    assert choose_trainer("one-by-one", on_gpu, 10) is on_gpu
+
+    def refuse(plain, cohort_size, varying):
+        raise CannotStack("no version of lstm")
+
+    monkeypatch.setattr(clients, "Stacked", refuse)
+    with pytest.warns(SlowEngineWarning, match="no version of lstm; users train one by one"):
+        assert choose_trainer("auto", on_gpu, 10) is on_gpu
+    with pytest.raises(CannotStack):
+        choose_trainer("stacked", on_gpu, 10)
+
+
+def test_a_training_takes_engine_and_precision_by_name():
+    def training(**changes):
+        settings = {"rounds": 3, "cohort_size": 20, "local": LocalSGD(0.1), "seed": 0, "noise_multiplier": 0.5}
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3).double()
+        return Training(model, cross_entropies, small_population(), **{**settings, **changes})
+
+    assert isinstance(training(engine="one-by-one").algorithm.clients, OneByOne)
+    stacked = training(engine="stacked")
+    assert isinstance(stacked.algorithm.clients, Stacked)
+    torch.testing.assert_close(
+        stacked.run().state.params, training(engine="one-by-one").run().state.params, rtol=1e-11, atol=1e-12
+    )
+    with pytest.raises(SettingError, match=r"engine='stakced'.*did you mean 'stacked'"):
+        training(engine="stakced")
+    with pytest.raises(SettingError, match="precision='float16' must be one of float32, tf32, bf16"):
+        training(precision="float16")

@@ -1,0 +1,247 @@
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from samples import cross_entropy, linear_model, small_population
+from torch import nn
+
+from clipline import LocalSGD, Population, SettingError
+from clipline.engine.one_by_one import OneByOne
+from clipline.errors import ModuleError
+from clipline.federated.sampling import Cohort
+from clipline.privacy.events import PoissonSampling
+from clipline.streams import Streams
+
+STREAMS = Streams(0)
+
+
+def clients(population, model=None, loss=cross_entropy, local=None, streams=STREAMS):
+    return OneByOne(model or linear_model(), loss, population, local or LocalSGD(0.1, batch_size=8), streams)
+
+
+def mean_model():
+    """One parameter; the loss 1/2 (w - x)^2 moves it towards the data."""
+    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    nn.init.zeros_(model.weight)
+    return model
+
+
+def pull(model, batch):
+    return 0.5 * (model.weight[0, 0] - batch["x"]).square().mean()
+
+
+def update_of(engine, user, params=None, round_index=0):
+    """(dim,): one user's update, from the initial parameters unless told otherwise."""
+    params = engine.flat.initial if params is None else params
+    return engine.block(params, np.array([user]), round_index).dense(engine.flat.dim)[0]
+
+
+def seen_by(population, local, user, round_index=0):
+    """The values of x in each batch that a user trains on: what the loss receives."""
+    record = Mock()  # of a library: the engine does not look into it, and puts nothing back
+
+    def recording(model, batch):
+        record(batch["x"].tolist())
+        return pull(model, batch)
+
+    engine = clients(population, mean_model(), recording, local)
+    record.reset_mock()  # made-up examples
+    update_of(engine, user, round_index=round_index)
+    return [call.args[0] for call in record.call_args_list]
+
+
+def first_with_examples(engine):
+    return int(np.flatnonzero(np.diff(engine.examples.population.offsets))[0])
+
+
+def test_local_sgd_by_hand():
+    # one example a batch, x = 4: w = 0 -> 0.5 * 4 = 2 -> 2 + 0.5 * (4 - 2) = 3
+    population = Population.from_arrays([0, 0], x=[4.0, 4.0])
+    engine = clients(population, mean_model(), pull, LocalSGD(0.5, batch_size=1))
+    assert update_of(engine, 0).tolist() == [3.0]
+    two_epochs = clients(population, mean_model(), pull, LocalSGD(0.5, batch_size=1, epochs=2))
+    assert update_of(two_epochs, 0).tolist() == [3.75]
+
+
+def test_the_last_batch_is_as_small_as_it_comes_and_every_example_is_seen_once_an_epoch():
+    population = Population.from_arrays([0] * 23, x=np.arange(23.0))
+    batches = seen_by(population, LocalSGD(0.1, batch_size=10, epochs=2), 0)
+    assert [len(batch) for batch in batches] == [10, 10, 3, 10, 10, 3]
+    for epoch in (batches[:3], batches[3:]):
+        assert sorted(x for batch in epoch for x in batch) == list(range(23))
+
+
+def test_the_order_is_drawn_anew_at_every_visit_every_epoch_and_for_every_user():
+    population = Population.from_arrays([0] * 30 + [1] * 30, x=np.tile(np.arange(30.0), 2))
+    local = LocalSGD(0.1, batch_size=30, epochs=2)
+    orders = [tuple(batch) for user in (0, 1) for t in (0, 1) for batch in seen_by(population, local, user, t)]
+    assert len(set(orders)) == 8
+    assert orders[:2] == [tuple(batch) for batch in seen_by(population, local, 0, 0)]  # and the same when asked again
+
+
+def test_a_cap_keeps_the_first_examples():
+    population = Population.from_arrays([0] * 50, x=np.arange(50.0))
+    local = LocalSGD(0.1, batch_size=20, max_examples=12)
+    assert sorted(x for batch in seen_by(population, local, 0) for x in batch) == list(range(12))
+
+
+def test_a_user_without_examples_gives_zeros():
+    population = Population.from_arrays([1], known_users=[0, 1], x=[1.0])
+    engine = clients(population, mean_model(), pull)
+    assert update_of(engine, 0).tolist() == [0.0]
+
+
+def test_blocks_do_not_change_updates_and_the_callers_generator_is_left_alone():
+    population = small_population(150)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    engine = clients(population, model)
+    params = engine.flat.vector.clone()
+    cohort = Cohort(np.arange(150), PoissonSampling(0.5))
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    blocks = list(engine.train(params, cohort, 3))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [len(block) for block in blocks] == [64, 64, 22]
+    alone = update_of(engine, 100, params, 3)  # dropout too is the user's own
+    assert torch.equal(torch.cat([block.dense(engine.flat.dim) for block in blocks])[100], alone)
+
+
+def test_dropout_differs_between_users_and_rounds():
+    population = Population.from_arrays([0] * 8 + [1] * 8, x=np.ones((16, 6)), y=[0] * 16)
+    model = nn.Sequential(nn.Dropout(0.5), linear_model(dtype=torch.float32))
+    engine = clients(population, model)
+    updates = [update_of(engine, user, round_index=t) for user in (0, 1) for t in (0, 1)]
+    assert len({tuple(update.tolist()) for update in updates}) == 4
+
+
+def test_the_callers_model_is_not_changed_and_shared_parameters_stay_shared():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+    model[1].weight = model[0].weight
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    engine = clients(small_population(), model)
+    assert engine.flat.dim == 36 + 6 + 6 + 21
+    update_of(engine, 3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+    exported = engine.flat.export(engine.flat.vector + 1)
+    assert exported[1].weight is exported[0].weight
+    assert torch.allclose(exported[0].weight, engine.flat.module[0].weight + 1)
+
+
+def test_frozen_parameters_stay_and_sparse_gradients_work():
+    model = nn.ModuleDict({"embed": nn.Embedding(10, 4, sparse=True), "out": nn.Linear(4, 2)})
+    model["out"].bias.requires_grad_(False)
+    population = Population.from_arrays([0, 0], x=[3, 3], y=[0, 1])
+
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model["out"](model["embed"](batch["x"])), batch["y"])
+
+    engine = clients(population, model, loss)
+    update = update_of(engine, 0)
+    rows = update[:40].reshape(10, 4).abs().sum(dim=1).nonzero().flatten().tolist()
+    assert (engine.flat.dim, rows) == (48, [3])
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (nn.BatchNorm1d(6), "BatchNorm1d"),
+        (nn.SyncBatchNorm(6), "SyncBatchNorm"),
+        (nn.InstanceNorm1d(6, track_running_stats=True), "InstanceNorm1d"),
+    ],
+)
+def test_running_statistics_are_refused_with_what_to_use_instead(layer, name):
+    with pytest.raises(ModuleError) as error:
+        clients(small_population(), nn.Sequential(nn.Linear(6, 6), layer, nn.Linear(6, 3)))
+    assert f"layer '1' ({name})" in str(error.value)
+    assert "GroupNorm or LayerNorm" in str(error.value)
+
+
+class Remembering(nn.Module):
+    """Keeps a private statistic in a buffer of its own making."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += x.sum().detach()
+        return self.linear(x)
+
+
+class Replacing(Remembering):
+    """Puts a new tensor in the buffer's place instead of changing it."""
+
+    def forward(self, x):
+        self.seen = 0.5 * self.seen + x.sum().detach()
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("kind", [Remembering, Replacing])
+def test_any_other_buffer_that_moves_is_refused_when_it_moves(kind):
+    with pytest.raises(ModuleError, match="buffer 'seen' of the model changed while a user trained"):
+        clients(small_population(), kind())
+
+
+@pytest.mark.parametrize("kind", [Remembering, Replacing])
+def test_a_buffer_that_moves_for_some_data_alone_is_refused_then_and_put_back(kind):
+    class Sometimes(kind):
+        def forward(self, x):
+            return super().forward(x) if bool((x > 100).any()) else self.linear(x)
+
+    population = small_population()
+    engine = clients(population, Sometimes().double())
+    user = first_with_examples(engine)
+    population.fields["x"][int(population.offsets[user])] = 1000.0
+    with pytest.raises(ModuleError, match="buffer 'seen' of the model changed while a user trained"):
+        update_of(engine, user)
+    assert float(engine.flat.module.seen) == 0.0
+
+
+def test_a_buffer_that_stays_is_welcome_even_if_it_is_not_a_number():
+    model = Remembering()
+    model.forward = model.linear.forward
+    model.seen.fill_(float("nan"))
+    engine = clients(small_population(), model, lambda m, b: m.linear(b["x"]).square().mean())
+    user = first_with_examples(engine)
+    assert update_of(engine, user).isfinite().all()
+
+
+def test_a_loss_that_clears_gradients_trains_all_the_same():
+    def loss(model, batch):
+        model.zero_grad()
+        return cross_entropy(model, batch)
+
+    engine = clients(small_population(), loss=loss)
+    user = first_with_examples(engine)
+    assert update_of(engine, user).abs().max() > 0
+    assert torch.equal(update_of(engine, user), update_of(clients(small_population()), user))
+
+
+def test_models_and_losses_that_cannot_train_are_refused():
+    with pytest.raises(ModuleError, match=r"model is a function but must be a torch\.nn\.Module"):
+        clients(small_population(), lambda x: x)
+    with pytest.raises(ModuleError, match="0 trainable parameters"):
+        clients(small_population(), nn.ReLU())
+    with pytest.raises(ModuleError, match="must share one type"):
+        clients(small_population(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
+    whole = Population.from_arrays([0, 0], x=[[1.0] * 6, [2.0] * 6], y=[0, 1])
+    for loss, got in ((lambda m, b: m(b["x"]), r"a tensor of shape \(8, 3\)"), (lambda m, b: 3.0, "float")):
+        with pytest.raises(ModuleError, match=f"loss returned {got} but must return one number"):
+            clients(whole, loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lr": -1.0}, "client_lr=-1.0"),
+        ({"lr": 0.1, "batch_size": 0}, "batch_size=0"),
+        ({"lr": 0.1, "epochs": 0}, "client_epochs=0"),
+        ({"lr": 0.1, "max_examples": -5}, "max_examples=-5"),
+    ],
+)
+def test_local_settings_check_themselves(settings, words):
+    with pytest.raises(SettingError) as error:
+        LocalSGD(**settings)
+    assert words in str(error.value)

@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from clipline import LocalSGD, SettingError
+from clipline.errors import ModuleError
+from clipline.federated.local_sgd import per_example
+
+LOSSES = torch.tensor([1.0, 2.0, 6.0, 100.0])
+KEPT = torch.tensor([True, True, True, False])
+
+
+def test_the_mean_or_the_sum_of_those_that_are_real():
+    assert LocalSGD(0.1).reduced(LOSSES, KEPT).item() == 3.0
+    assert LocalSGD(0.1, reduction="sum").reduced(LOSSES, KEPT).item() == 9.0
+    nobody = torch.zeros(4, dtype=torch.bool)
+    assert LocalSGD(0.1).reduced(LOSSES, nobody).item() == 0.0  # and no division by zero
+
+
+@pytest.mark.parametrize("filling", [100.0, torch.inf, torch.nan])
+def test_what_fills_a_batch_moves_neither_the_loss_nor_its_gradient(filling):
+    losses = torch.tensor([1.0, 2.0, 6.0, filling], requires_grad=True)
+    reduced = LocalSGD(0.1).reduced(losses, KEPT)
+    (gradient,) = torch.autograd.grad(reduced, losses)
+    assert reduced.item() == 3.0
+    assert gradient.tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0.0])
+
+
+def test_a_loss_is_one_number_or_one_for_each_example():
+    assert per_example(torch.zeros(3), 3)
+    assert not per_example(torch.zeros(()), 3)
+    assert per_example(torch.zeros(1), 1)
+    for bad in (torch.zeros(4), torch.zeros(3, 1), torch.zeros(1), 2.0, None):
+        with pytest.raises(ModuleError, match="must return one number, or 3, one for each example"):
+            per_example(bad, 3)
+
+
+def test_a_reduction_has_two_names():
+    with pytest.raises(SettingError, match=r"reduction='means'.*did you mean 'mean'"):
+        LocalSGD(0.1, reduction="means")

@@ -1,0 +1,90 @@
+import pytest
+import torch
+
+from clipline import ServerAdam, ServerSGD, ServerYogi, SettingError
+from clipline.federated.mechanism import Release
+from clipline.privacy.events import GaussianEvent, PoissonSampling
+
+EVENT = GaussianEvent(PoissonSampling(0.1), 1.0)
+OPTIMISERS = [ServerSGD(0.5), ServerSGD(1.0, momentum=0.0), ServerAdam(0.1), ServerYogi(0.1)]
+
+
+def run(optimiser, means, start=(0.0, 1.0)):
+    params = torch.tensor(start, dtype=torch.float64)
+    state = optimiser.init(params)
+    for mean in means:
+        params, state = optimiser.update(
+            params, state, Release(torch.tensor(mean, dtype=torch.float64), lambda: None, EVENT)
+        )
+    return params, state
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_the_model_moves_along_the_released_mean(optimiser):
+    params, _ = run(optimiser, [[1.0, -1.0]])
+    assert params[0] > 0
+    assert params[1] < 1
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_an_update_alters_nothing_it_was_given(optimiser):
+    params = torch.tensor([1.0, 2.0])
+    state = optimiser.init(params)
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    optimiser.update(params, state, Release(torch.tensor([1.0, 1.0], dtype=torch.float64), lambda: None, EVENT))
+    assert params.tolist() == [1.0, 2.0]
+    assert all(torch.equal(state[name], before[name]) for name in before)
+
+
+def test_momentum_by_hand():
+    # momentum 1, then 0.9 * 1 + 2 = 2.9, then 0.9 * 2.9 - 1 = 1.61; params 0.5 * (1 + 2.9 + 1.61)
+    params, state = run(ServerSGD(0.5, 0.9), [[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0]])
+    assert params.tolist() == pytest.approx([2.755, 1.0], rel=1e-12)
+    assert state["momentum"].tolist() == pytest.approx([1.61, 0.0], rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_momentum_of_a_long_model_is_that_of_each_parameter(dtype):
+    rng = torch.Generator().manual_seed(0)
+    params, before = torch.randn(2, 2 * 65_536 + 3, generator=rng).to(dtype)  # several parts and a rest
+    mean = torch.randn(len(params), generator=rng, dtype=torch.float64)
+    moved, state = ServerSGD(0.5, 0.9).update(params, {"momentum": before}, Release(mean, lambda: None, EVENT))
+    momentum = 0.9 * before + mean.to(dtype)
+    assert torch.equal(state["momentum"], momentum)
+    assert torch.equal(moved, params + 0.5 * momentum)
+
+
+def test_adam_equals_torch_adam_on_the_negated_mean():
+    means = [[1.0, -0.5], [0.2, 0.1], [-3.0, 0.0]]
+    params, _ = run(ServerAdam(0.1, 0.9, 0.99, 1e-3), means)
+    weight = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
+    peer = torch.optim.Adam([weight], lr=0.1, betas=(0.9, 0.99), eps=1e-3)
+    for mean in means:
+        weight.grad = -torch.tensor(mean, dtype=torch.float64)
+        peer.step()
+    assert params.tolist() == pytest.approx(weight.tolist(), rel=1e-12)
+
+
+def test_yogi_by_hand():
+    # second: 0 -> 0.01 * 4 = 0.04; unbiased 4. Then square 1 > 0.04: 0.04 + 0.01 = 0.05, unbiased 0.05 / 0.0199
+    params, state = run(ServerYogi(0.1, 0.9, 0.99, 1e-3), [[2.0, 0.0], [1.0, 0.0]])
+    first = 0.1 * 2.0 / (2.0 + 1e-3)
+    second = 0.1 * ((0.9 * 0.2 + 0.1) / 0.19) / ((0.05 / 0.0199) ** 0.5 + 1e-3)
+    assert params.tolist() == pytest.approx([first + second, 1.0], rel=1e-12)
+    assert state["second"].tolist() == pytest.approx([0.05, 0.0], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ServerSGD(0.0), "server_lr=0.0"),
+        (lambda: ServerSGD(1.0, 1.0), "server_momentum=1.0 must be a finite number at least 0 and below 1"),
+        (lambda: ServerAdam(beta1=1.5), "server_beta1=1.5"),
+        (lambda: ServerYogi(beta2=-0.1), "server_beta2=-0.1"),
+        (lambda: ServerAdam(epsilon=0.0), "server_epsilon=0.0"),
+    ],
+)
+def test_rates_outside_their_limits_are_refused(make, words):
+    with pytest.raises(SettingError) as error:
+        make()
+    assert words in str(error.value)

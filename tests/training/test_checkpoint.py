@@ -1,0 +1,76 @@
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from samples import LOCAL, cross_entropy, linear_model, small_population
+
+from clipline import QuantileClip, ServerAdam, ServerSGD, ServerYogi, Training
+from clipline.errors import RunError
+from clipline.training.checkpoint import load_checkpoint, save_checkpoint, save_model
+
+
+@pytest.mark.parametrize("server", [ServerSGD(0.5), ServerAdam(0.1), ServerYogi(0.1)])
+def test_pitfall_restart_keeps_clip_momentum_round_streams_and_ledger_together(tmp_path, server):
+    def training():
+        return Training(
+            linear_model(dtype=torch.float32), cross_entropy, small_population(), rounds=8, cohort_size=20, local=LOCAL,
+            seed=3, noise_multiplier=0.4, clip=QuantileClip(start=0.003), server=server,
+        )  # fmt: skip
+
+    path = tmp_path / "checkpoint.safetensors"
+
+    def observe(report, state):
+        if state.round_index == 5:
+            save_checkpoint(path, state)
+
+    whole = training().run(observe=observe)
+    resumed = training().run(state=load_checkpoint(path))
+    assert torch.equal(resumed.state.params, whole.state.params)
+    assert resumed.state.clip == whole.state.clip
+    assert resumed.state.ledger == whole.state.ledger
+    assert resumed.guarantee == whole.guarantee
+    assert [r.clip for r in resumed.reports] == [r.clip for r in whole.reports[5:]]
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.safetensors"]
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "c.safetensors"
+    with pytest.raises(RunError, match="cannot be read as a checkpoint"):
+        load_checkpoint(path)
+    path.write_bytes(b"nonsense")
+    with pytest.raises(RunError, match="cannot be read as a checkpoint"):
+        load_checkpoint(path)
+    save_model(path, torch.nn.Linear(2, 1), {})
+    with pytest.raises(RunError, match="has version None"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"clip": "nan"},
+        {"clip": "-1"},
+        {"clip": "x"},
+        {"round_index": "-3"},
+        {"round_index": "1" * 5000},
+        {"ledger": "null"},
+        {"ledger": "[7]"},
+        {"ledger": "[" * 100_000},
+        {"ledger": '[{"count": 1, "event": 7}]'},
+        {"ledger": '[{"count": -1, "event": {"sampling": "poisson", "rate": 0.1, "noise_multiplier": 1.0}}]'},
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(tmp_path, change):
+    good = {"version": "2", "clip": "0.5", "round_index": "3", "ledger": "[]", "circumstances": ""}
+    save_file({"params": torch.zeros(3)}, tmp_path / "c.safetensors", good)
+    assert load_checkpoint(tmp_path / "c.safetensors").round_index == 3
+    save_file({"params": torch.zeros(3)}, tmp_path / "c.safetensors", {**good, **change})
+    with pytest.raises(RunError, match="is damaged"):
+        load_checkpoint(tmp_path / "c.safetensors")
+
+
+def test_a_saved_model_loads_into_a_new_one(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.GroupNorm(1, 2))
+    save_model(tmp_path / "m.safetensors", model, {"task": "none"})
+    other = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.GroupNorm(1, 2))
+    other.load_state_dict(load_file(tmp_path / "m.safetensors"))
+    assert torch.equal(other[0].weight, model[0].weight)

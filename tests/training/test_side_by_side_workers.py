@@ -1,0 +1,200 @@
+"""Runs side by side share out their users among processes: each is still what it would be alone."""
+
+import multiprocessing
+import os
+import signal
+import warnings
+
+import pytest
+import torch
+from samples import LOCAL, cross_entropy
+from worker_runs import HERE, TOLERANCE, distance, killed, nothing_is_left, training, users_of
+
+from clipline import FixedClip, LocalSGD, QuantileClip, SettingError, run_together
+from clipline.engine.parallel import forked as local_workers
+from clipline.engine.parallel.forked import ManyWorkersWarning
+from clipline.engine.parallel.torchrun import TorchrunBackend
+from clipline.errors import WorkerError
+from clipline.streams import Streams
+
+pytestmark = [
+    pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
+    pytest.mark.filterwarnings("ignore::clipline.engine.parallel.forked.ManyWorkersWarning"),
+]
+VARIANTS = [
+    {"seed": 1},
+    {"seed": 2, "rounds": 1, "local": LocalSGD(0.05, LOCAL.batch_size, LOCAL.epochs, LOCAL.max_examples)},
+    {"seed": 3, "rounds": 6, "cohort_size": 7, "noise_multiplier": 0.0, "clip": FixedClip(0.2)},
+    {"seed": 4, "rounds": 2, "clip": QuantileClip(0.9, 0.01), "sampling": "fixed"},
+]
+
+
+def together(workers, variants=VARIANTS, observe=None, **changes):
+    return run_together([training(**{**one, **changes}, workers=workers) for one in variants], observe=observe)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_each_of_many_runs_is_what_it_would_be_alone_with_any_number_of_workers(workers):
+    children = []
+    results = together(workers, observe=lambda *_: children.append(len(multiprocessing.active_children())))
+    assert set(children) == {workers - 1}
+    for variant, ours in zip(VARIANTS, results, strict=True):
+        alone = training(**variant, engine="one-by-one").run()
+        assert distance(ours, alone) <= TOLERANCE
+        assert len(ours.reports) == variant.get("rounds", 4)
+        for mine, theirs in zip(ours.reports, alone.reports, strict=True):
+            assert (mine.clip, mine.fraction_within) == (theirs.clip, theirs.fraction_within)
+        assert (ours.stopped, ours.guarantee, ours.state.ledger) == (
+            alone.stopped, alone.guarantee, alone.state.ledger)  # fmt: skip
+    assert nothing_is_left()
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_cohorts_may_be_empty(workers):
+    variants = [{"seed": seed, "cohort_size": 1, "rounds": 8, "noise_multiplier": 0.05} for seed in (1, 2)]
+    runs = [training(**one) for one in variants]
+    sizes = set(zip(*([len(users) for users in users_of(run)] for run in runs), strict=True))
+    assert (0, 0) in sizes  # everybody's
+    assert any(0 in pair and pair != (0, 0) for pair in sizes)  # and one run's alone
+    for ours, run in zip(together(workers, variants), runs, strict=True):
+        assert distance(ours, run.run()) <= TOLERANCE
+
+
+def test_every_process_trains_users_and_the_noise_of_a_round_is_drawn_once_and_here(monkeypatch, tmp_path):
+    noise = Streams.noise
+
+    def noted(path, line):
+        with (tmp_path / path).open("a") as file:
+            file.write(f"{os.getpid()} {line}\n")
+
+    def drawn(self, round_index):
+        noted("noise", f"{self.seed} {round_index}")
+        return noise(self, round_index)
+
+    def loss(model, batch):
+        noted("steps", "")
+        return cross_entropy(model, batch)
+
+    monkeypatch.setattr(Streams, "noise", drawn)
+    variants = [{"seed": seed, "rounds": 2, "loss": loss} for seed in (1, 2)]
+    together(3, variants)
+    lines = sorted((tmp_path / "noise").read_text().splitlines())
+    assert lines == [f"{HERE} {seed} {t}" for seed in (1, 2) for t in (0, 1)]
+    assert len({line.split()[0] for line in (tmp_path / "steps").read_text().splitlines()}) == 3
+
+
+@pytest.mark.parametrize(("workers", "most"), [((1, 3), 3), ((2, 1), 2), ((1, 1), 1)])
+def test_there_are_as_many_processes_as_any_training_has_workers(workers, most):
+    seen = []
+    runs = [training(seed=seed, workers=size, rounds=1) for seed, size in enumerate(workers)]
+    run_together(runs, observe=lambda *_: seen.append(len(multiprocessing.active_children()) + 1))
+    assert seen == [most, most]
+
+
+def test_more_workers_than_cores_are_warned_of_when_a_training_is_made_and_not_again(monkeypatch):
+    monkeypatch.setattr(local_workers, "usable_cores", lambda: 2)
+    with pytest.warns(ManyWorkersWarning, match="workers=3 is above the 2 cores") as warned:
+        runs = [training(seed=seed, workers=3, rounds=1) for seed in (1, 2)]
+    assert len(warned) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ManyWorkersWarning)
+        assert len(run_together(runs)) == 2
+
+
+def test_runs_side_by_side_are_not_for_torchrun():
+    runs = [training(seed=1), training(seed=2).with_workforce(TorchrunBackend.__new__(TorchrunBackend))]
+    with pytest.raises(SettingError, match=r"workers='torchrun' must be a number where runs train side by side"):
+        run_together(runs)
+
+
+def test_every_process_has_one_thread_and_the_caller_gets_its_own_back(tmp_path):
+    def loss(model, batch):
+        (tmp_path / f"{os.getpid()} {torch.get_num_threads()}").touch()
+        return cross_entropy(model, batch)
+
+    torch.set_num_threads(2)
+    runs = [training(loss, seed=seed, workers=2, rounds=1) for seed in (1, 2)]
+    for tried in tmp_path.iterdir():
+        tried.unlink()
+    run_together(runs)
+    # A trial of the stack comes before the processes.
+    threads = [path.name.split() for path in tmp_path.iterdir()]
+    assert {count for pid, count in threads if int(pid) != HERE} == {"1"}
+    assert {count for pid, count in threads if int(pid) == HERE} == {"1", "2"}
+    assert torch.get_num_threads() == 2
+
+
+def test_a_loss_that_fails_in_a_worker_is_shown_with_its_traceback():
+    def fails_elsewhere(model, batch):
+        if os.getpid() != HERE:
+            raise ZeroDivisionError("boom")
+        return cross_entropy(model, batch)
+
+    with pytest.raises(WorkerError, match=r"worker 1 of 3 failed in round 0 \(ZeroDivisionError: boom\)") as error:
+        together(3, loss=fails_elsewhere, on_error="raise")
+    assert "in fails_elsewhere" in str(error.value)
+    assert nothing_is_left()
+
+
+def test_a_loss_that_fails_here_raises_its_own_error():
+    begun = []
+
+    def fails_here(model, batch):
+        if begun and os.getpid() == HERE:
+            raise ZeroDivisionError("boom")
+        return cross_entropy(model, batch)
+
+    with pytest.raises(ZeroDivisionError, match="boom"):
+        together(2, loss=fails_here, on_error="raise", observe=lambda *_: begun.append(1))
+    assert nothing_is_left()
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_worker_that_is_killed_ends_all_runs_with_a_reason(workers):
+    with pytest.raises(WorkerError, match=f"worker 1 of {workers} was ended by signal SIGKILL .* lower workers"):
+        together(workers, loss=killed)
+    assert nothing_is_left()
+
+
+def test_a_worker_that_is_killed_between_two_rounds_ends_the_next():
+    def observe(number, report, state):
+        if (number, report.round_index) == (2, 1):
+            child = multiprocessing.active_children()[0]
+            child.kill()
+            child.join()
+
+    with pytest.raises(WorkerError, match="was ended by signal SIGKILL"):
+        together(3, observe=observe)
+    assert nothing_is_left()
+
+
+def test_an_error_beside_the_training_lets_the_others_finish_and_ends_the_workers():
+    seen = []
+
+    def observe(number, report, state):
+        seen.append((number, report.round_index))
+        if (number, report.round_index) == (0, 1):
+            raise KeyError("disk full")
+
+    with pytest.raises(KeyError, match="disk full"):
+        together(3, observe=observe)
+    assert (2, 5) in seen
+    assert nothing_is_left()
+
+
+def test_ctrl_c_goes_to_everybody_and_stops_all_runs_between_two_rounds():
+    def observe(number, report, state):
+        if (number, report.round_index) == (0, 1):
+            for child in multiprocessing.active_children():
+                os.kill(child.pid, signal.SIGINT)
+            os.kill(HERE, signal.SIGINT)
+
+    variants = [{"seed": seed, "rounds": 200, "noise_multiplier": 0.5} for seed in (1, 2)]
+    results = together(2, variants, observe)
+    assert nothing_is_left()
+    for variant, result in zip(variants, results, strict=True):
+        done = result.guarantee.rounds
+        assert result.stopped == "interrupted"
+        assert 2 <= done < 200
+        alone = training(**{**variant, "rounds": done}).run()
+        assert distance(result, alone) <= TOLERANCE
