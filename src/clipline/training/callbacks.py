@@ -14,23 +14,19 @@ if TYPE_CHECKING:
 
 
 class Callback(Protocol):
-    """Called by `Training.run`, in the order of the list. Every method may be left out by deriving from `Quiet`."""
+    """Called by `Training.run`, in the order of the list. Derive from it and write the methods you need."""
 
     def on_start(self, training: Training, state: TrainState) -> None:
         """Before the first round of this call; `state` is what it begins from. An error here stops the run."""
-        ...
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:
         """After a round, in order; the next may train meanwhile. `state` is what came of the round."""
-        ...
 
     def on_end(self, result: TrainResult) -> None:
         """After the last round, also where the budget or Ctrl-C stopped the run; not after an error."""
-        ...
 
     def close(self) -> None:
         """Always, at last, if `on_start` was called: let go of files, threads and the screen."""
-        ...
 
 
 class Measuring(Callback, Protocol):
@@ -38,20 +34,3 @@ class Measuring(Callback, Protocol):
 
     def measure(self, state: TrainState, *, last: bool) -> Future[Metrics] | None:
         """Metrics of this state, begun in the background; None if this round is not measured."""
-        ...
-
-
-class Quiet:
-    """A callback that does nothing: derive from it and write the methods you need."""
-
-    def on_start(self, training: Training, state: TrainState) -> None:
-        """Nothing."""
-
-    def on_round(self, report: RoundReport, state: TrainState) -> None:
-        """Nothing."""
-
-    def on_end(self, result: TrainResult) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
