@@ -12,9 +12,18 @@ from torch import Tensor, nn
 from clipline import LocalSGD, Population
 from clipline.engine.layers import MatrixLSTM, MaxPool2d, PatchConv2d
 from clipline.engine.one_by_one import OneByOne
+from clipline.engine.problem import Problem
 from clipline.engine.stacked.trainer import Stacked
+from clipline.federated.backend import CohortRequest
+from clipline.federated.clipping import PartialSums
+from clipline.federated.draws import PlainDraws
+from clipline.federated.mechanism import GaussianMechanism
 from clipline.federated.sampling import Cohort
 from clipline.privacy.events import PoissonSampling
+from clipline.training import loop
+from clipline.training.callbacks import Callback
+from clipline.training.options import Compute, Privacy
+from clipline.training.training import Training
 
 ROOT = Path(__file__).parents[1]
 
@@ -74,18 +83,79 @@ def population_of(sizes: list[int], features: int = 6, classes: int = 3, seed: i
     return Population(offsets, fields)
 
 
-def rows_of(clients: OneByOne | Stacked, users: NDArray[np.int64], round_index: int = 0, params: Tensor | None = None):
+def one_by_one(*args, **kwargs) -> OneByOne:
+    """The plain trainer of this problem."""
+    return OneByOne(Problem(*args, **kwargs))
+
+
+def request(params: Tensor, users, round_index: int = 0, clip: float = 1.0, run: int = 0, sampling=None):
+    """What a round asks of a backend or a trainer."""
+    cohort = Cohort(np.asarray(users, np.int64), PoissonSampling(0.5) if sampling is None else sampling)
+    return CohortRequest(params, cohort, round_index, lambda: clip, run)
+
+
+def rows_of(trainer: OneByOne | Stacked, users: NDArray[np.int64], round_index: int = 0, params: Tensor | None = None):
     """(users, dim): the updates of these users in this order, as `train` gives them."""
-    plain = clients.plain if isinstance(clients, Stacked) else clients
-    params = plain.flat.initial if params is None else params
-    blocks = clients.train(params, Cohort(users, PoissonSampling(0.5)), round_index)
-    rows = torch.cat([params.new_zeros(0, plain.flat.dim), *(block.dense(plain.flat.dim) for block in blocks)])
+    problem = trainer.problem
+    params = problem.model.initial if params is None else params
+    blocks = [updates.dense(problem.model.dim) for updates, _ in trainer.train([request(params, users, round_index)])]
+    rows = torch.cat([params.new_zeros(0, problem.model.dim), *blocks])
     order = np.arange(len(users))
-    if isinstance(clients, Stacked):  # most work first
-        order = np.argsort(-plain.local.examples_of(plain.examples.population, users), kind="stable")
+    if isinstance(trainer, Stacked):  # most work first
+        order = np.argsort(-problem.local.examples_of(problem.population, users), kind="stable")
     in_order = torch.empty_like(rows)
     in_order[torch.from_numpy(order)] = rows
     return in_order
+
+
+def aggregate(blocks, clip: float, dim: int, sampling=None):
+    """The `ClippedSum` of blocks of updates."""
+    sums = PartialSums(torch.empty(1, dim + 1, dtype=torch.float64))
+    for updates in blocks:
+        sums.add(updates, [clip], np.zeros(len(updates), np.int64))
+    (total,) = sums.finished([clip], [PoissonSampling(0.5) if sampling is None else sampling])
+    return total
+
+
+def opened(total) -> Tensor:
+    """(dim + 1,) float64: what is in a private sum, by the only way there is, a release without noise."""
+    release = GaussianMechanism(1, 0.0, 0.0).release(total, np.random.default_rng(0))
+    return torch.cat([release.mean, torch.tensor([release.fraction_within - 0.5], device=release.mean.device)])
+
+
+def summed(training: Training, params: Tensor, users, round_index: int = 0, clip: float = 1.0) -> Tensor:
+    """What is in the private sum of these users, by the training's own backend."""
+    sampling = training.algorithm.sampler.sampling
+    (total,) = training.backend.sums([request(params, users, round_index, clip, sampling=sampling)])
+    return opened(total)
+
+
+PRIVACY = Privacy.__dataclass_fields__
+COMPUTE = Compute.__dataclass_fields__
+
+
+def flat_training(model, loss, population, **settings) -> Training:
+    """A `Training` from plain keywords: those of `Privacy` and `Compute` go there."""
+    privacy = Privacy(**{name: settings.pop(name) for name in PRIVACY if name in settings})
+    compute = Compute(**{name: settings.pop(name) for name in COMPUTE if name in settings})
+    return Training(model, loss, population, privacy=privacy, compute=compute, **settings)
+
+
+def one_round(training: Training, state=None):
+    """The state after one round, and what it released."""
+    state = training.init() if state is None else state
+    draws = PlainDraws(training.algorithm.sampler, training.problem.runs[0].streams, training.dim, training.device)
+    return loop.one_round(training.algorithm, state, draws, training.backend)
+
+
+class Observer(Callback):
+    """Calls `look(report, state)` after every round."""
+
+    def __init__(self, look) -> None:
+        self._look = look
+
+    def on_round(self, report, state) -> None:
+        self._look(report, state)
 
 
 LOCAL = LocalSGD(lr=0.2, batch_size=8)

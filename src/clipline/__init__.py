@@ -12,7 +12,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "BagLinear": "engine.layers",
+    "Callback": "training.callbacks",
     "CliplineError": "errors",
+    "Compute": "training.options",
     "DeltaNoise": "privacy.split",
     "FixedClip": "federated.clip_controllers",
     "FixedSizeSampler": "federated.sampling",
@@ -30,6 +32,7 @@ _HOMES = {
     "PoissonSampler": "federated.sampling",
     "PoissonSampling": "privacy.events",
     "Population": "federated.population",
+    "Privacy": "training.options",
     "QuantileClip": "federated.clip_controllers",
     "Relation": "privacy.relations",
     "ScheduledClip": "federated.clip_controllers",
@@ -37,7 +40,7 @@ _HOMES = {
     "ServerSGD": "federated.server_optimisers",
     "ServerYogi": "federated.server_optimisers",
     "SettingError": "errors",
-    "TrainResult": "training.training",
+    "TrainResult": "training.result",
     "Training": "training.training",
     "TruncatedNegativeBinomial": "privacy.selection",
     "TruncatedPoissonSampling": "privacy.events",
@@ -88,8 +91,11 @@ if TYPE_CHECKING:
     from .privacy.split import DeltaNoise, join_noise, split_noise
     from .tasks import task_named
     from .tasks.sweep import train_many
+    from .training.callbacks import Callback
+    from .training.options import Compute, Privacy
+    from .training.result import TrainResult
     from .training.side_by_side import run_together
-    from .training.training import Training, TrainResult
+    from .training.training import Training
 
 
 def __getattr__(name: str) -> Any:

@@ -33,6 +33,10 @@ class RunError(CliplineError, RuntimeError):
     """A run directory cannot be used."""
 
 
+class PrivateError(CliplineError, RuntimeError):
+    """A private number was asked for before it was released."""
+
+
 class WorkerError(CliplineError, RuntimeError):
     """A worker process failed, was ended or cannot be reached."""
 

@@ -196,10 +196,10 @@ def resolve(task: str | None, config: Path | None, flags: dict[str, Any]) -> tup
 
 def _locked(path: Path) -> AbstractContextManager[DirectoryLock | None]:
     """The lock on a run directory; none on torchrun's ranks above 0, which write nothing."""
-    from ..engine.parallel.torchrun import place
+    from ..engine.parallel.torchrun import torchrun_rank
     from ..training.directory_lock import DirectoryLock
 
-    mine = place()
+    mine = torchrun_rank()
     return DirectoryLock(path) if mine is None or mine.leads else nullcontext()
 
 
@@ -215,13 +215,13 @@ def run(
     import torch
 
     from ..engine.choose import SMALL_MODEL
-    from ..engine.parallel.torchrun import agree, from_rank_0, place
+    from ..engine.parallel.torchrun import agree, from_rank_0, torchrun_rank
     from ..tasks.stores import data_used
     from ..training.run_directory import RunDirectory, check_free
     from .progress import TrainProgress
     from .summary import summary, summary_json
 
-    mine = place()
+    mine = torchrun_rank()
     if mine is not None:
         agree({**asdict(settings), "seed": "" if settings.seed == from_rank_0(settings.seed) else "another one"})
     if mine is not None and not mine.leads:

@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from typing import Literal, Protocol
-
-from torch import Tensor
+from typing import Literal
 
 from ..errors import check_choice
-from ..federated.sampling import Cohort
+from ..federated.backend import LocalTrainer
 from .one_by_one import OneByOne
+from .stacked.probe import CannotStack
 from .stacked.step import SlowEngineWarning
-from .stacked.trainer import CannotStack, Stacked
-from .updates import Updates
-from .working_model import WorkingModel
+from .stacked.trainer import Stacked
 
 Engine = Literal["auto", "one-by-one", "stacked"]
 SMALL_MODEL = 100_000  # parameters below which starting an operation takes longer than doing it for one user
 ENGINES: tuple[Engine, ...] = ("auto", "one-by-one", "stacked")
-
-
-class LocalTrainer(Protocol):
-    """Trains the users of a cohort, each from the same parameters on their own examples."""
-
-    @property
-    def flat(self) -> WorkingModel:
-        """The working copy of the model."""
-        ...
-
-    def train(self, params: Tensor, cohort: Cohort, round_index: int) -> Iterator[Updates]:
-        """Updates (params after local SGD - params) of the cohort's users in blocks: PRIVATE."""
-        ...
-
-    def begin(self, params: Tensor, cohort: Cohort, round_index: int) -> None:
-        """Begin what `train` will be asked for next, if the device works while this process goes on."""
-        ...
-
-    def forget(self) -> None:
-        """Let go of what was begun: no more rounds come."""
-        ...
 
 
 def choose_trainer(engine: Engine, plain: OneByOne, cohort_size: int, varying: bool = True) -> LocalTrainer:
@@ -50,8 +25,8 @@ def choose_trainer(engine: Engine, plain: OneByOne, cohort_size: int, varying: b
     the expected size.
     """
     check_choice("engine", engine, ENGINES)
-    on_gpu = plain.device.type == "cuda"
-    if engine == "one-by-one" or (engine == "auto" and not on_gpu and plain.flat.dim >= SMALL_MODEL):
+    on_gpu = plain.problem.device.type == "cuda"
+    if engine == "one-by-one" or (engine == "auto" and not on_gpu and plain.problem.model.dim >= SMALL_MODEL):
         return plain
     try:
         return Stacked(plain, cohort_size, varying=varying)

@@ -175,16 +175,17 @@ class Updates:
         unit = greatest.clamp(min=torch.finfo(torch.float64).tiny)
         return unit * torch.stack([piece.squares(unit) for piece in self.pieces]).sum(dim=0).sqrt()
 
-    def add_to(self, total: Tensor, scale: Tensor) -> None:
-        """Add the updates times scale (users,) to total (dim,), both float64."""
-        for piece in self.pieces:
-            piece.add_to(total, scale)
+    def add_to(self, totals: Tensor, scale: Tensor, runs: Tensor | None = None) -> None:
+        """Add each update times its scale (users,) to the row of totals (runs, dim) of its run (users,), in float64.
 
-    def add_to_runs(self, totals: Tensor, scale: Tensor, run: Tensor) -> None:
-        """Add the updates times scale (users,) to totals (runs, dim), each user's to that of his run (users,)."""
-        if all(isinstance(piece, Dense) for piece in self.pieces):
+        Without `runs` there is one row.
+        """
+        if runs is None:
+            for piece in self.pieces:
+                piece.add_to(totals[0], scale)
+        elif all(isinstance(piece, Dense) for piece in self.pieces):
             shares = scale.new_zeros(len(totals), len(scale))
-            shares[run, torch.arange(len(scale), device=run.device)] = scale
+            shares[runs, torch.arange(len(scale), device=runs.device)] = scale
             all_count = scale.device.type == "cpu" and bool((scale > 0).all())  # a GPU would wait for the answer
             for piece in self.pieces:
                 assert isinstance(piece, Dense)
@@ -192,10 +193,10 @@ class Updates:
                 for part in _parts(piece.values):
                     values = piece.formed(part).double()
                     own[:, part].addmm_(shares, values if all_count else values.where(scale.unsqueeze(1) > 0, 0.0))
-            return
-        for number in range(len(totals)):
-            own = run == number
-            self.of_users(own).add_to(totals[number], scale[own])
+        else:
+            for number in range(len(totals)):
+                mine = runs == number
+                self.of_users(mine).add_to(totals[number : number + 1], scale[mine])
 
     def of_users(self, chosen: Tensor) -> Updates:
         """The updates of the users for whom `chosen` (users,) is true."""

@@ -1,74 +1,131 @@
-"""Clip updates to a ball, and add them up into the one private sum of a round."""
+"""Clip updates and add them up. This is the only place where that is done, and what comes out is PRIVATE."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from typing import NoReturn, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..engine.updates import Dense, Updates
+from ..errors import PrivateError
 from ..privacy.events import Sampling
-from .sampling import Cohort
 
-_MARGIN = 4096  # roundings that a clipped row is kept below the clip: more than a norm, added up in pairs, is off by
-
-
-@dataclass(frozen=True, eq=False)
-class ClippedSum:
-    """A sum over users: PRIVATE. Only a mechanism may look inside, and only to turn it into a `Release`."""
-
-    total: Tensor = field(repr=False)  # (dim + 1,) float64: the summed updates, then the sum of (within - 1/2)
-    bound: float  # the clip that clipped: no user's update in the sum is longer
-    sampling: Sampling  # how the users were chosen
+_MARGIN = (
+    4096  # ulps that a clipped row is kept below the clip: more than the error of a norm that is added up in pairs
+)
 
 
-def aggregate(
-    blocks: Iterable[Updates], clip: float, cohort: Cohort, dim: int, device: torch.device | str = "cpu"
-) -> ClippedSum:
-    """Clip and add blocks of updates. An empty cohort gives a sum of zeros.
+class UserUpdates(Protocol):
+    """Updates (params after local training - params) of a block of users, in the form in which they were computed."""
 
-    The bit travels as one more coordinate of the update, centred by 1/2, so that adding or removing a user moves it by
-    1/2 and whatever hides the update hides the bit. The sum is that of `join_bit(*clip_rows(...))`, block by block,
-    without ever holding the clipped rows.
+    def __len__(self) -> int:
+        """Number of users."""
+        ...
+
+    def norms(self) -> Tensor:
+        """(users,) float64: the L2 norm of each update; infinite or NaN where an update is."""
+        ...
+
+    def add_to(self, totals: Tensor, scale: Tensor, runs: Tensor | None = None) -> None:
+        """Add each update times its scale (users,) to the row of totals (runs, dim) float64 of the user's run.
+
+        Without `runs` (users,) there is one row. A user whose scale is 0 adds nothing, whatever the update holds.
+        """
+        ...
+
+
+class _Private:
+    """A sum over users. It has no public numbers, and it is not printed, copied or pickled."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(private)"
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateError(f"{type(self).__name__} is private and must not be copied or pickled: release it first")
+
+
+class PartialSums(_Private):
+    """What some users (a block's, a worker's, a rank's) add to the sums of one or more runs: PRIVATE.
+
+    It adds up in the memory that it is given, (runs, dim + 1) float64, and begins with zeros. Whoever gave the memory
+    (a transport between processes) may add several of these together there.
     """
-    total = torch.empty(dim + 1, dtype=torch.float64, device=device)
-    return ClippedSum(part_of_sum(blocks, clip, total), clip, cohort.sampling)
 
+    __slots__ = ("__totals",)
 
-def part_of_sum(blocks: Iterable[Updates], clip: float, total: Tensor) -> Tensor:
-    """What these users add to a `ClippedSum`, in `total` (dim + 1,) float64: PRIVATE, for whoever adds up the parts."""
-    total.zero_()
-    dim = len(total) - 1
-    for updates in blocks:
+    def __init__(self, memory: Tensor) -> None:
+        self.__totals = memory.zero_()
+
+    def add(self, updates: UserUpdates, clips: Sequence[float], runs: NDArray[np.int64]) -> None:
+        """Clip each update to the clip of its run and add it there, and with it the bit: whether it was within.
+
+        The bit travels as one more coordinate of the update, centred by 1/2, so that adding or removing a user moves it
+        by 1/2 and whatever hides the update hides the bit. The sum is that of `join_bit(*clip_rows(...))`, without ever
+        holding the clipped rows.
+        """
+        totals = self.__totals
+        if len(totals) == 1:
+            scale, within = clip_factors(updates.norms(), clips[0])
+            updates.add_to(totals[:, :-1], scale)
+            totals[0, -1] += within.sum() - len(updates) / 2
+            return
+        run = torch.from_numpy(runs).to(totals.device)
+        clip = torch.tensor(clips, dtype=torch.float64, device=totals.device)[run]
         scale, within = clip_factors(updates.norms(), clip)
-        updates.add_to(total[:dim], scale)
-        total[dim] += within.sum() - len(updates) / 2
-    return total
+        updates.add_to(totals[:, :-1], scale, run)
+        totals[:, -1].index_add_(0, run, within.double() - 0.5)
+
+    def finished(self, clips: Sequence[float], samplings: Sequence[Sampling]) -> list[ClippedSum]:
+        """The sum of each run, once all parts of it have been added together."""
+        return [ClippedSum(*one) for one in zip(self.__totals, clips, samplings, strict=True)]
+
+
+class ClippedSum(_Private):
+    """The sum of a round: PRIVATE. Only the mechanism can open it, and only to turn it into a `Release`."""
+
+    __slots__ = ("__total", "bound", "sampling")
+    _key_is_free = True
+
+    def __init__(self, total: Tensor, bound: float, sampling: Sampling) -> None:
+        self.__total = total  # (dim + 1,) float64: the summed updates, then the sum of (within - 1/2)
+        self.bound = bound  # the clip that clipped: no user's update in the sum is longer
+        self.sampling = sampling  # how the users were chosen
+
+    @classmethod
+    def take_key(cls) -> Callable[[ClippedSum], Tensor]:
+        """The one function that opens a sum. `mechanism.py` takes it when it is imported; nobody gets it after that."""
+        if not cls._key_is_free:
+            raise PrivateError("the key to private sums is given out once, to the mechanism: ask that for a Release")
+        cls._key_is_free = False
+        return lambda private: private.__total
 
 
 def clip_factors(norms: Tensor, clip: float | Tensor) -> tuple[Tensor, Tensor]:
-    """What to multiply updates of these norms (users,) float64 with, and which were within the clip, or each its own.
+    """What to multiply updates of these norms (users,) float64 with, and which are within the clip: (users,) each.
 
-    Exactly 1 within the clip; otherwise the product ends a few roundings below the clip, never above; 0 for a norm that
-    is not finite, which is not within.
+    `clip` is one for all, or (users,). The factor is exactly 1 within the clip; otherwise the product ends a few
+    roundings below the clip, never above; 0 for a norm that is not finite, which is not within.
     """
     double = torch.finfo(torch.float64)
     within = norms <= (clip.clamp(max=double.max) if isinstance(clip, Tensor) else min(clip, double.max))
     just_inside = clip * (1 - _MARGIN * double.eps)
-    # Anything finite over infinity is 0. What is no number becomes 0, and so does what a tiny norm would make infinite.
+    # Anything finite over infinity is 0. NaN becomes 0, and so does what a tiny norm would make infinite.
     return (just_inside / norms).nan_to_num_(nan=0.0, posinf=0.0).masked_fill_(within, 1.0), within
 
 
 def clip_rows(deltas: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """Scale each row so that its norm is at most `clip`; say which were within: (users, dim) float64, (users,) bool.
 
-    A row already within is unchanged; a zero row stays zero; a row that is not finite becomes zero and is not within.
-    All of it is in float64, whatever the model's type: in float32 the factor for a huge row is rounded so coarsely that
-    the row could end above the clip.
+    The plain version, which holds all clipped rows. A row already within is unchanged; a zero row stays zero; a row
+    that is not finite becomes zero and is not within. All of it is in float64, whatever the model's type: in float32
+    the factor for a huge row is rounded so coarsely that the row could end above the clip.
     """
-    scale, within = clip_factors(Updates([Dense(0, deltas)]).norms(), clip)
+    scale, within = clip_factors(_norms(deltas.double()), clip)
     clipped = torch.where(scale.unsqueeze(1) > 0, deltas.double() * scale.unsqueeze(1), 0.0)
     return clipped, within
 
@@ -76,3 +133,11 @@ def clip_rows(deltas: Tensor, clip: float) -> tuple[Tensor, Tensor]:
 def join_bit(clipped: Tensor, within: Tensor) -> Tensor:
     """Update and centred bit as one vector a user: (users, dim + 1)."""
     return torch.cat([clipped, within.to(clipped.dtype).unsqueeze(1) - 0.5], dim=1)
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """(users,): norms of rows (users, dim) float64, without overflow: divided by the greatest entry first."""
+    if not rows.shape[1]:
+        return rows.new_zeros(len(rows))
+    unit = rows.abs().amax(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
+    return unit * (rows / unit.unsqueeze(1)).square().sum(dim=1).sqrt()

@@ -1,43 +1,85 @@
-"""What a round needs before it knows the model: who takes part, and the noise. Drawn while the round before ends."""
+"""What a round draws before it trains: its cohort and the noise of its release."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from ..errors import RunError
 from ..streams import Streams
-from .noise import Noise
 from .sampling import Cohort, Sampler
+
+PART = 1 << 18  # numbers from one generator
+
+
+class Noise(Protocol):
+    """Standard normal numbers for one release."""
+
+    def numbers(self) -> Tensor:
+        """(dim + 1,) float64 on the device of the sum. They are given out once: they hide one release."""
+        ...
+
+
+class Draws(Protocol):
+    """Cohort and noise of every round."""
+
+    def take(self, round_index: int) -> tuple[Cohort, Noise]:
+        """Those of this round; they are given out once."""
+        ...
+
+    def prefetch(self, round_index: int) -> None:
+        """Begin to draw for this round, in the background. Never changes what is drawn."""
+        ...
+
+
+def part_generators(rng: np.random.Generator, count: int) -> Iterator[tuple[np.random.Generator, slice]]:
+    """The generators of `count` numbers and the part that each fills, so that parts can be drawn at the same time.
+
+    Part p comes from the generator p jumps ahead (each of 2^128 draws); `rng` must not be used for anything else.
+    """
+    bits = rng.bit_generator
+    size = PART if isinstance(bits, np.random.Philox) else max(1, count)  # other generators cannot jump so far
+    for part, start in enumerate(range(0, count, size)):
+        ahead = np.random.Generator(bits.jumped(part)) if part else rng  # type: ignore[attr-defined]
+        yield ahead, slice(start, min(start + size, count))
+
+
+class NoiseNow:
+    """`count` independent standard normal numbers, drawn when they are asked for."""
+
+    def __init__(self, rng: np.random.Generator, count: int, device: torch.device | str = "cpu") -> None:
+        self._rng: np.random.Generator | None = rng
+        self._count, self._device = count, device
+
+    def numbers(self) -> Tensor:
+        """(count,) float64 on the device, once."""
+        if self._rng is None:
+            raise RunError("noise was asked for twice but hides one release only: draw new noise for each")
+        values = np.empty(self._count)
+        for generator, part in list(part_generators(self._rng, self._count)):
+            generator.standard_normal(out=values[part])
+        self._rng = None
+        return torch.from_numpy(values).to(self._device)
 
 
 @dataclass(frozen=True, eq=False)
-class Ahead:
-    """Cohort and noise of one round to come: by then the noise is drawn, on cores that would be idle."""
+class PlainDraws:
+    """Draws when asked, for a sum of `dim` updates and a bit. `engine.prefetch` draws the same numbers earlier."""
 
     sampler: Sampler
     streams: Streams
-    _drawn: dict[int, tuple[Cohort, Noise]] = field(default_factory=dict, repr=False)
+    dim: int
+    device: torch.device | str = "cpu"
 
-    def draw(self, t: int, params: Tensor, *, nobody: bool = False) -> Cohort:
-        """Draw for round t; the noise, for params (dim,) and the count, is drawn in the background.
+    def take(self, round_index: int) -> tuple[Cohort, Noise]:
+        """The cohort now, the noise when it is asked for."""
+        cohort = self.sampler.draw(self.streams.sampling(round_index))
+        return cohort, NoiseNow(self.streams.noise(round_index), self.dim + 1, self.device)
 
-        With `nobody`, as round t does not come, nothing is drawn.
-        """
-        self._drawn.clear()
-        if nobody:
-            return Cohort(np.zeros(0, np.int64), self.sampler.sampling)
-        cohort = self.sampler.draw(self.streams.sampling(t))
-        self._drawn[t] = cohort, Noise(self.streams.noise(t), len(params) + 1, params.device)
-        return cohort
-
-    def take(self, t: int, params: Tensor) -> tuple[Cohort, Noise]:
-        """What was drawn for round t, or is now; it is given out once."""
-        if t not in self._drawn:
-            self.draw(t, params)
-        return self._drawn.pop(t)
-
-    def forget(self) -> None:
-        """No more rounds come."""
-        self._drawn.clear()
+    def prefetch(self, round_index: int) -> None:
+        """Nothing."""

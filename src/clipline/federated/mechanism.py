@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..engine.cpu.cache_blocks import in_parts
-from ..engine.side_stream import read_later
 from ..errors import check_number, check_whole, refuse
 from ..privacy.events import GaussianEvent
 from ..privacy.split import DeltaNoise, split_noise
+from ..vectors import LateScalar, in_parts
 from .clipping import ClippedSum
-from .noise import Noise
+from .draws import Noise, NoiseNow
 
+_open = ClippedSum.take_key()  # nobody else can read a private sum
 _GRID_BITS = 20  # a release is a multiple of 2^-20 of the noise's standard deviation, rounded down to a power of two
 SMALLEST_STDDEV = 1e-200  # far above the smallest numbers, to which noise would be rounded, perhaps to nothing
 
@@ -28,7 +28,8 @@ class Release:
     """What a round lets out: PUBLIC, and charged by its event. Only a mechanism makes one."""
 
     mean: Tensor = field(repr=False)  # (dim,) float64: noisy sum of updates over the declared cohort size
-    read_fraction: Callable[[], float | None] = field(repr=False)  # waits until the device has computed it
+    read_fraction: Callable[[], float | None] = field(repr=False)  # on a GPU this waits for the round
+    is_ready: Callable[[], bool] = field(repr=False)  # whether `fraction_within` can be read without waiting
     event: GaussianEvent
 
     @cached_property
@@ -89,17 +90,17 @@ class GaussianMechanism:
         `noise` is one joint draw for updates and bit, begun before, or the generator to draw it from now.
         """
         delta_stddev = self.delta_stddev(total.bound)
-        dim = len(total.total) - 1
+        private = _open(total)
+        dim = len(private) - 1
         if isinstance(noise, np.random.Generator):
-            noise = Noise(noise, dim + 1, total.total.device)
+            noise = NoiseNow(noise, dim + 1, private.device)
         numbers = noise.numbers()
         if len(numbers) != dim + 1:
             raise refuse("noise", len(numbers), f"{dim + 1} numbers, one for each of the sum", "draw as many")
-        # In the place of the noise, which nobody else may use, and a part at a time that stays in the cache.
-        noisy = numbers
+        noisy = numbers  # in place: nobody else may use the noise
 
         def hide(part: slice, stddev: float) -> None:
-            hidden = torch.add(total.total[part], numbers[part], alpha=stddev, out=noisy[part])
+            hidden = torch.add(private[part], numbers[part], alpha=stddev, out=noisy[part])
             if stddev > 0:
                 grid = grid_of(stddev)
                 hidden.mul_(1 / grid).round_().mul_(grid / self.cohort_size)
@@ -110,13 +111,14 @@ class GaussianMechanism:
         in_parts(partial(hide, stddev=delta_stddev), dim, noisy.device)
         if self.count_stddev is None:
             noisy[-1:] = 0.0  # the count has no noise, and would lie behind the mean in memory
-        centred = read_later(noisy[-1:])
+        centred = LateScalar(noisy[-1:])
 
         def read_fraction() -> float | None:
-            value = centred()  # also where it means nothing: rounds must not run far ahead of a device
+            value = centred()  # read anyway: this keeps the host from running far ahead of a GPU
             return None if self.count_stddev is None else value + 0.5
 
-        return Release(noisy[:-1], read_fraction, GaussianEvent(total.sampling, self.noise_multiplier))
+        event = GaussianEvent(total.sampling, self.noise_multiplier)
+        return Release(noisy[:-1], read_fraction, centred.is_ready, event)
 
 
 def rounding_slack(cohort_size: int) -> float:

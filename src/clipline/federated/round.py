@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
-from ..engine.choose import LocalTrainer
-from ..engine.parallel.group import Backend
 from ..privacy.events import GaussianEvent
 from ..privacy.ledger import Ledger
-from ..streams import Streams
+from .backend import CohortRequest
 from .clip_controllers import ClipController, ClipState
-from .draws import Ahead
+from .clipping import ClippedSum
+from .draws import Draws
 from .mechanism import GaussianMechanism, Release
 from .sampling import Sampler
 from .server_optimisers import ServerOptimiser, ServerState
@@ -22,15 +23,16 @@ from .server_optimisers import ServerOptimiser, ServerState
 class TrainState:
     """All that a run is between two rounds. Everything in it has been released."""
 
+    round_index: int  # the round that comes next, from 0
     params: Tensor  # (dim,)
     server: ServerState
-    clip: ClipState
+    read_clip: Callable[[], ClipState]  # late: on a GPU reading waits for the round before
     ledger: Ledger
 
-    @property
-    def round_index(self) -> int:
-        """The round that comes next, from 0."""
-        return self.clip.round_index
+    @cached_property
+    def clip(self) -> ClipState:
+        """The clip of the next round."""
+        return self.read_clip()
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,39 +40,45 @@ class Algorithm:
     """The parts of Algorithm 1, each of which fits the place of any other of its kind."""
 
     sampler: Sampler
-    clients: LocalTrainer
-    workforce: Backend
     mechanism: GaussianMechanism
     server: ServerOptimiser
     controller: ClipController
-    streams: Streams
-    ahead: Ahead = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ahead", Ahead(self.sampler, self.streams))
 
     @property
     def event(self) -> GaussianEvent:
         """What every round will be charged as."""
         return GaussianEvent(self.sampler.sampling, self.mechanism.noise_multiplier)
 
-    def init(self) -> TrainState:
+    def init(self, params: Tensor) -> TrainState:
         """The state before round 0."""
-        params = self.clients.flat.initial.clone()
-        return TrainState(params, self.server.init(params), self.controller.init(), Ledger())
+        return TrainState(0, params, self.server.init(params), self.controller.init, Ledger())
 
-    def round(self, state: TrainState, *, last: bool = False) -> tuple[TrainState, Release]:
-        """One round: sample, train and clip and add up, add noise, move the model, move the clip, write the ledger.
+    def round(
+        self, state: TrainState, draws: Draws
+    ) -> Generator[CohortRequest, ClippedSum, tuple[TrainState, Release]]:
+        """One round: sample, have the cohort trained and summed, add noise, move model and clip, write the ledger.
 
-        Unless it is the last, the next is begun: its cohort and noise are drawn, and a GPU has work to go on with.
+        A generator: it yields what it wants summed, is sent the sum, and returns the next state and the release.
         """
         t = state.round_index
-        cohort, noise = self.ahead.take(t, state.params)
-        total = self.workforce.clipped_sum(state.params, cohort, t, state.clip.clip)
-        following = self.ahead.draw(t + 1, state.params, nobody=last)
+        cohort, noise = draws.take(t)
+        total = yield CohortRequest(state.params, cohort, t, lambda: state.clip.clip)
+        draws.prefetch(t + 1)
         release = self.mechanism.release(total, noise)
         params, server = self.server.update(state.params, state.server, release)
-        self.workforce.begin(params, following, t + 1)
-        clip = self.controller.update(state.clip, release)
+        clip = Later(self.controller, state, release)
         ledger = state.ledger.add(release.event)
-        return TrainState(params, server, clip, ledger), release
+        return TrainState(t + 1, params, server, clip, ledger), release
+
+
+class Later:
+    """The next clip, computed when it is first read; what it was computed from is then let go."""
+
+    def __init__(self, controller: ClipController, state: TrainState, release: Release) -> None:
+        self._update: Callable[[], ClipState] = lambda: controller.update(state.clip, release)
+
+    def __call__(self) -> ClipState:
+        """The clip of the next round."""
+        clip = self._update()
+        self._update = lambda: clip
+        return clip

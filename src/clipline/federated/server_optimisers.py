@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..engine.cpu.cache_blocks import in_parts
 from ..errors import check_number
+from ..vectors import in_parts
 from .mechanism import Release
 
 ServerState = Mapping[str, Tensor]

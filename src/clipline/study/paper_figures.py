@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from ..engine.updates import Dense, Updates
 from ..errors import RunError
 from ..federated.clip_controllers import QuantileClip
-from ..federated.clipping import aggregate
+from ..federated.clipping import PartialSums
 from ..federated.mechanism import GaussianMechanism
-from ..federated.sampling import Cohort
 from ..plotting import new_figure, save_figure
 from ..privacy.events import PoissonSampling
 from ..streams import Streams
@@ -57,8 +56,9 @@ def track_quantile(
     for t in range(rounds):
         clips.append(state.clip)
         norms = np.exp(streams.sampling(t).normal(log_mean, log_stddev, size=(cohort_size, 1)))
-        cohort = Cohort(np.arange(cohort_size), PoissonSampling(1.0))
-        total = aggregate([Updates([Dense(0, torch.from_numpy(norms))])], state.clip, cohort, dim=1)
+        sums = PartialSums(torch.empty(1, 2, dtype=torch.float64))
+        sums.add(Updates([Dense(0, torch.from_numpy(norms))]), [state.clip], np.zeros(cohort_size, np.int64))
+        (total,) = sums.finished([state.clip], [PoissonSampling(1.0)])
         state = controller.update(state, mechanism.release(total, streams.noise(t)))
     return clips
 

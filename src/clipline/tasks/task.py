@@ -11,14 +11,16 @@ import torch
 from torch import nn
 
 from ..engine.choose import SMALL_MODEL
+from ..engine.parallel.choose import Workers
 from ..engine.parallel.forked import usable_cores
-from ..engine.parallel.torchrun import Workers, place
+from ..engine.parallel.torchrun import torchrun_rank
 from ..engine.sparse.row_fields import RowFields
 from ..errors import SettingError, refuse
 from ..federated.local_sgd import LocalSGD, Loss
 from ..federated.population import Population
 from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
 from ..training.evaluation import Evaluate
+from ..training.options import Compute, Privacy
 from ..training.training import Training
 from .settings import TrainSettings
 
@@ -73,24 +75,20 @@ class Task:
                 settings.max_examples,
                 loaded.reduction,
             ),
-            seed=settings.seed,
-            epsilon=settings.epsilon,
-            noise_multiplier=settings.noise_multiplier,
-            delta=settings.delta,
-            population_size=settings.declared_size,
-            sampling=settings.sampling,
             clip=settings.controller(),
             server=_server(settings),
-            count_stddev=settings.count_stddev,
-            max_epsilon=settings.max_epsilon,
-            noise_source=noise_source,
-            row_fields=loaded.row_fields,
-            evaluate=loaded.evaluate,
-            evaluate_every=settings.evaluate_every,
-            device=device,
-            engine=engine,
-            precision=precision,
-            workers=chosen_workers(settings, device),
+            privacy=Privacy(
+                epsilon=settings.epsilon,
+                noise_multiplier=settings.noise_multiplier,
+                delta=settings.delta,
+                population_size=settings.declared_size,
+                sampling=settings.sampling,
+                count_stddev=settings.count_stddev,
+                max_epsilon=settings.max_epsilon,
+                noise_source=noise_source,
+            ),
+            compute=Compute(device, engine, precision, chosen_workers(settings, device), loaded.row_fields),
+            seed=settings.seed,
         )
 
 
@@ -103,7 +101,7 @@ def chosen_device(name: str, parameters: int) -> torch.device:
         device = torch.device("cuda" if torch.cuda.is_available() and parameters >= SMALL_MODEL else "cpu")
     else:
         device = torch.device(name)
-    mine = place()
+    mine = torchrun_rank()
     return device if mine is None else mine.device(device)
 
 
@@ -112,7 +110,7 @@ def chosen_workers(settings: TrainSettings, device: torch.device) -> Workers:
 
     Where torch sees a GPU one is the default even on the processor: forked copies may not run autograd there.
     """
-    if place() is not None:
+    if torchrun_rank() is not None:
         if settings.workers not in (None, 1):
             raise refuse("workers", settings.workers, "left out under torchrun", "choose by --nproc-per-node")
         return "torchrun"

@@ -10,7 +10,8 @@ from .evaluation import Metrics
 from .reports import RoundReport
 
 if TYPE_CHECKING:
-    from .training import Training, TrainResult
+    from .result import TrainResult
+    from .training import Training
 
 
 class Callback(Protocol):

@@ -64,15 +64,13 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstance
         ledger = Ledger()
         for run in json.loads(metadata["ledger"]):
             ledger = ledger.add(GaussianEvent.from_json(run["event"]), run["count"])
-        return TrainState(
-            tensors.pop("params"),
-            {name.removeprefix("server."): tensor for name, tensor in tensors.items()},
-            ClipState(
-                check_number("clip", float(metadata["clip"]), at_least=0, infinite=True, way_out="none"),
-                check_whole("round_index", int(metadata["round_index"]), at_least=0, way_out="none"),
-            ),
-            ledger,
+        clip = ClipState(
+            check_number("clip", float(metadata["clip"]), at_least=0, infinite=True, way_out="none"),
+            check_whole("round_index", int(metadata["round_index"]), at_least=0, way_out="none"),
         )
+        params = tensors.pop("params")
+        server = {name.removeprefix("server."): tensor for name, tensor in tensors.items()}
+        return TrainState(clip.round_index, params, server, lambda: clip, ledger)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{str(path)!r} is damaged ({error!r}): start the run again") from None
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 
 from ..engine.choose import ENGINES, Engine
+from ..engine.parallel.choose import Workers
 from ..engine.precision import PRECISIONS, Precision
 from ..engine.sparse.row_fields import RowFields
 from ..errors import SettingError, check_choice, check_number
 from ..privacy.relations import Relation
 from ..streams import NoiseSource
-
-Workers = int | Literal["torchrun"]
 
 
 @dataclass(frozen=True)

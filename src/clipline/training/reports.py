@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
+from ..federated.mechanism import Release
 from ..federated.round import TrainState
 from ..privacy.guarantee import Guarantee
 from .evaluation import Metrics
+
+if TYPE_CHECKING:
+    from .callbacks import Callback
+
+_MEASURED_AT_ONCE = 2  # rounds whose metrics may be in the making before training waits for them
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,32 +37,51 @@ class RoundReport:
         return self.account_now()
 
 
+@dataclass(frozen=True, eq=False)
+class Waiting:
+    """A round whose release or metrics may still be computed."""
+
+    state: TrainState  # after the round
+    release: Release
+    clip: float
+    unprivate_seconds: float
+    metrics: Sequence[Future[Metrics]]
+    account_now: Callable[[], Guarantee]
+
+
 class ReportQueue:
-    """Takes in reports as rounds end, waits for their metrics and hands them on in order."""
+    """Reports of rounds, in order: each is handed to the callbacks once its metrics are there and the GPU is done.
 
-    def __init__(self, observe: Callable[[RoundReport, TrainState], None] | None, limit: int) -> None:
-        self.reports: list[RoundReport] = []
-        self._observe = observe
-        self._limit = limit
-        self._waiting: deque[tuple[RoundReport, TrainState, Future[Metrics] | None]] = deque()
+    A GPU works on the next round by then: the report of a round waits until the next one has been begun.
+    """
 
-    def hand_in(self, report: RoundReport, state: TrainState, metrics: Future[Metrics] | None) -> None:
-        """Take in one more, and hand on those that are ready. Waits if too many are not."""
-        self._waiting.append((report, state, metrics))
-        self._hand_on(self._limit)
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.done: list[RoundReport] = []
+        self._callbacks = callbacks
+        self._waiting: deque[Waiting] = deque()
 
-    def finish(self) -> None:
-        """Hand on all that is left."""
-        self._hand_on(0)
-
-    def _hand_on(self, limit: int) -> None:
+    def put(self, waiting: Waiting) -> None:
+        """Take in one more, and hand out those that are ready. Waits if too many are not."""
+        self._waiting.append(waiting)
         while self._waiting:
-            report, state, metrics = self._waiting[0]
-            if metrics is not None and not metrics.done() and len(self._waiting) <= limit:
+            first = self._waiting[0]
+            measured = all(future.done() for future in first.metrics)
+            released = len(self._waiting) > 1 or first.release.is_ready()
+            too_many = sum(bool(one.metrics) for one in self._waiting) > _MEASURED_AT_ONCE
+            if not (measured and released) and not too_many:
                 return
-            if metrics is not None:
-                report = replace(report, metrics=metrics.result())
-            self._waiting.popleft()
-            self.reports.append(report)
-            if self._observe is not None:
-                self._observe(report, state)
+            self._hand_out()
+
+    def flush(self) -> None:
+        """Hand out all that is left."""
+        while self._waiting:
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        one = self._waiting.popleft()
+        metrics = {name: value for future in one.metrics for name, value in future.result().items()}
+        fraction, round_index = one.release.fraction_within, one.state.round_index - 1
+        report = RoundReport(round_index, one.clip, fraction, metrics, one.unprivate_seconds, one.account_now)
+        self.done.append(report)
+        for callback in self._callbacks:
+            callback.on_round(report, one.state)

@@ -20,16 +20,17 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ...errors import SettingError, WorkerError, check_whole, refuse
+from ...federated.backend import CohortRequest, LocalTrainer
 from ...federated.clipping import ClippedSum
-from ...federated.sampling import Cohort
+from ...privacy.events import Sampling
+from ..problem import Problem
 from .group import LostConnectionError, ProcessGroup
-from .jobs import Errand, Hands, StepsOf, sum_of_one, sums_here
+from .single import SingleProcess
 from .transport import SharedMemoryTransport
 
-PATIENCE = timedelta(days=30)  # others wait while rank 0 measures or writes; who dies is noticed by the connection
+PATIENCE = timedelta(days=30)  # others wait while rank 0 evaluates or writes; dead peers show as closed sockets
 _MOST = 1024
 _LOST = 3  # exit code of a worker whose connection broke: not the one that broke it
 
@@ -60,41 +61,34 @@ class ForkedBackend:
     A copy shares the population's memory and needs nothing pickled: any loss will do. Parameters and sums lie in memory
     that all share, and the sum of a round lies where that of the next will. It ignores Ctrl-C, which is for
     this process to obey between two rounds; it ends when the run does, however that ends, or when this process dies.
-    Outside a run everybody trains in this process. `runs` that train side by side may share them.
+    Outside a run everybody trains in this process. `samplings` has one entry for each run that trains side by side.
     """
 
-    def __init__(self, hands: Hands, steps_of: StepsOf, size: int, runs: int = 1) -> None:
+    def __init__(self, trainer: LocalTrainer, problem: Problem, samplings: Sequence[Sampling], size: int) -> None:
         self.size = check_whole("workers", size, at_least=2, at_most=_MOST, way_out="more machines join by torchrun")
         if "fork" not in multiprocessing.get_all_start_methods():
             raise refuse("workers", size, "1 where processes cannot be forked", "use workers=1, or torchrun")
-        if hands.flat.vector.device.type != "cpu":
+        if problem.device.type != "cpu":
             raise refuse(
-                "workers", size, f"1 on device {hands.flat.vector.device}, which forked processes cannot use",
+                "workers", size, f"1 on device {problem.device}, which forked processes cannot use",
                 "start one process a GPU with torchrun, or use the cpu",
             )  # fmt: skip
-        self._hands, self._steps_of, self._runs = hands, steps_of, runs
-        self._team: ProcessGroup | None = None
-        self._shared: SharedMemoryTransport | None = None
+        self._trainer, self._problem, self._samplings = trainer, problem, samplings
+        self._group: ProcessGroup | None = None
+        self._transport: SharedMemoryTransport | None = None
         self._children: Sequence[BaseProcess] = ()
 
-    def clipped_sum(self, params: Tensor, cohort: Cohort, round_index: int, clip: float) -> ClippedSum:
-        """The sum of the cohort's clipped updates and bits, of a single run: PRIVATE."""
-        return sum_of_one(self.sums, params, cohort, round_index, clip)
-
-    def sums(self, errands: Sequence[Errand]) -> Tensor:
-        """The sum of each errand, at most `runs` of them: (errands, dim + 1) float64, PRIVATE."""
-        if self._team is None:
-            return sums_here(self._hands, errands)
+    def sums(self, requests: Sequence[CohortRequest]) -> list[ClippedSum]:
+        """The sum of each request, at most one a run: PRIVATE."""
+        if self._group is None:
+            return SingleProcess(self._trainer).sums(requests)
         try:
-            return self._team.sums(errands)
+            return self._group.sums(requests)
         except LostConnectionError as error:
             raise self._obituary(error) from None
 
-    def begin(self, params: Tensor, cohort: Cohort, round_index: int) -> None:
-        """Nothing: this process is one of those that train."""
-
     @contextmanager
-    def at_work(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Fork the others, and end them whatever happens."""
         self._check_now()
         threads = torch.get_num_threads()
@@ -102,10 +96,10 @@ class ForkedBackend:
         try:
             with tempfile.TemporaryDirectory(prefix="clipline-") as folder:
                 self._fork(Path(folder) / "store")
-                assert self._team is not None
+                assert self._group is not None
                 yield
                 with suppress(LostConnectionError):  # what is done is done
-                    self._team.stop()
+                    self._group.stop()
                 for child in self._children:
                     child.join(10)
         finally:
@@ -123,7 +117,7 @@ class ForkedBackend:
 
     def _fork(self, store: Path) -> None:
         context = multiprocessing.get_context("fork")
-        self._shared = SharedMemoryTransport(self._hands.flat.initial, self.size, self._runs)
+        self._transport = SharedMemoryTransport(self._problem.model.initial, self.size, len(self._samplings))
         pipes = [context.Pipe(duplex=False) for _ in range(1, self.size)]
         self._children = [
             context.Process(
@@ -150,7 +144,7 @@ class ForkedBackend:
             if text:
                 last = text.strip().splitlines()[-1]
                 raise WorkerError(f"worker {rank} of {self.size} could not begin ({last}): use workers=1\n{text}")
-        self._team = self._joined(0, store)
+        self._group = self._joined(0, store)
 
     def _joined(self, rank: int, store: Path) -> ProcessGroup:
         """Rank `rank` of the group that meets over the file `store`, by the loopback device alone."""
@@ -164,8 +158,8 @@ class ForkedBackend:
             os.environ.pop("GLOO_SOCKET_IFNAME")
             if before is not None:
                 os.environ["GLOO_SOCKET_IFNAME"] = before
-        assert self._shared is not None
-        return ProcessGroup(self._hands, self._steps_of, rank, self.size, self._shared, self._runs)
+        assert self._transport is not None
+        return ProcessGroup(self._trainer, self._problem, self._samplings, rank, self.size, self._transport)
 
     def _child(self, rank: int, store: Path, ready: Connection) -> None:
         """The life of a copy. It leaves by `_exit`: what this process would do at its end is not the copy's to do."""
@@ -202,7 +196,7 @@ class ForkedBackend:
             if child.pid is not None:
                 child.kill()
                 child.join()
-        self._children, self._team, self._shared = (), None, None
+        self._children, self._group, self._transport = (), None, None
         if dist.is_initialized():
             dist.destroy_process_group()
 

@@ -8,31 +8,26 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ... import __version__
-from ...errors import SettingError, check_whole, refuse
+from ...errors import SettingError, refuse
+from ...federated.backend import CohortRequest, LocalTrainer
 from ...federated.clipping import ClippedSum
 from ...federated.population import Population
-from ...federated.sampling import Cohort
 from ...privacy.events import Sampling
-from ..choose import LocalTrainer
-from ..one_by_one import OneByOne
-from .forked import PATIENCE, ForkedBackend, warn_of_too_many
-from .group import Backend, LostConnectionError, ProcessGroup, SingleProcess, connected
-from .jobs import OneRun, StepsOf, sum_of_one
+from ..problem import Problem
+from .forked import PATIENCE
+from .group import LostConnectionError, ProcessGroup, connected
 from .transport import DistributedTransport
-
-Workers = int | Literal["torchrun"]
 
 
 @dataclass(frozen=True)
@@ -58,8 +53,8 @@ class Rank:
         return torch.device("cuda", self.local_rank)
 
 
-def place() -> Rank | None:
-    """The place of this process among those that torchrun started; None where there is no other."""
+def torchrun_rank() -> Rank | None:
+    """The rank of this process among those that torchrun started; None where there is no other."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if any(name not in os.environ for name in names) or int(os.environ["WORLD_SIZE"]) < 2:
         return None
@@ -70,7 +65,7 @@ def place() -> Rank | None:
 
 def join_hosts() -> Rank:
     """Meet the others, once in the life of a process; a group that the caller has made is used as it is."""
-    mine = place()
+    mine = torchrun_rank()
     if mine is None:
         raise refuse("workers", "torchrun", "a number where torchrun started nothing", "start with torchrun")
     if not dist.is_initialized():
@@ -85,7 +80,7 @@ def join_hosts() -> Rank:
 
 def from_rank_0(value: Any) -> Any:
     """Rank 0's `value`, on every rank; `value` itself where torchrun started nothing."""
-    if place() is None:
+    if torchrun_rank() is None:
         return value
     join_hosts()
     box = [value]
@@ -112,49 +107,41 @@ def agree(facts: Mapping[str, object]) -> None:
 class TorchrunBackend:
     """All of torchrun's processes train; each was started with the same settings and data, which is checked."""
 
-    def __init__(
-        self,
-        clients: LocalTrainer,
-        steps_of: StepsOf,
-        sampling: Sampling,
-        facts: Mapping[str, object],
-        fingerprint: Callable[[], str],
-    ) -> None:
-        self.place = join_hosts()
-        self.size = self.place.size
-        self._fingerprint = fingerprint
+    def __init__(self, trainer: LocalTrainer, problem: Problem, sampling: Sampling) -> None:
+        self.rank = join_hosts()
+        self.size = self.rank.size
+        population, (run,) = problem.population, problem.runs
+        self._fingerprint = partial(population.fingerprint, times=False)
         self._facts = {
             "clipline": __version__,
             "numpy": np.__version__,
             "torch": torch.__version__,
-            "parameters": hashed({name: tuple(shape) for name, shape in clients.flat.named_shapes.items()}),
-            "dtype": clients.flat.vector.dtype,
-            "device": clients.flat.vector.device.type,
+            "parameters": hashed({name: tuple(shape) for name, shape in problem.model.named_shapes.items()}),
+            "dtype": problem.model.vector.dtype,
+            "device": problem.device.type,
             "sampling": sampling,
-            **facts,
+            "seed (hashed)": hashed(run.streams.seed),
+            "local": problem.local,
+            "precision": problem.precision,
+            **facts_of(population),
         }
-        self._team = ProcessGroup(
-            OneRun(clients, sampling), steps_of, self.place.rank, self.size, DistributedTransport()
-        )
+        self._group = ProcessGroup(trainer, problem, [sampling], self.rank.rank, self.size, DistributedTransport())
 
-    def clipped_sum(self, params: Tensor, cohort: Cohort, round_index: int, clip: float) -> ClippedSum:
-        """The sum of the cohort's clipped updates and bits: PRIVATE. Within `at_work`, on rank 0."""
-        return sum_of_one(self._team.sums, params, cohort, round_index, clip)
-
-    def begin(self, params: Tensor, cohort: Cohort, round_index: int) -> None:
-        """Nothing: all begin together when the clip is known."""
+    def sums(self, requests: Sequence[CohortRequest]) -> list[ClippedSum]:
+        """The sum of the one request: PRIVATE. Within `running`, on rank 0."""
+        return self._group.sums(requests)
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """On rank 0: see that all agree, and let the others go at the end."""
-        if not self.place.leads:
-            raise refuse("rank", self.place.rank, "0 to run a training", "call serve() on the other ranks")
+        if not self.rank.leads:
+            raise refuse("rank", self.rank.rank, "0 to run a training", "call serve() on the other ranks")
         self._agree()
         try:
             yield
         finally:
             with suppress(LostConnectionError):  # what is done is done
-                self._team.stop()
+                self._group.stop()
 
     def serve(self) -> None:
         """On the other ranks: see that all agree, and train what rank 0 asks for until its run ends.
@@ -165,7 +152,7 @@ class TorchrunBackend:
         main = threading.current_thread() is threading.main_thread()
         before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
         try:
-            self._team.serve()
+            self._group.serve()
         finally:
             if main:
                 signal.signal(signal.SIGINT, before)
@@ -174,23 +161,6 @@ class TorchrunBackend:
         """The facts, and the data themselves: by checksums that mean nothing to who does not know this call's salt."""
         salt = from_rank_0(secrets.token_hex(16))
         agree({**self._facts, "values of the data (salted checksum)": hashed((salt, self._fingerprint()))})
-
-
-def choose_backend(workers: Workers, clients: LocalTrainer, plain: OneByOne, sampling: Sampling) -> Backend:
-    """One process alone, `workers` processes of this machine, or all that torchrun started."""
-    population, local = plain.examples.population, plain.local
-    steps_of = partial(local.steps_of, population)
-    if workers == "torchrun":
-        facts = {"seed (hashed)": hashed(plain.streams.seed), "local": local, "precision": plain.precision}
-        return TorchrunBackend(
-            clients, steps_of, sampling, {**facts, **facts_of(population)}, partial(population.fingerprint, times=False)
-        )
-    check_whole("workers", workers, at_least=1, way_out="1 is this process alone, 'torchrun' all that it started")
-    if workers == 1:
-        return SingleProcess(clients)
-    forked = ForkedBackend(OneRun(clients, sampling), steps_of, workers)
-    warn_of_too_many(workers)
-    return forked
 
 
 def facts_of(population: Population) -> dict[str, object]:

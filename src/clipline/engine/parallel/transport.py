@@ -10,55 +10,63 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...federated.clipping import PartialSums
+
 
 class Transport(Protocol):
-    """What the ranks of a team do together once a round; all call the same at the same time."""
+    """What the ranks do together once a round; all call the same at the same time. It owns the memory of the sums."""
 
-    def everyones(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
+    def broadcast(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
         """Rank 0's parameters, a vector a run, on every rank; on the others the argument says number, shape, type."""
         ...
 
-    def room(self, rank: int, params: Sequence[Tensor]) -> Tensor:
-        """(runs, dim + 1) float64: where this rank adds up its users, with anything in it."""
+    def partial_sums(self, rank: int, params: Sequence[Tensor]) -> PartialSums:
+        """Where this rank adds up its users: a row for each run."""
         ...
 
-    def add_up(self, totals: Tensor, rank: int) -> None:
-        """Add the totals of all ranks into those of rank 0."""
+    def reduce(self, rank: int) -> None:
+        """Add what all ranks have added up into the sums of rank 0."""
         ...
 
 
 class DistributedTransport:
     """Over torch.distributed's default group: between machines, and between GPUs."""
 
-    def everyones(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def broadcast(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
         """Rank 0's parameters, written into the others' own."""
         for own in params:
             dist.broadcast(own, src=0)
         return params
 
-    def room(self, rank: int, params: Sequence[Tensor]) -> Tensor:
+    def partial_sums(self, rank: int, params: Sequence[Tensor]) -> PartialSums:
         """New memory."""
-        return torch.empty(len(params), len(params[0]) + 1, dtype=torch.float64, device=params[0].device)
+        shape = len(params), len(params[0]) + 1
+        self._memory = torch.empty(shape, dtype=torch.float64, device=params[0].device)
+        return PartialSums(self._memory)
 
-    def add_up(self, totals: Tensor, rank: int) -> None:
+    def reduce(self, rank: int) -> None:
         """One reduction."""
-        dist.reduce(totals, dst=0)
+        dist.reduce(self._memory, dst=0)
 
 
 class SharedMemoryTransport:
-    """In memory that processes of one machine share, made before they are forked; only signals are sent.
+    """In memory that processes of one machine share, allocated before they are forked; only signals are sent.
 
-    A total lies where that of the next round will: use it up before the next round begins.
+    The sums of a round lie where those of the next will: use them up before the next round begins.
     """
 
     def __init__(self, like: Tensor, size: int, runs: int = 1) -> None:
         dim = len(like)
         params = mmap.mmap(-1, max(1, runs * dim) * like.element_size())
         self._params = torch.frombuffer(params, dtype=like.dtype, count=runs * dim).view(runs, dim)
-        totals = mmap.mmap(-1, size * runs * (dim + 1) * 8)
-        self._totals = torch.frombuffer(totals, dtype=torch.float64).view(size, runs, dim + 1)
+        sums = mmap.mmap(-1, size * runs * (dim + 1) * 8)
+        self._sums = torch.frombuffer(sums, dtype=torch.float64).view(size, runs, dim + 1)
+        self._runs = 0  # of this round
 
-    def everyones(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
+    def broadcast(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
         """Rank 0's parameters, where all can read them."""
         here = self._params[: len(params)].unbind()
         if dist.get_rank() == 0:
@@ -67,14 +75,15 @@ class SharedMemoryTransport:
         dist.barrier()
         return here
 
-    def room(self, rank: int, params: Sequence[Tensor]) -> Tensor:
-        """The rank's own."""
-        return self._totals[rank, : len(params)]
+    def partial_sums(self, rank: int, params: Sequence[Tensor]) -> PartialSums:
+        """In the rank's own part of the memory."""
+        self._runs = len(params)
+        return PartialSums(self._sums[rank, : self._runs])
 
-    def add_up(self, totals: Tensor, rank: int) -> None:
-        """Every rank adds up a slice of all totals, in the order of ranks."""
-        ranks = len(self._totals)
-        slices = [whole.flatten().tensor_split(ranks)[rank] for whole in self._totals[:, : len(totals)]]
+    def reduce(self, rank: int) -> None:
+        """Every rank adds up a slice of all sums, in the order of ranks."""
+        ranks = len(self._sums)
+        slices = [whole.flatten().tensor_split(ranks)[rank] for whole in self._sums[:, : self._runs]]
         for other in slices[1:]:
             slices[0].add_(other)
         dist.barrier()

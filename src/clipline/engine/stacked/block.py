@@ -11,25 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...federated.local_sgd import Batch
-from ...streams import Streams
 from ..batches import Steps
 from ..sparse.row_fields import Touched
 
 
 @dataclass(frozen=True, eq=False)
-class Visit:
-    """Users to train from `params` on, in one round of one run."""
-
-    params: Tensor  # (dim,)
-    users: NDArray[np.int64]
-    round_index: int
-    streams: Streams
-    lr: float
-
-
-@dataclass(frozen=True, eq=False)
 class Block:
-    """Users sorted by work, each in the run `visits[owner]`, and all that their training needs but the parameters."""
+    """Users sorted by work, each of request `requests[owner]`, and all that their training needs but the parameters."""
 
     users: NDArray[np.int64]
     owners: NDArray[np.int64]
@@ -68,23 +56,6 @@ class Trained:
     block: Block
     first: dict[str, Tensor]
     stacks: Sequence[tuple[slice, list[Tensor]]]
-
-
-class Begun:
-    """Users who have been trained, or on a GPU are still in training."""
-
-    def __init__(self, visits: Sequence[Visit], users: NDArray[np.int64], parts: Sequence[Trained]) -> None:
-        self.parts = parts
-        self._visits, self._users = visits, users
-        self._versions = [visit.params._version for visit in visits]
-
-    def is_for(self, visits: Sequence[Visit], users: NDArray[np.int64]) -> bool:
-        """Whether it is what is asked for now: those users, in that round, from the very same parameters on."""
-        if not len(visits) == len(self._visits) == 1 or not np.array_equal(self._users, users):
-            return False
-        (now,), (then,), (version,) = visits, self._visits, self._versions
-        same = now.params is then.params and now.params._version == version  # as torch counts what is written to them
-        return same and (now.round_index, now.lr, now.streams) == (then.round_index, then.lr, then.streams)
 
 
 def _picked(field: Tensor, places: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from clipline.engine.cpu import cache_blocks as cache
-from clipline.engine.cpu.cache_blocks import _PART, in_parts, parts
+from clipline import vectors as cache_blocks as cache
+from clipline.vectors import _PART, in_parts, parts
 
 CPU = torch.device("cpu")
 

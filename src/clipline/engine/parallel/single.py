@@ -1,0 +1,50 @@
+"""Everybody trains in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from ...federated.backend import CohortRequest, LocalTrainer
+from ...federated.clipping import ClippedSum, PartialSums
+
+
+@dataclass(frozen=True, eq=False)
+class SingleProcess:
+    """The backend of one process."""
+
+    trainer: LocalTrainer
+
+    @property
+    def size(self) -> int:
+        """One process."""
+        return 1
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Nothing to start or end."""
+        yield
+
+    def sums(self, requests: Sequence[CohortRequest]) -> list[ClippedSum]:
+        """The sum of each request: PRIVATE."""
+        params = requests[0].params
+        memory = torch.empty(len(requests), len(params) + 1, dtype=torch.float64, device=params.device)
+        sums = PartialSums(memory)
+        add_up(self.trainer, requests, sums)
+        return finished(sums, requests)
+
+
+def add_up(trainer: LocalTrainer, requests: Sequence[CohortRequest], sums: PartialSums) -> None:
+    """Train the requests' users in this process, block by block; clip and add each block: PRIVATE."""
+    for updates, owners in trainer.train(requests):
+        # Read here and not before: on a GPU the clip waits for the round before, and by now this block is begun.
+        clips = [request.clip for request in requests]
+        sums.add(updates, clips, owners)
+
+
+def finished(sums: PartialSums, requests: Sequence[CohortRequest]) -> list[ClippedSum]:
+    """The sum of each request, from the parts that have been added together: PRIVATE."""
+    return sums.finished([request.clip for request in requests], [request.cohort.sampling for request in requests])

@@ -1,0 +1,85 @@
+"""Draws the next round's cohort and noise while the current round ends. The same numbers as `PlainDraws`, earlier.
+
+Buys (2 cores, so_lr with 5 million parameters): see docs/results/performance.md, "What each fast part buys".
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import RunError
+from ..federated.draws import Noise, part_generators
+from ..federated.sampling import Cohort, Sampler
+from ..streams import Streams
+from ..vectors import side_stream
+from .cpu.huge_pages import new
+
+
+class BackgroundNoise:
+    """`count` independent standard normal numbers; threads begin to draw them at once.
+
+    They depend on the generator alone, not on the number of threads.
+    """
+
+    def __init__(self, rng: np.random.Generator, count: int, device: torch.device | str = "cpu") -> None:
+        self._device = torch.device(device)
+        self._given = False
+        pinned = self._device.type == "cuda"
+        self._numbers = (
+            torch.empty(count, dtype=torch.float64, pin_memory=True) if pinned else new(count, torch.float64)
+        )
+        array = self._numbers.numpy()
+        parts = list(part_generators(rng, count))  # all of them first: drawing moves `rng`, from which others jump
+        self._drawing = [_threads().submit(part.standard_normal, out=array[where]) for part, where in parts]
+
+    def numbers(self) -> Tensor:
+        """(count,) float64 on the device, once they are drawn. They are given out once: they hide one release."""
+        if self._given:
+            raise RunError("noise was asked for twice but hides one release only: draw new noise for each")
+        self._given = True
+        for part in self._drawing:
+            part.result()
+        with side_stream(self._device) as made:
+            made.append(self._numbers.to(self._device, non_blocking=True))
+        return made[0]
+
+
+class Prefetch:
+    """Cohort and noise of the rounds below `until`; those of one round ahead are drawn in the background."""
+
+    def __init__(self, sampler: Sampler, streams: Streams, dim: int, device: torch.device | str, until: int) -> None:
+        self._sampler, self._streams, self._dim, self._device = sampler, streams, dim, device
+        self._until = until
+        self._drawn: dict[int, tuple[Cohort, Noise]] = {}
+
+    def take(self, round_index: int) -> tuple[Cohort, Noise]:
+        """What was drawn for this round, or is drawn now; it is given out once."""
+        if round_index not in self._drawn:
+            self._draw(round_index)
+        return self._drawn.pop(round_index)
+
+    def prefetch(self, round_index: int) -> None:
+        """Begin to draw for this round, unless it will not come."""
+        if round_index < self._until:
+            self._draw(round_index)
+
+    def _draw(self, round_index: int) -> None:
+        self._drawn.clear()
+        cohort = self._sampler.draw(self._streams.sampling(round_index))
+        noise = BackgroundNoise(self._streams.noise(round_index), self._dim + 1, self._device)
+        self._drawn[round_index] = cohort, noise
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(32, os.cpu_count() or 1), thread_name_prefix="clipline-noise")
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has the pool but none of its threads: it makes its own
+    os.register_at_fork(after_in_child=_threads.cache_clear)

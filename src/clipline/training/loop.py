@@ -1,0 +1,144 @@
+"""The one loop over rounds: of a single run, and of several side by side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ..engine.prefetch import Prefetch
+from ..federated.backend import Backend, CohortRequest
+from ..federated.clipping import ClippedSum
+from ..federated.draws import Draws
+from ..federated.mechanism import Release
+from ..federated.round import Algorithm, TrainState
+from ..privacy.guarantee import Guarantee
+from .callbacks import Callback
+from .evaluation import Metrics
+from .reports import ReportQueue, Waiting
+from .result import Stopped, TrainResult
+
+if TYPE_CHECKING:
+    from .training import Training
+
+
+def drive(runs: Sequence[Run], backend: Backend) -> list[TrainResult]:
+    """Run all of these to their end, round by round: one `backend.sums` trains the next round of every run."""
+    with ExitStack() as closing:
+        for run in runs:
+            closing.enter_context(run)
+        with backend.running():
+            while True:
+                wanted = [(run, request) for run in runs if (request := run.begin_round()) is not None]
+                if not wanted:
+                    break
+                totals = backend.sums([request for _, request in wanted])
+                for (run, _), total in zip(wanted, totals, strict=True):
+                    run.end_round(total)
+        return [run.result() for run in runs]
+
+
+def one_round(algorithm: Algorithm, state: TrainState, draws: Draws, backend: Backend) -> tuple[TrainState, Release]:
+    """A single round, for those who write a loop of their own. Within `backend.running()`."""
+    going = algorithm.round(state, draws)
+    (total,) = backend.sums([next(going)])
+    try:
+        going.send(total)
+    except StopIteration as end:
+        after: tuple[TrainState, Release] = end.value
+        return after
+    raise AssertionError("a round asks for one sum")
+
+
+class Run:
+    """One run on its way. `number` is its place among those that train side by side."""
+
+    def __init__(
+        self, training: Training, callbacks: Sequence[Callback], state: TrainState | None = None, number: int = 0
+    ) -> None:
+        self._training, self._callbacks, self._number = training, callbacks, number
+        self._state = training.init() if state is None else state
+        algorithm, problem = training.algorithm, training.problem
+        # Every round is the same event, so it is known at once how many the budget allows.
+        begin = self._state.round_index
+        self._until = begin + training.affordable(self._state.ledger, training.rounds - begin)
+        streams, dim = problem.runs[0].streams, problem.model.dim
+        self._draws = Prefetch(algorithm.sampler, streams, dim, problem.device, self._until)
+        self._reports = ReportQueue(callbacks)
+        self._stopped: Stopped = "finished"
+        self._round: Generator[CohortRequest, ClippedSum, tuple[TrainState, Release]] | None = None
+        self._request: CohortRequest | None = None
+        self._begun = 0.0
+        self._accounting = ThreadPoolExecutor(1, thread_name_prefix="clipline-accounting")
+
+    def __enter__(self) -> Run:
+        with ExitStack() as on_error:
+            on_error.callback(self._accounting.shutdown, wait=False, cancel_futures=True)
+            for callback in self._callbacks:
+                on_error.callback(callback.close)
+                callback.on_start(self._training, self._state)
+            self._closing = on_error.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.__exit__(kind, error, trace)
+
+    def begin_round(self) -> CohortRequest | None:
+        """What the next round wants summed; None if none comes."""
+        if self._state.round_index >= self._training.rounds:
+            return None
+        if self._state.round_index >= self._until:
+            self._stopped = "budget"
+            return None
+        if any(getattr(callback, "stop_requested", False) for callback in self._callbacks):
+            self._stopped = "interrupted"
+            return None
+        self._begun = time.perf_counter()
+        self._round = self._training.algorithm.round(self._state, self._draws)
+        self._request = replace(next(self._round), run=self._number)
+        return self._request
+
+    def end_round(self, total: ClippedSum) -> None:
+        """Go on with the sum; hand out the reports that are ready."""
+        assert self._round is not None
+        assert self._request is not None
+        try:
+            self._round.send(total)
+        except StopIteration as end:
+            state, release = end.value
+        clip, self._round, self._request, self._state = self._request.clip, None, None, state
+        metrics = self._measured(last=state.round_index == self._training.rounds)
+        account: Callable[[], Guarantee] = partial(self._training.guarantee_of, state.ledger)
+        if self._callbacks:  # they will ask for it: begin at once, beside the next round
+            account = self._accounting.submit(account).result
+        seconds = time.perf_counter() - self._begun
+        self._reports.put(Waiting(state, release, clip, seconds, metrics, account))
+
+    def result(self) -> TrainResult:
+        """The trained model and its guarantee, once no round comes any more."""
+        self._reports.flush()
+        reports = tuple(self._reports.done)
+        metrics = reports[-1].metrics if reports else {}
+        if not metrics:
+            metrics = {name: value for future in self._measured(last=True) for name, value in future.result().items()}
+        training, state = self._training, self._state
+        model, guarantee = training.model_at(state), training.guarantee_of(state.ledger)
+        result = TrainResult(model, state, guarantee, metrics, reports, self._stopped)
+        for callback in self._callbacks:
+            callback.on_end(result)
+        return result
+
+    def _measured(self, last: bool) -> list[Future[Metrics]]:
+        """What callbacks measure of the state, begun in the background."""
+        measuring = [callback.measure for callback in self._callbacks if hasattr(callback, "measure")]
+        begun = [future for measure in measuring if (future := measure(self._state, last=last)) is not None]
+        if begun and self._training.problem.draws_globally:  # both would draw from torch's global generator
+            wait(begun)
+        return begun
