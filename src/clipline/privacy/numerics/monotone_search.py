@@ -23,8 +23,8 @@ _SPREADS = (0.5, 2e-4)  # for whole numbers: how far apart, relative, the two en
 def least_within(bounds: Sequence[Bound], target: float, high: float, least: float, slack: float) -> float:
     """The least number, from `least` to `high`, at which the last bound is at most `target`.
 
-    The bounds fall as the number grows, and the last one meets the target at `high`. The answer meets it too, within
-    `slack`, relative, of it, unless the answer is `least`.
+    The bounds fall as the number grows, and the last one meets the target at `high`. The answer meets it too. It is
+    within `slack`, relative, of the target, unless it is `least` or a number a millionth lower does not meet it.
     """
     power = 3.0  # a first guess: the bounds fall about like number^-power
     for index, bound in enumerate(bounds):
