@@ -15,7 +15,7 @@ _HOMES = {
     "Callback": "training.callbacks",
     "CliplineError": "errors",
     "Compute": "training.options",
-    "DeltaNoise": "privacy.split",
+    "DeltaNoise": "privacy.noise_split",
     "FixedClip": "federated.clip_controllers",
     "FixedSizeSampler": "federated.sampling",
     "FixedSizeSampling": "privacy.events",
@@ -50,15 +50,15 @@ _HOMES = {
     "account_search": "privacy.selection",
     "cohort_within": "privacy.calibration",
     "delta_at": "privacy.accountant",
-    "gaussian_mu": "privacy.gaussian",
-    "join_noise": "privacy.split",
+    "gaussian_mu": "privacy.numerics.gaussian",
+    "join_noise": "privacy.noise_split",
     "least_scale": "privacy.calibration",
     "noise_multiplier_for": "privacy.calibration",
     "plan": "privacy.planning",
     "privacy_curve": "privacy.accountant",
     "rounds_within": "privacy.calibration",
     "run_together": "training.side_by_side",
-    "split_noise": "privacy.split",
+    "split_noise": "privacy.noise_split",
     "task_named": "tasks",
     "train_many": "tasks.sweep",
 }
@@ -82,13 +82,13 @@ if TYPE_CHECKING:
         PoissonSampling,
         TruncatedPoissonSampling,
     )
-    from .privacy.gaussian import gaussian_mu
     from .privacy.guarantee import Guarantee
     from .privacy.ledger import Ledger
+    from .privacy.noise_split import DeltaNoise, join_noise, split_noise
+    from .privacy.numerics.gaussian import gaussian_mu
     from .privacy.planning import Plan, plan
     from .privacy.relations import Relation
     from .privacy.selection import PoissonRuns, TruncatedNegativeBinomial, account_grid, account_search
-    from .privacy.split import DeltaNoise, join_noise, split_noise
     from .tasks import task_named
     from .tasks.sweep import train_many
     from .training.callbacks import Callback

@@ -116,7 +116,7 @@ class RunDirectory:
         round cannot be replayed.
         """
         if state.ledger.rounds > self.written.rounds:
-            _append(self.path / LEDGER, ledger_line(state.ledger.rounds - 1, state.ledger.runs[-1][0]))
+            _append(self.path / LEDGER, ledger_line(state.ledger.rounds - 1, state.ledger.entries[-1][0]))
             self.written = state.ledger
         _append(self.path / METRICS, json.dumps(round_json(report, self.settings.unprivate_timing)))
         if report.metrics or self.settings.noise_source == "system":
