@@ -50,12 +50,6 @@ _ROUNDING_SHARE = 1e-5  # of delta that rounding may take up
 _DECISIVE_SHARE = 1e-4  # from this share on it is worth the time to use `rare_losses`
 _FAR = 64.0  # times more error that a lattice may have while the answer is far off
 
-# glibc returns a freed array above a threshold to the system, and the next one is mapped anew, page by page. Freeing
-# one large array, never touched, raises the threshold to its size, as any program does that frees one. A first `plan`
-# in a new process takes 113 ms with this line and 149 ms without (12,900 page faults instead of 3,500); later ones are
-# equal.
-np.empty(1 << 21)
-
 
 def quick_epsilon_of(rounds: Rounds, delta: float) -> float:
     """A first epsilon, by the best order of the coarse Renyi curve. Valid by itself."""
