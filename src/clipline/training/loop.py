@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..engine.prefetch import Prefetch
 from ..federated.backend import Backend, CohortRequest
 from ..federated.clipping import ClippedSum
-from ..federated.draws import Draws
+from ..federated.draws import Draws, PlainDraws
 from ..federated.mechanism import Release
 from ..federated.round import Algorithm, TrainState
 from ..privacy.guarantee import Guarantee
@@ -68,7 +68,10 @@ class Run:
         begin = self._state.round_index
         self._until = begin + training.affordable(self._state.ledger, training.rounds - begin)
         streams, dim = problem.runs[0].streams, problem.model.dim
-        self._draws = Prefetch(algorithm.sampler, streams, dim, problem.device, self._until)
+        self._draws: Draws = PlainDraws(algorithm.sampler, streams, dim, problem.device)
+        if problem.fast.prefetch:
+            huge_pages = problem.fast.huge_pages
+            self._draws = Prefetch(algorithm.sampler, streams, dim, problem.device, self._until, huge_pages=huge_pages)
         self._reports = ReportQueue(callbacks)
         self._stopped: Stopped = "finished"
         self._round: Generator[CohortRequest, ClippedSum, tuple[TrainState, Release]] | None = None

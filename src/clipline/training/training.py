@@ -116,6 +116,7 @@ class Training:
             compute.row_fields,
             on_error,
             trial_batch,
+            compute.fast,
         )
         self.one_by_one = OneByOne(self.problem)
         varying = privacy.sampling != "fixed"
