@@ -6,8 +6,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 from ..federated.round import TrainState
-from .evaluation import Metrics
-from .reports import RoundReport
+from .reports import Metrics, RoundReport
 
 if TYPE_CHECKING:
     from .training import Training, TrainResult
