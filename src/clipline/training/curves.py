@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..federated.round import TrainState
-from ..plotting import new_figure, save_figure
+from ..plotting import new_figure, plain_log_labels, save_figure
 from ..privacy.guarantee import Guarantee
 from .callbacks import Callback
 from .reports import RELEASED, RoundReport, round_json
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 
     from .training import Training, TrainResult
 
+_LINE = 140  # characters that fit above the figure
+
 
 class Curves(Callback):
     """Draws the rounds of a run into a PNG file when the run ends.
 
-    `metric` names the metric to draw; left out, it is the first that was measured. `title` goes before the guarantee
-    above the figure. After a resume the figure has the rounds since; that of a `RunDirectory` has all of them.
+    `metric` names the metric to draw; left out, it is the first that was measured. `title` stands above the figure,
+    before the guarantee. After a resume the figure has the rounds since; that of a `RunDirectory` has all of them.
     """
 
     def __init__(self, path: str | Path, *, metric: str | None = None, title: str = "") -> None:
@@ -88,6 +91,7 @@ def draw_curves(
     else:
         clip.plot(number, [_or_nan(r["clip"]) for r in rounds])
         clip.set(title="clip (log scale)", yscale="log")
+        plain_log_labels(clip)
     if guarantee.private:
         epsilon.plot(number, [_or_nan(r["epsilon"]) for r in rounds])
         epsilon.set(title=f"epsilon spent so far, at delta {guarantee.delta_text}", ylim=(0, None))
@@ -104,7 +108,8 @@ def draw_curves(
     for axis in (measured, clip, epsilon, within):
         axis.set_xlim(0, number[-1] + 1)
         axis.set_xlabel("round")
-    figure.suptitle(f"{title}: {guarantee}" if title else str(guarantee), fontsize=10)
+    lines = [textwrap.fill(text, _LINE) for text in (title, str(guarantee)) if text]
+    figure.suptitle("\n".join(lines), fontsize=10)
     save_figure(figure, path)
 
 
