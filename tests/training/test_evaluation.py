@@ -8,8 +8,9 @@ from samples import LOCAL, cross_entropies, cross_entropy, population_of, small_
 
 from clipline import Population
 from clipline.errors import SettingError
+from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate
-from clipline.training.options import Privacy
+from clipline.training.options import Compute, Privacy
 
 TEST = population_of([3, 0, 9, 1, 40], seed=9)
 
@@ -163,3 +164,29 @@ def test_what_is_no_number_is_null_in_the_files(tmp_path):
 
     training(rounds=1).run([RunDirectory(tmp_path / "r"), Evaluate(lambda model: {"loss": float("nan")})])
     assert json.loads((tmp_path / "r" / METRICS).read_text())["loss"] is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_state_is_measured_as_it_was_when_its_round_ended():
+    run = Training(
+        linear(),
+        cross_entropies,
+        small_population(),
+        rounds=12,
+        cohort_size=20,
+        local=LOCAL,
+        privacy=Privacy(noise_multiplier=0.5),
+        compute=Compute(device="cuda"),
+        seed=3,
+    )
+    states = []
+
+    class Keep(Callback):
+        def on_round(self, report, state):
+            states.append(state)
+
+    result = run.run([Evaluate(TEST, cross_entropies, every=1), Keep()])
+    x, y = torch.tensor(TEST.fields["x"]).float(), torch.tensor(TEST.fields["y"])
+    for report, state in zip(result.reports, states, strict=True):
+        loss = torch.nn.functional.cross_entropy(run.model_at(state)(x), y).item()
+        assert report.metrics == {"cross_entropies": pytest.approx(loss, rel=1e-5)}
