@@ -1,4 +1,4 @@
-"""Switches of the fast parts: each has a plain twin, and a test holds the two equal. docs/engine.md says what each buys."""
+"""Switches of the fast parts: each has a plain twin, and a test holds the two equal. docs/engine.md says what they buy."""
 
 from __future__ import annotations
 
