@@ -15,7 +15,10 @@ _HOMES = {
     "Callback": "training.callbacks",
     "CliplineError": "errors",
     "Compute": "training.options",
+    "Curves": "training.curves",
     "DeltaNoise": "privacy.noise_split",
+    "Evaluate": "training.evaluation",
+    "FastParts": "engine.fast_parts",
     "FixedClip": "federated.clip_controllers",
     "FixedSizeSampler": "federated.sampling",
     "FixedSizeSampling": "privacy.events",
@@ -33,13 +36,16 @@ _HOMES = {
     "PoissonSampling": "privacy.events",
     "Population": "federated.population",
     "Privacy": "training.options",
+    "Progress": "training.progress",
     "QuantileClip": "federated.clip_controllers",
     "Relation": "privacy.relations",
+    "RunDirectory": "training.run_directory",
     "ScheduledClip": "federated.clip_controllers",
     "ServerAdam": "federated.server_optimisers",
     "ServerSGD": "federated.server_optimisers",
     "ServerYogi": "federated.server_optimisers",
     "SettingError": "errors",
+    "StopOnInterrupt": "training.interrupt",
     "TrainResult": "training.result",
     "Training": "training.training",
     "TruncatedNegativeBinomial": "privacy.selection",
@@ -65,6 +71,7 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
+    from .engine.fast_parts import FastParts
     from .engine.layers import BagLinear, MatrixLSTM, PatchConv2d
     from .errors import CliplineError, SettingError
     from .federated.clip_controllers import FixedClip, QuantileClip, ScheduledClip
@@ -92,8 +99,13 @@ if TYPE_CHECKING:
     from .tasks import task_named
     from .tasks.sweep import train_many
     from .training.callbacks import Callback
+    from .training.curves import Curves
+    from .training.evaluation import Evaluate
+    from .training.interrupt import StopOnInterrupt
     from .training.options import Compute, Privacy
+    from .training.progress import Progress
     from .training.result import TrainResult
+    from .training.run_directory import RunDirectory
     from .training.side_by_side import run_together
     from .training.training import Training
 

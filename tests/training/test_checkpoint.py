@@ -1,10 +1,10 @@
 import pytest
 import torch
-from callback_training import Training, linear
 from safetensors.torch import load_file, save_file
 from samples import LOCAL, cross_entropy, small_population
+from samples import linear_float32 as linear
 
-from clipline import QuantileClip, ServerAdam, ServerSGD, ServerYogi
+from clipline import QuantileClip, ServerAdam, ServerSGD, ServerYogi, Training
 from clipline.errors import RunError
 from clipline.training.callbacks import Callback
 from clipline.training.checkpoint import load_checkpoint, save_checkpoint, save_model

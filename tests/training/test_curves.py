@@ -1,10 +1,10 @@
 import matplotlib.figure
 import matplotlib.image
 import pytest
-from callback_training import Training, linear
 from samples import LOCAL, cross_entropy, small_population
+from samples import linear_float32 as linear
 
-from clipline import FixedClip, QuantileClip
+from clipline import FixedClip, QuantileClip, Training
 from clipline.training import curves
 from clipline.training.curves import Curves
 from clipline.training.evaluation import Evaluate

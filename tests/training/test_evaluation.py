@@ -3,10 +3,10 @@ import threading
 import numpy as np
 import pytest
 import torch
-from callback_training import Training, linear
 from samples import LOCAL, cross_entropies, cross_entropy, population_of, small_population
+from samples import linear_float32 as linear
 
-from clipline import Population
+from clipline import Population, Training
 from clipline.errors import SettingError
 from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate

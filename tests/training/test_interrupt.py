@@ -4,9 +4,10 @@ import threading
 
 import pytest
 import torch
-from callback_training import Training, linear
 from samples import LOCAL, cross_entropy, small_population
+from samples import linear_float32 as linear
 
+from clipline import Training
 from clipline.training.callbacks import Callback
 from clipline.training.interrupt import StopOnInterrupt
 from clipline.training.options import Privacy

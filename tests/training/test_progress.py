@@ -1,10 +1,11 @@
 import io
 
 import pytest
-from callback_training import Training, linear
 from rich.console import Console
 from samples import LOCAL, cross_entropy, small_population
+from samples import linear_float32 as linear
 
+from clipline import Training
 from clipline.training import progress
 from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate

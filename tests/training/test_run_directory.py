@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from callback_training import Training, linear
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from samples import LOCAL, cross_entropy, small_population
+from samples import linear_float32 as linear
 
-from clipline import FixedClip, Ledger, Population, QuantileClip, ServerSGD
+from clipline import FixedClip, Ledger, Population, QuantileClip, ServerSGD, Training
 from clipline.errors import RunError, SettingError
 from clipline.federated.clip_controllers import ClipState
 from clipline.training.callbacks import Callback
@@ -469,9 +469,10 @@ def test_another_engine_and_other_routines_are_refused_by_name(tmp_path):
     crashed_run(tmp_path / "r")
     run = training()
     with pytest.raises(RunError, match="'engine in use: Stacked' then, 'engine in use: OneByOne' now"):
-        run.with_engine(run.plain).resume(tmp_path / "r")
+        run.trainer = run.one_by_one
+        run.resume(tmp_path / "r")
     run = training()
-    run.plain.noted = {"weight"}  # as where a parameter has row_fields
+    run.one_by_one._library = object()  # as where a parameter has row_fields
     with pytest.raises(RunError, match="'C routines: not in use' then, 'C routines: in use' now"):
         run.resume(tmp_path / "r")
 

@@ -1,4 +1,4 @@
-"""Switches of the fast parts: each has a plain twin, and a test holds the two equal. docs/engine.md says what they buy."""
+"""Switches of the fast parts. Each has a plain twin, and a test holds the two equal; see docs/engine.md."""
 
 from __future__ import annotations
 
