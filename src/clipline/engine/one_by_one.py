@@ -134,7 +134,7 @@ class OneByOne:
         finite = steps.params.new_zeros(())
         for step, rows in enumerate(steps.batches):
             model.set_keys(steps.chances[step])
-            batch = {name: self.problem.examples.pick(field, rows) for name, field in steps.examples.items()}
+            batch = {name: self.problem.examples.select_rows(field, rows) for name, field in steps.examples.items()}
             loss = self._reduced(self.problem.loss(model.module, batch), len(rows))
             model.descend(loss, steps.lr)
             finite += 0.0 * loss.detach()  # NaN from now on where it is not
@@ -173,7 +173,9 @@ class OneByOne:
             with self.problem.model.holding(held):
                 for step, rows_of_batch in enumerate(steps.batches):
                     self.problem.model.set_keys(steps.chances[step])
-                    batch = {name: self.problem.examples.pick(field[0], rows_of_batch) for name, field in one.items()}
+                    batch = {
+                        name: self.problem.examples.select_rows(field[0], rows_of_batch) for name, field in one.items()
+                    }
                     loss = self._reduced(self.problem.loss(self.problem.model.module, batch), len(rows_of_batch))
                     _descend(loss, list(moving.values()), list(records.values()), steps.lr)
                     finite += 0.0 * loss.detach()
@@ -236,7 +238,7 @@ class OneByOne:
 
     def _made_up(self, count: int, fill: str) -> Batch:
         problem = self.problem
-        return problem.examples.placed(made_up(problem.population.fields, count, fill, problem.trial_batch))
+        return problem.examples.to_device(made_up(problem.population.fields, count, fill, problem.trial_batch))
 
     def _try(self, made: Callable[[int], Batch]) -> None:
         """One step of one user who does not exist."""

@@ -98,7 +98,7 @@ def _looked_at(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[bool,
     batches = [{name: field[:half] for name, field in examples.items()}]
     filled = torch.arange(count, device=problem.device)
     filled[half:] = 0  # as it will be filled up: by the first
-    batches.append({name: problem.examples.pick(field, filled) for name, field in examples.items()})
+    batches.append({name: problem.examples.select_rows(field, filled) for name, field in examples.items()})
     problem.model.module.train()
     same = finite = False
     for params in parameters_to_try(problem.model.initial):
