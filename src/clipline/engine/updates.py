@@ -86,7 +86,7 @@ class Dense:
         for part in _parts(values):
             own[part] += scale @ values[:, part].double()
 
-    def put_in(self, rows: Tensor) -> None:
+    def write_to(self, rows: Tensor) -> None:
         """Write into rows (users, dim)."""
         rows[:, self.start : self.start + self.values.shape[1]] = self.formed()
 
@@ -142,7 +142,7 @@ class Rows:
             scaled = torch.where(factors > 0, self.values[part].double() * factors, 0.0)
             matrix.index_add_(0, self.places[part].flatten(), scaled.flatten(0, 1))
 
-    def put_in(self, rows: Tensor) -> None:
+    def write_to(self, rows: Tensor) -> None:
         """Write into rows (users, dim)."""
         for row, places, values in zip(rows, self.places, self.values, strict=True):
             matrix = row[self.start : self.start + self.height * values.shape[1]].view(self.height, -1)
@@ -207,5 +207,5 @@ class Updates:
         values = next((piece.values for piece in self.pieces if not isinstance(piece, OuterProductUpdates)), None)
         rows = torch.zeros(len(self), dim, dtype=self.pieces[0].dtype, device=None if values is None else values.device)
         for piece in self.pieces:
-            piece.put_in(rows)
+            piece.write_to(rows)
         return rows

@@ -2,7 +2,7 @@
 
 The accounting needs every user's update to be a function of the round's parameters and that user's own examples. A
 module can break this in many ways: it may replace a parameter by another tensor, append to a list, count its calls,
-keep the last batch in an attribute, a closure or a global variable, or hold a generator whose state the next user inherits.
+keep the last batch in an attribute, a closure or a global variable, or hold a generator that users share.
 """
 
 from __future__ import annotations
