@@ -177,7 +177,7 @@ class _Plain:
 
     @cached_property
     def _change(self) -> tuple[Tensor, Tensor]:
-        """The index of each weight row among the changed rows, and the changes. Unchanged rows index a last, zero row."""
+        """The index of each weight row among the changed rows, and the changes; unchanged rows index a zero row."""
         by_row = sort_terms([self._changes])
         where = torch.full((len(self._weight),), len(by_row.rows))
         where[by_row.rows] = torch.arange(len(by_row.rows))

@@ -1,10 +1,10 @@
 /* Sparse products with a weight, and rows that are sums of a few terms: their norms, and their sum into a total.
-   native.py compiles this file, with REAL the type of weights and updates, float or double, and names the plain twin, the
-   test that holds the two equal and what it buys.
+   native.py compiles this file, with REAL the type of weights and updates, float or double, and names the plain twin,
+   the test that holds the two equal and what it buys.
 
    Row r is the sum of factors[i] times the `width` numbers at terms[i] for starts[r] <= i < starts[r + 1]; it belongs
-   to user owners[r]. There is a single compiled copy of `form_row`: rows are measured and summed by the same instructions,
-   so that what is summed equals what was measured to the last bit. */
+   to user owners[r]. There is a single compiled copy of `form_row`: rows are measured and summed by the same
+   instructions, so that what is summed equals what was measured to the last bit. */
 
 #include <stdint.h>
 
@@ -83,7 +83,8 @@ int64_t squares(int64_t rows, int64_t width, const int64_t *starts, const REAL *
                 sum = squared(factors[first], terms[first] + begin, numbers);
             else {
                 form_row(row, terms + first, factors + first, count, begin, numbers);
-                for (int64_t k = 0; k < numbers && over != 1; k++) row[k] = (REAL)(row[k] / over); /* REAL is double here */
+                for (int64_t k = 0; k < numbers && over != 1; k++)
+                    row[k] = (REAL)(row[k] / over); /* only where REAL is double */
                 sum = squared(1, row, numbers);
             }
             const double before = sums[user], after = before + sum;
@@ -135,12 +136,13 @@ static NOINLINE void strip(REAL *restrict out, const REAL *weight, const int64_t
    table[old_sources[c]].
 
    Values of 0 are skipped. The other entries are written to numbers (the row), sources (e) and factors (the value);
-   their count is returned. A feature beyond the last row counts as the last. Scratch space, one entry for each row of the
-   table: seen (all 0), found, products, packed. */
+   their count is returned. A feature beyond the last row counts as the last. Scratch space, one entry for each row of
+   the table: seen (all 0), found, products, packed. */
 int64_t bag_product(int64_t batch, int64_t bag, int64_t height, int64_t width, const int64_t *features,
-                    const REAL *values, const REAL *weight, const int64_t *heads, const int64_t *next, const int64_t *old_sources,
-                const REAL *old_factors, const REAL *table, int64_t *seen, int64_t *found, REAL *products,
-                REAL *packed, REAL *out, int64_t *numbers, int64_t *sources, REAL *factors) {
+                    const REAL *values, const REAL *weight, const int64_t *heads, const int64_t *next,
+                    const int64_t *old_sources, const REAL *old_factors, const REAL *table, int64_t *seen,
+                    int64_t *found, REAL *products, REAL *packed, REAL *out, int64_t *numbers, int64_t *sources,
+                    REAL *factors) {
     int64_t count = 0, fetched = 0;
     for (int64_t e = 0; e < batch; e++)
         for (int64_t j = e * bag; j < (e + 1) * bag; j++) {
@@ -197,8 +199,8 @@ typedef struct {
 } Part;
 
 /* Counting sort of the terms by row, then by user; parts must come in the order of users. Returns the number of pairs
-   of row and user; rows, owners and starts give the row and user of each pair and where its terms and factors begin. ends
-   (height + 1) is scratch space. */
+   of row and user; rows, owners and starts give the row and user of each pair and where its terms and factors begin.
+   ends (height + 1) is scratch space. */
 int64_t sort_terms(int64_t parts, const Part *part, int64_t height, int64_t width, int64_t *ends, const REAL **terms,
                 REAL *factors, int64_t *rows, int64_t *owners, int64_t *starts) {
     int64_t pairs = 0;

@@ -44,7 +44,7 @@ class OuterProductUpdates:
         return self.users[0][0].table.shape[1]
 
     def greatest(self) -> Tensor:
-        """(users,): the greatest absolute value of each user."""
+        """(users,): the largest absolute value of each user."""
         most = torch.zeros(len(self), dtype=self.dtype)
         for _, owners, values in self._row_chunks():
             most.scatter_reduce_(0, owners, values.abs().amax(dim=1), "amax")
