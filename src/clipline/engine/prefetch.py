@@ -1,6 +1,8 @@
-"""Draws the next round's cohort and noise while the current round ends. The same numbers as `PlainDraws`, earlier.
+"""Prefetches the next round's cohort and noise, on idle cores, while the current round ends.
 
-Buys (2 cores, so_lr with 5 million parameters): see docs/results/performance.md, "What each fast part buys".
+Plain twin: `PlainDraws` of federated/draws.py, which draws the same numbers when they are needed.
+Held equal by: tests/federated/test_noise.py.
+Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from .cpu.huge_pages import new
 
 
 class BackgroundNoise:
-    """`count` independent standard normal numbers; threads begin to draw them at once.
+    """`count` independent standard normal numbers, drawn by background threads from construction on.
 
     They depend on the generator alone, not on the number of threads.
     """
@@ -31,29 +33,31 @@ class BackgroundNoise:
         self, rng: np.random.Generator, count: int, device: torch.device | str = "cpu", *, huge_pages: bool = True
     ) -> None:
         self._device = torch.device(device)
-        self._given = False
+        self._used = False
         if self._device.type == "cuda":
             self._numbers = torch.empty(count, dtype=torch.float64, pin_memory=True)
         else:
             self._numbers = new(count, torch.float64) if huge_pages else torch.empty(count, dtype=torch.float64)
         array = self._numbers.numpy()
-        parts = list(part_generators(rng, count))  # all of them first: drawing moves `rng`, from which others jump
-        self._drawing = [_threads().submit(part.standard_normal, out=array[where]) for part, where in parts]
+        parts = list(
+            part_generators(rng, count)
+        )  # before any is drawn: drawing advances `rng`, from which the others jump
+        self._pending = [_threads().submit(part.standard_normal, out=array[where]) for part, where in parts]
 
     def numbers(self) -> Tensor:
-        """(count,) float64 on the device, once they are drawn. They are given out once: they hide one release."""
-        if self._given:
+        """(count,) float64 on the device; waits for the threads. Given out once: noise hides one release only."""
+        if self._used:
             raise RunError("noise was asked for twice but hides one release only: draw new noise for each")
-        self._given = True
-        for part in self._drawing:
+        self._used = True
+        for part in self._pending:
             part.result()
-        with side_stream(self._device) as made:
-            made.append(self._numbers.to(self._device, non_blocking=True))
-        return made[0]
+        with side_stream(self._device) as moved:
+            moved.append(self._numbers.to(self._device, non_blocking=True))
+        return moved[0]
 
 
 class Prefetch:
-    """Cohort and noise of the rounds below `until`; those of one round ahead are drawn in the background."""
+    """Cohort and noise of the rounds below `until`; `prefetch` draws those of one round in the background."""
 
     def __init__(
         self,
@@ -71,13 +75,13 @@ class Prefetch:
         self._drawn: dict[int, tuple[Cohort, Noise]] = {}
 
     def take(self, round_index: int) -> tuple[Cohort, Noise]:
-        """What was drawn for this round, or is drawn now; it is given out once."""
+        """Cohort and noise of this round, prefetched or drawn now. Given out once."""
         if round_index not in self._drawn:
             self._draw(round_index)
         return self._drawn.pop(round_index)
 
     def prefetch(self, round_index: int) -> None:
-        """Begin to draw for this round, unless it will not come."""
+        """Start drawing for this round, unless the run ends before it."""
         if round_index < self._until:
             self._draw(round_index)
 
@@ -95,5 +99,5 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(32, os.cpu_count() or 1), thread_name_prefix="clipline-noise")
 
 
-if hasattr(os, "register_at_fork"):  # a forked process has the pool but none of its threads: it makes its own
+if hasattr(os, "register_at_fork"):  # a forked process inherits the pool without its threads: it makes its own
     os.register_at_fork(after_in_child=_threads.cache_clear)

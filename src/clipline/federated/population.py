@@ -1,4 +1,4 @@
-"""Users and their examples, stored flat: all examples of all users end to end, and one offset per user."""
+"""Users and their examples, stored flat: the examples of all users concatenated, and one offset per user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import PopulationError
 from ..manifest import MANIFEST, VERSION, check_field_names, read_entries
 from .fingerprint import fingerprint
 
-_STEP = 1 << 16  # entries of a long array to look at in one go: few enough for the cache
+_STEP = 1 << 16  # entries of a long array to check at a time, to fit the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Population:
 
     offsets: NDArray[np.int64]  # (users + 1,), from 0 to the number of examples, never falling
     fields: Mapping[str, NDArray[Any]]  # name -> (examples, ...)
-    user_ids: NDArray[Any] | None = None  # (users,), the caller's own names of the users
+    user_ids: NDArray[Any] | None = None  # (users,): the caller's ids of the users
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", _checked_offsets(self.offsets))
@@ -46,8 +46,9 @@ class Population:
     ) -> Population:
         """Group examples by user: `from_arrays(user_ids, x=images, y=labels)`.
 
-        `user_ids[k]` says whose example k is (numbers or text, in any order); the order of a user's own examples is
-        kept. `known_users` adds users who have no example at all: they can be sampled and are protected like others.
+        `user_ids[k]` is the owner of example k (numbers or text, in any order); the order of a user's own examples is
+        kept. `known_users` adds users who may have no example at all: they can be sampled and are protected like
+        others.
         """
         _refuse_mixed("user_ids", user_ids)
         _refuse_mixed("known_users", known_users)
@@ -62,9 +63,11 @@ class Population:
                     "give arrays of equal length"
                 )
         known = ids[:0] if known_users is None else _as_array("known_users", known_users)
-        if known.size or known.ndim != 1:  # an empty list has no type to go by
+        if known.size or known.ndim != 1:  # an empty list has no useful type
             _check_ids("known_users", known, "give one id for each user")
-        if len(known) and len(ids) and known.dtype.kind != ids.dtype.kind:  # joined they would become another type
+        if (
+            len(known) and len(ids) and known.dtype.kind != ids.dtype.kind
+        ):  # concatenated they would become another type
             raise PopulationError(
                 f"known_users are {known.dtype} and user_ids are {ids.dtype} but both must be text or both numbers, of "
                 "one kind: convert one of them"
@@ -81,9 +84,9 @@ class Population:
 
     @classmethod
     def open(cls, folder: str | Path) -> Population:
-        """Open a stored population as memory maps: examples are not read until a user is visited.
+        """Open a stored population as memory maps: examples are not read until a user is sampled.
 
-        Offsets and ids are read through once and checked, whoever wrote them.
+        Offsets and ids are read and checked, whoever wrote them.
         """
         path = Path(folder)
         manifest = read_entries(path, "written by Population.save", "save the population again")
@@ -124,16 +127,16 @@ class Population:
     def fingerprint(self, *, times: bool = True) -> str:
         """A checksum of offsets, user ids and every field: name, type, shape and values. Two are equal if the data are.
 
-        Memory maps of files above 1 GiB are not read through: size, modification time in nanoseconds (unless `times` is
-        False) and, where the store's manifest has one, the checksum of the file stand for their values. So a large
-        file that was copied, which gives it another time, counts as changed; one that was moved does not.
+        Memory maps of files above 1 GiB are not read: size, modification time in nanoseconds (unless `times` is False)
+        and the checksum in the store's manifest, if there is one, are used instead. So a large file that was copied,
+        and has another time, counts as changed; one that was moved does not.
 
         PRIVATE: it has no noise, and whoever can guess all of the data can check the guess by it.
         """
         return fingerprint(self._arrays(), times=times)
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
-        """All of it, by names that differ."""
+        """All arrays, by unique names."""
         ids = {} if self.user_ids is None else {"user_ids": self.user_ids}
         return {"offsets": self.offsets, **ids, **{f"field {name!r}": field for name, field in self.fields.items()}}
 
@@ -146,7 +149,7 @@ class Population:
         return int(self.offsets[-1])
 
     def largest(self) -> int:
-        """Number of examples of the user with most. Looks at everybody."""
+        """Number of examples of the user with most. Goes through all users."""
         return max(int(np.diff(part).max(initial=0)) for part in _overlapping(self.offsets))
 
     def size(self, user: int) -> int:
@@ -154,10 +157,10 @@ class Population:
         return int(self.offsets[user + 1] - self.offsets[user])
 
     def identities(self, users: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """What the randomness of each of these users is keyed by: a function of the user's own id and nothing else.
+        """The keys of these users' randomness: a function of each user's own id and nothing else.
 
-        Whole numbers stand for themselves, other ids for a hash of them. Without `user_ids` the place in the
-        population is the id.
+        Integer ids are used as they are, other ids are hashed. Without `user_ids` the position in the population is
+        the id.
         """
         if self.user_ids is None:
             return users.astype(np.uint64)
@@ -174,7 +177,7 @@ class Population:
 
 
 def _refuse_mixed(name: str, ids: object) -> None:
-    """A list of several kinds would become one type, and with one id the others would change theirs, and their keys."""
+    """Refuse lists of mixed types. NumPy would convert all, so one user's id could change the others' ids and keys."""
     if isinstance(ids, list | tuple):
         kinds = {_kind(one) for one in ids}
         if len(kinds) > 1:
@@ -196,7 +199,7 @@ def _id_bytes(user_id: object) -> bytes:
 
 
 def _checked_offsets(offsets: object) -> NDArray[np.int64]:
-    """`offsets` as int64 if they are running totals from 0 on: with others, one row would belong to two users."""
+    """`offsets` as int64, refused unless they start at 0 and never fall: otherwise two users could share a row."""
     if not isinstance(offsets, np.ndarray) or offsets.ndim != 1 or offsets.dtype.kind not in "iu":
         found = f"{offsets.dtype} of shape {offsets.shape}" if isinstance(offsets, np.ndarray) else _type(offsets)
         raise PopulationError(
@@ -224,7 +227,7 @@ def _check_field(name: object, field: object, examples: int) -> None:
             f"field {name!r} has {len(field)} rows but must have {examples}, one for each example: "
             "give arrays of equal length"
         )
-    # What torch can take. Python objects would be stored as pickles as well, which run code when they are opened.
+    # Only types that torch knows. Python objects would also be stored as pickles, which run code when they are opened.
     if field.dtype.kind not in "biufc" or field.dtype.char in "gG" or not field.dtype.isnative:
         raise PopulationError(
             f"field {name!r} is {field.dtype} but must hold numbers that torch knows: convert it, as with "
@@ -233,7 +236,7 @@ def _check_field(name: object, field: object, examples: int) -> None:
 
 
 def _check_user_ids(ids: object, users: int) -> None:
-    """Refuse ids that do not name each user once: who has two entries would count as two users."""
+    """Refuse ids that do not name each user once: a user with two entries would count as two users."""
     if not isinstance(ids, np.ndarray):
         raise PopulationError(f"user_ids are {_type(ids)} but must be a NumPy array: convert them with np.asarray")
     _check_ids("user_ids", ids, "give each user's id once, or leave user_ids out")
@@ -242,7 +245,7 @@ def _check_user_ids(ids: object, users: int) -> None:
             f"user_ids has {len(ids)} entries but must have {users}, one for each user: "
             "give each user's id once, or leave user_ids out"
         )
-    if not (_rise(ids) or _rise(np.sort(ids))):  # those of a store are sorted already
+    if not (_rise(ids) or _rise(np.sort(ids))):  # the ids of a store are sorted already
         raise PopulationError(
             "user_ids name somebody twice but each entry must be another user: join the rows of one user, as "
             "Population.from_arrays does"
@@ -250,7 +253,7 @@ def _check_user_ids(ids: object, users: int) -> None:
 
 
 def _check_ids(name: str, ids: NDArray[Any], way_out: str) -> None:
-    """Refuse what cannot name users: another number of axes, objects, dates, NaN."""
+    """Refuse arrays that cannot be ids: more than one axis, objects, dates, NaN."""
     if ids.ndim != 1:
         raise PopulationError(f"{name} has shape {ids.shape} but must have one axis: {way_out}")
     if ids.dtype.kind == "O":
@@ -263,12 +266,12 @@ def _check_ids(name: str, ids: NDArray[Any], way_out: str) -> None:
 
 
 def _rise(ids: NDArray[Any]) -> bool:
-    """Whether each is above the one before, so that all are distinct."""
+    """Whether ids are strictly increasing, and so distinct."""
     return all(bool((part[1:] > part[:-1]).all()) for part in _overlapping(ids))
 
 
 def _overlapping(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """An array part by part, each beginning with the last entry of the one before: a map is not held in memory."""
+    """Chunks of an array, each starting with the last entry of the one before; a memory map is not loaded whole."""
     return (array[start : start + _STEP + 1] for start in range(0, len(array) - 1, _STEP))
 
 
@@ -283,7 +286,7 @@ def _mapped(path: Path) -> NDArray[Any]:
     """An `.npy` file as a memory map."""
     try:
         return np.lib.format.open_memmap(path, mode="r")
-    except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways
+    except Exception as error:  # NumPy parses the header as a Python literal, which can fail in many ways
         raise PopulationError(f"{str(path)!r} cannot be opened ({error}): save the population again") from None
 
 
