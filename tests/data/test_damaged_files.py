@@ -13,14 +13,14 @@ import pytest
 from tff_layouts import TABLES, delimited, example, feature
 
 from clipline.data.catalogue import CATALOGUE
+from clipline.data.manifest import read_manifest
+from clipline.data.readers.tables import read_table
+from clipline.data.readers.tff_hdf5 import read_tff_hdf5
+from clipline.data.readers.tff_sqlite import read_tff_sqlite
 from clipline.data.store import write_store
-from clipline.data.tables import read_table
-from clipline.data.tff_hdf5 import read_tff_hdf5
-from clipline.data.tff_sqlite import read_tff_sqlite
 from clipline.errors import PopulationError
 from clipline.federated.population import Population
-from clipline.manifest import read_manifest
-from clipline.tasks import tokenisers
+from clipline.tasks.preprocessing import tokenisers
 
 
 def refused(chunks, tmp_path):

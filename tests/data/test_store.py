@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from clipline import Population, __version__
+from clipline.data.manifest import read_manifest, verify_store
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
-from clipline.manifest import read_manifest, verify_store
 
 
 def rows_of(ids, start=0):

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from ..errors import PopulationError
 from .catalogue import Download
-from .chunks import Progress, silent
+from .chunks import Progress, no_progress
 
 _TIMEOUT = 10.0  # seconds without an answer
 _BLOCK = 1 << 20
 
 
 def fetch(
-    download: Download, folder: str | Path, *, by_hand: str, timeout: float = _TIMEOUT, progress: Progress = silent
+    download: Download, folder: str | Path, *, by_hand: str, timeout: float = _TIMEOUT, progress: Progress = no_progress
 ) -> Path:
     """Download one file into `folder` and check it. A file that is there already is checked, not loaded again.
 

@@ -18,7 +18,7 @@ from .initialisers import he_normal_, initialised
 from .metrics import Counts, evaluator
 from .paper_task import Fields, paper_task
 from .settings import TrainSettings
-from .stand_ins.pictures import pictures
+from .stand_ins.cifar100 import cifar100_users
 from .task import LoadedTask
 
 CLASSES = 100
@@ -147,7 +147,7 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
 TASK = paper_task(
     "cifar100",
     title="CIFAR-100 by Pachinko allocation: {users} users with patterns for pictures",
-    stand_in=pictures,
+    stand_in=cifar100_users,
     fields=FIELDS,
     build=build,
     test_users=100,

@@ -15,7 +15,7 @@ from .initialisers import initialised, keras_linear
 from .metrics import Counts, evaluator
 from .paper_task import paper_task
 from .settings import TrainSettings
-from .stand_ins.writing import writing
+from .stand_ins.emnist import emnist_users
 from .task import LoadedTask
 
 WIDTHS = (784, 1000, 500, 250, 30, 250, 500, 1000, 784)
@@ -66,7 +66,7 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
 TASK = paper_task(
     "emnist_ae",
     title="EMNIST-62 by writer: {users} drawn writers",
-    stand_in=writing,
+    stand_in=emnist_users,
     fields=FIELDS,
     build=build,
     test_users=100,

@@ -15,7 +15,7 @@ from .initialisers import initialised, keras_linear
 from .metrics import Counts, evaluator
 from .paper_task import Fields, paper_task
 from .settings import TrainSettings
-from .stand_ins.writing import writing
+from .stand_ins.emnist import emnist_users
 from .task import LoadedTask
 
 CLASSES = 62
@@ -64,7 +64,7 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
 TASK = paper_task(
     "emnist_cr",
     title="EMNIST-62 by writer: {users} drawn writers",
-    stand_in=writing,
+    stand_in=emnist_users,
     fields=FIELDS,
     build=build,
     test_users=100,

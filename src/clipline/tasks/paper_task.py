@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..data.task_stores import STAND_IN, open_store
 from ..errors import PopulationError, refuse
 from ..federated.population import Population
 from .paper_facts import FACTS
 from .settings import TrainSettings
-from .stores import STAND_IN, open_store
 from .task import LoadedTask, Task
 
 # What one example of a field looks like: its shape (None is any length), and "whole" or "fraction".

@@ -13,10 +13,10 @@ from ..federated.population import Population
 from .initialisers import initialised, keras_embedding, keras_linear
 from .metrics import Counts, evaluator, hits_without, sequence_loss
 from .paper_task import Fields, paper_task
+from .preprocessing.text import PAD, SENTENCE, WORD_EOS, WORD_IDS, WORD_OOV
 from .settings import TrainSettings
-from .stand_ins.topics import sentences
+from .stand_ins.stackoverflow import so_nwp_users
 from .task import LoadedTask
-from .text import PAD, SENTENCE, WORD_EOS, WORD_IDS, WORD_OOV
 
 FIELDS: Fields = {"tokens": ((SENTENCE,), "whole")}
 VALIDATION_SENTENCES = 10_000  # the original validates on the first so many sentences of the test users
@@ -73,7 +73,7 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
 TASK = paper_task(
     "so_nwp",
     title="Stack Overflow by user: {users} users who write of their topics",
-    stand_in=sentences,
+    stand_in=so_nwp_users,
     fields=FIELDS,
     build=build,
     test_users=40,

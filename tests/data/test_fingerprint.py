@@ -7,9 +7,9 @@ import pytest
 from samples import small_population
 
 from clipline import Population
+from clipline.data import fingerprint as module
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
-from clipline.federated import fingerprint as module
 
 
 def population(x=None, offsets=(0, 2, 3), ids=None, name="x"):

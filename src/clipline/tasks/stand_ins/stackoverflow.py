@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...federated.population import Population
 from ...streams import Streams
 from ..paper_task import STAND_IN_SEED
-from ..text import BAG, BAG_PAD, PAD, SENTENCE, TAG_PAD, TAGS, TAGS_KEPT, WORD_BOS, WORD_EOS, WORDS
+from ..preprocessing.text import BAG, BAG_PAD, PAD, SENTENCE, TAG_PAD, TAGS, TAGS_KEPT, WORD_BOS, WORD_EOS, WORDS
 
 MEAN_EXAMPLES = 135_818_730 / 342_477  # of the original, 397 a user, before the cut
 MOST_EXAMPLES = 1000
@@ -33,12 +33,12 @@ OOV = WORDS  # here; words are 0 to 9,999
 Whole = NDArray[np.int64]
 
 
-def sentences(first: int, users: int) -> Population:
+def so_nwp_users(first: int, users: int) -> Population:
     """Users from number `first` on: `tokens` (21,) int16, as `encode_sentence` gives them."""
     return _population([{"tokens": _sentences(first + user)} for user in range(users)])
 
 
-def tagged_posts(first: int, users: int) -> Population:
+def so_lr_users(first: int, users: int) -> Population:
     """Users from number `first` on: `words` (128,) int16, `weights` (128,) float32, `tags` (5,) int16."""
     return _population([_tagged(first + user) for user in range(users)])
 

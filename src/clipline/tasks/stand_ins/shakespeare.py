@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ...federated.population import Population
 from ...streams import Streams, counter_bits
 from ..paper_task import STAND_IN_SEED
-from ..text import CHARACTER_BOS, CHARACTER_EOS, CHARACTERS, PAD, ROW
+from ..preprocessing.text import CHARACTER_BOS, CHARACTER_EOS, CHARACTERS, PAD, ROW
 
 MEAN_SNIPPETS = 16_068 / 715  # of the original: 22.5 a role
 UNEVENNESS = 1.0  # standard deviation of the logarithm of a role's number of snippets
@@ -20,7 +20,7 @@ BLOCK = 64  # roles drawn at once: their chains take 4 MB
 Whole = NDArray[np.int64]
 
 
-def roles(first: int, users: int) -> Population:
+def shakespeare_users(first: int, users: int) -> Population:
     """Roles from number `first` on: `tokens` (81,) uint8, rows of snippets as `encode_snippet` cuts them."""
     blocks = [_roles(first + start, min(BLOCK, users - start)) for start in range(0, users, BLOCK)]
     sizes = np.concatenate([sizes for sizes, _ in blocks])

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError
-from ..manifest import read_manifest
+from .manifest import read_manifest
 
 LARGEST_READ = 1 << 30  # bytes of a file: larger memory maps are not read through
 _CHUNK = 1 << 22  # bytes hashed at a time, while other threads may use the interpreter

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PopulationError
+from ...errors import PopulationError
 
 COARSE_CONCENTRATION = 0.1
 FINE_CONCENTRATION = 10.0

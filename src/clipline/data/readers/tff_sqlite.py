@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PopulationError, nearest
-from .chunks import CHUNK_BYTES, Chunk, Progress, existing_file, forgotten, short, silent, text_array
+from ...errors import PopulationError, nearest
+from ..chunks import CHUNK_BYTES, Chunk, Progress, existing_file, ignore_user, no_progress, short, text_array
 from .tf_example import Value, parse_example
 
 _BLOCK = 1 << 20
@@ -26,8 +26,8 @@ def read_tff_sqlite(
     *,
     fields: Sequence[str] | None = None,
     scratch: str | Path | None = None,
-    without_rows: Callable[[str], None] = forgotten,
-    progress: Progress = silent,
+    without_rows: Callable[[str], None] = ignore_user,
+    progress: Progress = no_progress,
 ) -> Generator[Chunk, None, None]:
     """The examples of one split; numbers as (rows,) or (rows, entries), bytes as text.
 
