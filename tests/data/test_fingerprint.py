@@ -143,6 +143,7 @@ def test_small_files_beside_a_large_one_are_read(store):
 
 def test_a_store_without_checksums_has_a_fingerprint_too(tmp_path, monkeypatch):
     path = small_population().save(tmp_path / "p")
+    (path / "population.json").write_text(json.dumps({"version": 1, "fields": ["x", "y"], "user_ids": True}))
     monkeypatch.setattr(module, "LARGEST_READ", 100)
     same = Population.open(path).fingerprint()
     os.utime(path / "field.x.npy", ns=(1, 1))

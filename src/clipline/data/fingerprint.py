@@ -63,6 +63,6 @@ def _unread(array: NDArray[Any], times: bool) -> tuple[object, ...] | None:
         return None
     try:
         checksum = read_manifest(path.parent).sha256.get(path.name)
-    except PopulationError:  # `Population.save` writes none
+    except PopulationError:  # a manifest without checksums, which `Population.open` takes too
         checksum = None
     return status.st_size, status.st_mtime_ns if times else None, checksum

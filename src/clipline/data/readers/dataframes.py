@@ -44,6 +44,9 @@ def _arrow_table(frame: Any, user_column: str, fields: Sequence[str] | None) -> 
     try:
         if type(frame).__module__.partition(".")[0] == "pandas" and hasattr(frame, "columns"):
             names = columns_of("dataframe", list(frame.columns), user_column, fields)
+            for name in names:
+                if not isinstance(name, str):
+                    raise PopulationError(f"field {name!r} must be named by text: rename it")
             return names, pa.Table.from_pandas(frame[[user_column, *names]], preserve_index=False)
         if hasattr(frame, "__arrow_c_stream__"):  # what polars, pyarrow and others share
             table = pa.table(frame)
