@@ -1,4 +1,4 @@
-"""A checksum of users' data, by which a run knows whether it goes on with the data it began with."""
+"""A checksum of users' data, by which a resumed run finds out whether the data are still the same."""
 
 from __future__ import annotations
 

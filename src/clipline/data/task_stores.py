@@ -1,6 +1,6 @@
-"""Prepared data as the tasks read them: a folder with the stores `train` and `test`, made by `clipline data prepare`.
+"""The prepared data of a task: a folder with the stores `train` and `test`, made by `clipline data prepare`.
 
-No torch here: `clipline tasks` answers at once.
+Neither torch nor NumPy is imported here, so that `clipline tasks` is fast.
 """
 
 from __future__ import annotations

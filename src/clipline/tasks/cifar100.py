@@ -1,4 +1,4 @@
-"""CIFAR-100: name the picture among 100, by a residual network of 18 layers with group normalisation."""
+"""CIFAR-100: classify images into 100 classes, by a residual network of 18 layers with group normalisation."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ResNet18(nn.Module):
         return logits
 
     def penalty(self) -> Tensor:
-        """1e-4 times the sum of squares of every kernel and of the last bias; the normalisations go free."""
+        """1e-4 times the sum of squares of every kernel and of the last bias; normalisation layers are left out."""
         kernels = [layer.weight for layer in self.modules() if isinstance(layer, PatchConv2d)]
         squares = [sum_of_squares(weight) for weight in (*kernels, self.out.weight, self.out.bias)]
         return PENALTY * torch.stack(squares).sum()

@@ -1,4 +1,4 @@
-"""EMNIST-AE: squeeze handwritten characters through 30 numbers and draw them again, by a deep autoencoder."""
+"""EMNIST-AE: reconstruct handwritten characters from a code of 30 numbers, by a deep autoencoder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Autoencoder(nn.Module):
         self.layers = nn.ModuleList(keras_linear(width, after) for width, after in itertools.pairwise(WIDTHS))
 
     def forward(self, ink: Tensor) -> Tensor:
-        """(batch, 784) in [0, 1] -> the same, drawn again."""
+        """(batch, 784) in [0, 1] -> its reconstruction, of the same shape."""
         for number, layer in enumerate(self.layers):
             ink = layer(ink) if number == CODE else torch.sigmoid(layer(ink))
         return ink

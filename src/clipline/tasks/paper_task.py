@@ -16,7 +16,7 @@ from .task import LoadedTask, Task
 Fields = Mapping[str, tuple[tuple[int | None, ...], str]]
 Build = Callable[[TrainSettings, Population, Population], LoadedTask]
 
-TEST_FIRST = 1 << 36  # test users are numbered far above any training user: the two never meet
+TEST_FIRST = 1 << 36  # test users are numbered far above any training user, so that nobody is both
 STAND_IN_SEED = 2021  # the population is the same whatever the seed of the training
 
 

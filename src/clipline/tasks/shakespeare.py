@@ -67,7 +67,7 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
 
 TASK = paper_task(
     "shakespeare",
-    title="Shakespeare by role: {users} roles that chatter by chance",
+    title="Shakespeare by role: {users} roles with random text",
     stand_in=shakespeare_users,
     fields=FIELDS,
     build=build,

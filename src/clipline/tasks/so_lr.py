@@ -65,13 +65,13 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
     """The task on these users. Of a user's posts the first 1000 are taken, then shuffled."""
     make = partial(initialised, TagRegression)
     part = str(settings.evaluate_on)
-    evaluate = evaluator(count, test, part, batch_size=500, first=VALIDATION_POSTS)
+    evaluate = evaluator(count, test, part, batch_size=500, max_examples=VALIDATION_POSTS)
     return LoadedTask(population, make, loss, evaluate, reduction="sum", row_fields={"tags.weight": "words"})
 
 
 TASK = paper_task(
     "so_lr",
-    title="tagged Stack Overflow by user: {users} users who write of their topics",
+    title="tagged Stack Overflow by user: {users} users with topics of their own",
     stand_in=so_lr_users,
     fields=FIELDS,
     build=build,

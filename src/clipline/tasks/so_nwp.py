@@ -23,7 +23,7 @@ VALIDATION_SENTENCES = 10_000  # the original validates on the first so many sen
 
 
 class WordLSTM(nn.Module):
-    """4,050,748 parameters; what reads words and what predicts them share none."""
+    """4,050,748 parameters; input embedding and output layer share none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,13 +66,13 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
     make = partial(initialised, WordLSTM)
     chosen = partial(loss, padding_in_loss=bool(settings.padding_in_loss))
     part = str(settings.evaluate_on)
-    evaluate = evaluator(count, test, part, batch_size=100, first=VALIDATION_SENTENCES)
+    evaluate = evaluator(count, test, part, batch_size=100, max_examples=VALIDATION_SENTENCES)
     return LoadedTask(population, make, chosen, evaluate)
 
 
 TASK = paper_task(
     "so_nwp",
-    title="Stack Overflow by user: {users} users who write of their topics",
+    title="Stack Overflow by user: {users} users with topics of their own",
     stand_in=so_nwp_users,
     fields=FIELDS,
     build=build,

@@ -20,7 +20,7 @@ from .npz import read_npz
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
 _KINDS = (".parquet", ".csv", ".jsonl", ".npz")
-_DEEPEST = 32  # brackets within brackets: as many axes as an array may have everywhere
+_DEEPEST = 32  # nested brackets; no version of NumPy allows fewer axes
 _NO_MARK = bytes(set(range(256)) - set(b'[]{}"'))
 _OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
 _WAY_OUT = f"give a file that ends in {', '.join(_KINDS)}; .csv and .jsonl also with {', '.join(_CODECS)}"
@@ -113,7 +113,7 @@ def _lines(
 def _blocks(stream: Any, cut: Callable[[bytes], int]) -> Iterator[bytes]:
     """A stream some lines at a time, about a chunk each; `cut` says how much of some bytes are whole lines.
 
-    Arrow's own readers of streams read ahead of their user: the slower that one is, the more they hold.
+    Arrow's own streaming readers read ahead without a limit, so memory would grow with a slow consumer.
     """
     rest, block = b"", b"-"
     while block:
@@ -130,16 +130,16 @@ def _objects_end(data: bytes) -> int:
 
 
 def _rows_end(data: bytes) -> int:
-    """Where the last whole row of CSV ends, in CR, LF or both, which inside of quotes end nothing.
+    """Where the last whole row of CSV ends, in CR, LF or both; line ends inside quotes belong to a value.
 
-    After quotes that stay open for many chunks somebody forgot one: then a line is a row.
+    If quotes stay open for eight chunks a closing quote is missing: then every line counts as a row.
     """
     end = len(data)
     while True:
         end = max(data.rfind(b"\n", 0, end), data.rfind(b"\r", 0, end)) + 1
         if end == 0 or len(data) > 8 * CHUNK_BYTES or data.count(b'"', 0, end) % 2 == 0:
             return end
-        end = data.rfind(b'"', 0, end)  # it opened what is not closed yet
+        end = data.rfind(b'"', 0, end)  # the opening quote of an unfinished value
 
 
 def _rows(stream: Any, user_column: str) -> Iterator[Any]:
@@ -174,8 +174,8 @@ def _objects(stream: Any, file: Path) -> Iterator[Any]:
 
     schema = None
     for lines in _blocks(stream, _objects_end):
-        # Two things would end the whole process: Arrow takes a first value null for an object, and its parser calls
-        # itself for each of some thousand brackets.
+        # Two things would crash the process inside Arrow: a first value of null, which it takes for an object, and
+        # thousands of nested brackets, on which its parser recurses.
         if not _OBJECT.match(lines):
             raise pa.ArrowInvalid("it holds no JSON object")
         if _too_deep(lines):
@@ -193,10 +193,10 @@ def _too_deep(lines: bytes) -> bool:
     """Whether brackets of JSON are nested more than `_DEEPEST` deep; fast, as every line is looked at."""
     plain = re.sub(rb"\\.", b"", lines, flags=re.DOTALL) if b"\\" in lines else lines
     marks = plain.translate(None, _NO_MARK).replace(b'""', b"")
-    if b'"' in marks:  # around brackets within texts, which nest nothing
+    if b'"' in marks:  # texts with brackets in them, which do not nest
         marks = re.sub(rb'"[^"]*"', b"", marks)
     rest = marks
-    for _ in range(_DEEPEST // 2):  # a turn takes away the innermost level, or two
+    for _ in range(_DEEPEST // 2):  # each pass removes the innermost level, or two
         if not rest:
             return False
         rest = rest.replace(b"[]", b"").replace(b"{}", b"")
@@ -206,13 +206,13 @@ def _too_deep(lines: bytes) -> bool:
 
 
 class _Counted(io.RawIOBase):
-    """A file that says how much of it was read, also where Arrow decompresses it."""
+    """A file that counts the bytes read from it, also where Arrow decompresses it."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         self.file, self.done = file, 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Always."""
         return True
 
     def readinto(self, buffer: Any) -> int:
@@ -226,7 +226,7 @@ def _opened(raw: Any, codec: str | None) -> Any:
     """A stream of Arrow over a file that may be compressed."""
     import pyarrow as pa
 
-    if codec == "xz":  # the one that Arrow does not know
+    if codec == "xz":  # which Arrow cannot decompress
         return pa.PythonFile(lzma.LZMAFile(raw), mode="r")
     plain = pa.PythonFile(raw, mode="r")
     return plain if codec is None else pa.CompressedInputStream(plain, codec)

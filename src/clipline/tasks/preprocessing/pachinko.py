@@ -1,8 +1,8 @@
-"""Pachinko allocation: examples with coarse and fine labels become users with tastes (Reddi et al. 2021, appendix F).
+"""Pachinko allocation: labelled examples without users are assigned to users (Reddi et al. 2021, appendix F).
 
-CIFAR-100 has no users. Each user draws a taste for the 20 coarse labels, Dirichlet 0.1, and for the 5 fine labels in
-each, Dirichlet 10; then example after example falls through the coarse to the fine label and takes one image of it,
-without replacement. A label that has run out is removed, and the tastes of those who come later are scaled up.
+CIFAR-100 has no users. Each user draws a mixture of the 20 coarse labels, Dirichlet 0.1, and of the 5 fine labels in
+each, Dirichlet 10. For each example the user draws a coarse label, then a fine one, and takes an image of it without
+replacement. A label that has run out is removed, and the other weights are scaled up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def pachinko_labels(
 ) -> Whole:
     """Fine labels (users, examples_per_user), with no label taken more than `counts[label]` times.
 
-    A user whose tastes are all used up, or so small that they vanish in float64, takes evenly of what is left.
+    A user whose labels have all run out, or whose other weights vanish in float64, draws evenly from what is left.
     """
     left = np.array(counts, np.int64)
     if users * examples_per_user > left.sum():
@@ -32,25 +32,25 @@ def pachinko_labels(
             f"{left.sum()}: give fewer users, or fewer examples to each"
         )
     groups = [np.flatnonzero(coarse_of_fine == coarse) for coarse in range(int(coarse_of_fine.max()) + 1)]
-    stock = np.array([left[group].sum() for group in groups])
+    left_of_coarse = np.array([left[group].sum() for group in groups])
     out = np.empty((users, examples_per_user), np.int64)
     for user in range(users):
-        taste = rng.dirichlet(np.full(len(groups), COARSE_CONCENTRATION))
-        fine_tastes = [rng.dirichlet(np.full(len(group), FINE_CONCENTRATION)) for group in groups]
-        coarse_ends = _ends(taste, stock)
-        fine_ends = [_ends(fine, left[group]) for fine, group in zip(fine_tastes, groups, strict=True)]
-        aims = rng.random((examples_per_user, 2))
+        mixture = rng.dirichlet(np.full(len(groups), COARSE_CONCENTRATION))
+        fine_mixtures = [rng.dirichlet(np.full(len(group), FINE_CONCENTRATION)) for group in groups]
+        coarse_totals = _cumulative(mixture, left_of_coarse)
+        fine_totals = [_cumulative(fine, left[group]) for fine, group in zip(fine_mixtures, groups, strict=True)]
+        draws = rng.random((examples_per_user, 2))
         for example in range(examples_per_user):
-            coarse = int(np.searchsorted(coarse_ends, aims[example, 0], side="right"))
-            place = int(np.searchsorted(fine_ends[coarse], aims[example, 1], side="right"))
+            coarse = int(np.searchsorted(coarse_totals, draws[example, 0], side="right"))
+            place = int(np.searchsorted(fine_totals[coarse], draws[example, 1], side="right"))
             label = groups[coarse][place]
             out[user, example] = label
             left[label] -= 1
-            stock[coarse] -= 1
+            left_of_coarse[coarse] -= 1
             if left[label] == 0:
-                fine_ends[coarse] = _ends(fine_tastes[coarse], left[groups[coarse]])
-            if stock[coarse] == 0:
-                coarse_ends = _ends(taste, stock)
+                fine_totals[coarse] = _cumulative(fine_mixtures[coarse], left[groups[coarse]])
+            if left_of_coarse[coarse] == 0:
+                coarse_totals = _cumulative(mixture, left_of_coarse)
     return out
 
 
@@ -67,13 +67,13 @@ def pachinko_split(
     return rows
 
 
-def _ends(taste: NDArray[np.float64], left: Whole) -> NDArray[np.float64]:
-    """Running totals of the taste for what is left, scaled so that every aim in [0, 1) falls on something left."""
-    weights = np.where(left > 0, taste, 0.0)
+def _cumulative(mixture: NDArray[np.float64], left: Whole) -> NDArray[np.float64]:
+    """Cumulative weights of the labels that are left, scaled so that every draw in [0, 1) falls on one of them."""
+    weights = np.where(left > 0, mixture, 0.0)
     if not weights.sum() > 0:
         weights = (left > 0).astype(np.float64)
-    ends: NDArray[np.float64] = np.cumsum(weights)
-    if ends[-1] > 0:
-        ends /= ends[-1]
-        ends[np.flatnonzero(weights)[-1] :] = 1.0  # rounding must not leave a gap before 1
-    return ends
+    totals: NDArray[np.float64] = np.cumsum(weights)
+    if totals[-1] > 0:
+        totals /= totals[-1]
+        totals[np.flatnonzero(weights)[-1] :] = 1.0  # rounding must not leave a gap before 1
+    return totals

@@ -1,7 +1,7 @@
 """Stand-in for federated CIFAR-100: users by Pachinko allocation, and a coloured texture for each of 100 labels.
 
-The five fine labels of a coarse one share their colours and differ in their waves. A user sees the world in a tint
-and a contrast of his own. Which labels a user holds depends on how many users there are, because labels are given out
+The five fine labels of a coarse one share their colours and differ in their waves. Each user has an own tint and
+contrast. Which labels a user holds depends on how many users there are, because labels are given out
 without replacement; what an image looks like depends on user, place and label alone.
 """
 

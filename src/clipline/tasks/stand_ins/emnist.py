@@ -1,4 +1,4 @@
-"""Stand-in for federated EMNIST: drawn writers of 62 characters, as many and as diligent as the original's."""
+"""Stand-in for federated EMNIST: generated writers of 62 characters, with as many examples as in the original."""
 
 from __future__ import annotations
 
