@@ -7,9 +7,9 @@ import pytest
 from samples import small_population
 
 from clipline import Population
+from clipline.data import fingerprint as module
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
-from clipline.federated import fingerprint as module
 
 
 def population(x=None, offsets=(0, 2, 3), ids=None, name="x"):
@@ -143,6 +143,7 @@ def test_small_files_beside_a_large_one_are_read(store):
 
 def test_a_store_without_checksums_has_a_fingerprint_too(tmp_path, monkeypatch):
     path = small_population().save(tmp_path / "p")
+    (path / "population.json").write_text(json.dumps({"version": 1, "fields": ["x", "y"], "user_ids": True}))
     monkeypatch.setattr(module, "LARGEST_READ", 100)
     same = Population.open(path).fingerprint()
     os.utime(path / "field.x.npy", ns=(1, 1))

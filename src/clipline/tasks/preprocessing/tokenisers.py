@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PopulationError
+from ...errors import PopulationError
 from .text import BAG, ROW, SENTENCE, TAGS_KEPT, encode_bag, encode_sentence, encode_snippet, encode_tags
 
 Chunk = tuple[NDArray[Any], dict[str, NDArray[Any]]]

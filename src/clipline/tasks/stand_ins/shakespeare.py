@@ -1,4 +1,4 @@
-"""Stand-in for Shakespeare by role: every role draws its characters by a chain of its own, near a common one."""
+"""Stand-in for Shakespeare by role: each role draws characters from a Markov chain of its own, near a common one."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from numpy.typing import NDArray
 from ...federated.population import Population
 from ...streams import Streams, counter_bits
 from ..paper_task import STAND_IN_SEED
-from ..text import CHARACTER_BOS, CHARACTER_EOS, CHARACTERS, PAD, ROW
+from ..preprocessing.text import CHARACTER_BOS, CHARACTER_EOS, CHARACTERS, PAD, ROW
 
 MEAN_SNIPPETS = 16_068 / 715  # of the original: 22.5 a role
 UNEVENNESS = 1.0  # standard deviation of the logarithm of a role's number of snippets
 MEDIAN_LENGTH, LENGTH_SPREAD, LONGEST = 110, 0.9, 800  # characters of a snippet
-HABIT, CHARACTER = 1.6, 0.5  # spread of the common chain's preferences, and of a role's departures from it
+COMMON_SPREAD, ROLE_SPREAD = 1.6, 0.5  # of the common chain's log weights, and of a role's deviations from them
 FREQUENT_FIRST = " etaonhisrdlumywc,gf\nbp.vkIATSWHOMBN'EDLRFCPGUYK;?!-jxqzVJQX:[]Z"
 BLOCK = 64  # roles drawn at once: their chains take 4 MB
 
 Whole = NDArray[np.int64]
 
 
-def roles(first: int, users: int) -> Population:
+def shakespeare_users(first: int, users: int) -> Population:
     """Roles from number `first` on: `tokens` (81,) uint8, rows of snippets as `encode_snippet` cuts them."""
     blocks = [_roles(first + start, min(BLOCK, users - start)) for start in range(0, users, BLOCK)]
     sizes = np.concatenate([sizes for sizes, _ in blocks])
@@ -51,24 +51,24 @@ def _roles(first: int, users: int) -> tuple[Whole, NDArray[np.uint8]]:
     state = np.full(len(lengths), CHARACTERS.index("\n"))
     for place in range(int(lengths.max())):
         alive = np.flatnonzero(lengths > place)
-        aims = (counter_bits(keys[alive], place) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
-        state[alive] = (aims[:, None] >= ends[owners[alive], state[alive], :-1]).sum(axis=1)
+        draws = (counter_bits(keys[alive], place) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+        state[alive] = (draws[:, None] >= ends[owners[alive], state[alive], :-1]).sum(axis=1)
         tokens[starts[alive] + 1 + place] = state[alive] + 1
     return np.bincount(owners, rows, minlength=users).astype(np.int64), tokens.reshape(-1, ROW)
 
 
 def _chain(role: int) -> NDArray[np.float32]:
-    """Running totals over the next character (86, 86) of one role, from each character on."""
-    weights = np.exp(_common() + CHARACTER * _rng("chain", role).standard_normal((len(CHARACTERS),) * 2))
+    """One role's cumulative probabilities of the next character, (86, 86): a row for each character before it."""
+    weights = np.exp(_common() + ROLE_SPREAD * _rng("chain", role).standard_normal((len(CHARACTERS),) * 2))
     ends: NDArray[np.float64] = np.cumsum(weights, axis=1)
     return (ends / ends[:, -1:]).astype(np.float32)
 
 
 def _common() -> NDArray[np.float64]:
-    """Logarithms of the weights that all roles depart from: frequent characters, and habits of what follows what."""
+    """Log weights that all roles share: how frequent a character is, and how well it follows another."""
     ranks = np.array([FREQUENT_FIRST.find(character) for character in CHARACTERS])
     popularity = np.where(ranks < 0, -9.0, -np.log(ranks + 2.0))
-    return popularity + HABIT * _rng("habit", 0).standard_normal((len(CHARACTERS),) * 2)
+    return popularity + COMMON_SPREAD * _rng("habit", 0).standard_normal((len(CHARACTERS),) * 2)
 
 
 def _rng(purpose: str, number: int) -> np.random.Generator:

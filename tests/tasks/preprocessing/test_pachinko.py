@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from clipline.errors import PopulationError
-from clipline.tasks.pachinko import pachinko_labels, pachinko_split
+from clipline.tasks.preprocessing.pachinko import pachinko_labels, pachinko_split
 
 COARSE = np.arange(100) // 5
 

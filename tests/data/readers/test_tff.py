@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tff_layouts import example, write_hdf5, write_sqlite
 
-from clipline.data import tff_hdf5, tff_sqlite
+from clipline.data.readers import tff_hdf5, tff_sqlite
+from clipline.data.readers.tff_hdf5 import read_tff_hdf5
+from clipline.data.readers.tff_sqlite import read_tff_sqlite
 from clipline.data.store import write_store
-from clipline.data.tff_hdf5 import read_tff_hdf5
-from clipline.data.tff_sqlite import read_tff_sqlite
 from clipline.errors import PopulationError
 from clipline.federated.population import Population
 

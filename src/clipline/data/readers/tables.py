@@ -1,4 +1,4 @@
-"""Generic tables with a user column: Parquet, CSV, JSONL (also compressed) and NPZ, read a chunk at a time."""
+"""Tables with a user column, read a chunk at a time: Parquet, CSV and JSONL (also compressed), NPZ."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PopulationError
-from .chunks import CHUNK_BYTES, Chunk, Progress, Text, columns_of, existing_file, short, silent
+from ...errors import PopulationError
+from ..chunks import CHUNK_BYTES, Chunk, Progress, Text, columns_of, existing_file, no_progress, short
 from .npz import read_npz
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
 _KINDS = (".parquet", ".csv", ".jsonl", ".npz")
-_DEEPEST = 32  # brackets within brackets: as many axes as an array may have everywhere
+_DEEPEST = 32  # nested brackets; no version of NumPy allows fewer axes
 _NO_MARK = bytes(set(range(256)) - set(b'[]{}"'))
 _OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
 _WAY_OUT = f"give a file that ends in {', '.join(_KINDS)}; .csv and .jsonl also with {', '.join(_CODECS)}"
@@ -32,7 +32,7 @@ def read_table(
     *,
     fields: Sequence[str] | None = None,
     text: Text | None = None,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> Generator[Chunk, None, None]:
     """The rows of a table, with the user column as ids and the chosen or all other columns as fields.
 
@@ -71,14 +71,14 @@ def _parquet(
 
     try:
         with pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20) as table:
-            names = columns_of(file, table.schema_arrow.names, user_column, fields)
+            names = columns_of(repr(str(file)), table.schema_arrow.names, user_column, fields)
             total, size, rows = table.metadata.num_rows, file.stat().st_size, 0
             width = sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)) // max(
                 total, 1
             )
             at_once = max(1, min(65536, CHUNK_BYTES // max(width, 1)))
             for batch in table.iter_batches(at_once, columns=[user_column, *names], use_threads=False):
-                yield _chunk(file, batch, user_column, names, text, rows)
+                yield arrow_chunk(repr(str(file)), batch, user_column, names, text, rows)
                 rows += batch.num_rows
                 progress(size * rows // max(total, 1), size)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -99,8 +99,8 @@ def _lines(
             batches = _rows(stream, user_column) if kind == ".csv" else _objects(stream, file)
             names: list[str] | None = None
             for batch in batches:
-                names = names or columns_of(file, batch.schema.names, user_column, fields)
-                yield _chunk(file, batch, user_column, names, text, rows)
+                names = names or columns_of(repr(str(file)), batch.schema.names, user_column, fields)
+                yield arrow_chunk(repr(str(file)), batch, user_column, names, text, rows)
                 rows += batch.num_rows
                 progress(raw.done, size)
     except (pa.ArrowException, OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
@@ -113,7 +113,7 @@ def _lines(
 def _blocks(stream: Any, cut: Callable[[bytes], int]) -> Iterator[bytes]:
     """A stream some lines at a time, about a chunk each; `cut` says how much of some bytes are whole lines.
 
-    Arrow's own readers of streams read ahead of their user: the slower that one is, the more they hold.
+    Arrow's own streaming readers read ahead without a limit, so memory would grow with a slow consumer.
     """
     rest, block = b"", b"-"
     while block:
@@ -130,16 +130,16 @@ def _objects_end(data: bytes) -> int:
 
 
 def _rows_end(data: bytes) -> int:
-    """Where the last whole row of CSV ends, in CR, LF or both, which inside of quotes end nothing.
+    """Where the last whole row of CSV ends, in CR, LF or both; line ends inside quotes belong to a value.
 
-    After quotes that stay open for many chunks somebody forgot one: then a line is a row.
+    If quotes stay open for eight chunks a closing quote is missing: then every line counts as a row.
     """
     end = len(data)
     while True:
         end = max(data.rfind(b"\n", 0, end), data.rfind(b"\r", 0, end)) + 1
         if end == 0 or len(data) > 8 * CHUNK_BYTES or data.count(b'"', 0, end) % 2 == 0:
             return end
-        end = data.rfind(b'"', 0, end)  # it opened what is not closed yet
+        end = data.rfind(b'"', 0, end)  # the opening quote of an unfinished value
 
 
 def _rows(stream: Any, user_column: str) -> Iterator[Any]:
@@ -174,8 +174,8 @@ def _objects(stream: Any, file: Path) -> Iterator[Any]:
 
     schema = None
     for lines in _blocks(stream, _objects_end):
-        # Two things would end the whole process: Arrow takes a first value null for an object, and its parser calls
-        # itself for each of some thousand brackets.
+        # Two things would crash the process inside Arrow: a first value of null, which it takes for an object, and
+        # thousands of nested brackets, on which its parser recurses.
         if not _OBJECT.match(lines):
             raise pa.ArrowInvalid("it holds no JSON object")
         if _too_deep(lines):
@@ -193,10 +193,10 @@ def _too_deep(lines: bytes) -> bool:
     """Whether brackets of JSON are nested more than `_DEEPEST` deep; fast, as every line is looked at."""
     plain = re.sub(rb"\\.", b"", lines, flags=re.DOTALL) if b"\\" in lines else lines
     marks = plain.translate(None, _NO_MARK).replace(b'""', b"")
-    if b'"' in marks:  # around brackets within texts, which nest nothing
+    if b'"' in marks:  # texts with brackets in them, which do not nest
         marks = re.sub(rb'"[^"]*"', b"", marks)
     rest = marks
-    for _ in range(_DEEPEST // 2):  # a turn takes away the innermost level, or two
+    for _ in range(_DEEPEST // 2):  # each pass removes the innermost level, or two
         if not rest:
             return False
         rest = rest.replace(b"[]", b"").replace(b"{}", b"")
@@ -206,13 +206,13 @@ def _too_deep(lines: bytes) -> bool:
 
 
 class _Counted(io.RawIOBase):
-    """A file that says how much of it was read, also where Arrow decompresses it."""
+    """A file that counts the bytes read from it, also where Arrow decompresses it."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         self.file, self.done = file, 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Always."""
         return True
 
     def readinto(self, buffer: Any) -> int:
@@ -226,7 +226,7 @@ def _opened(raw: Any, codec: str | None) -> Any:
     """A stream of Arrow over a file that may be compressed."""
     import pyarrow as pa
 
-    if codec == "xz":  # the one that Arrow does not know
+    if codec == "xz":  # which Arrow cannot decompress
         return pa.PythonFile(lzma.LZMAFile(raw), mode="r")
     plain = pa.PythonFile(raw, mode="r")
     return plain if codec is None else pa.CompressedInputStream(plain, codec)
@@ -253,37 +253,38 @@ def _damaged_line(file: Path, codec: str | None) -> str:
         return f" after line {number}"
 
 
-def _chunk(file: Path, batch: Any, user_column: str, names: list[str], text: Text | None, rows: int) -> Chunk:
-    ids = _array(file, user_column, batch.column(user_column), None, rows)
-    return ids, {name: _array(file, name, batch.column(name), text, rows) for name in names}
+def arrow_chunk(where: str, rows: Any, user_column: str, names: list[str], text: Text | None, before: int) -> Chunk:
+    """An Arrow batch or table as a chunk. `where` it is from and how many rows came `before` are for errors."""
+    ids = _array(where, user_column, rows.column(user_column), None, before)
+    return ids, {name: _array(where, name, rows.column(name), text, before) for name in names}
 
 
-def _array(file: Path, name: str, column: Any, text: Text | None, rows: int) -> NDArray[Any]:
+def _array(where: str, name: str, column: Any, text: Text | None, before: int) -> NDArray[Any]:
     """One column of a batch as an array (rows, ...); lists give further axes."""
     import pyarrow as pa
 
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
     if column.null_count:
-        row = rows + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]) + 1
-        raise PopulationError(
-            f"{str(file)!r} has no value for {name!r} in row {row}: fill the gaps or leave the column out"
-        )
+        row = before + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]) + 1
+        raise PopulationError(f"{where} has no value for {name!r} in row {row}: fill the gaps or leave the column out")
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return _array(file, name, column.dictionary_decode(), text, rows)
+        return _array(where, name, column.dictionary_decode(), text, before)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        inner = _array(file, name, column.flatten(), None, rows)
+        inner = _array(where, name, column.flatten(), None, before)
         if inner.ndim >= _DEEPEST:
-            raise PopulationError(f"{str(file)!r} has {name!r} as lists more than {_DEEPEST} deep: flatten them")
+            raise PopulationError(f"{where} has {name!r} as lists more than {_DEEPEST} deep: flatten them")
         widths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
         if len(widths) > 1:
             raise PopulationError(
-                f"{str(file)!r} has lists of {widths[0]} to {widths[-1]} entries in {name!r}: "
+                f"{where} has lists of {widths[0]} to {widths[-1]} entries in {name!r}: "
                 "pad them to one length or leave the column out"
             )
         width = int(widths[0]) if len(widths) else 0
         return inner.reshape(len(column), width, *inner.shape[1:])
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return np.asarray(column.to_numpy(zero_copy_only=False) if text is None else text(column.to_pylist()))
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise PopulationError(f"{str(file)!r} has {name!r} as {kind}: turn it into numbers or leave it out")
+        raise PopulationError(f"{where} has {name!r} as {kind}: turn it into numbers or leave it out")
     return np.asarray(column.to_numpy(zero_copy_only=False))

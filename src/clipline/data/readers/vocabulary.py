@@ -6,8 +6,8 @@ import json
 import tarfile
 from pathlib import Path
 
-from ..errors import PopulationError
-from .chunks import existing_file, short
+from ...errors import PopulationError
+from ..chunks import existing_file, short
 
 WORD_LIST, TAG_LIST = "stackoverflow.word_count", "stackoverflow.tag_count"  # as TFF names them
 _WAY_OUT = "download it again with clipline data fetch stackoverflow"

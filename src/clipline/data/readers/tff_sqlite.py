@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PopulationError, nearest
-from .chunks import CHUNK_BYTES, Chunk, Progress, existing_file, forgotten, short, silent, text_array
+from ...errors import PopulationError, nearest
+from ..chunks import CHUNK_BYTES, Chunk, Progress, existing_file, ignore_user, no_progress, short, text_array
 from .tf_example import Value, parse_example
 
 _BLOCK = 1 << 20
@@ -26,8 +26,8 @@ def read_tff_sqlite(
     *,
     fields: Sequence[str] | None = None,
     scratch: str | Path | None = None,
-    without_rows: Callable[[str], None] = forgotten,
-    progress: Progress = silent,
+    without_rows: Callable[[str], None] = ignore_user,
+    progress: Progress = no_progress,
 ) -> Generator[Chunk, None, None]:
     """The examples of one split; numbers as (rows,) or (rows, entries), bytes as text.
 
@@ -40,10 +40,10 @@ def read_tff_sqlite(
     size = file.stat().st_size
     if file.suffix.lower() == ".lzma":
         with decompressed(file, Path(scratch or file.parent), lambda done: progress(done, 2 * size)) as plain:
-            told = lambda done, total: progress(size + size * done // total, 2 * size)  # noqa: E731
-            yield from _examples(plain, split, fields, without_rows, told)
+            second = lambda done, total: progress(size + size * done // total, 2 * size)  # noqa: E731
+            yield from _examples(plain, split, fields, without_rows, second)
         return
-    with _understood(file):
+    with _sqlite_errors(file):
         yield from _examples(
             file, split, fields, without_rows, lambda done, total: progress(size * done // total, size)
         )
@@ -52,7 +52,7 @@ def read_tff_sqlite(
 @contextmanager
 def decompressed(file: Path, folder: Path, progress: Callable[[int], None]) -> Iterator[Path]:
     """The plain file of a `.lzma` file, in a folder of its own inside `folder`; gone afterwards."""
-    with _understood(file), tempfile.TemporaryDirectory(dir=folder, prefix=f".{file.stem}.") as own:
+    with _sqlite_errors(file), tempfile.TemporaryDirectory(dir=folder, prefix=f".{file.stem}.") as own:
         target = Path(own) / file.stem
         with file.open("rb") as raw, lzma.open(raw) as stream, target.open("wb") as plain:
             while block := stream.read(_BLOCK):
@@ -62,7 +62,7 @@ def decompressed(file: Path, folder: Path, progress: Callable[[int], None]) -> I
 
 
 @contextmanager
-def _understood(file: Path) -> Iterator[None]:
+def _sqlite_errors(file: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.DatabaseError, lzma.LZMAError, EOFError, UnicodeDecodeError) as error:

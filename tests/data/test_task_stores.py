@@ -2,11 +2,12 @@ import numpy as np
 import pytest
 
 from clipline import SettingError, task_named
+from clipline.data import task_stores
 from clipline.data.catalogue import CATALOGUE
 from clipline.data.store import write_store
+from clipline.data.task_stores import DATA_SET, data_used, find_store, open_store
 from clipline.errors import PopulationError
-from clipline.tasks import TASK_NAMES, stores
-from clipline.tasks.stores import DATA_SET, data_used, find_store, open_store
+from clipline.tasks import TASK_NAMES
 
 
 def write(folder, users=4, **changes):
@@ -71,7 +72,7 @@ def test_files_above_the_limit_are_opened_unread(tmp_path, monkeypatch):
     path.write_bytes(data)
     with pytest.raises(PopulationError, match=r"field\.other\.npy' has checksum"):
         open_store(folder, "so_nwp")
-    monkeypatch.setattr(stores, "CHECKSUM_BYTES", len(data) - 1)
+    monkeypatch.setattr(task_stores, "CHECKSUM_BYTES", len(data) - 1)
     assert len(open_store(folder, "so_nwp")[0]) == 4
 
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from clipline.tasks.tokenisers import sentences, snippets, tagged_posts, together
+from clipline.tasks.preprocessing.tokenisers import sentences, snippets, tagged_posts, together
 
 IDS = np.array(["a", "b"])
 

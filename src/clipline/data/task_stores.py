@@ -1,6 +1,6 @@
-"""Prepared data as the tasks read them: a folder with the stores `train` and `test`, made by `clipline data prepare`.
+"""The prepared data of a task: a folder with the stores `train` and `test`, made by `clipline data prepare`.
 
-No torch here: `clipline tasks` answers at once.
+Neither torch nor NumPy is imported here, so that `clipline tasks` is fast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CliplineError, PopulationError, refuse
-from ..manifest import MANIFEST, Manifest, read_manifest, verify_store
+from .manifest import MANIFEST, Manifest, read_manifest, verify_store
 
 if TYPE_CHECKING:
     from ..federated.population import Population

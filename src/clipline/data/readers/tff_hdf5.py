@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PopulationError
-from .chunks import CHUNK_BYTES, Chunk, Progress, chosen, existing_file, forgotten, short, silent, text_array
+from ...errors import PopulationError
+from ..chunks import CHUNK_BYTES, Chunk, Progress, chosen, existing_file, ignore_user, no_progress, short, text_array
 
-_MANY = 1 << 17  # entries of a data set, from which on their size is looked at
-_PACKED = 1100  # gzip makes data at most 1032 times smaller
+_MANY = 1 << 17  # entries; larger data sets are compared with what the file stores of them
+_PACKED = 1100  # gzip compresses by a factor of at most 1032
 
 
 def read_tff_hdf5(
     path: str | Path,
     *,
     fields: Sequence[str] | None = None,
-    without_rows: Callable[[str], None] = forgotten,
-    progress: Progress = silent,
+    without_rows: Callable[[str], None] = ignore_user,
+    progress: Progress = no_progress,
 ) -> Generator[Chunk, None, None]:
     """The examples of every client in the file; a client's examples stay in one chunk.
 

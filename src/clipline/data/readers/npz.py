@@ -14,8 +14,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PopulationError
-from .chunks import CHUNK_BYTES, Chunk, Progress, Text, columns_of, short
+from ...errors import PopulationError
+from ..chunks import CHUNK_BYTES, Chunk, Progress, Text, columns_of, short
 
 
 class _Member:
@@ -56,7 +56,7 @@ def read_npz(
     try:
         with zipfile.ZipFile(file) as archive, ExitStack() as stack:
             known = [name.removesuffix(".npy") for name in archive.namelist()]
-            names = columns_of(file, known, user_column, fields)
+            names = columns_of(repr(str(file)), known, user_column, fields)
             members = {
                 name: _Member(stack.enter_context(archive.open(f"{name}.npy")), name) for name in (user_column, *names)
             }

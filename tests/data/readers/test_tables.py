@@ -9,9 +9,9 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from clipline.data import npz, tables
+from clipline.data.readers import npz, tables
+from clipline.data.readers.tables import read_table
 from clipline.data.store import write_store
-from clipline.data.tables import read_table
 from clipline.errors import PopulationError
 from clipline.federated.population import Population
 

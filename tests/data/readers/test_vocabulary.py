@@ -3,7 +3,7 @@ import tarfile
 
 import pytest
 
-from clipline.data.vocabulary import read_tags, read_words
+from clipline.data.readers.vocabulary import read_tags, read_words
 from clipline.errors import CliplineError, PopulationError
 
 WORDS = b"the 342000\n. 341000\nc++ 20\n"

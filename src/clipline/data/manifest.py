@@ -1,22 +1,27 @@
-"""What a prepared store says about itself, and whether it is still true."""
+"""The manifest of a stored population, `population.json`: its one format, its one writer, its readers and its check.
+
+A store is a folder of `.npy` files, `offsets`, `user_ids` (if users have ids) and `field.NAME`, beside the manifest.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from .errors import PopulationError
+from .. import __version__
+from ..errors import PopulationError
 
-MANIFEST = "population.json"  # as Population.open reads it
+MANIFEST = "population.json"
 VERSION = 1
+WAY_OUT = "prepare or save the data again"
 
-# "original": the files of the paper; "substitute": other real data in their place; "own": somebody's table.
+# "original": the files of the paper; "substitute": other real data in their place; "own": the user's own data.
 Origin = Literal["original", "substitute", "own"]
-_KINDS: dict[str, type] = {
+_TYPES: dict[str, type] = {
     "version": int, "fields": list, "user_ids": bool, "users": int, "examples": int, "source": str, "made_by": str,
     "sha256": dict, "tasks": list, "origin": str, "shared_users": bool,
 }  # fmt: skip
@@ -39,9 +44,34 @@ class Manifest:
     shared_users: bool = False  # whether users of the train store are users of the test store too
 
 
+def write_manifest(
+    folder: Path,
+    *,
+    fields: Iterable[str],
+    user_ids: bool,
+    users: int,
+    examples: int,
+    source: str,
+    tasks: Iterable[str] = (),
+    origin: Origin = "own",
+    shared_users: bool = False,
+) -> Manifest:
+    """Write the manifest of a store whose other files are all there, with a checksum of each.
+
+    Call it last: a folder that has a manifest is complete.
+    """
+    checksums = {path.name: sha256(path) for path in sorted(folder.iterdir())}
+    manifest = Manifest(
+        VERSION, check_field_names(fields), user_ids, users, examples, source, f"clipline {__version__}", checksums,
+        list(tasks), origin, shared_users,
+    )  # fmt: skip
+    (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
+    return manifest
+
+
 def read_manifest(folder: str | Path) -> Manifest:
-    """The manifest of a store that `write_store` made."""
-    entries = read_entries(folder, "made by clipline data", "prepare the data again")
+    """The whole manifest of a store. One without counts and checksums is refused, though `Population.open` takes it."""
+    entries = read_entries(folder)
     try:
         return _checked(entries)
     except (ValueError, TypeError) as error:
@@ -50,21 +80,22 @@ def read_manifest(folder: str | Path) -> Manifest:
         ) from None
 
 
-def read_entries(folder: str | Path, made: str, way_out: str) -> dict[str, Any]:
-    """The entries of a store's manifest, of whichever kind; what they hold is for the caller to check.
+def read_entries(folder: str | Path) -> dict[str, Any]:
+    """The entries of a manifest as they stand in the file, for the caller to check.
 
-    A file that is missing, unreadable or no JSON object is refused; `made` says what else to give, `way_out` what to do
-    with a damaged one.
+    A file that is missing, unreadable or no JSON object is refused.
     """
     path = Path(folder) / MANIFEST
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise PopulationError(f"{str(folder)!r} holds no {MANIFEST}: give a folder {made}") from None
+        raise PopulationError(
+            f"{str(folder)!r} holds no {MANIFEST}: give a folder made by clipline data prepare or Population.save"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise PopulationError(f"{str(path)!r} is damaged ({error}): {way_out}") from None
+        raise PopulationError(f"{str(path)!r} is damaged ({error}): {WAY_OUT}") from None
     if not isinstance(entries, dict):
-        raise PopulationError(f"{str(path)!r} is damaged (it holds no JSON object): {way_out}")
+        raise PopulationError(f"{str(path)!r} is damaged (it holds no JSON object): {WAY_OUT}")
     return entries
 
 
@@ -108,11 +139,11 @@ def sha256(path: Path) -> str:
 
 
 def _checked(content: Any) -> Manifest:
-    """A manifest of which every entry has its type, so that what reads it need not look."""
+    """The manifest with these entries; ValueError or TypeError where one is missing, unknown or of another type."""
     manifest = Manifest(**content)
     for entry in fields(manifest):
         value = getattr(manifest, entry.name)
-        if type(value) is not _KINDS[entry.name]:
+        if type(value) is not _TYPES[entry.name]:
             raise ValueError(f"{entry.name} is {value!r}")
     check_field_names(manifest.fields)
     if not all(isinstance(task, str) for task in manifest.tasks):
@@ -126,7 +157,7 @@ def _checked(content: Any) -> Manifest:
 
 
 def _encodes(text: str) -> bool:
-    """Whether text can be written as UTF-8: a lone half of a surrogate pair cannot."""
+    """Whether text can be written as UTF-8; a lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
 """Stand-in for federated CIFAR-100: users by Pachinko allocation, and a coloured texture for each of 100 labels.
 
-The five fine labels of a coarse one share their colours and differ in their waves. A user sees the world in a tint
-and a contrast of his own. Which labels a user holds depends on how many users there are, because labels are given out
+The five fine labels of a coarse one share their colours and differ in their waves. Each user has an own tint and
+contrast. Which labels a user holds depends on how many users there are, because labels are given out
 without replacement; what an image looks like depends on user, place and label alone.
 """
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ...federated.population import Population
 from ...streams import Streams, counter_bits
-from ..pachinko import pachinko_labels
 from ..paper_task import STAND_IN_SEED
+from ..preprocessing.pachinko import pachinko_labels
 
 FINE, COARSE = 100, 20
 EXAMPLES = 100  # of every user, as in the original
@@ -25,7 +25,7 @@ NOISE = 20.0  # half the range of the noise of a pixel
 Real = NDArray[np.float32]
 
 
-def pictures(first: int, users: int) -> Population:
+def cifar100_users(first: int, users: int) -> Population:
     """Users from number `first` on, 100 images each: `pixels` (32, 32, 3) uint8, `labels` uint8."""
     rng = np.random.Generator(np.random.Philox(key=Streams(STAND_IN_SEED).user_key("pictures/allocation", 0, first)))
     coarse_of_fine = np.arange(FINE) // (FINE // COARSE)

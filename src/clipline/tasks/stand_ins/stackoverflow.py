@@ -1,4 +1,4 @@
-"""Stand-ins for Stack Overflow by user: everybody writes of a few topics, in words of Zipf's law, with tags to match.
+"""Stand-ins for Stack Overflow by user: each user writes on a few topics, in Zipf-distributed words with tags to match.
 
 A post has one topic of its user's mixture. Its words come from the common vocabulary, from the topic's own words, or
 follow from the word before; some are unknown. Sizes are as uneven as the original's, but nobody has more than the 1000
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...federated.population import Population
 from ...streams import Streams
 from ..paper_task import STAND_IN_SEED
-from ..text import BAG, BAG_PAD, PAD, SENTENCE, TAG_PAD, TAGS, TAGS_KEPT, WORD_BOS, WORD_EOS, WORDS
+from ..preprocessing.text import BAG, BAG_PAD, PAD, SENTENCE, TAG_PAD, TAGS, TAGS_KEPT, WORD_BOS, WORD_EOS, WORDS
 
 MEAN_EXAMPLES = 135_818_730 / 342_477  # of the original, 397 a user, before the cut
 MOST_EXAMPLES = 1000
@@ -25,7 +25,7 @@ TOPICS, TOPIC_WORDS, TOPIC_TAGS = 50, 200, 10
 MIXTURE = 5.0  # sum of the Dirichlet concentrations of a user's topics: a few make up most
 TOPIC_SCALE = 12  # how many of a topic's words are frequent in it
 NAMED = 0.8  # how often a post has its tag's name among its words
-UNKNOWN, OF_TOPIC, FOLLOWS = 0.03, 0.25, 0.3  # how a word comes about; otherwise it is common
+UNKNOWN, OF_TOPIC, FOLLOWS = 0.03, 0.25, 0.3  # shares of words by origin; the others come from the common vocabulary
 SENTENCE_WORDS, POST_WORDS = 12, 15  # median lengths
 LENGTH_SPREAD = 0.5
 OOV = WORDS  # here; words are 0 to 9,999
@@ -33,12 +33,12 @@ OOV = WORDS  # here; words are 0 to 9,999
 Whole = NDArray[np.int64]
 
 
-def sentences(first: int, users: int) -> Population:
+def so_nwp_users(first: int, users: int) -> Population:
     """Users from number `first` on: `tokens` (21,) int16, as `encode_sentence` gives them."""
     return _population([{"tokens": _sentences(first + user)} for user in range(users)])
 
 
-def tagged_posts(first: int, users: int) -> Population:
+def so_lr_users(first: int, users: int) -> Population:
     """Users from number `first` on: `words` (128,) int16, `weights` (128,) float32, `tags` (5,) int16."""
     return _population([_tagged(first + user) for user in range(users)])
 
@@ -62,7 +62,7 @@ def _tagged(user: int) -> dict[str, NDArray[np.generic]]:
     rng = _rng("posts", user)
     words, lengths, topics = _posts(rng, POST_WORDS, longest=BAG)
     count = len(words)
-    # The topic's ten tags in an order of chance that favours the first, cut after one to five.
+    # The topic's ten tags in a random order that favours the first ones, cut after one to five.
     order = np.argsort(np.arange(TOPIC_TAGS) / 3 + rng.gumbel(size=(count, TOPIC_TAGS)), axis=1)[:, :TAGS_KEPT]
     tags = topics[:, None] * TOPIC_TAGS + order
     tags[np.arange(TAGS_KEPT) >= rng.integers(1, TAGS_KEPT + 1, count)[:, None]] = TAG_PAD
@@ -111,7 +111,7 @@ class Language(NamedTuple):
     common: NDArray[np.float64]  # (10000,) running totals of Zipf's law
     popularity: NDArray[np.float64]  # (50,) of the topics, summing to 1
     of_topic: Whole  # (50, 200) words, the frequent ones first
-    successor: Whole  # (10001,) the word that likes to follow each, the unknown one last
+    successor: Whole  # (10001,) the most likely next word after each; the last entry is for the unknown word
     name_of_tag: Whole  # (500,) words
 
 
