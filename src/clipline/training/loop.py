@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..engine.prefetch import Prefetch
 from ..federated.backend import Backend, CohortRequest
@@ -26,21 +26,36 @@ from .result import Stopped, TrainResult
 if TYPE_CHECKING:
     from .training import Training
 
+Result = TypeVar("Result")
+
 
 def drive(runs: Sequence[Run], backend: Backend) -> list[TrainResult]:
-    """Run all of these to their end, round by round: one `backend.sums` trains the next round of every run."""
+    """Run all of these to their end, round by round: one `backend.sums` trains the next round of every run.
+
+    An error of one run, as of its callbacks, is raised once the others have ended; an error of the training at once.
+    """
+    going, errors = list(runs), list[Exception]()
+
+    def tried(run: Run, step: Callable[[], Result]) -> Result | None:
+        try:
+            return step()
+        except Exception as error:
+            going.remove(run)
+            errors.append(error)
+            return None
+
     with ExitStack() as closing:
         for run in runs:
             closing.enter_context(run)
         with backend.running():
-            while True:
-                wanted = [(run, request) for run in runs if (request := run.begin_round()) is not None]
-                if not wanted:
-                    break
+            while wanted := [(run, one) for run in list(going) if (one := tried(run, run.begin_round)) is not None]:
                 totals = backend.sums([request for _, request in wanted])
                 for (run, _), total in zip(wanted, totals, strict=True):
-                    run.end_round(total)
-        return [run.result() for run in runs]
+                    tried(run, partial(run.end_round, total))
+        results = [tried(run, run.result) for run in list(going)]
+        for error in errors:
+            raise error
+        return [result for result in results if result is not None]
 
 
 def one_round(algorithm: Algorithm, state: TrainState, draws: Draws, backend: Backend) -> tuple[TrainState, Release]:
