@@ -28,21 +28,17 @@ def test_the_numbers_do_not_depend_on_the_number_of_threads(threads, monkeypatch
         assert torch.equal(BackgroundNoise(Streams(4).noise(0), COUNT).numbers(), expected)
 
 
-class Counted(BackgroundNoise):
-    """Notes from which generator it draws, and how much."""
-
-    begun = []
-
-    def __init__(self, rng, count, device):
-        self.begun.append((rng.bit_generator.state["state"]["key"].tolist(), count))
-        super().__init__(rng, count, device)
-
-
 @pytest.fixture
 def begun(monkeypatch):
-    monkeypatch.setattr(Counted, "begun", [])
-    monkeypatch.setattr(prefetch, "BackgroundNoise", Counted)
-    return Counted.begun
+    """Of all noise: the key of its generator, and how many numbers."""
+    seen = []
+
+    def counted(rng, count, device):
+        seen.append((rng.bit_generator.state["state"]["key"].tolist(), count))
+        return BackgroundNoise(rng, count, device)
+
+    monkeypatch.setattr(prefetch, "BackgroundNoise", counted)
+    return seen
 
 
 def keys(rounds, seed=0):
