@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from clipline.federated.noise import Noise
 from samples import cross_entropies, linear_model, population_of, rows_of, small_population
 from torch import nn
 
@@ -12,7 +13,6 @@ from clipline.engine.stacked.trainer import Stacked
 from clipline.errors import ModuleError, RunError, SettingError
 from clipline.federated.clipping import ClippedSum, aggregate
 from clipline.federated.mechanism import GaussianMechanism
-from clipline.federated.noise import Noise
 from clipline.federated.sampling import Cohort
 from clipline.privacy.events import PoissonSampling
 from clipline.streams import Streams

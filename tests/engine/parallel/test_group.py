@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from clipline.engine.parallel.jobs import Errand, share_of, share_out
 from samples import LOCAL, cross_entropy
 from worker_runs import TOLERANCE, alone, distance, model_with_dropout, nothing_is_left, training, users_of
 
 from clipline import Population, SettingError, Training
 from clipline.engine.parallel.forked import ForkedBackend, ManyWorkersWarning, usable_cores
-from clipline.engine.parallel.jobs import Errand, share_of, share_out
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
