@@ -1,7 +1,6 @@
 """Small models, populations and scripts that several tests use."""
 
 import importlib.util
-from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
 
@@ -162,23 +161,6 @@ class Observer(Callback):
 
     def on_round(self, report, state) -> None:
         self._look(report, state)
-
-
-class Measured(Callback):
-    """The metrics of `evaluate(model)` after every so many rounds and after the last, measured at once."""
-
-    def __init__(self, evaluate, every: int = 10) -> None:
-        self._evaluate, self._every = evaluate, every
-
-    def on_start(self, training, state) -> None:
-        self._training = training
-
-    def measure(self, state, *, last):
-        if not last and state.round_index % self._every:
-            return None
-        measured = Future()
-        measured.set_result(dict(self._evaluate(self._training.model_at(state).eval())))
-        return measured
 
 
 LOCAL = LocalSGD(lr=0.2, batch_size=8)

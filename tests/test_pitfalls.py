@@ -7,7 +7,6 @@ import pytest
 import torch
 from samples import (
     LOCAL,
-    Measured,
     aggregate,
     cross_entropy,
     flat_training,
@@ -18,6 +17,7 @@ from samples import (
 )
 
 from clipline import (
+    Evaluate,
     FixedClip,
     FixedSizeSampler,
     GaussianMechanism,
@@ -117,7 +117,7 @@ def test_pitfall_uncentred_bit_with_the_centred_formula():
 
 def test_pitfall_unnoised_side_channels():
     """A report holds released numbers and held-out metrics; what is not released says so in its name."""
-    result = training().run([Measured(lambda model: {"accuracy": 0.5}, every=1)])
+    result = training().run([Evaluate(lambda model: {"accuracy": 0.5}, every=1)])
     names = set(vars(result.reports[0]))
     assert names == {"round_index", "clip", "fraction_within", "account_now", "metrics", "unprivate_seconds"}
     noiseless = training(noise_multiplier=0.0).run()

@@ -5,9 +5,10 @@ import signal
 import numpy as np
 import pytest
 import torch
-from samples import LOCAL, Measured, Observer, cross_entropy, flat_training, linear_model, small_population
+from samples import LOCAL, Observer, cross_entropy, flat_training, linear_model, small_population
 
 from clipline import (
+    Evaluate,
     FixedClip,
     LocalSGD,
     Population,
@@ -42,7 +43,7 @@ def test_training_learns_privately_and_leaves_the_callers_model_alone():
     made = training(
         population, model, rounds=60, cohort_size=200, population_size=2000, noise_multiplier=None, epsilon=4.0
     )
-    result = made.run([Measured(accuracy(others))])
+    result = made.run([Evaluate(accuracy(others))])
     assert result.guarantee.epsilon <= 4.0
     assert result.metrics["accuracy"] > 0.65  # a third by chance; the data's own noise allows about 0.8
     assert model.weight.abs().max() == 0
@@ -98,7 +99,7 @@ def test_the_ledger_has_one_event_a_round_at_z_and_the_samplers_own_rate():
 def test_training_stops_before_the_round_that_would_pass_the_budget():
     whole = training(rounds=6).run()
     limit = whole.reports[3].guarantee.epsilon  # what four rounds cost
-    result = training(rounds=6, max_epsilon=limit).run([Measured(lambda model: {"loss": 1.0})])
+    result = training(rounds=6, max_epsilon=limit).run([Evaluate(lambda model: {"loss": 1.0})])
     assert (result.stopped, result.guarantee.rounds) == ("budget", 4)
     assert result.guarantee.epsilon <= limit
     assert torch.equal(result.state.params, training(rounds=4).run().state.params)
@@ -129,7 +130,7 @@ def test_evaluation_comes_every_so_many_rounds_and_after_the_last():
         calls.append(model.weight.detach().clone())
         return {"loss": float(len(calls))}
 
-    result = training(rounds=5).run([Measured(evaluate, every=2)])
+    result = training(rounds=5).run([Evaluate(evaluate, every=2)])
     assert [bool(report.metrics) for report in result.reports] == [False, True, False, True, True]
     assert len(calls) == 3
     assert result.metrics == {"loss": 3.0}

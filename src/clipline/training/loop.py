@@ -69,6 +69,15 @@ def one_round(algorithm: Algorithm, state: TrainState, draws: Draws, backend: Ba
     raise AssertionError("a round asks for one sum")
 
 
+def draws_of(training: Training, until: int) -> Draws:
+    """Cohort and noise of the rounds below `until`, drawn ahead unless that is switched off."""
+    sampler, problem = training.algorithm.sampler, training.problem
+    streams, dim, fast = problem.runs[0].streams, problem.model.dim, problem.fast
+    if not fast.prefetch:
+        return PlainDraws(sampler, streams, dim, problem.device)
+    return Prefetch(sampler, streams, dim, problem.device, until, huge_pages=fast.huge_pages)
+
+
 class Run:
     """One run on its way. `number` is its place among those that train side by side."""
 
@@ -79,15 +88,10 @@ class Run:
         # Those that write the ledger come first: a round is on record before anything else is done with it.
         self._callbacks = sorted(callbacks, key=lambda callback: not hasattr(callback, "charged"))
         self._state = training.init() if state is None else state
-        algorithm, problem = training.algorithm, training.problem
         # Every round is the same event, so it is known at once how many the budget allows.
         begin = self._state.round_index
         self._until = begin + training.affordable(self._state.ledger, training.rounds - begin)
-        streams, dim = problem.runs[0].streams, problem.model.dim
-        self._draws: Draws = PlainDraws(algorithm.sampler, streams, dim, problem.device)
-        if problem.fast.prefetch:
-            huge_pages = problem.fast.huge_pages
-            self._draws = Prefetch(algorithm.sampler, streams, dim, problem.device, self._until, huge_pages=huge_pages)
+        self._draws = draws_of(training, self._until)
         self._reports = ReportQueue(self._callbacks)
         self._stopped: Stopped = "finished"
         self._round: Generator[CohortRequest, ClippedSum, tuple[TrainState, Release]] | None = None
