@@ -61,7 +61,9 @@ def main() -> None:
     """Serve rounds."""
     wanted = protocol.arguments()
     clock = protocol.Clock()
-    made = training(wanted.task, wanted.users, wanted.warmups + wanted.rounds, wanted.device, options_of(wanted.options))
+    made = training(
+        wanted.task, wanted.users, wanted.warmups + wanted.rounds, wanted.device, options_of(wanted.options)
+    )
     rounds = Rounds(made)
     cuda = wanted.device.startswith("cuda")
     with made.backend.running():
