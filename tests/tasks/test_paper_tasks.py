@@ -82,12 +82,15 @@ def test_the_embedded_task_has_facts_that_hold():
 @pytest.mark.parametrize("name", PAPER)
 def test_two_rounds_of_five_users_train_and_measure(name):
     task = task_named(name)
-    training = task.training(settings_of(name))
-    assert training.algorithm.clients.local.reduction == ("sum" if name in ("emnist_ae", "so_lr") else "mean")
-    before = training.algorithm.init().params.clone()
+    settings = settings_of(name)
+    loaded = task.load(settings)
+    training = task.training(settings, loaded)
+    assert training.local.reduction == ("sum" if name in ("emnist_ae", "so_lr") else "mean")
+    before = training.init().params.clone()
     result = training.run()
     assert len(result.reports) == 2
-    assert np.isfinite(result.metrics[task.metric_name])
+    with torch.no_grad():
+        assert np.isfinite(loaded.evaluate(result.model.eval())[task.metric_name])
     assert torch.isfinite(result.state.params).all()
     assert not torch.equal(result.state.params, before)
 
