@@ -15,7 +15,7 @@ from clipline.streams import Streams
 
 
 def plain(model=None):
-    return OneByOne(model or nn.Linear(6, 3), cross_entropies, small_population(), LocalSGD(0.1), Streams(0))
+    return one_by_one(model or nn.Linear(6, 3), cross_entropies, small_population(), LocalSGD(0.1), Streams(0))
 
 
 class Recurrent(nn.Module):
@@ -35,7 +35,7 @@ def test_engines_by_name():
     assert choose_trainer("auto", large, 10) is large
     stacked = choose_trainer("stacked", engine, 10)
     assert isinstance(stacked, Stacked)
-    assert stacked.flat is engine.flat
+    assert stacked.problem.model is engine.problem.model
     with pytest.raises(SettingError, match=r"engine='stack'.*did you mean 'stacked'"):
         choose_trainer("stack", engine, 10)
 

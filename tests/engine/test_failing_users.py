@@ -22,11 +22,11 @@ from clipline.streams import Streams
 
 def plain(model, population=None, local=None):
     population = population or population_of([6, 3, 9])
-    return OneByOne(model.double(), cross_entropies, population, local or LocalSGD(0.3, batch_size=4), Streams(0))
+    return one_by_one(model.double(), cross_entropies, population, local or LocalSGD(0.3, batch_size=4), Streams(0))
 
 
 def assert_stack_equals_one_by_one(engine):
-    users = np.arange(len(engine.examples.population))
+    users = np.arange(len(engine.problem.examples.population))
     expected = rows_of(engine, users)
     torch.testing.assert_close(rows_of(Stacked(engine, 3), users), expected, rtol=1e-12, atol=1e-12)
 
@@ -53,11 +53,11 @@ def test_a_buffer_that_moves_for_some_users_is_refused_in_a_stack_too():
                 self.seen = torch.maximum(self.seen, (x.detach().amax() > 1).to(self.seen.dtype))
             return super().forward(x)
 
-    engine = OneByOne(Alarm().double(), cross_entropies, population_of([10, 5, 5]), LocalSGD(0.1, 9), Streams(0))
+    engine = one_by_one(Alarm().double(), cross_entropies, population_of([10, 5, 5]), LocalSGD(0.1, 9), Streams(0))
     with pytest.raises(ModuleError, match="buffer 'seen'"):
         rows_of(Stacked(engine, 2, block_size=2), np.array([0, 2]))
-    assert not torch._C._functorch.is_functorch_wrapped_tensor(engine.flat.module.seen)
-    assert float(engine.flat.module.seen) == 0.0
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(engine.problem.model.module.seen)
+    assert float(engine.problem.model.module.seen) == 0.0
 
 
 def test_batch_statistics_of_a_short_batch_leave_the_filling_out():
@@ -128,7 +128,7 @@ def test_a_batch_size_above_all_users_costs_no_memory():
 def test_a_recorded_program_keeps_the_type_of_the_model():
     stack = Stacked(plain(nn.Linear(6, 3)), 3, compiled=True)
     like = stack.plain.examples.gather(np.zeros((3, 4), np.int64))
-    first = [stack.flat.initial.new_zeros(3, *shape) for shape in stack._shapes.values()]
+    first = [stack.problem.model.initial.new_zeros(3, *shape) for shape in stack._shapes.values()]
     recording = GraphedStep(Program(stack._step), first, like, users=3, steps=1, width=4)
     assert {piece.dtype for piece in recording.stack} == {torch.float64}
     assert recording.rates.dtype == torch.float64
@@ -147,10 +147,10 @@ def test_a_field_on_disk_moves_without_a_warning(tmp_path):
 
 def test_examples_of_a_user_are_not_held_once_for_every_epoch(monkeypatch):
     engine = plain(nn.Linear(6, 3), local=LocalSGD(0.01, batch_size=4, epochs=50))
-    held, between = [], engine.examples.between
-    monkeypatch.setattr(engine.examples, "gather", None)
-    monkeypatch.setattr(engine.examples, "between", lambda *rows: held.append(rows[1] - rows[0]) or between(*rows))
-    engine.block(engine.flat.initial, np.arange(3), 0)
+    held, between = [], engine.problem.examples.between
+    monkeypatch.setattr(engine.problem.examples, "gather", None)
+    monkeypatch.setattr(engine.problem.examples, "between", lambda *rows: held.append(rows[1] - rows[0]) or between(*rows))
+    engine.block(engine.problem.model.initial, np.arange(3), 0)
     assert held == [6, 3, 9]
 
 
@@ -164,6 +164,6 @@ def test_a_loss_that_writes_into_its_batch_does_not_reach_the_population():
 
     population = population_of([6, 3, 9])
     before = {name: field.copy() for name, field in population.fields.items()}
-    engine = OneByOne(nn.Linear(6, 3).double(), spoiling, population, LocalSGD(0.3, batch_size=4), Streams(0))
-    engine.block(engine.flat.initial, np.arange(3), 0)
+    engine = one_by_one(nn.Linear(6, 3).double(), spoiling, population, LocalSGD(0.3, batch_size=4), Streams(0))
+    engine.block(engine.problem.model.initial, np.arange(3), 0)
     assert all(np.array_equal(population.fields[name], field) for name, field in before.items())

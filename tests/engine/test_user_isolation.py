@@ -46,7 +46,7 @@ def loss(model, batch):
 def bags(penalty=0.0, dtype=torch.float64, row_fields=None):
     torch.manual_seed(0)
     local, rows = LocalSGD(0.5, batch_size=4), {"emb.weight": "words"} if row_fields is None else row_fields
-    return OneByOne(Bag(penalty).to(dtype), loss, posts(), local, Streams(0), row_fields=rows)
+    return one_by_one(Bag(penalty).to(dtype), loss, posts(), local, Streams(0), row_fields=rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -61,12 +61,12 @@ def test_users_who_touch_few_rows_train_as_if_they_sent_all(dtype):
 
 def test_the_norm_of_rows_is_that_of_the_update_and_no_contribution_is_longer_than_the_clip():
     stack = Stacked(bags(), 4)
-    dim = stack.flat.dim
+    dim = stack.problem.model.dim
     for user in (0, 2, 3):
         cohort = Cohort(np.array([user]), PoissonSampling(0.5))
-        (updates,) = stack.train(stack.flat.initial, cohort, 0)
+        (updates,) = stack.train(stack.problem.model.initial, cohort, 0)
         assert float(updates.norms()[0]) == pytest.approx(float(updates.dense(dim).norm()), rel=1e-12)
-        total = aggregate(stack.train(stack.flat.initial, cohort, 0), 0.01, cohort, dim)
+        total = aggregate(stack.train(stack.problem.model.initial, cohort, 0), 0.01, cohort, dim)
         assert float(total.total[:-1].norm()) <= 0.01
 
 
@@ -79,7 +79,7 @@ def test_row_numbers_below_0_are_refused():
     population = posts()
     population.fields["words"][0, 0] = -1
     with pytest.raises(ModuleError, match="holds a number below 0"):
-        OneByOne(Bag(), loss, population, LocalSGD(0.1), Streams(0), row_fields={"emb.weight": "words"})
+        one_by_one(Bag(), loss, population, LocalSGD(0.1), Streams(0), row_fields={"emb.weight": "words"})
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -90,7 +90,7 @@ def test_what_former_users_left_in_a_recorded_block_reaches_nobody(monkeypatch):
         population = population_of([6, 2, 3])
         fields = {name: field.copy() for name, field in population.fields.items()}
         fields["x"][:6] = poison
-        plain = OneByOne(
+        plain = one_by_one(
             nn.Linear(6, 3).double(),
             cross_entropies,
             Population(population.offsets, fields),
@@ -100,7 +100,7 @@ def test_what_former_users_left_in_a_recorded_block_reaches_nobody(monkeypatch):
         stack = Stacked(plain, 3, block_size=3, compiled=True)
         torch.manual_seed(0)
         rows_of(stack, np.array([0]))
-        return rows_of(stack, np.array([1, 2]), 1, plain.flat.initial * 0)
+        return rows_of(stack, np.array([1, 2]), 1, plain.problem.model.initial * 0)
 
     quiet, loud = rounds(1.0), rounds(np.inf)
     assert torch.equal(quiet, loud)
@@ -118,7 +118,7 @@ def test_a_frozen_parameter_that_training_moves_is_refused():
             return super().forward(x) + self.ema.sum()
 
     with pytest.raises(ModuleError, match="frozen parameter 'ema'"):
-        OneByOne(Average().double(), cross_entropies, population_of([4, 5]), LocalSGD(0.1, 4), Streams(0))
+        one_by_one(Average().double(), cross_entropies, population_of([4, 5]), LocalSGD(0.1, 4), Streams(0))
 
 
 def training(seed, model=None, **changes):

@@ -10,15 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from samples import small_population
+from samples import one_by_one as made
+from samples import request, small_population
 from torch import nn
 
 from clipline import LocalSGD
 from clipline.engine import one_by_one
 from clipline.engine.cpu import huge_pages as memory
 from clipline.engine.cpu.huge_pages import keep_freed_memory
-from clipline.federated.sampling import Cohort
-from clipline.privacy.events import PoissonSampling
 from clipline.streams import Streams
 
 PROGRAM = """
@@ -69,11 +68,11 @@ def test_elsewhere_nothing_happens(monkeypatch):
 def test_training_on_a_processor_asks_for_it(monkeypatch):
     asked = []
     monkeypatch.setattr(one_by_one, "keep_freed_memory", lambda: asked.append(True))
-    engine = one_by_one.OneByOne(
+    engine = made(
         nn.Linear(6, 3), lambda m, b: m(b["x"]).square().mean(), small_population(4), LocalSGD(0.1), Streams(0)
     )
     assert not asked  # to make one changes nothing in the process
-    list(engine.train(engine.flat.initial, Cohort(np.arange(2), PoissonSampling(0.5)), 0))
+    list(engine.train([request(engine.problem.model.initial, np.arange(2))]))
     assert asked == [True]
 
 

@@ -8,11 +8,10 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from samples import cross_entropy, population_of
+from samples import cross_entropy, one_by_one, population_of
 from torch import nn
 
 from clipline import LocalSGD
-from clipline.engine.one_by_one import OneByOne
 from clipline.errors import ModuleError
 from clipline.streams import Streams
 
@@ -105,8 +104,8 @@ def forms():
 def update(net, users):
     population = population_of([4, 4, 4])
     population.fields["x"][0, 0] = MARK
-    engine = OneByOne(net.double(), cross_entropy, population, LocalSGD(0.1, 4), Streams(0))
-    return engine.block(engine.flat.initial, np.array(users), 0).dense(engine.flat.dim)
+    engine = one_by_one(net.double(), cross_entropy, population, LocalSGD(0.1, 4), Streams(0))
+    return engine.block(engine.problem.model.initial, np.array(users), 0).dense(engine.problem.model.dim)
 
 
 @pytest.fixture(autouse=True)
@@ -158,11 +157,13 @@ def test_what_an_interrupted_user_leaves_is_not_taken_for_the_callers():
     net = Net(lambda model: model.seen, remember, seen=False)
     population = population_of([4, 4, 4])
     population.fields["x"][0, 0] = MARK
-    engine = OneByOne(net.double(), cross_entropy, population, LocalSGD(0.1, 4), Streams(0))
-    before = engine.block(engine.flat.initial, np.array([1]), 0).dense(engine.flat.dim)
+    engine = one_by_one(net.double(), cross_entropy, population, LocalSGD(0.1, 4), Streams(0))
+    before = engine.block(engine.problem.model.initial, np.array([1]), 0).dense(engine.problem.model.dim)
     with pytest.raises(KeyboardInterrupt):
-        engine.block(engine.flat.initial, np.array([0]), 0)
-    assert torch.equal(engine.block(engine.flat.initial, np.array([1]), 0).dense(engine.flat.dim), before)
+        engine.block(engine.problem.model.initial, np.array([0]), 0)
+    assert torch.equal(
+        engine.block(engine.problem.model.initial, np.array([1]), 0).dense(engine.problem.model.dim), before
+    )
 
 
 def test_what_the_caller_sets_between_rounds_counts():
@@ -172,8 +173,8 @@ def test_what_the_caller_sets_between_rounds_counts():
     def loss(model, batch):
         return cross_entropy(model, batch) * temperature["now"]
 
-    engine = OneByOne(nn.Linear(6, 3).double(), loss, population_of([4, 4]), LocalSGD(0.1, 4), Streams(0))
-    first = engine.block(engine.flat.initial, np.array([1]), 0).dense(engine.flat.dim)
+    engine = one_by_one(nn.Linear(6, 3).double(), loss, population_of([4, 4]), LocalSGD(0.1, 4), Streams(0))
+    first = engine.block(engine.problem.model.initial, np.array([1]), 0).dense(engine.problem.model.dim)
     temperature["now"] = 2.0
-    second = engine.block(engine.flat.initial, np.array([1]), 0).dense(engine.flat.dim)
+    second = engine.block(engine.problem.model.initial, np.array([1]), 0).dense(engine.problem.model.dim)
     torch.testing.assert_close(second, 2 * first)

@@ -72,7 +72,7 @@ def words():
 
 
 def engine(use, row_fields):
-    return OneByOne(Bagging(use), loss, words(), LocalSGD(0.5, 2, 2), Streams(1), row_fields=row_fields)
+    return one_by_one(Bagging(use), loss, words(), LocalSGD(0.5, 2, 2), Streams(1), row_fields=row_fields)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -84,7 +84,7 @@ def test_a_model_that_writes_into_its_weight_does_not_reach_the_model_of_all(use
         clip=FixedClip(1e-6), row_fields={"weight": "words"}, workers=workers, sampling="fixed",
     )  # fmt: skip
     first = Bagging(use).weight.detach().flatten()
-    assert torch.equal(training.plain.flat.initial, first)  # the trials of the engine have not moved it
+    assert torch.equal(training.plain.problem.model.initial, first)  # the trials of the engine have not moved it
     after = training.run().state.params
     assert 0 < float((after - first).abs().max()) < 1e-5
 
@@ -99,10 +99,10 @@ def test_however_the_weight_is_used_the_updates_are_those_of_dense_rows(use):
 
 def test_nobody_of_a_block_is_lost_where_one_uses_the_weight_otherwise():
     made, cohort = engine("by one user", {"weight": "words"}), Cohort(np.arange(USERS), PoissonSampling(0.5))
-    blocks = list(made.train(made.flat.initial, cohort, 0))
+    blocks = list(made.train(made.problem.model.initial, cohort, 0))
     assert sum(map(len, blocks)) == USERS
-    assert made.noted == {"weight"}  # for the others nothing is different
-    total = aggregate(iter(blocks), 1e9, cohort, made.flat.dim).total
+    assert made.recorded == {"weight"}  # for the others nothing is different
+    total = aggregate(iter(blocks), 1e9, cohort, made.problem.model.dim).total
     assert total[-1] == USERS / 2  # all within
     with pytest.raises(TypeError, match="different kinds"):
         together([Updates([Dense(0, torch.ones(1, 6))]), Updates([Rows(0, 3, torch.zeros(1, 1), torch.ones(1, 1, 2))])])

@@ -6,20 +6,17 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from samples import rows_of
+from samples import one_by_one, request, rows_of
 from tagged_posts import HEIGHT, SIZES, TAGS, Tags, loss, posts
 
 from clipline import LocalSGD
 from clipline.engine.batches import plan_steps
-from clipline.engine.one_by_one import OneByOne
 from clipline.engine.sparse import native
 from clipline.engine.sparse.outer_products import SparseOuterProducts, moved
 from clipline.engine.sparse.recorded_weight import StepRecord, bag
 from clipline.engine.sparse.updates import OuterProductUpdates
 from clipline.engine.updates import Updates
 from clipline.federated.clipping import clip_factors
-from clipline.federated.sampling import Cohort
-from clipline.privacy.events import PoissonSampling
 from clipline.streams import Streams
 
 USERS = np.arange(len(SIZES))
@@ -42,21 +39,23 @@ def engine(use="once", dtype=torch.float64, epochs=3, noted=True, batch_size=4):
     torch.manual_seed(0)
     local = LocalSGD(0.5, batch_size=batch_size, epochs=epochs, reduction="sum")
     rows = {"tags.weight": "words"}
-    made = OneByOne(Tags(use).to(dtype), loss, posts(), local, Streams(0), row_fields=rows)
+    made = one_by_one(Tags(use).to(dtype), loss, posts(), local, Streams(0), row_fields=rows)
     if not noted:
-        made.noted = set()
+        made.recorded = frozenset()
     return made
 
 
 def in_numpy(made):
     """(users, HEIGHT * TAGS + TAGS): updates of weight and bias by dense rows, softmax and its gradient by hand."""
-    fields = made.examples.population.fields
-    steps = plan_steps(posts(), USERS, made.local, lambda purpose: made.streams.user_keys(purpose, 0, USERS))
+    fields = made.problem.examples.population.fields
+    steps = plan_steps(
+        posts(), USERS, made.problem.local, lambda purpose: made.problem.runs[0].streams.user_keys(purpose, 0, USERS)
+    )
     dense = np.zeros((len(fields["y"]), HEIGHT))
     for row, (words, weights) in enumerate(zip(fields["words"], fields["weights"], strict=True)):
         for word, weight in zip(words, weights, strict=True):
             dense[row, min(word, HEIGHT - 1)] += weight
-    model = made.flat.export(made.flat.initial)
+    model = made.problem.model.export(made.problem.model.initial)
     first, first_bias = model.tags.weight.detach().double().numpy(), model.tags.bias.detach().double().numpy()
     updates = []
     for rows_of_steps, counts in zip(steps.rows, steps.counts, strict=True):
@@ -65,7 +64,10 @@ def in_numpy(made):
             x, y = dense[rows[:count]], np.eye(TAGS)[fields["y"][rows[:count]]]
             scores = np.exp(x @ weight + bias)
             error = scores / scores.sum(axis=1, keepdims=True) - y
-            weight, bias = weight - made.local.lr * x.T @ error, bias - made.local.lr * error.sum(axis=0)
+            weight, bias = (
+                weight - made.problem.local.lr * x.T @ error,
+                bias - made.problem.local.lr * error.sum(axis=0),
+            )
         updates.append(np.concatenate([(weight - first).ravel(), bias - first_bias]))
     return torch.from_numpy(np.array(updates))
 
@@ -74,26 +76,26 @@ def in_numpy(made):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
 def test_noted_changes_are_those_of_dense_rows_in_plain_numpy(way, dtype, tolerance, epochs):
     made = engine(dtype=dtype, epochs=epochs)
-    names = list(made.flat.named_shapes)
+    names = list(made.problem.model.named_shapes)
     assert names[1:] == ["tags.weight", "tags.bias"]  # after the scale, which is not used
     updates = rows_of(made, USERS).double()
     torch.testing.assert_close(updates[:, 1:], in_numpy(made), rtol=tolerance, atol=tolerance)
     assert (updates.norm(dim=1) > 0.1).tolist() == [True, False, True, True, True]
-    assert made.noted == {"tags.weight"}
+    assert made.recorded == {"tags.weight"}
 
 
 @pytest.mark.parametrize("use", ["once", "twice", "without gradient"])
 def test_a_weight_that_is_used_in_products_alone_is_noted_and_gives_what_moving_it_gives(way, use):
     made = engine(use)
     torch.testing.assert_close(rows_of(made, USERS), rows_of(engine(use, noted=False), USERS), rtol=1e-12, atol=1e-12)
-    assert made.noted == {"tags.weight"}
+    assert made.recorded == {"tags.weight"}
 
 
 @pytest.mark.parametrize("use", ["looked up", "detached", "among others", "learned values", "drawn"])
 def test_a_weight_that_is_used_otherwise_too_is_moved_and_the_user_begins_again(way, use):
     made = engine(use)
     torch.testing.assert_close(rows_of(made, USERS), rows_of(engine(use, noted=False), USERS), rtol=1e-12, atol=1e-12)
-    assert made.noted == set()
+    assert made.recorded == set()
 
 
 def test_several_steps_with_small_batches_are_added_up_now_and_then(way):
@@ -105,27 +107,27 @@ def test_several_steps_with_small_batches_are_added_up_now_and_then(way):
 @pytest.mark.parametrize(("users", "sizes"), [(1, [1]), (16, [16]), (17, [9, 8]), (50, [13, 13, 12, 12])])
 def test_blocks_of_noted_users_are_of_equal_size(users, sizes):
     made = engine()
-    cohort = Cohort(np.resize(USERS, users), PoissonSampling(0.5))
-    assert [len(updates) for updates in made.train(made.flat.initial, cohort, 0)] == sizes
+    asked = request(made.problem.model.initial, np.resize(USERS, users))
+    assert [len(updates) for updates, _ in made.train([asked])] == sizes
 
 
 def test_bfloat16_products_are_not_noted():
     rows, local = {"tags.weight": "words"}, LocalSGD(0.5, batch_size=4)
-    made = OneByOne(Tags(), loss, posts(), local, Streams(0), precision="bf16", row_fields=rows)
-    assert made.noted == set()
+    made = one_by_one(Tags(), loss, posts(), local, Streams(0), precision="bf16", row_fields=rows)
+    assert made.recorded == set()
 
 
 def test_norms_and_sums_of_terms_are_those_of_the_rows_they_stand_for(way):
     made = engine()
-    (updates,) = made.train(made.flat.initial, Cohort(USERS, PoissonSampling(0.5)), 0)
-    dense = updates.dense(made.flat.dim)
+    ((updates, _),) = made.train([request(made.problem.model.initial, USERS)])
+    dense = updates.dense(made.problem.model.dim)
     torch.testing.assert_close(updates.norms(), dense.norm(dim=1), rtol=1e-14, atol=0)
     scale = torch.tensor([0.5, 1.0, 0.0, 2.0, 0.25], dtype=torch.float64)
-    total = torch.arange(made.flat.dim, dtype=torch.float64)
-    updates.add_to(total, scale)
-    torch.testing.assert_close(total, torch.arange(made.flat.dim) + scale @ dense, rtol=1e-14, atol=1e-14)
+    total = torch.arange(made.problem.model.dim, dtype=torch.float64)
+    updates.add_to(total.unsqueeze(0), scale)
+    torch.testing.assert_close(total, torch.arange(made.problem.model.dim) + scale @ dense, rtol=1e-14, atol=1e-14)
     chosen = torch.tensor([False, True, True, False, True])
-    assert torch.equal(updates.of_users(chosen).dense(made.flat.dim), dense[chosen])
+    assert torch.equal(updates.of_users(chosen).dense(made.problem.model.dim), dense[chosen])
 
 
 @pytest.mark.parametrize("width", [1, 63, 64, 65, 127, 128, 129, 500])  # around what C adds up in registers
@@ -169,7 +171,7 @@ def test_no_clipped_sum_of_terms_is_longer_than_the_clip_nor_much_shorter(way, d
         scale, within = clip_factors(norms, 0.3 * float(norms[user]))
         assert not within[user]
         total = torch.zeros(dim, dtype=torch.float64)
-        updates.add_to(total, torch.where(torch.arange(3) == user, scale, 0.0))
+        updates.add_to(total.unsqueeze(0), torch.where(torch.arange(3) == user, scale, 0.0))
         clipped = float((total / value).square().sort().values.sum().sqrt()) * value
         assert 0.3 * float(norms[user]) * (1 - 1.1e-12) <= clipped <= 0.3 * float(norms[user])
 
@@ -190,8 +192,10 @@ def test_terms_that_are_not_finite_make_the_norm_so_and_take_no_part(way, dtype,
     norms = updates.norms()
     assert norms.isfinite().tolist() == [True, False, True]
     total, expected = torch.zeros(2, dim, dtype=torch.float64)
-    updates.add_to(total, clip_factors(norms, 1e9)[0])
-    updates.of_users(torch.tensor([True, False, True])).add_to(expected, torch.ones(2, dtype=torch.float64))
+    updates.add_to(total.unsqueeze(0), clip_factors(norms, 1e9)[0])
+    updates.of_users(torch.tensor([True, False, True])).add_to(
+        expected.unsqueeze(0), torch.ones(2, dtype=torch.float64)
+    )
     assert torch.equal(total, expected)
 
 
@@ -209,7 +213,7 @@ def test_nothing_of_a_user_outlives_the_update():
     gc.disable()
     try:
         made = engine()
-        updates = made.block(made.flat.initial, USERS, 0)
+        updates = made.block(made.problem.model.initial, USERS, 0)
         tables = [weakref.ref(part.table) for parts in updates.pieces[1].users for part in parts]
         del updates
         assert len(tables) > len(USERS)

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from samples import Mixed, cross_entropies, population_of, rows_of
+from samples import Mixed, cross_entropies, one_by_one, population_of, rows_of
 from torch import nn
 
 from clipline import LocalSGD, Population
 from clipline.engine.kernels import convolution
-from clipline.engine.one_by_one import OneByOne
 from clipline.engine.stacked import step as program
 from clipline.engine.stacked.step import StackStep
 from clipline.engine.stacked.trainer import Stacked
@@ -73,7 +72,7 @@ def stacks(device, precision="float32", field=np.float64):
         return cross_entropies(model, {"x": batch["x"], "y": batch["y"].long()})
 
     population, local = Population(population.offsets, fields), LocalSGD(0.5, 4, 2)
-    plain = OneByOne(Mixed(), loss, population, local, Streams(0), device, precision)
+    plain = one_by_one(Mixed(), loss, population, local, Streams(0), device, precision)
     return Stacked(plain, 7, compiled=False), Stacked(plain, 7, block_size=5, compiled=True)
 
 

@@ -31,7 +31,7 @@ def uncompiled(monkeypatch):
 def engine(sizes=SIZES, model=None):
     torch.manual_seed(0)
     model = Mixed().double() if model is None else model
-    return OneByOne(model, cross_entropies, population_of(sizes, features=16), LocalSGD(0.3, 4), Streams(0))
+    return one_by_one(model, cross_entropies, population_of(sizes, features=16), LocalSGD(0.3, 4), Streams(0))
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own tracing
@@ -50,13 +50,13 @@ def test_users_with_many_steps_go_beside_the_others_and_train_the_same(uncompile
 def test_in_bfloat16_dense_weights_keep_a_copy_and_train_the_same(uncompiled):
     torch.manual_seed(0)
     population = population_of([max(4, size) for size in SIZES], features=16)  # whole batches: equally wide both ways
-    plain = OneByOne(Mixed(), cross_entropies, population, LocalSGD(0.3, 4), Streams(0), precision="bf16")
+    plain = one_by_one(Mixed(), cross_entropies, population, LocalSGD(0.3, 4), Streams(0), precision="bf16")
     stack = Stacked(plain, len(SIZES), block_size=len(SIZES), compiled=True)
     as_written = Stacked(plain, len(SIZES), block_size=len(SIZES), compiled=False)
     for round_index in range(2):
         assert torch.equal(rows_of(stack, USERS, round_index), rows_of(as_written, USERS, round_index))
-    names = list(plain.flat.named_shapes)
-    dense = {name for name, layer in plain.flat.module.named_modules() if isinstance(layer, torch.nn.Linear)}
+    names = list(plain.problem.model.named_shapes)
+    dense = {name for name, layer in plain.problem.model.module.named_modules() if isinstance(layer, torch.nn.Linear)}
     for recording in stack._lanes._recordings.values():
         kept = {names[piece].rpartition(".")[0] for piece in recording.copies}
         assert kept
@@ -131,7 +131,7 @@ def test_what_was_begun_is_used_for_that_cohort_that_round_and_those_parameters_
     stack, trained_blocks = Stacked(plain, 16, block_size=5, compiled=True), []
     train = stack._lanes.train
     monkeypatch.setattr(stack._lanes, "train", lambda *given: trained_blocks.append(1) or train(*given))
-    params = plain.flat.initial.clone()
+    params = plain.problem.model.initial.clone()
 
     def begin(users, round_index):
         stack.begin(params, Cohort(users, None), round_index)
@@ -171,12 +171,12 @@ def test_what_was_begun_is_used_for_that_cohort_that_round_and_those_parameters_
 def test_what_was_begun_is_not_used_at_another_rate_or_from_other_streams(uncompiled):
     plain = engine()
     stack = Stacked(plain, 16, block_size=16, compiled=True)
-    params = plain.flat.initial
+    params = plain.problem.model.initial
     for streams, lr in ((plain.streams, 0.1), (Streams(7), plain.local.lr)):
         stack.begin(params, Cohort(USERS, None), 3)
         visit = Visit(params, USERS, 3, streams, lr)
         ours = torch.cat([updates.dense(len(params)) for updates, _ in stack.train_together([visit])])
-        other = OneByOne(plain.flat.module, cross_entropies, plain.examples.population, LocalSGD(lr, 4), streams)
+        other = one_by_one(plain.problem.model.module, cross_entropies, plain.examples.population, LocalSGD(lr, 4), streams)
         expected = rows_of(Stacked(other, 16, block_size=16, compiled=False), USERS, 3, params)
         order = np.argsort(-plain.local.examples_of(plain.examples.population, USERS), kind="stable")
         torch.testing.assert_close(ours, expected[order], rtol=1e-11, atol=1e-12)
@@ -186,7 +186,7 @@ def test_what_was_begun_is_not_used_at_another_rate_or_from_other_streams(uncomp
 def test_a_round_that_breaks_off_in_its_beginning_leaves_nothing_behind(uncompiled, monkeypatch):
     plain = engine()
     stack = Stacked(plain, 16, block_size=16, compiled=True)
-    params, replay, left = plain.flat.initial, program.GraphedStep.replay, [0]
+    params, replay, left = plain.problem.model.initial, program.GraphedStep.replay, [0]
 
     def breaks_off(recording, active):
         left[0] -= 1

@@ -25,7 +25,7 @@ def network(dropout=0.4):
 
 
 def plain(model=None, loss=cross_entropies, local=LOCAL, population=None, seed=0):
-    return OneByOne(model or network(), loss, population or population_of(SIZES), local, Streams(seed))
+    return one_by_one(model or network(), loss, population or population_of(SIZES), local, Streams(seed))
 
 
 def stack(engine=None, block_size=None):
@@ -60,12 +60,12 @@ def test_a_loss_for_each_example_trains_as_its_mean_in_one_number():
 
 def test_blocks_are_of_the_asked_size_with_most_work_first():
     engine = stack(block_size=4)
-    visit = Visit(engine.flat.initial, USERS, 0, engine.plain.streams, 0.3)
+    visit = Visit(engine.problem.model.initial, USERS, 0, engine.plain.streams, 0.3)
     blocks = [len(updates) for updates, _ in engine.train_together([visit])]
     assert blocks == [4, 4, 2]
     updates, _ = next(engine.train_together([visit]))
     expected = rows_of(engine.plain, np.array([3, 6, 5, 9]))
-    assert_same(updates.dense(engine.flat.dim), expected)
+    assert_same(updates.dense(engine.problem.model.dim), expected)
 
 
 def test_nobodys_update_depends_on_who_else_is_in_the_block():
@@ -96,9 +96,9 @@ def test_users_of_several_runs_train_side_by_side_as_each_run_alone():
     torch.manual_seed(1)
     visits = []
     for users, t, seed, lr in (([3, 5, 0, 1], 2, 7, 0.3), ([3, 4, 9, 6, 7], 0, 0, 0.05), ([2, 3], 2, 8, 0.9)):
-        params = engine.flat.initial + 0.1 * torch.randn_like(engine.flat.initial)
+        params = engine.problem.model.initial + 0.1 * torch.randn_like(engine.problem.model.initial)
         visits.append(Visit(params, np.array(users), t, Streams(seed), lr))
-    blocks = [(updates.dense(engine.flat.dim).clone(), owners) for updates, owners in engine.train_together(visits)]
+    blocks = [(updates.dense(engine.problem.model.dim).clone(), owners) for updates, owners in engine.train_together(visits)]
     assert [len(rows) for rows, _ in blocks] == [5, 5, 1]
     together, owners = torch.cat([rows for rows, _ in blocks]), np.concatenate([runs for _, runs in blocks])
     for number, visit in enumerate(visits):
@@ -110,7 +110,7 @@ def test_users_of_several_runs_train_side_by_side_as_each_run_alone():
 
 def test_an_empty_cohort_and_users_without_examples():
     engine = stack()
-    assert rows_of(engine, np.zeros(0, np.int64)).shape == (0, engine.flat.dim)
+    assert rows_of(engine, np.zeros(0, np.int64)).shape == (0, engine.problem.model.dim)
     assert rows_of(engine, np.array([1, 8])).abs().max() == 0
 
 
@@ -129,7 +129,7 @@ def test_shared_frozen_and_reused_parts_of_a_model():
 
     torch.manual_seed(0)
     engine = plain(Parts().double())
-    assert engine.flat.dim == 36 + 6 + 6 + 18
+    assert engine.problem.model.dim == 36 + 6 + 6 + 18
     assert_same(rows_of(stack(engine), USERS), rows_of(engine, USERS))
 
 
@@ -185,12 +185,12 @@ def test_a_population_without_examples_trains_nobody():
 
 def test_a_user_with_very_many_examples_does_not_multiply_by_all_others(monkeypatch):
     sizes = [3, 2, 400, 5, 1, 4, 60, 2]
-    engine = OneByOne(nn.Linear(6, 3).double(), cross_entropies, population_of(sizes), LocalSGD(0.1, 4), Streams(0))
+    engine = one_by_one(nn.Linear(6, 3).double(), cross_entropies, population_of(sizes), LocalSGD(0.1, 4), Streams(0))
     ours, gathered = Stacked(engine, 8), []
-    assert engine.examples.bytes_each == 6 * 8 + 8
+    assert engine.problem.examples.bytes_each == 6 * 8 + 8
     monkeypatch.setattr(stacked, "_GATHERED", 56 * 130)  # examples of two users with 60, not of one with 400
-    gather = engine.examples.gather
-    monkeypatch.setattr(engine.examples, "gather", lambda rows: gathered.append(rows.shape) or gather(rows))
+    gather = engine.problem.examples.gather
+    monkeypatch.setattr(engine.problem.examples, "gather", lambda rows: gathered.append(rows.shape) or gather(rows))
     rows = rows_of(ours, np.arange(8))
     assert [(users, steps * width) for steps, users, width in gathered] == [(1, 400), (2, 60), (5, 4)]
     assert_same(rows, rows_of(engine, np.arange(8)))
