@@ -116,3 +116,11 @@ def test_threads_that_ask_at_once_never_share_an_area(monkeypatch):
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(asks, range(8)))
+
+
+@pytest.mark.parametrize("count", [0, 5, 1 << 20])
+def test_new_memory_may_be_written_and_is_as_long_as_asked(count):
+    room = memory.new(count, torch.float64)
+    room.copy_(torch.arange(count))
+    assert np.array_equal(room.numpy(), np.arange(count))
+    assert room.dtype == torch.float64

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,7 +11,6 @@ from tagged_posts import TAGS, Tags, loss, posts
 from worker_runs import TOLERANCE, alone, distance, nothing_is_left, training, users_of
 
 from clipline import LocalSGD
-from clipline.engine.cpu.huge_pages import new
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
@@ -67,11 +65,3 @@ def test_noted_changes_add_up_to_the_same_with_any_number_of_workers(workers):
     assert distance(many, one) <= TOLERANCE
     assert one.state.params.shape == (1 + 12 * TAGS + TAGS,)
     assert [report.clip for report in one.reports] == [report.clip for report in many.reports]
-
-
-@pytest.mark.parametrize("count", [0, 5, 1 << 20])
-def test_new_memory_may_be_written_and_is_as_long_as_asked(count):
-    room = new(count, torch.float64)
-    room.copy_(torch.arange(count))
-    assert np.array_equal(room.numpy(), np.arange(count))
-    assert room.dtype == torch.float64
