@@ -1,0 +1,189 @@
+"""Things that can change, as they were: each says whether it is still the same, and can be put back."""
+
+import threading
+import types
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+
+from clipline.engine.isolation.snapshots import (
+    Cell,
+    ClassAttributes,
+    Constant,
+    Container,
+    Global,
+    Slot,
+    ThreadLocal,
+    only_equal_values,
+)
+
+CONTAINERS = {
+    "an entry more in a list": ([1, 2], lambda now: now.append(3)),
+    "an entry less in a list": ([1, 2], lambda now: now.pop()),
+    "another order": ([1, 2], lambda now: now.reverse()),
+    "an entry more in a dictionary": ({"a": 1}, lambda now: now.update(b=2)),
+    "another entry of a dictionary": ({"a": []}, lambda now: now.update(a=[])),
+    "another order of a dictionary": ({"a": 1, "b": 2}, lambda now: now.update(a=now.pop("a"))),
+    "an entry more in a set": ({1}, lambda now: now.add(2)),
+    "an entry more in a deque": (deque([1]), lambda now: now.append(2)),
+    "another byte": (bytearray(b"ab"), lambda now: now.__setitem__(0, 99)),
+}
+
+
+@pytest.mark.parametrize(("now", "change"), CONTAINERS.values(), ids=CONTAINERS)
+def test_a_container_that_changes_is_seen_and_put_back(now, change):
+    before = now.copy()
+    kept = Container("kept", now)
+    assert kept.same()
+    change(now)
+    assert not kept.same()
+    kept.restore()
+    assert kept.same()
+    assert now == before
+    assert list(now) == list(before)
+
+
+def test_some_entries_of_a_dictionary_may_change():
+    now = {"a": 1, "clock": 0}
+    kept = Container("kept", now, skipped=["clock"])
+    now["clock"] = 5
+    assert kept.same()
+    now["a"] = 2
+    assert not kept.same()
+    kept.restore()
+    assert now == {"a": 1, "clock": 5}
+
+
+def test_variables_of_a_thread_are_those_of_the_thread_that_asks():
+    local = threading.local()
+    local.seen = 0
+    kept = ThreadLocal("kept", local)
+    other = threading.Thread(target=lambda: setattr(local, "seen", 9))
+    other.start()
+    other.join()
+    assert kept.same()
+    local.seen = 1
+    assert not kept.same()
+    kept.restore()
+    assert local.seen == 0
+
+
+def test_a_variable_of_a_function_and_one_that_is_not_there_yet():
+    seen = []
+
+    def uses():
+        return seen, later
+
+    cells = dict(zip(uses.__code__.co_freevars, uses.__closure__, strict=True))
+    kept = {name: Cell(name, cell) for name, cell in cells.items()}
+    seen, later = [1], 5
+    assert not kept["seen"].same()
+    assert not kept["later"].same()
+    kept["seen"].restore()
+    kept["later"].restore()
+    assert kept["seen"].same()
+    assert kept["later"].same()
+    assert cells["seen"].cell_contents == []
+    with pytest.raises(ValueError, match="empty"):
+        _ = cells["later"].cell_contents
+    later = 5
+    assert uses() == ([], 5)
+
+
+def test_a_global_variable_and_one_that_is_not_there_yet():
+    namespace = {"old": 1}
+    kept = [Global(name, namespace, name) for name in ("old", "new")]
+    namespace.update(old=2, new=3)
+    assert [one.same() for one in kept] == [False, False]
+    for one in kept:
+        one.restore()
+    assert namespace == {"old": 1}
+    kept[1].restore()  # nothing to take out
+    assert [one.same() for one in kept] == [True, True]
+
+
+class Slots:
+    __slots__ = ("empty", "full")
+
+    def __setattr__(self, name, value):
+        raise AttributeError("frozen")
+
+
+def test_a_slot_is_put_back_past_what_a_frozen_class_forbids():
+    owner = Slots()
+    Slots.full.__set__(owner, 1)
+    kept = [Slot(name, owner, getattr(Slots, name)) for name in ("full", "empty")]
+    Slots.full.__set__(owner, 2)
+    Slots.empty.__set__(owner, 3)
+    assert [one.same() for one in kept] == [False, False]
+    for one in kept:
+        one.restore()
+    assert owner.full == 1
+    assert not hasattr(owner, "empty")
+
+
+@pytest.mark.parametrize("make", [lambda: type("Class", (), {"a": 1, "b": 2}), lambda: types.ModuleType("module")])
+def test_attributes_of_a_class_or_a_module(make):
+    owner = make()
+    owner.a, owner.b = 1, 2
+    kept = ClassAttributes("kept", owner)
+    owner.a, owner.c = 5, 6
+    del owner.b
+    assert not kept.same()
+    kept.restore()
+    assert (owner.a, owner.b) == (1, 2)
+    assert not hasattr(owner, "c")
+
+
+TENSORS = {
+    "a number": (torch.zeros(3), lambda now: now.__setitem__(1, 1.0)),
+    "the sign of zero": (torch.zeros(3), lambda now: now.neg_()),
+    "past torch's count of changes": (torch.zeros(3), lambda now: now.data.add_(1.0)),
+    "a gradient": (torch.zeros(3, requires_grad=True), lambda now: setattr(now, "grad", torch.ones(3))),
+    "a number of an array": (np.zeros(3), lambda now: now.__setitem__(1, 1.0)),
+}
+
+
+@pytest.mark.parametrize(("now", "change"), TENSORS.values(), ids=TENSORS)
+def test_a_tensor_or_array_that_changes_is_seen_and_put_back_to_the_last_bit(now, change):
+    kept = Constant("kept", now)
+    assert kept.same()
+    assert not kept.touched()
+    change(now)
+    assert kept.touched()
+    assert not kept.same()
+    kept.restore()
+    assert kept.same()
+    assert not now.any()
+    assert not np.signbit(np.asarray(now.detach() if isinstance(now, torch.Tensor) else now)).any()
+
+
+def test_what_is_not_a_number_is_like_itself():
+    kept = Constant("kept", torch.full((2,), torch.nan))
+    assert kept.same()
+    kept.now[0] = 0.0
+    assert not kept.same()
+
+
+def test_of_a_very_large_tensor_only_the_count_of_changes_is_compared(monkeypatch):
+    monkeypatch.setattr("clipline.engine.isolation.snapshots._COPIED", 8)
+    tensor, array = torch.zeros(9), np.zeros(9)
+    kept = [Constant("tensor", tensor), Constant("array", array)]
+    assert [one.before for one in kept] == [None, None]
+    tensor[0], array[0] = 1.0, 1.0
+    assert [one.same() for one in kept] == [False, True]
+
+
+def test_equal_numbers_and_text_in_the_place_of_others_are_no_change():
+    big = 10**6
+    kept = Container("kept", now := {"size": big, "name": "a b"})
+    now["size"] = int("1000000")
+    assert not kept.same()
+    assert only_equal_values(kept)
+    now["size"] = 1000000.0
+    assert not only_equal_values(kept)
+    now["size"] = big + 1
+    assert not only_equal_values(kept)
+    assert not only_equal_values(Container("list", [1]))
