@@ -8,10 +8,10 @@ import tomllib
 
 import numpy as np
 import pytest
+from clipline.cli.progress import TrainProgress
 from safetensors import safe_open
 from tff_layouts import TINY, WORDS, write_original
 
-from clipline.cli.progress import TrainProgress
 from clipline.data.store import write_store
 from clipline.federated.population import Population
 from clipline.manifest import read_manifest

@@ -54,9 +54,9 @@ def begun(monkeypatch):
     """Of all noise: the key of its generator, and how many numbers."""
     seen = []
 
-    def counted(rng, count, device):
+    def counted(rng, count, device, **how):
         seen.append((rng.bit_generator.state["state"]["key"].tolist(), count))
-        return BackgroundNoise(rng, count, device)
+        return BackgroundNoise(rng, count, device, **how)
 
     monkeypatch.setattr(prefetch, "BackgroundNoise", counted)
     return seen

@@ -3,11 +3,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from clipline.federated.noise import Noise
 
 from clipline import GaussianMechanism, SettingError, split_noise
 from clipline.federated.clipping import ClippedSum
 from clipline.federated.mechanism import grid_of, rounding_slack
-from clipline.federated.noise import Noise
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent
 from clipline.streams import Streams
 

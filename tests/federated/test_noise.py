@@ -4,11 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from clipline.federated.noise import _PART, Noise
 from samples import LOCAL, cross_entropy, linear_model, small_population
 
 from clipline import Training
 from clipline.federated import noise as noise_module
-from clipline.federated.noise import _PART, Noise
 from clipline.streams import Streams
 
 COUNT = 3 * _PART + 5

@@ -54,15 +54,15 @@ class OneByOne:
         dtype = problem.model.vector.dtype
         plain = problem.device.type == "cpu" and problem.precision != "bf16" and dtype in _RECORDED_IN
         self.recorded = frozenset(problem.row_fields) if plain else frozenset[str]()
-        if self.recorded:
-            compiled(dtype)  # before workers are forked, who would each do it again
+        # Compiled here: before workers are forked, who would each do it again.
+        self._library = compiled(dtype) if self.recorded and problem.fast.compile_c else None
         self.made_up = self._tried()
         if problem.row_fields:
             self._check_rows()
 
     def train(self, requests: Sequence[CohortRequest]) -> Iterator[tuple[Updates, NDArray[np.int64]]]:
         """Updates (params after local SGD - params) of the requests' users in blocks, one request after the other."""
-        if self.problem.device.type == "cpu":
+        if self.problem.fast.keep_freed_memory and self.problem.device.type == "cpu":
             keep_freed_memory()
         for place, request in enumerate(requests):
             users = request.cohort.users
@@ -71,6 +71,11 @@ class OneByOne:
                 some = users[start : start + self._block_size(len(users) - start)]
                 yield self.block(request.params, some, request.round_index, request.run), np.full(len(some), place)
                 start += len(some)
+
+    @property
+    def runs_c(self) -> bool:
+        """Whether compiled C code is in use, which rounds otherwise than torch."""
+        return self._library is not None
 
     def _block_size(self, left: int) -> int:
         """How many of the `left` users make the next block."""
@@ -165,7 +170,7 @@ class OneByOne:
         heights = {name: shapes[name][0] for name in fields}
         one, rows = renumbered({name: field.unsqueeze(0) for name, field in steps.examples.items()}, fields, heights)
         first = first_pieces(steps.params.unsqueeze(0), shapes, rows) if rows else steps.whole
-        records = {name: StepRecord(first[name][0], steps.lr) for name in recorded}
+        records = {name: StepRecord(first[name][0], steps.lr, self._library) for name in recorded}
         moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in records}
         held = {name: records[name].noted() if name in records else moving[name] for name in shapes}
         finite = steps.params.new_zeros(())
@@ -189,7 +194,7 @@ class OneByOne:
                 stack.append([SparseOuterProducts.of_rows(rows[name].rows[0], change)])
             else:
                 stack.append(moving[name].detach().unsqueeze(0))
-        return updates_of(stack, first, shapes, rows)
+        return updates_of(stack, first, shapes, rows, self._library)
 
     def _failed_rows(self, params: Tensor) -> Updates:
         """An update that is not a number: it adds nothing and is not within."""
@@ -207,7 +212,7 @@ class OneByOne:
             stack.append(
                 [SparseOuterProducts.of_rows(bad[0].long() * 0, nothing[0])] if name in self.recorded else nothing
             )
-        return updates_of(stack, first, shapes, rows)
+        return updates_of(stack, first, shapes, rows, self._library)
 
     def _tried(self) -> Callable[[int], Batch]:
         """Train a made-up user, to find mistakes that everybody would run into. Gives a way to make up examples."""

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 from ..engine.prefetch import Prefetch
 from ..federated.backend import Backend, CohortRequest
 from ..federated.clipping import ClippedSum
-from ..federated.draws import Draws
+from ..federated.draws import Draws, PlainDraws
 from ..federated.mechanism import Release
 from ..federated.round import Algorithm, TrainState
 from ..privacy.guarantee import Guarantee
 from .callbacks import Callback
-from .evaluation import Metrics
-from .reports import ReportQueue, Waiting
+from .reports import Metrics, ReportQueue, Waiting
 from .result import Stopped, TrainResult
 
 if TYPE_CHECKING:
@@ -61,15 +60,20 @@ class Run:
     def __init__(
         self, training: Training, callbacks: Sequence[Callback], state: TrainState | None = None, number: int = 0
     ) -> None:
-        self._training, self._callbacks, self._number = training, callbacks, number
+        self._training, self._number = training, number
+        # Those that write the ledger come first: a round is on record before anything else is done with it.
+        self._callbacks = sorted(callbacks, key=lambda callback: not hasattr(callback, "charged"))
         self._state = training.init() if state is None else state
         algorithm, problem = training.algorithm, training.problem
         # Every round is the same event, so it is known at once how many the budget allows.
         begin = self._state.round_index
         self._until = begin + training.affordable(self._state.ledger, training.rounds - begin)
         streams, dim = problem.runs[0].streams, problem.model.dim
-        self._draws = Prefetch(algorithm.sampler, streams, dim, problem.device, self._until)
-        self._reports = ReportQueue(callbacks)
+        self._draws: Draws = PlainDraws(algorithm.sampler, streams, dim, problem.device)
+        if problem.fast.prefetch:
+            huge_pages = problem.fast.huge_pages
+            self._draws = Prefetch(algorithm.sampler, streams, dim, problem.device, self._until, huge_pages=huge_pages)
+        self._reports = ReportQueue(self._callbacks)
         self._stopped: Stopped = "finished"
         self._round: Generator[CohortRequest, ClippedSum, tuple[TrainState, Release]] | None = None
         self._request: CohortRequest | None = None
@@ -80,8 +84,8 @@ class Run:
         with ExitStack() as on_error:
             on_error.callback(self._accounting.shutdown, wait=False, cancel_futures=True)
             for callback in self._callbacks:
-                on_error.callback(callback.close)
                 callback.on_start(self._training, self._state)
+                on_error.callback(callback.close)
             self._closing = on_error.pop_all()
         return self
 
@@ -129,7 +133,9 @@ class Run:
         if not metrics:
             metrics = {name: value for future in self._measured(last=True) for name, value in future.result().items()}
         training, state = self._training, self._state
-        model, guarantee = training.model_at(state), training.guarantee_of(state.ledger)
+        written = [callback.charged for callback in self._callbacks if hasattr(callback, "charged")]
+        charged = max([state.ledger, *written], key=lambda ledger: ledger.rounds)  # a resumed run may have spent more
+        model, guarantee = training.model_at(state), training.guarantee_of(charged)
         result = TrainResult(model, state, guarantee, metrics, reports, self._stopped)
         for callback in self._callbacks:
             callback.on_end(result)

@@ -18,6 +18,7 @@ from clipline import LocalSGD
 from clipline.engine import one_by_one
 from clipline.engine.cpu import huge_pages as memory
 from clipline.engine.cpu.huge_pages import keep_freed_memory
+from clipline.engine.fast_parts import FastParts
 from clipline.streams import Streams
 
 PROGRAM = """
@@ -65,15 +66,22 @@ def test_elsewhere_nothing_happens(monkeypatch):
     assert keep_freed_memory.__wrapped__() is False
 
 
-def test_training_on_a_processor_asks_for_it(monkeypatch):
+@pytest.mark.parametrize("wanted", [True, False])
+def test_training_on_a_processor_asks_for_it_if_the_caller_does(monkeypatch, wanted):
     asked = []
     monkeypatch.setattr(one_by_one, "keep_freed_memory", lambda: asked.append(True))
+    fast = FastParts(keep_freed_memory=True) if wanted else None  # it reaches beyond the training: not by default
     engine = made(
-        nn.Linear(6, 3), lambda m, b: m(b["x"]).square().mean(), small_population(4), LocalSGD(0.1), Streams(0)
+        nn.Linear(6, 3),
+        lambda m, b: m(b["x"]).square().mean(),
+        small_population(4),
+        LocalSGD(0.1),
+        Streams(0),
+        fast=fast,
     )
     assert not asked  # to make one changes nothing in the process
     list(engine.train([request(engine.problem.model.initial, np.arange(2))]))
-    assert asked == [True]
+    assert asked == ([True] if wanted else [])
 
 
 needs_pages = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="areas are mapped on Linux alone")

@@ -18,7 +18,7 @@ from clipline import SettingError
 from clipline.engine.parallel.forked import ForkedBackend
 from clipline.errors import WorkerError
 from clipline.privacy.events import PoissonSampling
-from clipline.training.callbacks import Callback
+from clipline.training.interrupt import StopOnInterrupt
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
@@ -138,18 +138,6 @@ def test_an_error_beside_the_training_ends_the_workers():
     assert nothing_is_left()
 
 
-class StopOnCtrlC(Callback):
-    """Ctrl-C asks the run to stop after its round."""
-
-    stop_requested = False
-
-    def on_start(self, training, state):
-        self.before = signal.signal(signal.SIGINT, lambda *_: setattr(self, "stop_requested", True))
-
-    def close(self):
-        signal.signal(signal.SIGINT, self.before)
-
-
 def test_ctrl_c_goes_to_everybody_and_stops_after_the_round():
     def observe(report, state):
         if report.round_index == 1:
@@ -157,7 +145,7 @@ def test_ctrl_c_goes_to_everybody_and_stops_after_the_round():
                 os.kill(child.pid, signal.SIGINT)
             os.kill(HERE, signal.SIGINT)
 
-    result = training(workers=3).run([StopOnCtrlC(), Observer(observe)])
+    result = training(workers=3).run([StopOnInterrupt(), Observer(observe)])
     assert (result.stopped, result.guarantee.rounds) == ("interrupted", 2)
     assert distance(training(workers=2).run(state=result.state), alone()) <= TOLERANCE
 

@@ -6,11 +6,15 @@ import os
 import numpy as np
 import pytest
 import torch
-from samples import LOCAL, Observer, cross_entropy, flat_training
+from samples import LOCAL, Observer, cross_entropy, flat_training, opened, request
 from worker_runs import TOLERANCE, alone, distance, model_with_dropout, nothing_is_left, training, users_of
 
 from clipline import Population
+from clipline.engine.parallel.forked import ForkedBackend
 from clipline.engine.parallel.sharing import share_out
+from clipline.engine.parallel.single import SingleProcess
+from clipline.engine.stacked.trainer import Stacked
+from clipline.privacy.events import PoissonSampling
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
@@ -83,3 +87,27 @@ def test_a_population_in_which_nobody_has_examples_moves_nothing():
     settings = {"rounds": 1, "cohort_size": 5, "local": LOCAL, "seed": 1, "noise_multiplier": 0.0}
     run = flat_training(model_with_dropout(), cross_entropy, empty, workers=2, **settings)
     assert torch.equal(run.run().state.params, run.init().params)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_several_requests_at_once_give_what_one_process_gives(workers):
+    run = training()
+    samplings = [PoissonSampling(0.1), PoissonSampling(0.2)]
+    problem = run.problem.side_by_side([run.problem, training(seed=2).problem])
+    trainer = Stacked(run.one_by_one, 40, problem=problem)
+    params = run.init().params
+    asked = [
+        request(params, np.arange(20), 3, 0.1, 0, samplings[0]),
+        request(params + 0.01, np.arange(10, 40), 5, 0.2, 1, samplings[1]),
+    ]
+    expected = [opened(total) for total in SingleProcess(trainer).sums(asked)]
+    backend = ForkedBackend(trainer, problem, samplings, workers)
+    with backend.running():
+        for order in ((0, 1), (1,), (0,), (1, 0)):  # a run may have ended before the others
+            totals = backend.sums([asked[number] for number in order])
+            assert [(total.bound, total.sampling) for total in totals] == [
+                (asked[number].clip, samplings[number]) for number in order
+            ]
+            for number, total in zip(order, totals, strict=True):
+                torch.testing.assert_close(opened(total), expected[number], rtol=1e-12, atol=1e-14)
+    assert nothing_is_left()

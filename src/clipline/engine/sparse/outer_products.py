@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .native import address, call, compiled
+from .native import address, call
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,9 +127,8 @@ class Moved(Protocol):
         ...
 
 
-def moved(weight: Tensor, change: Sequence[SparseOuterProducts]) -> Moved:
-    """The weight, which stays as it is, with these changes."""
-    library = compiled(weight.dtype)
+def moved(weight: Tensor, change: Sequence[SparseOuterProducts], library: ctypes.CDLL | None = None) -> Moved:
+    """The weight, which stays as it is, with these changes; products by `library` (terms.c) if it is given."""
     return _Plain(weight, change) if library is None else _Native(library, weight, change)
 
 

@@ -7,6 +7,7 @@ it lies, the same for all users of a round.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -106,9 +107,10 @@ class StepRecord:
     what the ledger says is not all.
     """
 
-    def __init__(self, weight: Tensor, lr: float) -> None:
+    def __init__(self, weight: Tensor, lr: float, library: ctypes.CDLL | None = None) -> None:
         self._weight = weight.detach()
         self._lr = lr
+        self._library = library  # of terms.c, if that is to be used
         self._open: list[SparseOuterProducts] = []  # of the step that is being taken: the table is the product itself
         self._ending: list[SparseOuterProducts] = []  # the same once its gradients are being computed
         self._taken: list[SparseOuterProducts] = []
@@ -123,7 +125,7 @@ class StepRecord:
         """`bag` with the weight after the steps so far."""
         with torch.no_grad():
             if self._now is None:
-                self._now = moved(self._weight, self._taken)
+                self._now = moved(self._weight, self._taken, self._library)
             product, terms = self._now.product(features.long(), values.to(self._weight.dtype))
         if torch.is_grad_enabled():
             product.requires_grad_()

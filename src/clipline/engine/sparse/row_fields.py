@@ -6,6 +6,7 @@ Such a user trains on a small matrix of his own rows, and the field holds places
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -131,12 +132,13 @@ def updates_of(
     first: Mapping[str, Tensor],
     shapes: Mapping[str, torch.Size],
     rows: Mapping[str, Touched],
+    library: ctypes.CDLL | None = None,
 ) -> Updates:
     """What training changed, (users, ...) less `first`; the stack itself may be altered."""
     start, pieces = 0, list[Piece]()
     for (name, shape), piece in zip(shapes.items(), stack, strict=True):
         if isinstance(piece, list):
-            pieces.append(OuterProductUpdates(start, shape[0], [piece]))
+            pieces.append(OuterProductUpdates(start, shape[0], [piece], library))
             start += shape.numel()
             continue
         if name not in rows and subtracts_later(piece):
@@ -166,7 +168,7 @@ def together(users: Sequence[Updates]) -> Updates:
             raise TypeError("updates of one block are of different kinds")  # whoever is of the other would be lost
         if isinstance(first, OuterProductUpdates):
             terms = [own for piece in alike if isinstance(piece, OuterProductUpdates) for own in piece.users]
-            pieces.append(OuterProductUpdates(first.start, first.height, terms))
+            pieces.append(OuterProductUpdates(first.start, first.height, terms, first.library))
             continue
         own = [piece.formed()[0] if isinstance(piece, Dense) else piece.values[0] for piece in alike]
         values = pad_sequence(own, batch_first=True)

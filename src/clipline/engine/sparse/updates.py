@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .native import call, compiled
+from .native import call
 from .outer_products import Arranged, Located, SparseOuterProducts, arranged, located
 
 _CACHED = 1 << 18  # numbers that torch's operations form at a time
@@ -27,6 +28,7 @@ class OuterProductUpdates:
     start: int
     height: int  # rows of the whole matrix
     users: Sequence[Sequence[SparseOuterProducts]] = field(repr=False)  # each user's in parts
+    library: ctypes.CDLL | None = field(default=None, repr=False)  # of terms.c, if that is to be used
 
     def __len__(self) -> int:
         return len(self.users)
@@ -50,7 +52,7 @@ class OuterProductUpdates:
 
     def squares(self, unit: Tensor | None = None) -> Tensor:
         """(users,) float64: sums of squares, of the values over unit (users,) if given."""
-        library = compiled(self.dtype)
+        library = self.library
         if library is not None:
             sums, lost = torch.zeros(2, len(self), dtype=torch.float64)
             units = torch.ones_like(sums) if unit is None else unit
@@ -69,7 +71,7 @@ class OuterProductUpdates:
         A user whose scale is 0 takes no part, whatever the values.
         """
         own = total[self.start : self.start + self.height * self.width]
-        library = compiled(self.dtype)
+        library = self.library
         if library is not None:
             call(library.add, *self._given, self._located.rows, scale, own)
             return
@@ -96,9 +98,8 @@ class OuterProductUpdates:
 
     @cached_property
     def _located(self) -> Located:
-        library = compiled(self.dtype)
-        assert library is not None
-        return located(library, self.users, self.height)
+        assert self.library is not None
+        return located(self.library, self.users, self.height)
 
     @property
     def _given(self) -> tuple[int | Tensor, ...]:

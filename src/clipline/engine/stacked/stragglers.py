@@ -25,9 +25,9 @@ _UNEVEN = 0.8  # of the steps of the longest: who takes no fewer is no reason to
 class StragglerStreams:
     """Trains blocks of at most `users`, with at most `steps` steps of `width` examples."""
 
-    def __init__(self, step: StackStep, *, users: int, steps: int, width: int) -> None:
+    def __init__(self, step: StackStep, *, users: int, steps: int, width: int, apart: bool = True) -> None:
         self._step = step
-        self._rooms = (users, users // _APART)  # of the rest, and of those apart
+        self._rooms = (users, users // _APART if apart else 0)  # of the rest, and of those apart
         self._steps, self._width = steps, width
         self._programs: dict[tuple[torch.Size, ...], Program] = {}
         self._recordings: dict[tuple[int, tuple[torch.Size, ...]], GraphedStep] = {}
