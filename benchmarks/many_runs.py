@@ -35,7 +35,7 @@ def main() -> None:
     wanted.alone = wanted.alone or wanted.runs
     task = clipline.task_named("handwriting")
     base = replace(
-        task.settings, users=3000, cohort=wanted.cohort, rounds=wanted.rounds, device=wanted.device,
+        task.settings, population_size=3000, cohort_size=wanted.cohort, rounds=wanted.rounds, device=wanted.device,
         engine="stacked", evaluate_every=wanted.rounds,
     )  # fmt: skip
     loaded = task.load(base)

@@ -29,7 +29,11 @@ def main() -> None:
     wanted = parser.parse_args()
     task = clipline.task_named("emnist_cr")
     settings = replace(
-        task.settings, rounds=wanted.rounds, users=wanted.users, device=wanted.device, precision=wanted.precision
+        task.settings,
+        rounds=wanted.rounds,
+        population_size=wanted.users,
+        device=wanted.device,
+        precision=wanted.precision,
     )
     begun = time.perf_counter()
     loaded = task.load(settings)

@@ -14,6 +14,7 @@ SOURCE = ROOT / "src" / "clipline"
 LEVELS = {
     "errors": 0,
     "manifest": 1,
+    "settings": 1,
     "streams": 1,
     "plotting": 1,
     "privacy": 2,

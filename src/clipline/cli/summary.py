@@ -42,9 +42,9 @@ def summary(task: Task, settings: TrainSettings, used: DataUsed, result: TrainRe
 
 
 def summary_json(
-    task: Task, settings: TrainSettings, used: DataUsed, result: TrainResult, path: Path
+    task: Task, settings: TrainSettings, used: DataUsed, result: TrainResult, users: int | None, path: Path
 ) -> dict[str, Any]:
-    """The same for programs; epsilon is null where there is no guarantee."""
+    """The same for programs; epsilon is null where there is no guarantee, `users` where their number is private."""
     from ..training.run_directory import finite_or_none
 
     guarantee = result.guarantee
@@ -66,9 +66,9 @@ def summary_json(
         "rounds": guarantee.rounds,
         "clip": finite_or_none(result.state.clip.clip),
         "stopped": result.stopped,
-        "users": None if settings.users_private else settings.users,
-        "population_size": settings.declared_size,
-        "cohort": settings.cohort,
+        "users": users,
+        "population_size": settings.population_size,
+        "cohort_size": settings.cohort_size,
         "seed": settings.seed,
         "run_dir": str(path),
     }

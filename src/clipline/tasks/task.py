@@ -7,20 +7,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
-from ..engine.choose import SMALL_MODEL
-from ..engine.parallel.forked import usable_cores
-from ..engine.parallel.torchrun import Workers, place
+from ..engine.parallel.torchrun import place
 from ..engine.sparse.row_fields import RowFields
-from ..errors import SettingError, refuse
+from ..errors import refuse
 from ..federated.local_sgd import LocalSGD, Loss
 from ..federated.population import Population
 from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
+from ..privacy.relations import Relation
+from ..settings import keywords_for
 from ..training.evaluation import Evaluate
+from ..training.options import Compute
 from ..training.training import Training
 from .settings import TrainSettings
+from .stores import DataUsed, data_used
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,88 +52,57 @@ class Task:
     load: Callable[[TrainSettings], LoadedTask]
     data: str = "embedded"  # "stand-in" where generated users take the place of the original ones
 
+    def data_used(self, settings: TrainSettings) -> DataUsed:
+        """What these settings train and measure on, in words; a store that cannot be used is refused."""
+        title = self.title if settings.stored else self.title.format(users=f"{settings.drawn_users():,}")
+        return data_used(self.name, self.data, title, settings.data)
+
     def training(self, settings: TrainSettings, loaded: LoadedTask | None = None) -> Training:
         """Everything checked and ready to run, on data that are loaded already if given."""
-        check_device(settings.device)
+        privacy, compute = settings.privacy(), _compute(settings)
+        compute.check_device()
         loaded = self.load(settings) if loaded is None else loaded
         model = loaded.make(settings.seed)
-        noise_source: Any = settings.noise_source
-        engine: Any = settings.engine
-        precision: Any = settings.precision
-        device = chosen_device(settings.device, sum(p.numel() for p in model.parameters()))
+        compute = compute.resolved(sum(p.numel() for p in model.parameters()), settings.cohort_size)
+        workers: Any = compute.workers
         return Training(
             model,
             loaded.loss,
             loaded.population,
             rounds=settings.rounds,
-            cohort_size=settings.cohort,
-            local=LocalSGD(
-                settings.client_lr,
-                settings.batch_size,
-                settings.client_epochs,
-                settings.max_examples,
-                loaded.reduction,
-            ),
-            seed=settings.seed,
-            epsilon=settings.epsilon,
-            noise_multiplier=settings.noise_multiplier,
-            delta=settings.delta,
-            population_size=settings.declared_size,
-            sampling=settings.sampling,
+            cohort_size=settings.cohort_size,
+            local=LocalSGD(**keywords_for(LocalSGD, settings), reduction=loaded.reduction),
             clip=settings.controller(),
             server=_server(settings),
-            count_stddev=settings.count_stddev,
-            max_epsilon=settings.max_epsilon,
-            noise_source=noise_source,
+            seed=settings.seed,
+            # Until Training takes Privacy and Compute as they are:
+            epsilon=privacy.epsilon,
+            noise_multiplier=privacy.noise_multiplier,
+            delta=privacy.delta,
+            population_size=privacy.population_size,
+            sampling=privacy.sampling,
+            relation=None if privacy.relation is None else Relation.named(privacy.relation),
+            count_stddev=privacy.count_stddev,
+            max_epsilon=privacy.max_epsilon,
+            noise_source=privacy.noise_source,
             row_fields=loaded.row_fields,
+            device=compute.device,
+            engine=compute.engine,
+            precision=compute.precision,
+            workers=workers,
             evaluate=loaded.evaluate,
             evaluate_every=settings.evaluate_every,
-            device=device,
-            engine=engine,
-            precision=precision,
-            workers=chosen_workers(settings, device),
         )
 
 
-def chosen_device(name: str, parameters: int) -> torch.device:
-    """The torch device: "auto" is the GPU where there is one and the model is large enough to gain from it.
-
-    One by one, a small model spends its time starting kernels, and a processor core starts them faster.
-    """
-    if name == "auto":
-        device = torch.device("cuda" if torch.cuda.is_available() and parameters >= SMALL_MODEL else "cpu")
-    else:
-        device = torch.device(name)
-    mine = place()
-    return device if mine is None else mine.device(device)
-
-
-def chosen_workers(settings: TrainSettings, device: torch.device) -> Workers:
-    """Those that torchrun started; else as set; else one a core, and no more than users come.
-
-    Where torch sees a GPU one is the default even on the processor: forked copies may not run autograd there.
-    """
-    if place() is not None:
-        if settings.workers not in (None, 1):
-            raise refuse("workers", settings.workers, "left out under torchrun", "choose by --nproc-per-node")
-        return "torchrun"
-    if settings.workers is not None:
-        return settings.workers
-    return 1 if device.type == "cuda" or torch.cuda.is_available() else min(usable_cores(), settings.cohort)
-
-
-def check_device(name: str) -> None:
-    """Refuse a device that is not there or cannot hold the sums, before any data are drawn."""
-    if name == "auto":
-        return
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise SettingError(f"device={name!r} must be auto, cpu or cuda: leave it out to take what is there") from None
-    if device.type not in ("cpu", "cuda"):
-        raise SettingError(f"device={name!r} must be auto, cpu or cuda (sums are kept in float64): use cpu") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SettingError(f"device={name!r} must be present, and torch finds no CUDA device here: use cpu or auto")
+def _compute(settings: TrainSettings) -> Compute:
+    """As set; under torchrun its own processes are the workers."""
+    compute = settings.compute()
+    if place() is None:
+        return compute
+    if settings.workers not in (None, 1, "torchrun"):
+        raise refuse("workers", settings.workers, "left out under torchrun", "choose by --nproc-per-node")
+    return replace(compute, workers="torchrun")
 
 
 def _server(settings: TrainSettings) -> ServerOptimiser:
@@ -140,4 +110,4 @@ def _server(settings: TrainSettings) -> ServerOptimiser:
         return ServerAdam(settings.server_lr)
     if settings.server == "yogi":
         return ServerYogi(settings.server_lr)
-    return ServerSGD(settings.server_lr, settings.server_momentum)
+    return ServerSGD(**keywords_for(ServerSGD, settings))
