@@ -157,7 +157,7 @@ class Settings:
         way_out="give the name of a column",
     )  # fmt: skip
     classes: int | None = setting(
-        "Classes in a generated population.", WHAT, default=None, some_tasks=True, at_least=2,
+        "Classes in a generated population.", WHAT, default=None, some_tasks=True, at_least=2, at_most=62,
         way_out="10 are the digits, 36 with capitals, 62 with small letters", by_task=True,
     )  # fmt: skip
     augment: bool | None = setting(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..errors import SettingError, refuse
 from ..privacy.relations import Relation
-from ..settings import check_declared, declared
+from ..settings import SETTINGS, check_declared, declared
 from ..streams import NoiseSource
 
 if TYPE_CHECKING:  # torch is loaded when it is needed: settings can be checked without it
@@ -98,7 +98,7 @@ class Compute:
         try:
             device = torch.device(name)
         except RuntimeError:
-            raise refuse("device", name, "auto, cpu or cuda", "leave it out to take what is there") from None
+            raise refuse("device", name, "auto, cpu or cuda", SETTINGS["device"].way_out) from None
         if device.type not in ("cpu", "cuda"):
             raise refuse("device", name, "auto, cpu or cuda (sums are kept in float64)", "use cpu")
         if device.type == "cuda" and not torch.cuda.is_available():

@@ -9,13 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import check_whole
 from ...federated.local_sgd import Batch
 from ...federated.population import Population
 from ..initialisers import initialised
 from ..settings import TrainSettings
 from ..task import LoadedTask, Task
-from .strokes import CHARACTERS
 from .writers import draw_writers
 
 TEST_WRITERS = 1000
@@ -47,8 +45,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 def load(settings: TrainSettings) -> LoadedTask:
     """Draw the training writers, and test writers whom no training ever sees."""
-    way_out = "10 are the digits, 36 with capitals, 62 with small letters"
-    classes = check_whole("classes", settings.classes, at_least=2, at_most=len(CHARACTERS), way_out=way_out)
+    classes = settings.classes or 10  # the digits
     population = writers_population(0, settings.drawn_users(), classes)
     test = writers_population(_TEST_FIRST, TEST_WRITERS, classes)
     make = partial(initialised, partial(HandwritingNet, classes))
