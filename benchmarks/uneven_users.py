@@ -2,7 +2,8 @@
 
 Peer: the same engine on even users. To reach: within 1.25 times.
 
-    python benchmarks/uneven_users.py [--task emnist_cr] [--device cuda] [--precision bf16] [--cohort-size 100] [--record]
+    python benchmarks/uneven_users.py [--task emnist_cr] [--device cuda] [--precision bf16]
+        [--cohort-size 100] [--record]
 """
 
 from __future__ import annotations

@@ -57,19 +57,24 @@ def resolve(
     Flags that name other data drop what the file says of its own, unless they are the `same_data` at another place.
     """
     from ..engine.parallel.torchrun import from_rank_0
+    from ..tasks.own_task import is_task_file, own_task
     from ..tasks.settings import check_given, merged, read_toml
     from ..tasks.stores import find_store
 
     file = {} if config is None else read_toml(config)
     check_given(file, f"config {str(config)!r}")
-    chosen = task_named(task or file.get("task", DEFAULT_TASK))
+    name = task or file.get("task", DEFAULT_TASK)
+    # Two runs that were not told otherwise must not share their noise.
+    seed = {"seed": from_rank_0(secrets.randbits(62))}
+    if is_task_file(name):
+        chosen = own_task(name, {**seed, **merged(file, flags)})
+        return chosen, chosen.settings
+    chosen = task_named(name)
     if "data" in flags and not same_data:
         for name in _OF_DATA if "data" in file else ("test_users",):
             file.pop(name, None)
     elif "data" not in flags and "data" not in file and (found := find_store(chosen.name)) is not None:
         file["data"] = str(found)
-    # Two runs that were not told otherwise must not share their noise.
-    seed = {"seed": from_rank_0(secrets.randbits(62))}
     settings = {**seed, **merged(file, flags), "task": chosen.name}
     return chosen, chosen.settings.overridden(settings, "the command line")
 
@@ -111,7 +116,10 @@ def run(
         check_free(path)
     used = task.data_used(settings)
     print(f"preparing {used.title} ...", file=sys.stderr, flush=True)
-    training = task.training(settings)
+    settings.compute().check_device()
+    loaded = task.load(settings)
+    metric_name = loaded.metric_name or task.metric_name
+    training = task.training(settings, loaded)
     if training.algorithm.clients.flat.dim < SMALL_MODEL:
         torch.set_num_threads(1)
     workers = training.algorithm.workforce.size
@@ -121,7 +129,7 @@ def run(
         directory, state = RunDirectory(path, settings, training), None
     else:
         directory, state = RunDirectory.reopen(path, settings, training, lock)
-    progress = TrainProgress(settings.rounds, task.metric_name, 0 if state is None else state.round_index)
+    progress = TrainProgress(settings.rounds, metric_name, 0 if state is None else state.round_index)
 
     def observe(report: RoundReport, after: TrainState) -> None:
         directory.write_round(report, after)
@@ -130,13 +138,13 @@ def run(
     with directory:
         with progress:
             result = directory.charged(training.run(observe=observe, state=state), training)
-        directory.finish(result, task.metric_name, used.kind, used.measured_on)
+        directory.finish(result, metric_name, used.kind, used.measured_on)
     if as_json:
         counted = not settings.stored or settings.population_size is None
         users = len(training.population) if counted else None
-        print(json.dumps(summary_json(task, settings, used, result, users, path)))
+        print(json.dumps(summary_json(task, settings, used, result, metric_name, users, path)))
     else:
-        print(summary(task, settings, used, result, path))
+        print(summary(settings, used, result, metric_name, path))
 
 
 def _leave() -> NoReturn:
@@ -146,6 +154,10 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
+_TASKS = (
+    f"{', '.join(TASK_NAMES)}; or a Python file of your own with model() and loss(model, batch), trained on --data.  "
+    f"[default: {DEFAULT_TASK}]"
+)
 _path = click.Path(path_type=Path)
 _option = partial(Option, group=RUN)
 command = Command(
@@ -154,7 +166,7 @@ command = Command(
     help=train.__doc__,
     groups=GROUPS,
     params=[
-        Argument(["task"], required=False, help=f"{', '.join(TASK_NAMES)}.  [default: {DEFAULT_TASK}]"),
+        Argument(["task"], required=False, help=_TASKS),
         *flags_for(name for name in SETTINGS if name != "task"),
         _option(["--config"], type=_path, help="Settings as TOML; flags override it."),
         _option(["--out"], type=_path, unset="runs/...", help="Run directory, new or empty."),

@@ -34,6 +34,7 @@ class LoadedTask:
     evaluate: Evaluate  # on users outside the population
     reduction: str = "mean"  # of a loss that gives one number for each example
     row_fields: RowFields = field(default_factory=dict)  # parameters of which a user touches few rows
+    metric_name: str | None = None  # the main one, where the task itself does not know it
 
     def __post_init__(self) -> None:
         if self.population.user_ids is None:  # users drawn by rule: the number of a user is the user's id
@@ -51,9 +52,13 @@ class Task:
     settings: TrainSettings
     load: Callable[[TrainSettings], LoadedTask]
     data: str = "embedded"  # "stand-in" where generated users take the place of the original ones
+    describe: Callable[[TrainSettings], DataUsed] | None = None  # what there is to train on, of a task of one's own
+    code: str | None = None  # checksum of the file that defines it: a run goes on only with the same model and loss
 
     def data_used(self, settings: TrainSettings) -> DataUsed:
         """What these settings train and measure on, in words; a store that cannot be used is refused."""
+        if self.describe is not None:
+            return self.describe(settings)
         title = self.title if settings.stored else self.title.format(users=f"{settings.drawn_users():,}")
         return data_used(self.name, self.data, title, settings.data)
 
