@@ -6,8 +6,7 @@ Buys (2 cores, so_lr with 5 million parameters): see docs/results/performance.md
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -24,11 +23,18 @@ from .cpu.huge_pages import new
 class BackgroundNoise:
     """`count` independent standard normal numbers; threads begin to draw them at once.
 
-    They depend on the generator alone, not on the number of threads.
+    They depend on the generator alone, not on the number of threads. Without `threads` it starts its own, which end
+    when all is drawn.
     """
 
     def __init__(
-        self, rng: np.random.Generator, count: int, device: torch.device | str = "cpu", *, huge_pages: bool = True
+        self,
+        rng: np.random.Generator,
+        count: int,
+        device: torch.device | str = "cpu",
+        *,
+        huge_pages: bool = True,
+        threads: Executor | None = None,
     ) -> None:
         self._device = torch.device(device)
         self._given = False
@@ -38,7 +44,10 @@ class BackgroundNoise:
             self._numbers = new(count, torch.float64) if huge_pages else torch.empty(count, dtype=torch.float64)
         array = self._numbers.numpy()
         parts = list(part_generators(rng, count))  # all of them first: drawing moves `rng`, from which others jump
-        self._drawing = [_threads().submit(part.standard_normal, out=array[where]) for part, where in parts]
+        pool = new_threads() if threads is None else threads
+        self._drawing = [pool.submit(part.standard_normal, out=array[where]) for part, where in parts]
+        if threads is None:
+            pool.shutdown(wait=False)
 
     def numbers(self) -> Tensor:
         """(count,) float64 on the device, once they are drawn. They are given out once: they hide one release."""
@@ -53,7 +62,10 @@ class BackgroundNoise:
 
 
 class Prefetch:
-    """Cohort and noise of the rounds below `until`; those of one round ahead are drawn in the background."""
+    """Cohort and noise of the rounds below `until`; those of one round ahead are drawn in the background.
+
+    Its threads start with the first draw and end with `close`.
+    """
 
     def __init__(
         self,
@@ -69,6 +81,7 @@ class Prefetch:
         self._sampler, self._streams, self._dim, self._device = sampler, streams, dim, device
         self._until = until
         self._drawn: dict[int, tuple[Cohort, Noise]] = {}
+        self._threads = new_threads()
 
     def take(self, round_index: int) -> tuple[Cohort, Noise]:
         """What was drawn for this round, or is drawn now; it is given out once."""
@@ -81,19 +94,19 @@ class Prefetch:
         if round_index < self._until:
             self._draw(round_index)
 
+    def close(self) -> None:
+        """End the threads; what was drawn for a round that does not come is dropped."""
+        self._drawn.clear()
+        self._threads.shutdown()  # what was taken is drawn to its end
+
     def _draw(self, round_index: int) -> None:
         self._drawn.clear()
         cohort = self._sampler.draw(self._streams.sampling(round_index))
-        noise = BackgroundNoise(
-            self._streams.noise(round_index), self._dim + 1, self._device, huge_pages=self._huge_pages
-        )
+        rng = self._streams.noise(round_index)
+        noise = BackgroundNoise(rng, self._dim + 1, self._device, huge_pages=self._huge_pages, threads=self._threads)
         self._drawn[round_index] = cohort, noise
 
 
-@cache
-def _threads() -> ThreadPoolExecutor:
+def new_threads() -> ThreadPoolExecutor:
+    """A pool of as many threads as there are cores; each starts when it is first needed."""
     return ThreadPoolExecutor(min(32, os.cpu_count() or 1), thread_name_prefix="clipline-noise")
-
-
-if hasattr(os, "register_at_fork"):  # a forked process has the pool but none of its threads: it makes its own
-    os.register_at_fork(after_in_child=_threads.cache_clear)

@@ -36,6 +36,10 @@ class Draws(Protocol):
         """Begin to draw for this round, in the background. Never changes what is drawn."""
         ...
 
+    def close(self) -> None:
+        """No more rounds: end what goes on in the background."""
+        ...
+
 
 def part_generators(rng: np.random.Generator, count: int) -> Iterator[tuple[np.random.Generator, slice]]:
     """The generators of `count` numbers and the part that each fills, so that parts can be drawn at the same time.
@@ -82,4 +86,7 @@ class PlainDraws:
         return cohort, NoiseNow(self.streams.noise(round_index), self.dim + 1, self.device)
 
     def prefetch(self, round_index: int) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
         """Nothing."""
