@@ -1,3 +1,5 @@
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -21,11 +23,10 @@ def test_numbers_drawn_in_the_background_are_those_drawn_now(count):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
-def test_the_numbers_do_not_depend_on_the_number_of_threads(threads, monkeypatch):
+def test_the_numbers_do_not_depend_on_the_number_of_threads(threads):
     expected = NoiseNow(Streams(4).noise(0), COUNT).numbers()
     with ThreadPoolExecutor(threads) as pool:
-        monkeypatch.setattr(prefetch, "_threads", lambda: pool)
-        assert torch.equal(BackgroundNoise(Streams(4).noise(0), COUNT).numbers(), expected)
+        assert torch.equal(BackgroundNoise(Streams(4).noise(0), COUNT, threads=pool).numbers(), expected)
 
 
 @pytest.fixture
@@ -33,9 +34,9 @@ def begun(monkeypatch):
     """Of all noise: the key of its generator, and how many numbers."""
     seen = []
 
-    def counted(rng, count, device):
+    def counted(rng, count, device, **how):
         seen.append((rng.bit_generator.state["state"]["key"].tolist(), count))
-        return BackgroundNoise(rng, count, device)
+        return BackgroundNoise(rng, count, device, **how)
 
     monkeypatch.setattr(prefetch, "BackgroundNoise", counted)
     return seen
@@ -72,3 +73,28 @@ def test_what_was_begun_is_taken_and_only_one_round_is_held(begun):
     draws.prefetch(1)
     draws.prefetch(2)
     assert len(draws._drawn) == 1
+
+
+def noise_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("clipline-noise")]
+
+
+def test_threads_start_with_the_first_draw_and_end_when_the_draws_are_closed():
+    before = noise_threads()
+    draws = Prefetch(PoissonSampler(100, 10), Streams(0), COUNT, "cpu", until=3)
+    assert noise_threads() == before
+    _, noise = draws.take(0)
+    draws.prefetch(1)
+    assert len(noise_threads()) > len(before)
+    draws.close()
+    assert noise_threads() == before
+    assert len(noise.numbers()) == COUNT + 1  # what was taken before is still there
+
+
+def test_noise_alone_ends_its_own_threads():
+    before = noise_threads()
+    BackgroundNoise(Streams(0).noise(0), COUNT).numbers()
+    until = time.monotonic() + 10
+    while noise_threads() != before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert noise_threads() == before

@@ -3,7 +3,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from clipline.federated.noise import Noise
 
 from clipline import GaussianMechanism, SettingError, split_noise
 from clipline.engine.prefetch import BackgroundNoise
