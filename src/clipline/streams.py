@@ -1,9 +1,9 @@
-"""One seed becomes many independent random streams, each named by what it is for.
+"""Independent random streams from one seed, each named by its purpose.
 
 Server-side randomness (who is sampled, the noise) comes as NumPy generators keyed by seed, purpose and round.
 A user's randomness (order of examples, dropout) is counter-based: a hash of seed, purpose, round, the user's identity
-(`Population.identities`: the user's own id, not the place in a list) and index. Neither blocks, workers or devices nor
-other users who come, go or are renamed change what a user draws.
+(`Population.identities`: the user's own id, not the position in a list) and index. What a user draws does not depend on
+blocks, workers or devices, nor on other users who are added, removed or renamed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ NoiseSource = Literal["seed", "system"]
 class Streams:
     """All randomness of a run.
 
-    `noise_source="seed"` makes cohorts and noise replayable, which a simulation wants; whoever knows the seed can then
-    tell who took part and subtract the noise. `noise_source="system"` keys both from the operating system's entropy
-    and stores the keys nowhere: use it when the model leaves the house. Users' own randomness then depends on such a
-    key as well, drawn when the streams are made. No seed should serve twice on differing data.
+    `noise_source="seed"` makes cohorts and noise repeatable, for simulations; whoever knows the seed can then tell who
+    took part, and subtract the noise. `noise_source="system"` keys both from the operating system's entropy and stores
+    the keys nowhere: use it when the model will be published. Users' own randomness then depends on such a key as
+    well, drawn when the streams are made. Never use one seed twice on different data.
     """
 
     seed: int
     noise_source: NoiseSource = "seed"
-    _secret: str = field(default="", init=False, repr=False)  # of users' randomness
+    _secret: str = field(default="", init=False, repr=False)  # part of the keys of users' randomness
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, at_least=0, at_most=2**63 - 1, way_out="give a seed such as 0 or 2026")
@@ -46,11 +46,11 @@ class Streams:
             object.__setattr__(self, "_secret", secrets.token_hex(16))
 
     def sampling(self, round_index: int) -> np.random.Generator:
-        """Who takes part in this round. As secret as the noise: amplification by sampling rests on it."""
+        """The generator that samples this round's cohort. As secret as the noise: amplification needs it."""
         return self._fresh() if self.noise_source == "system" else self._generator("sampling", round_index)
 
     def noise(self, round_index: int) -> np.random.Generator:
-        """The noise of this round's release."""
+        """The generator of the noise on this round's release."""
         return self._fresh() if self.noise_source == "system" else self._generator("noise", round_index)
 
     def initial(self) -> int:
@@ -58,7 +58,7 @@ class Streams:
         return int.from_bytes(self._digest("initial", 0)[:8], "little") >> 1
 
     def user_key(self, purpose: str, round_index: int, identity: int) -> int:
-        """The 64-bit key of one user's randomness for one purpose in one round; feed it to `user_bits`."""
+        """The 64-bit key of one user's randomness for one purpose in one round, for `user_bits`."""
         return _mix(self._users_base(purpose, round_index) ^ _mix((identity + 1) * _GOLDEN & _MASK))
 
     def user_keys(self, purpose: str, round_index: int, identities: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -105,7 +105,7 @@ def user_order(key: int, count: int) -> NDArray[np.intp]:
 
 
 def _mix_words(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The splitmix64 finaliser, on arrays: multiplication wraps."""
+    """The splitmix64 finaliser on arrays; multiplication wraps around."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))

@@ -1,4 +1,9 @@
-"""Work on long vectors: in parts that fit a core's cache, on a side CUDA stream, and late reads of a scalar."""
+"""Work on long vectors: in parts that fit a core's cache, on a side CUDA stream, and late reads of a scalar.
+
+`in_parts`, plain twin: one call of the work on `slice(0, count)`.
+Held equal by: tests/test_vectors.py.
+Buys: TO BE MEASURED (benchmarks/fast_parts.py).
+"""
 
 from __future__ import annotations
 
@@ -11,37 +16,36 @@ from functools import cache
 import torch
 from torch import Tensor
 
-_PART = 1 << 16  # numbers: a few vectors of so many fit in a core's cache
-_MANY = 4  # parts from which threads pay
+_PART = 1 << 16  # numbers: a few vectors of this length fit in a core's cache
+_MIN_PARTS = 4  # below that, threads do not pay
 
 
 def parts(count: int, device: torch.device) -> Iterator[slice]:
-    """Slices that together are range(count); on a GPU one, as starting an operation costs more there."""
+    """Slices that cover range(count); on a GPU a single one, as launching a kernel costs more there."""
     step = _PART if device.type == "cpu" else max(1, count)
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
 
 
 def in_parts(work: Callable[[slice], None], count: int, device: torch.device) -> None:
-    """Call work(part) for all of `parts`, in any order; what it writes must be the part's own.
+    """Call work(part) for all of `parts`, in any order; a call may write to its own part only.
 
-    Where torch has one thread, as in a process that trains beside others, they are done by several: the others wait
-    for what is done here, and leave their cores free.
+    If torch has one thread, as in a run with worker processes, a thread pool is used: the other workers are idle here.
     """
     todo = list(parts(count, device))
-    if len(todo) < _MANY or torch.get_num_threads() > 1 or _cores() == 1:
+    if len(todo) < _MIN_PARTS or torch.get_num_threads() > 1 or _cores() == 1:
         for part in todo:
             work(part)
         return
-    shared = iter(todo)  # of a list: two threads never get the same part
+    remaining = iter(todo)  # next() on a list iterator is atomic: two threads never get the same part
 
-    def some() -> None:
-        for part in shared:
+    def run_parts() -> None:
+        for part in remaining:
             work(part)
 
-    helpers = [_threads().submit(some) for _ in range(_cores() - 1)]
+    helpers = [_threads().submit(run_parts) for _ in range(_cores() - 1)]
     try:
-        some()
+        run_parts()
     finally:
         for helper in helpers:
             helper.result()
@@ -56,15 +60,15 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_cores() - 1, thread_name_prefix="clipline-parts")
 
 
-if hasattr(os, "register_at_fork"):  # a forked process has the pool but none of its threads: it makes its own
+if hasattr(os, "register_at_fork"):  # a forked process inherits the pool without its threads: it makes its own
     os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[list[Tensor]]:
-    """Within, a GPU works on that stream; put what it makes into the list, and what comes after may use it.
+    """Within, work is launched on a side CUDA stream. Append its results to the list; the current stream then waits.
 
-    What is read on the device must be finished, or made aside too. Where there are no streams nothing is different.
+    Tensors that are read within must be finished, or made on the side stream too. Without CUDA this does nothing.
     """
     made: list[Tensor] = []
     if device.type != "cuda":
@@ -76,11 +80,11 @@ def side_stream(device: torch.device) -> Iterator[list[Tensor]]:
         yield made
     now.wait_stream(stream)
     for tensor in made:
-        tensor.record_stream(now)  # its memory is not used again before that stream is done with it
+        tensor.record_stream(now)  # the allocator must not reuse it before the current stream is done
 
 
 class LateScalar:
-    """A single number of a device, to be read by calling this: waits for what computes it, not for later work."""
+    """A scalar on a device. Calling this reads it: waits for the work that computes it, not for later work."""
 
     def __init__(self, number: Tensor) -> None:
         self._done: torch.cuda.Event | None = None
@@ -91,7 +95,7 @@ class LateScalar:
         self._done = torch.cuda.current_stream(number.device).record_event()
 
     def is_ready(self) -> bool:
-        """Whether reading would not wait."""
+        """Whether it can be read without waiting."""
         return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
 
     def __call__(self) -> float:

@@ -70,7 +70,7 @@ def corrected() -> tuple[Answer, float | None]:
 
 def _rewritten(store: Path, tags: np.ndarray) -> None:
     """The store prepared again from corrected data: its manifest is right."""
-    from clipline.manifest import sha256
+    from clipline.data.manifest import sha256
 
     np.save(store / "field.tags.npy", tags)
     manifest = json.loads((store / "population.json").read_text())

@@ -468,8 +468,8 @@ def test_another_version_or_processor_is_refused_by_name(tmp_path, monkeypatch, 
 def test_another_engine_and_other_routines_are_refused_by_name(tmp_path):
     crashed_run(tmp_path / "r")
     run = training()
+    run.trainer = run.one_by_one
     with pytest.raises(RunError, match="'engine in use: Stacked' then, 'engine in use: OneByOne' now"):
-        run.trainer = run.one_by_one
         run.resume(tmp_path / "r")
     run = training()
     run.one_by_one._library = object()  # as where a parameter has row_fields

@@ -1,4 +1,4 @@
-"""Which examples every user of a block sees at every step, and those examples as tensors on the device."""
+"""Batches: which examples each user of a block sees at each step, and those examples as tensors on the device."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ..streams import counter_bits
 
 KeysFor = Callable[[str], NDArray[np.uint64]]  # the keys of a block's users, one each, for one purpose
 
-_NARROWEST = 5  # examples
-_RESIDENT = 0.25  # of a GPU's free memory may hold the population
+_MIN_WIDTH = 5  # examples: batches are not padded to a narrower width
+_RESIDENT_SHARE = 0.25  # of the free GPU memory: a population that needs less is kept on the GPU
 
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """The batches of a block of users, step by step. Where a batch is short, a user's own first example fills it up."""
+    """The batches of a block of users, step by step. Short batches are padded with the user's own first example."""
 
-    rows: NDArray[np.int64]  # (users, steps, width): rows of the population; the width is the widest user's
-    counts: NDArray[np.int64]  # (users, steps): how many of a batch are real; 0 where the user has no such step
-    widths: NDArray[np.int64]  # (users,): how wide the user's batches are filled up, as `filled_width` says
+    rows: NDArray[np.int64]  # (users, steps, width): rows of the population; width of the widest user
+    counts: NDArray[np.int64]  # (users, steps): real examples of each batch; 0 where the user has no such step
+    widths: NDArray[np.int64]  # (users,): the width to which the user's batches are padded, from `filled_width`
 
     @property
     def longest(self) -> int:
@@ -35,9 +35,10 @@ class Steps:
         return int(self.counts.shape[1])
 
     def alike(self, step: int, *, filled: bool) -> list[tuple[slice, int]]:
-        """Runs of neighbours whose batches at this step are equally wide, and how wide: as they are or `filled`.
+        """Slices of consecutive users whose batches at this step have the same width, and that width.
 
-        Users without such a step are left out. The width depends on the user's own number of examples alone.
+        With `filled` the width is the padded one, otherwise the number of real examples. Users without such a step are
+        left out. A user's width depends on the user's own number of examples alone.
         """
         counts = self.counts[:, step]
         widths = np.where(counts > 0, self.widths, 0) if filled else counts
@@ -47,42 +48,42 @@ class Steps:
 
 
 def filled_width(sizes: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
-    """How wide the batches of users with so many examples are filled up. A model sees it: nobody else's size counts.
+    """The width to which the batches of users with so many examples are padded, from each user's own size alone.
 
-    `batch_size`, or that over 1.4, over 2, over 2.8 ... for a user whose only batch fits into it, but not below 5, as
-    every width is a block of its own.
+    The model sees the width, so nobody else's size may decide it. It is `batch_size`, or for a user with a single batch
+    the smallest of batch_size / 1.4, / 2, / 2.8 ... that holds it, but not below 5: every width is a block of its own.
     """
     halvings = int(2 * np.log2(max(1, batch_size))) + 1
     steps = np.unique(np.ceil(batch_size / 2 ** (np.arange(halvings + 1) / 2)).astype(np.int64))
-    steps = steps[steps >= min(batch_size, _NARROWEST)]
+    steps = steps[steps >= min(batch_size, _MIN_WIDTH)]
     return np.asarray(steps[np.minimum(np.searchsorted(steps, sizes), len(steps) - 1)], np.int64)
 
 
 def plan_steps(population: Population, users: NDArray[np.int64], local: LocalSGD, keys_for: KeysFor) -> Steps:
-    """The same batches in the same order as `user_order` gives each user alone."""
+    """The batches of a block of users: the same, in the same order, as `user_order` gives each user alone."""
     sizes, starts = local.examples_of(population, users), np.asarray(population.offsets[users], np.int64)
-    longest = int(sizes.max(initial=0))
+    largest = int(sizes.max(initial=0))
     widths = filled_width(sizes, local.batch_size)
     widest = int(widths.max(initial=1))  # less than batch_size only where all users have a single batch
-    most = int((-(-sizes // widest)).max(initial=0))
-    places = np.arange(most * widest)
-    real = places < sizes[:, None]
-    own = np.minimum(starts, population.examples - 1)[:, None]
-    counts = np.minimum(widest, sizes[:, None] - np.arange(most) * widest).clip(0)
+    most_steps = int((-(-sizes // widest)).max(initial=0))
+    slots = np.arange(most_steps * widest)
+    real = slots < sizes[:, None]
+    padding = np.minimum(starts, population.examples - 1)[:, None]
+    counts = np.minimum(widest, sizes[:, None] - np.arange(most_steps) * widest).clip(0)
     epochs = []
     for epoch in range(local.epochs):
-        words = counter_bits(keys_for(f"order/{epoch}")[:, None], places[:longest])
+        words = counter_bits(keys_for(f"order/{epoch}")[:, None], slots[:largest])
         order = np.zeros(real.shape, np.int64)
-        order[:, :longest] = np.argsort(np.where(real[:, :longest], words, np.uint64(2**64 - 1)), axis=1)
-        rows = np.where(real, starts[:, None] + order, own)
-        epochs.append((rows.reshape(len(users), most, widest), counts))
-    return Steps(*_end_to_end(epochs), widths)
+        order[:, :largest] = np.argsort(np.where(real[:, :largest], words, np.uint64(2**64 - 1)), axis=1)
+        rows = np.where(real, starts[:, None] + order, padding)
+        epochs.append((rows.reshape(len(users), most_steps, widest), counts))
+    return Steps(*_concat_epochs(epochs), widths)
 
 
-def _end_to_end(
+def _concat_epochs(
     epochs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The steps of all epochs, each user's own straight after one another: nobody waits for others."""
+    """The steps of all epochs. Each user's follow each other without gaps, so that no user waits for a longer one."""
     if len(epochs) == 1:
         return epochs[0]
     rows = np.concatenate([rows for rows, _ in epochs], axis=1)
@@ -92,7 +93,7 @@ def _end_to_end(
 
 
 class Examples:
-    """A population's rows as tensors on a device; all of it lies there already if it is small enough."""
+    """A population's examples as tensors on a device. A population that is small enough stays on the GPU."""
 
     def __init__(self, population: Population, device: torch.device, dtype: torch.dtype) -> None:
         self.population = population
@@ -102,46 +103,46 @@ class Examples:
         self._resident: dict[str, Tensor] = {}
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
-            if sum(field.nbytes for field in population.fields.values()) <= _RESIDENT * free:
-                self._resident = {name: self._moved(field) for name, field in population.fields.items()}
+            if sum(field.nbytes for field in population.fields.values()) <= _RESIDENT_SHARE * free:
+                self._resident = {name: self._transfer(field) for name, field in population.fields.items()}
 
     def gather(self, rows: NDArray[np.int64]) -> Batch:
         """The examples of these rows, each field (*rows.shape, ...)."""
         if self._resident:
-            places = torch.from_numpy(rows).to(self.device, non_blocking=True)
+            index = torch.from_numpy(rows).to(self.device, non_blocking=True)
             return {
-                name: self._typed(field[places], self.population.fields[name].dtype)
+                name: self._cast(field[index], self.population.fields[name].dtype)
                 for name, field in self._resident.items()
             }
         fields = self.population.fields
-        return {name: self._typed(self._moved(field[rows]), field.dtype) for name, field in fields.items()}
+        return {name: self._cast(self._transfer(field[rows]), field.dtype) for name, field in fields.items()}
 
     def between(self, start: int, stop: int) -> Batch:
-        """The examples of neighbouring rows, to `pick` from and not to write into: they may lie in the population."""
+        """The examples of rows start to stop, for `select_rows`. Read only: they may be views of the population."""
         fields = self.population.fields
         if self._resident:
-            return {name: self._typed(field[start:stop], fields[name].dtype) for name, field in self._resident.items()}
-        return {name: self._typed(self._moved(field[start:stop]), field.dtype) for name, field in fields.items()}
+            return {name: self._cast(field[start:stop], fields[name].dtype) for name, field in self._resident.items()}
+        return {name: self._cast(self._transfer(field[start:stop]), field.dtype) for name, field in fields.items()}
 
-    def placed(self, fields: Mapping[str, NDArray[Any]]) -> Batch:
-        """Examples that are no user's, as tensors like the population's."""
-        return {name: self._typed(self._moved(field), field.dtype) for name, field in fields.items()}
+    def to_device(self, fields: Mapping[str, NDArray[Any]]) -> Batch:
+        """Synthetic examples, which are no user's, as tensors like the population's."""
+        return {name: self._cast(self._transfer(field), field.dtype) for name, field in fields.items()}
 
     @staticmethod
-    def pick(field: Tensor, rows: Tensor) -> Tensor:
-        """field[rows], for types too that torch cannot pick from."""
+    def select_rows(field: Tensor, rows: Tensor) -> Tensor:
+        """field[rows] along the first axis, also for uint16, which torch cannot index."""
         if field.dtype == torch.uint16:
             return field.view(torch.int16).index_select(0, rows).view(torch.uint16)
         return field.index_select(0, rows)
 
-    def _moved(self, field: NDArray[Any]) -> Tensor:
-        # torch can move unsigned 16-bit numbers but not pick rows of them: they travel as signed ones.
+    def _transfer(self, field: NDArray[Any]) -> Tensor:
+        # torch can move uint16 between devices but not index it: it travels as int16.
         plain = np.ascontiguousarray(field)
-        plain = plain if plain.flags.writeable else plain.copy()  # torch wants to be able to write
+        plain = plain if plain.flags.writeable else plain.copy()  # torch.from_numpy warns about read-only arrays
         return torch.from_numpy(plain.view(np.int16) if plain.dtype == np.uint16 else plain).to(self.device)
 
-    def _typed(self, rows: Tensor, dtype: np.dtype[Any]) -> Tensor:
-        """Fractional data take the type of the model's parameters, other data keep theirs."""
+    def _cast(self, rows: Tensor, dtype: np.dtype[Any]) -> Tensor:
+        """Floating-point data take the type of the model's parameters; other data keep theirs."""
         if dtype == np.uint16:
             return rows.view(torch.uint16)
         return rows.to(self.dtype) if rows.is_floating_point() else rows

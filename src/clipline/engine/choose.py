@@ -1,4 +1,4 @@
-"""The two ways to train a cohort, and the choice between them."""
+"""Chooses how a cohort is trained: one user after the other, or stacked."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .stacked.step import SlowEngineWarning
 from .stacked.trainer import Stacked
 
 Engine = Literal["auto", "one-by-one", "stacked"]
-SMALL_MODEL = 100_000  # parameters below which starting an operation takes longer than doing it for one user
+SMALL_MODEL = 100_000  # parameters: below, launching an operation for one user costs more than the operation itself
 ENGINES: tuple[Engine, ...] = ("auto", "one-by-one", "stacked")
 
 
 def choose_trainer(engine: Engine, plain: OneByOne, cohort_size: int, varying: bool = True) -> LocalTrainer:
-    """`plain` itself or a stack on top of it.
+    """`plain` itself, or a stacked trainer on top of it.
 
-    "auto" stacks where one user is too little work: on a GPU, and for small models on processor cores too; if the model
-    cannot be stacked it goes on without, and says so where that is much slower. `varying` cohorts are not always of
-    the expected size.
+    "auto" stacks where one user is too little work for the device: on a GPU, and for small models on CPU cores. If the
+    model cannot be stacked, users train one by one, with a warning on a GPU, where that is much slower. `varying` says
+    that cohort sizes vary around `cohort_size`, as under Poisson sampling.
     """
     check_choice("engine", engine, ENGINES)
     on_gpu = plain.problem.device.type == "cuda"

@@ -1,8 +1,8 @@
-"""Layers that train alone and also in a stack of users, each user with weights of his own.
+"""Layers that run fast for a single user and under `torch.func.vmap`, where each user has their own weights.
 
-`torch.func.vmap` over stacked weights turns a product by a matrix into one batched product, which is fast, and a
-library convolution or recurrence into a grouped or looped one, which is slow or refused. These layers are products by
-matrices; their arguments are those of `torch.nn`.
+vmap over stacked weights turns a matrix product into one batched product, which is fast. It turns a library convolution
+or recurrence into a grouped or looped one, which is slow or refused. So these layers are written as matrix products;
+their arguments are those of `torch.nn`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import check_choice, check_whole
-from .cpu.autograd_ops import conv as lone_conv
+from .cpu.autograd_ops import conv as single_user_conv
 from .kernels import convolution
-from .kernels import lstm as recurrence
+from .kernels import lstm as lstm_ops
 from .sparse.recorded_weight import bag
 from .stacked.stacks import stacked
 
@@ -27,11 +27,11 @@ Padding = int | Literal["same", "valid"]
 class PatchConv2d(nn.Module):
     """`nn.Conv2d` on (batch, channels, height, width), as channels-last patches times a matrix.
 
-    `weight` is (out_channels, kernel_size^2 * in_channels), its columns ordered by row of the kernel, column, channel.
-    Padding is a number of zeros on every side, "valid" (none), or "same": ceil(side / stride) out, and where the zeros
-    do not divide evenly the odd one is below and to the right, as in TensorFlow.
+    `weight` is (out_channels, kernel_size^2 * in_channels), its columns ordered by kernel row, kernel column, channel.
+    Padding is a number of zeros on every side, "valid" (none), or "same": ceil(side / stride) outputs; an odd number of
+    zeros puts one more below and to the right, as in TensorFlow.
 
-    Alone the library's kernel computes the same with the same weights, faster on a processor core.
+    For a single user torch's convolution computes the same from the same weights, faster on a CPU core.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class PatchConv2d(nn.Module):
         """(batch, in_channels, height, width) -> (batch, out_channels, height, width), channels last in memory."""
         size, stride = self.kernel_size, self.stride
         before, after = (0, 0) if self.padding == "valid" else self._zeros(images.shape[2])[:2]
-        alone = not stacked(images, self.weight)
-        if before != after or (before > 0 and not alone):  # equal zeros on both sides the library adds itself
+        single_user = not stacked(images, self.weight)
+        if before != after or (before > 0 and not single_user):  # torch's convolution pads symmetrically by itself
             images = F.pad(images, (before, after, before, after), value=0.0)
             before = 0
-        if alone:
+        if single_user:
             images = images.contiguous(memory_format=torch.channels_last)
-            return lone_conv(images, self.weight, self.bias, size, stride, before)
+            return single_user_conv(images, self.weight, self.bias, size, stride, before)
         return convolution.convolved(images, self.weight, self.bias, size, stride)
 
     def _zeros(self, side: int) -> tuple[int, int, int, int]:
@@ -77,7 +77,7 @@ class PatchConv2d(nn.Module):
 
 
 class MaxPool2d(nn.Module):
-    """`nn.MaxPool2d(2)` on an even side: the greatest of every four; of equals the first, as there."""
+    """`nn.MaxPool2d(2)` on an even side. Of equal values the first counts, as there."""
 
     def forward(self, images: Tensor) -> Tensor:
         """(batch, channels, height, width) -> (batch, channels, height / 2, width / 2)."""
@@ -88,12 +88,12 @@ class MaxPool2d(nn.Module):
 
 
 class MatrixLSTM(nn.Module):
-    """One layer of long short-term memory over (batch, time, input_size), in plain matrix products.
+    """A one-layer LSTM over (batch, time, input_size), in plain matrix products.
 
     The gates are input, forget, candidate, output, as in Keras and in `nn.LSTM`; there is one bias, as in Keras, and
     its forget part starts at 1; the recurrent weights start orthogonal. State starts at zero.
 
-    Alone on a processor core the library's kernel computes the same with the same weights, up to 2.7 times faster.
+    For a single user on a CPU core torch's LSTM computes the same from the same weights, up to 2.7 times faster.
     """
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
@@ -112,13 +112,13 @@ class MatrixLSTM(nn.Module):
 
         Where `mask` (batch, time) is false the state is held and given out again, as Keras does with `mask_zero`.
         """
-        alone = inputs.device.type == "cpu" and not stacked(inputs, self.weight_ih, self.weight_hh)
-        if alone and (mask is None or bool((mask[:, 1:] <= mask[:, :-1]).all())):
-            return self._by_the_library(inputs, mask)
+        single_user = inputs.device.type == "cpu" and not stacked(inputs, self.weight_ih, self.weight_hh)
+        if single_user and (mask is None or bool((mask[:, 1:] <= mask[:, :-1]).all())):
+            return self._torch_lstm(inputs, mask)
         return self._step_by_step(inputs, mask)
 
-    def _by_the_library(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
-        """The same where a row is real first and padding after: padding then repeats what the last real step gave."""
+    def _torch_lstm(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
+        """By `torch.lstm`, for masks that are true first and false after: masked steps repeat the last real output."""
         start = inputs.new_zeros(1, len(inputs), self.hidden_size)
         weights = [self.weight_ih, self.weight_hh, self.bias, torch.zeros_like(self.bias)]
         outputs: Tensor = torch.lstm(inputs, [start, start], weights, True, 1, 0.0, False, False, True)[0]
@@ -130,22 +130,22 @@ class MatrixLSTM(nn.Module):
         return held * (real > 0).unsqueeze(2)
 
     def _step_by_step(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
-        driven = inputs.transpose(0, 1) @ self.weight_ih.T + self.bias
-        if torch.is_autocast_enabled(inputs.device.type):  # a stack's bias has made it float32 again
-            driven = driven.to(torch.get_autocast_dtype(inputs.device.type))
-        awake = torch.ones_like(driven[..., 0], dtype=torch.bool) if mask is None else mask.transpose(0, 1)
+        gate_inputs = inputs.transpose(0, 1) @ self.weight_ih.T + self.bias
+        if torch.is_autocast_enabled(inputs.device.type):  # under vmap adding the bias promotes to float32
+            gate_inputs = gate_inputs.to(torch.get_autocast_dtype(inputs.device.type))
+        active = torch.ones_like(gate_inputs[..., 0], dtype=torch.bool) if mask is None else mask.transpose(0, 1)
         if stacked(inputs, self.weight_ih, self.weight_hh):
-            together: Tensor = recurrence.lstm(driven, self.weight_hh, awake)
-            return together.transpose(0, 1)
-        one = (tensor.unsqueeze(0) for tensor in (driven, self.weight_hh, awake))
-        outputs: Tensor = recurrence.stacked_lstm(*one)[0]
+            stacked_outputs: Tensor = lstm_ops.lstm(gate_inputs, self.weight_hh, active)
+            return stacked_outputs.transpose(0, 1)
+        with_user_axis = (tensor.unsqueeze(0) for tensor in (gate_inputs, self.weight_hh, active))
+        outputs: Tensor = lstm_ops.stacked_lstm(*with_user_axis)[0]
         return outputs.squeeze(0).transpose(0, 1)
 
 
 class BagLinear(nn.Module):
-    """`nn.Linear` on sparse rows, each a few distinct features and their values; no row of all features is ever formed.
+    """`nn.Linear` on sparse rows, each a few distinct features and their values; no dense row is ever formed.
 
-    `weight` is (in_features, out_features), the other way round than `nn.Linear`: a feature's weights lie together.
+    `weight` is (in_features, out_features), the transpose of `nn.Linear`'s: a feature's weights are contiguous.
     """
 
     def __init__(self, in_features: int, out_features: int) -> None:
@@ -156,19 +156,19 @@ class BagLinear(nn.Module):
         glorot_uniform_(self.weight, fan_out=out_features, fan_in=in_features)
 
     def forward(self, features: Tensor, values: Tensor) -> Tensor:
-        """(batch, width) whole numbers and (batch, width) values -> (batch, out_features).
+        """(batch, width) integer features and (batch, width) values -> (batch, out_features).
 
-        A place with value 0 is padding, whatever its number; numbers beyond the last feature are allowed only there.
+        An entry with value 0 is padding, whatever its feature; features beyond the last are allowed only there.
         """
         if not stacked(features, values, self.weight):
             return bag(features, self.weight, values) + self.bias
-        # torch.func has no rule for embedding_bag and would loop over the users. Where the weight has a user's own rows
-        # alone and a batch as wide as those is smaller than they are, products with it are faster.
-        places = features.long().clamp(max=len(self.weight) - 1)
+        # vmap has no rule for embedding_bag and would loop over the users. If the weight has the user's own rows only,
+        # and a dense batch over those rows is smaller than the rows themselves, the dense product is faster.
+        index = features.long().clamp(max=len(self.weight) - 1)
         if len(self.weight) < self.in_features and len(values) <= self.weight.shape[1]:
-            rows = values.new_zeros(len(values), len(self.weight)).scatter_add(1, places, values)
+            rows = values.new_zeros(len(values), len(self.weight)).scatter_add(1, index, values)
             return rows @ self.weight + self.bias
-        return torch.bmm(values.unsqueeze(1), F.embedding(places, self.weight)).squeeze(1) + self.bias
+        return torch.bmm(values.unsqueeze(1), F.embedding(index, self.weight)).squeeze(1) + self.bias
 
 
 def glorot_uniform_(weight: Tensor, *, fan_out: int, fan_in: int | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Local training, one user after the other: the plain way, and the fastest on a processor core."""
+"""The plain trainer: one user after the other. For large models also the fastest way on a CPU core."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ from .problem import Problem
 from .sparse.native import compiled
 from .sparse.outer_products import SparseOuterProducts
 from .sparse.recorded_weight import StepRecord
-from .sparse.row_fields import Touched, first_pieces, renumbered, together, touched, updates_of
+from .sparse.row_fields import Touched, build_updates, concat_updates, renumber_rows, starting_params, touched
 from .updates import Dense, Updates
 from .user_random import step_keys
 
-_BLOCK_VALUES = 1 << 24  # numbers in a block of updates: 64 MiB of float32
-_RECORDED = 16  # users in a block whose changes are noted alone, and take little room
-_TRIED = 8  # made-up examples at most
-_RECORDED_IN = (torch.float32, torch.float64)
+_MAX_BLOCK_VALUES = 1 << 24  # numbers in a block of updates: 64 MiB of float32
+_RECORDED_BLOCK = 16  # users in a block if all updates are recorded, which take little memory
+_TRIAL_EXAMPLES = 8  # at most
+_RECORDED_DTYPES = (torch.float32, torch.float64)
 
 
 class RememberingWarning(UserWarning):
-    """A model or loss keeps something between calls, which is put back after every user."""
+    """A model or loss keeps state between calls; it is restored after every user."""
 
 
 class OneByOne:
     """Trains users one after the other on the problem's working copy of the model.
 
-    A user whose training fails adds nothing and is not within the clip, unless the problem says otherwise. What would
-    fail for everybody is found when this is made, on made-up examples or the problem's `trial_batch`.
+    A user whose training fails adds nothing and is not within the clip, unless the problem's `on_error` says otherwise.
+    Errors that every user would run into are found on construction, on made-up examples or the `trial_batch`.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._left = ""  # what the last user had changed
-        # Parameters whose changes are recorded and not made: those that the trial sees used through `bag` alone.
+        self._leftover = ""  # what the last user changed in model or loss, if anything
+        # Parameters whose SGD steps are recorded (`StepRecord`): those that the trial sees used through `bag` only.
         dtype = problem.model.vector.dtype
-        plain = problem.device.type == "cpu" and problem.precision != "bf16" and dtype in _RECORDED_IN
+        plain = problem.device.type == "cpu" and problem.precision != "bf16" and dtype in _RECORDED_DTYPES
         self.recorded = frozenset(problem.row_fields) if plain else frozenset[str]()
-        # Compiled here: before workers are forked, who would each do it again.
+        # Before forking: otherwise each worker would compile.
         self._library = compiled(dtype) if self.recorded and problem.fast.compile_c else None
-        self.made_up = self._tried()
+        self.made_up = self._run_trials()
         if problem.row_fields:
             self._check_rows()
 
@@ -64,13 +64,16 @@ class OneByOne:
         """Updates (params after local SGD - params) of the requests' users in blocks, one request after the other."""
         if self.problem.fast.keep_freed_memory and self.problem.device.type == "cpu":
             keep_freed_memory()
-        for place, request in enumerate(requests):
+        for request_index, request in enumerate(requests):
             users = request.cohort.users
             start = 0
             while start < len(users):
-                some = users[start : start + self._block_size(len(users) - start)]
-                yield self.block(request.params, some, request.round_index, request.run), np.full(len(some), place)
-                start += len(some)
+                block_users = users[start : start + self._block_size(len(users) - start)]
+                yield (
+                    self.block(request.params, block_users, request.round_index, request.run),
+                    np.full(len(block_users), request_index),
+                )
+                start += len(block_users)
 
     @property
     def runs_c(self) -> bool:
@@ -78,12 +81,13 @@ class OneByOne:
         return self._library is not None
 
     def _block_size(self, left: int) -> int:
-        """How many of the `left` users make the next block."""
+        """The number of users in the next block, of `left` users."""
         if not self.problem.row_fields:
-            return max(1, min(64, _BLOCK_VALUES // self.problem.model.dim))
+            return max(1, min(64, _MAX_BLOCK_VALUES // self.problem.model.dim))
         if self.recorded != set(self.problem.row_fields):
             return 1
-        return -(-left // -(-left // _RECORDED))  # of equal size: each takes a pass over the sum, also one of few users
+        # Blocks of equal size: every block costs a pass over the sum, however few its users.
+        return -(-left // -(-left // _RECORDED_BLOCK))
 
     def block(self, params: Tensor, users: NDArray[np.int64], round_index: int, run: int = 0) -> Updates:
         """The updates of these users, not clipped: PRIVATE. A user without examples gives zeros."""
@@ -95,9 +99,9 @@ class OneByOne:
             self.problem.device
         )
         order = torch.from_numpy(plan.rows - starts[:, None, None]).to(self.problem.device)
-        whole = first_pieces(params.unsqueeze(0), self.problem.model.named_shapes, {})
+        whole = starting_params(params.unsqueeze(0), self.problem.model.named_shapes, {})
         updates = params.new_empty(len(users), 0 if self.problem.row_fields else self.problem.model.dim)
-        by_rows: list[Updates] = []
+        user_updates: list[Updates] = []
         version = params._version
         with self.problem.users_apart():
             for i, key in enumerate(keys.tolist()):
@@ -105,16 +109,16 @@ class OneByOne:
                 batches = [order[i, step, :count] for step, count in enumerate(plan.counts[i].tolist()) if count]
                 steps = _UserSteps(params, whole, examples, batches, chances[i], lr)
                 if self.problem.row_fields:
-                    by_rows.append(self._user_rows(key, steps))
-                elif not self._user(key, partial(self._train, steps, updates[i])):
+                    user_updates.append(self._train_by_rows(key, steps))
+                elif not self._train_isolated(key, partial(self._train_dense, steps, updates[i])):
                     updates[i] = math.nan
             self.problem.isolation.after_block()
         if params._version != version:
             raise ModuleError("the round's parameters changed while a user trained: train on the model that is given")
-        return together(by_rows) if self.problem.row_fields else Updates([Dense(0, updates)])
+        return concat_updates(user_updates) if self.problem.row_fields else Updates([Dense(0, updates)])
 
-    def _user(self, key: int, train: Callable[[], object]) -> bool:
-        """Train one user with random numbers of the user's own, and leave nothing behind. False if that failed."""
+    def _train_isolated(self, key: int, train: Callable[[], object]) -> bool:
+        """Train one user with all generators seeded by the user's key; restore all state after. False if it failed."""
         self._global_generator().manual_seed(key)
         self.problem.isolation.seed(key)
         before = None if self.problem.draws_globally else self._global_generator().get_state()
@@ -124,32 +128,32 @@ class OneByOne:
                 train()
         except BaseException as error:
             if self.problem.on_error == "raise" or not isinstance(error, Exception) or not users_own(error):
-                self.problem.isolation.after_user()  # what is left must not pass for the caller's own, in a later call
+                self.problem.isolation.after_user()  # a later call would take the leftovers for the caller's state
                 raise
             failed = True
-        self._left = self.problem.isolation.after_user()
+        self._leftover = self.problem.isolation.after_user()
         if before is not None:
             self.problem.draws_globally = not torch.equal(self._global_generator().get_state(), before)
         return not failed
 
-    def _train(self, steps: _UserSteps, out: Tensor) -> None:
-        """One user's steps on the whole vector of parameters; the update goes to `out` (dim,)."""
+    def _train_dense(self, steps: _UserSteps, out: Tensor) -> None:
+        """One user's SGD steps on all parameters; writes the update to `out` (dim,)."""
         model = self.problem.model
         model.vector.copy_(steps.params)
-        finite = steps.params.new_zeros(())
+        finite_marker = steps.params.new_zeros(())
         for step, rows in enumerate(steps.batches):
             model.set_keys(steps.chances[step])
-            batch = {name: self.problem.examples.pick(field, rows) for name, field in steps.examples.items()}
-            loss = self._reduced(self.problem.loss(model.module, batch), len(rows))
+            batch = {name: self.problem.examples.select_rows(field, rows) for name, field in steps.examples.items()}
+            loss = self._reduce_loss(self.problem.loss(model.module, batch), len(rows))
             model.descend(loss, steps.lr)
-            finite += 0.0 * loss.detach()  # NaN from now on where it is not
+            finite_marker += 0.0 * loss.detach()  # becomes and stays NaN if a loss is not finite
         torch.sub(model.vector, steps.params, out=out)
-        _check_finite(finite)
+        _check_finite(finite_marker)
 
-    def _user_rows(self, key: int, steps: _UserSteps) -> Updates:
-        """The same where a user touches few rows of some parameters: no other row is read, trained or written.
+    def _train_by_rows(self, key: int, steps: _UserSteps) -> Updates:
+        """One user's update if the user touches few rows of some parameters: no other row is read, trained or written.
 
-        A user for whom a recorded parameter is used in another way than through `bag` begins again with rows alone.
+        If a recorded parameter is used in another way than through `bag`, the user starts again on a matrix of rows.
         """
         made: list[Updates] = []
         incomplete: set[str] = set()
@@ -157,47 +161,49 @@ class OneByOne:
         def train() -> None:
             made[:] = [self._train_rows(steps, self.recorded, incomplete)]
 
-        trained = self._user(key, lambda: _unless(incomplete, train))
+        trained = self._train_isolated(key, lambda: _ignore_errors_if(incomplete, train))
         if incomplete:
             incomplete.clear()
-            trained = self._user(key, lambda: made.append(self._train_rows(steps, frozenset(), incomplete)))
-        return made[-1] if trained and made else self._failed_rows(steps.params)
+            trained = self._train_isolated(key, lambda: made.append(self._train_rows(steps, frozenset(), incomplete)))
+        return made[-1] if trained and made else self._failed_update(steps.params)
 
     def _train_rows(self, steps: _UserSteps, recorded: frozenset[str], incomplete: set[str]) -> Updates:
-        """One user's steps. `incomplete` gets recorded parameters that were used in another way: begin again then."""
+        """One user's SGD steps. Recorded parameters that were used otherwise go to `incomplete`: start again."""
         shapes = self.problem.model.named_shapes
         fields = {name: field for name, field in self.problem.row_fields.items() if name not in recorded}
         heights = {name: shapes[name][0] for name in fields}
-        one, rows = renumbered({name: field.unsqueeze(0) for name, field in steps.examples.items()}, fields, heights)
-        first = first_pieces(steps.params.unsqueeze(0), shapes, rows) if rows else steps.whole
+        one, rows = renumber_rows({name: field.unsqueeze(0) for name, field in steps.examples.items()}, fields, heights)
+        first = starting_params(steps.params.unsqueeze(0), shapes, rows) if rows else steps.whole
         records = {name: StepRecord(first[name][0], steps.lr, self._library) for name in recorded}
         moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in records}
         held = {name: records[name].noted() if name in records else moving[name] for name in shapes}
-        finite = steps.params.new_zeros(())
+        finite_marker = steps.params.new_zeros(())
         try:
             with self.problem.model.holding(held):
                 for step, rows_of_batch in enumerate(steps.batches):
                     self.problem.model.set_keys(steps.chances[step])
-                    batch = {name: self.problem.examples.pick(field[0], rows_of_batch) for name, field in one.items()}
-                    loss = self._reduced(self.problem.loss(self.problem.model.module, batch), len(rows_of_batch))
-                    _descend(loss, list(moving.values()), list(records.values()), steps.lr)
-                    finite += 0.0 * loss.detach()
+                    batch = {
+                        name: self.problem.examples.select_rows(field[0], rows_of_batch) for name, field in one.items()
+                    }
+                    loss = self._reduce_loss(self.problem.loss(self.problem.model.module, batch), len(rows_of_batch))
+                    _sgd_step(loss, list(moving.values()), list(records.values()), steps.lr)
+                    finite_marker += 0.0 * loss.detach()
         finally:
             incomplete.update(name for name, record in records.items() if not record.complete)
-        _check_finite(finite)
+        _check_finite(finite_marker)
         stack: list[Tensor | list[SparseOuterProducts]] = []
         for name in shapes:
             if name in records:
                 stack.append(records[name].terms())
-            elif name in self.recorded:  # as terms too: all users of a block have the same kinds
+            elif name in self.recorded:  # as outer products too: all users of a block need one kind
                 change = moving[name].detach() - first[name][0]
                 stack.append([SparseOuterProducts.of_rows(rows[name].rows[0], change)])
             else:
                 stack.append(moving[name].detach().unsqueeze(0))
-        return updates_of(stack, first, shapes, rows, self._library)
+        return build_updates(stack, first, shapes, rows, self._library)
 
-    def _failed_rows(self, params: Tensor) -> Updates:
-        """An update that is not a number: it adds nothing and is not within."""
+    def _failed_update(self, params: Tensor) -> Updates:
+        """An update of NaN, which adds nothing and is not within the clip."""
         shapes = self.problem.model.named_shapes
         bad = params.new_full((1, 1), math.nan)
         rows = {
@@ -212,16 +218,16 @@ class OneByOne:
             stack.append(
                 [SparseOuterProducts.of_rows(bad[0].long() * 0, nothing[0])] if name in self.recorded else nothing
             )
-        return updates_of(stack, first, shapes, rows, self._library)
+        return build_updates(stack, first, shapes, rows, self._library)
 
-    def _tried(self) -> Callable[[int], Batch]:
-        """Train a made-up user, to find mistakes that everybody would run into. Gives a way to make up examples."""
+    def _run_trials(self) -> Callable[[int], Batch]:
+        """Train a synthetic user, to find mistakes that every user would run into. Gives a source of such examples."""
         given = self.problem.trial_batch
         first: Exception | None = None
         for fill in FILLS:
-            made = partial(self._made_up, fill=fill)
+            made = partial(self._synthetic_examples, fill=fill)
             try:
-                self._try(made)
+                self._trial(made)
                 return made
             except (IsolationError, MemoryError, Warning):
                 raise
@@ -239,17 +245,17 @@ class OneByOne:
             "your own making that it can take"
         ) from first
 
-    def _made_up(self, count: int, fill: str) -> Batch:
+    def _synthetic_examples(self, count: int, fill: str) -> Batch:
         problem = self.problem
-        return problem.examples.placed(made_up(problem.population.fields, count, fill, problem.trial_batch))
+        return problem.examples.to_device(made_up(problem.population.fields, count, fill, problem.trial_batch))
 
-    def _try(self, made: Callable[[int], Batch]) -> None:
-        """One step of one user who does not exist."""
-        count = min(self.problem.local.batch_size, _TRIED)
+    def _trial(self, made: Callable[[int], Batch]) -> None:
+        """One step of a synthetic user."""
+        count = min(self.problem.local.batch_size, _TRIAL_EXAMPLES)
         problem = self.problem
         params, rows = problem.model.initial, torch.arange(count, device=problem.device)
         chances = torch.zeros(1, len(problem.model.chances), 2, dtype=torch.int32, device=problem.device)
-        whole = first_pieces(params.unsqueeze(0), problem.model.named_shapes, {})
+        whole = starting_params(params.unsqueeze(0), problem.model.named_shapes, {})
         steps = _UserSteps(params, whole, made(count), [rows], chances, problem.local.lr)
         on_error, problem.on_error = problem.on_error, "raise"
         try:
@@ -257,17 +263,19 @@ class OneByOne:
                 if problem.row_fields:
                     incomplete: set[str] = set()
                     recorded = self.recorded
-                    self._user(0, lambda: _unless(incomplete, lambda: self._train_rows(steps, recorded, incomplete)))
+                    self._train_isolated(
+                        0, lambda: _ignore_errors_if(incomplete, lambda: self._train_rows(steps, recorded, incomplete))
+                    )
                     if incomplete:
                         self.recorded -= incomplete
-                        self._user(0, lambda: self._train_rows(steps, self.recorded, incomplete))
+                        self._train_isolated(0, lambda: self._train_rows(steps, self.recorded, incomplete))
                 else:
-                    self._user(0, partial(self._train, steps, torch.empty_like(params)))
+                    self._train_isolated(0, partial(self._train_dense, steps, torch.empty_like(params)))
                 problem.isolation.after_block()
-            if self._left:
+            if self._leftover:
                 warnings.warn(
-                    f"{self._left} changes while a user trains; it is put back after every user, so that nobody finds "
-                    "what another has left there",
+                    f"{self._leftover} changes while a user trains; it is put back after every user, so that nobody "
+                    "finds what another has left there",
                     RememberingWarning,
                     stacklevel=2,
                 )
@@ -279,22 +287,22 @@ class OneByOne:
     def _check_rows(self) -> None:
         """Refuse a loss that uses rows which the fields do not name, as a penalty on all weights does.
 
-        Tried on made-up examples with one more row than they touch, at several parameters: it must not move.
+        Tried on synthetic examples with one row more than they touch, at several parameters: its gradient must be 0.
         """
-        count = min(self.problem.local.batch_size, _TRIED)
+        count = min(self.problem.local.batch_size, _TRIAL_EXAMPLES)
         one = {name: field.unsqueeze(0) for name, field in self.made_up(count).items()}
         shapes = self.problem.model.named_shapes
         for name, field in self.problem.row_fields.items():
             rows, places = touched(one[field], shapes[name][0])
             if rows.rows.shape[1] == shapes[name][0]:
-                continue  # they touch all of them
+                continue  # they touch every row: there is no spare one
             spare = F.pad(rows.rows, (0, 1))
             batch = {key: value[0] for key, value in {**one, field: places}.items()}
             for params in parameters_to_try(self.problem.model.initial):
-                first = first_pieces(params.unsqueeze(0), shapes, {name: Touched(spare, spare >= 0)})
+                first = starting_params(params.unsqueeze(0), shapes, {name: Touched(spare, spare >= 0)})
                 leaves = {f"model.{key}": piece[0].clone().requires_grad_() for key, piece in first.items()}
                 with self.problem.users_apart():
-                    loss = self._reduced(
+                    loss = self._reduce_loss(
                         functional_call(LossOf(self.problem.model.module, self.problem.loss), leaves, (batch,)), count
                     )
                     (gradient,) = torch.autograd.grad(loss, [leaves[f"model.{name}"]], allow_unused=True)
@@ -306,13 +314,13 @@ class OneByOne:
                         "loss"
                     )
 
-    def _reduced(self, losses: Tensor, count: int) -> Tensor:
+    def _reduce_loss(self, losses: Tensor, count: int) -> Tensor:
         if not per_example(losses, count):
             return losses
         return self.problem.local.reduced(losses)
 
     def _global_generator(self) -> torch.Generator:
-        # Not torch.manual_seed, which without a GPU formats and keeps a stack trace at every call, in case one comes.
+        # Not torch.manual_seed: before CUDA is initialised it queues a call with a formatted stack trace every time.
         if self.problem.device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
             return torch.cuda.default_generators[self.problem.device.index or torch.cuda.current_device()]
@@ -321,24 +329,24 @@ class OneByOne:
 
 @dataclass(frozen=True, eq=False)
 class _UserSteps:
-    """What one user trains on. `whole` are the parameters as `first_pieces` gives them to whoever touches all rows."""
+    """What one user trains on. `whole`: all parameters by name, all of their rows, from `starting_params`."""
 
     params: Tensor
     whole: dict[str, Tensor]
     examples: Batch
-    batches: Sequence[Tensor]  # which of the user's examples are in each
+    batches: Sequence[Tensor]  # of each step: which of the user's examples
     chances: Tensor
     lr: float
 
 
-def _check_finite(zero: Tensor) -> None:
-    """A user with a loss that is no finite number fails: some of torch's gradients at NaN depend on memory's layout."""
-    if bool(zero.isnan()):
+def _check_finite(marker: Tensor) -> None:
+    """A user whose loss is not finite fails: some of torch's gradients at NaN depend on memory alignment."""
+    if bool(marker.isnan()):
         raise FloatingPointError("the loss is not a finite number")
 
 
-def _unless(incomplete: set[str], train: Callable[[], object]) -> None:
-    """Train. An error counts only if nothing is incomplete: otherwise the user begins again in another way."""
+def _ignore_errors_if(incomplete: set[str], train: Callable[[], object]) -> None:
+    """Train. An error is ignored if a record is incomplete: the user then starts again in another way."""
     try:
         train()
     except Exception:
@@ -346,14 +354,14 @@ def _unless(incomplete: set[str], train: Callable[[], object]) -> None:
             raise
 
 
-def _descend(loss: Tensor, moving: Sequence[Tensor], ledgers: Sequence[StepRecord], lr: float) -> None:
-    """One step of SGD: some parameters move, of others it is noted how they would."""
-    products = [ledger.products() for ledger in ledgers]
-    wanted = [*moving, *(product for own in products for product in own)]
+def _sgd_step(loss: Tensor, moving: Sequence[Tensor], step_records: Sequence[StepRecord], lr: float) -> None:
+    """One SGD step: `moving` parameters are updated in place, for the others the step is recorded."""
+    products = [step_record.products() for step_record in step_records]
+    wanted = [*moving, *(product for of_record in products for product in of_record)]
     gradients = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
     with torch.no_grad():
         for leaf, gradient in zip(moving, gradients, strict=False):
             if gradient is not None:
                 leaf.sub_(gradient, alpha=lr)
-    for ledger, own in zip(ledgers, products, strict=True):
-        ledger.step([next(gradients) for _ in own])
+    for step_record, of_record in zip(step_records, products, strict=True):
+        step_record.step([next(gradients) for _ in of_record])

@@ -1,4 +1,4 @@
-"""In which arithmetic local training computes. Parameters, sums and clip norms are float32 or better in all of them."""
+"""The arithmetic of local training. Parameters, sums and clip norms are float32 or better in all settings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
 
 @contextmanager
 def computing_in(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Local training inside computes so: "tf32" rounds what matrix products multiply to 10 bits on a GPU that can, and
-    is float32 elsewhere; "bf16" computes products and convolutions in bfloat16 and keeps sums that need it in float32.
+    """Within, torch computes in this precision; on leaving, its settings are restored.
+
+    "tf32" lets matrix products round their inputs to 10 bits, on a GPU that can, and is float32 elsewhere. "bf16" is
+    autocast to bfloat16: products and convolutions in bfloat16, sums that need it in float32.
     """
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"

@@ -1,6 +1,8 @@
-"""Draws the next round's cohort and noise while the current round ends. The same numbers as `PlainDraws`, earlier.
+"""Prefetches the next round's cohort and noise, on idle cores, while the current round ends.
 
-Buys (2 cores, so_lr with 5 million parameters): see docs/results/performance.md, "What each fast part buys".
+Plain twin: `PlainDraws` of federated/draws.py, which draws the same numbers when they are needed.
+Held equal by: tests/engine/test_prefetch.py, tests/federated/test_draws.py.
+Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ from .cpu.huge_pages import new
 
 
 class BackgroundNoise:
-    """`count` independent standard normal numbers; threads begin to draw them at once.
+    """`count` independent standard normal numbers, drawn by background threads from construction on.
 
     They depend on the generator alone, not on the number of threads. Without `threads` it starts its own, which end
-    when all is drawn.
+    when all numbers are drawn.
     """
 
     def __init__(
@@ -37,32 +39,33 @@ class BackgroundNoise:
         threads: Executor | None = None,
     ) -> None:
         self._device = torch.device(device)
-        self._given = False
+        self._used = False
         if self._device.type == "cuda":
             self._numbers = torch.empty(count, dtype=torch.float64, pin_memory=True)
         else:
             self._numbers = new(count, torch.float64) if huge_pages else torch.empty(count, dtype=torch.float64)
         array = self._numbers.numpy()
-        parts = list(part_generators(rng, count))  # all of them first: drawing moves `rng`, from which others jump
+        # All parts before any is drawn: drawing advances `rng`, from which the others jump.
+        parts = list(part_generators(rng, count))
         pool = new_threads() if threads is None else threads
-        self._drawing = [pool.submit(part.standard_normal, out=array[where]) for part, where in parts]
+        self._pending = [pool.submit(part.standard_normal, out=array[where]) for part, where in parts]
         if threads is None:
             pool.shutdown(wait=False)
 
     def numbers(self) -> Tensor:
-        """(count,) float64 on the device, once they are drawn. They are given out once: they hide one release."""
-        if self._given:
+        """(count,) float64 on the device; waits for the threads. Given out once: noise hides one release only."""
+        if self._used:
             raise RunError("noise was asked for twice but hides one release only: draw new noise for each")
-        self._given = True
-        for part in self._drawing:
+        self._used = True
+        for part in self._pending:
             part.result()
-        with side_stream(self._device) as made:
-            made.append(self._numbers.to(self._device, non_blocking=True))
-        return made[0]
+        with side_stream(self._device) as moved:
+            moved.append(self._numbers.to(self._device, non_blocking=True))
+        return moved[0]
 
 
 class Prefetch:
-    """Cohort and noise of the rounds below `until`; those of one round ahead are drawn in the background.
+    """Cohort and noise of the rounds below `until`; `prefetch` draws those of one round in the background.
 
     Its threads start with the first draw and end with `close`.
     """
@@ -84,20 +87,20 @@ class Prefetch:
         self._threads = new_threads()
 
     def take(self, round_index: int) -> tuple[Cohort, Noise]:
-        """What was drawn for this round, or is drawn now; it is given out once."""
+        """Cohort and noise of this round, prefetched or drawn now. Given out once."""
         if round_index not in self._drawn:
             self._draw(round_index)
         return self._drawn.pop(round_index)
 
     def prefetch(self, round_index: int) -> None:
-        """Begin to draw for this round, unless it will not come."""
+        """Start drawing for this round, unless the run ends before it."""
         if round_index < self._until:
             self._draw(round_index)
 
     def close(self) -> None:
-        """End the threads; what was drawn for a round that does not come is dropped."""
+        """End the threads, and drop what was drawn for a round that does not come."""
         self._drawn.clear()
-        self._threads.shutdown()  # what was taken is drawn to its end
+        self._threads.shutdown()  # without cancelling: what was taken is drawn to its end
 
     def _draw(self, round_index: int) -> None:
         self._drawn.clear()

@@ -29,7 +29,7 @@ from .working_model import WorkingModel
 
 @dataclass(frozen=True)
 class LocalRun:
-    """What differs between runs that train side by side: whose randomness, and the users' learning rate."""
+    """What may differ between runs that train side by side: the random streams and the users' learning rate."""
 
     streams: Streams
     lr: float
@@ -38,9 +38,9 @@ class LocalRun:
 class Problem:
     """A model, a loss `loss(model, batch)` and a population, on a device; `batch` maps field names to tensors.
 
-    The caller's model is copied. `on_error` says what becomes of a user whose training fails: "zero" (adds nothing and
-    is not within the clip) or "raise", which is for study, as an error tells something of that user. `trial_batch` is
-    tried in the place of made-up examples.
+    The caller's model is copied. `on_error` says what happens to a user whose training fails: "zero" (adds nothing and
+    is not within the clip) or "raise", for study only, as an error reveals something about that user. `trial_batch` is
+    used for trials instead of made-up examples.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Problem:
 
     @property
     def population(self) -> Population:
-        """Whose users train."""
+        """The population whose users train."""
         return self.examples.population
 
     def steps_of(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -92,7 +92,7 @@ class Problem:
 
     @contextmanager
     def users_apart(self) -> Iterator[None]:
-        """Within, users train; random generators that belong to the caller are given back as they were."""
+        """Within, users may train in the set precision; on leaving, the caller's random generators are restored."""
         self.model.module.train()
         self.isolation.before_block()
         devices = [self.device] if self.device.type == "cuda" else []

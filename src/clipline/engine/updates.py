@@ -1,4 +1,4 @@
-"""The updates of a block of users: PRIVATE. In pieces, as they were computed; no dense rows are formed without need."""
+"""The updates of a block of users: PRIVATE. In pieces, one a parameter, in the form in which they were computed."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ try:
 except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
     triton_sum = None  # type: ignore[assignment]
 
-_CHUNK = 1 << 22  # numbers that are held in float64 at a time on a GPU
-_CACHED = 1 << 16  # the same on a processor, whose cache holds them
+_GPU_CHUNK = 1 << 22  # numbers converted to float64 at a time on a GPU, to bound memory
+_CPU_CHUNK = 1 << 16  # the same on a CPU core, to fit its cache
 
 
-def subtracts_later(values: Tensor) -> bool:
-    """Whether what was before is best subtracted by those who read these values, without a pass of its own."""
+def subtracts_lazily(values: Tensor) -> bool:
+    """Whether to keep parameters and starting point apart: Triton reductions subtract on the fly, saving a pass."""
     return values.device.type == "cuda" and triton_sum is not None and values.dtype == torch.float32
 
 
-def _parts(values: Tensor) -> Iterator[slice]:
-    """Columns of (users, width), as many at a time as the cache holds, or a GPU should."""
-    step = max(256, (_CACHED if values.device.type == "cpu" else _CHUNK) // max(1, len(values)))
+def _column_chunks(values: Tensor) -> Iterator[slice]:
+    """Slices of the columns of values (users, width), as many as should be converted at a time."""
+    step = max(256, (_CPU_CHUNK if values.device.type == "cpu" else _GPU_CHUNK) // max(1, len(values)))
     for start in range(0, values.shape[1], step):
         yield slice(start, start + step)
 
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Coordinates `start` to `start + width` of every user's update: `values`, less `before` where that is given."""
+    """Coordinates `start` to `start + width` of every user's update: `values`, minus `before` if that is given."""
 
     start: int
     values: Tensor = field(repr=False)  # (users, width)
@@ -44,19 +44,19 @@ class Dense:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the updates."""
+        """The type of the updates."""
         return self.values.dtype
 
     def formed(self, columns: slice = slice(None)) -> Tensor:
-        """(users, width), or some columns of it: the updates themselves."""
+        """The updates (users, width), or some columns, with `before` subtracted."""
         return self.values[:, columns] if self.before is None else self.values[:, columns] - self.before[:, columns]
 
     def greatest(self) -> Tensor:
-        """(users,): the greatest absolute value of each user."""
+        """(users,): the largest absolute value of each user."""
         return self.formed().abs().amax(dim=1) if self.values[:1].numel() else self.values.new_zeros(len(self))
 
     def squares(self, unit: Tensor | None = None) -> Tensor:
-        """(users,) float64: sums of squares, of the values over unit (users,) if given.
+        """(users,) float64: sums of squares, of the values divided by unit (users,) if given.
 
         No overflow: a float32 squared is far inside float64.
         """
@@ -67,14 +67,14 @@ class Dense:
         if self.values.device.type != "cpu":
             norms: Tensor = torch.linalg.vector_norm(self.formed(), dim=1, dtype=torch.float64)
             return norms.square()
-        # torch adds up in pairs, here and over the parts: the error stays far below the margin of the clip.
-        sums = [self.formed(part).double().square_().sum(dim=1) for part in _parts(self.values)]
+        # torch sums pairwise, here and over the chunks: the error stays far below the margin of the clip.
+        sums = [self.formed(part).double().square_().sum(dim=1) for part in _column_chunks(self.values)]
         return torch.stack(sums).sum(dim=0) if sums else torch.zeros(len(self.values), dtype=torch.float64)
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
         """Add sum over users of scale (users,) times their values, in float64, to total (dim,).
 
-        A user whose scale is 0 takes no part, whatever the values: 0 times infinity is not 0.
+        A user whose scale is 0 adds nothing, whatever the values: 0 times infinity is not 0.
         """
         own = total[self.start : self.start + self.values.shape[1]]
         if self.values.device.type == "cuda" and triton_sum is not None:
@@ -83,50 +83,50 @@ class Dense:
         values = self.formed()
         values = values if bool((scale > 0).all()) else values[scale > 0]
         scale = scale[scale > 0]
-        for part in _parts(values):
+        for part in _column_chunks(values):
             own[part] += scale @ values[:, part].double()
 
-    def put_in(self, rows: Tensor) -> None:
-        """Write into rows (users, dim)."""
+    def write_to(self, rows: Tensor) -> None:
+        """Write the updates into rows (users, dim)."""
         rows[:, self.start : self.start + self.values.shape[1]] = self.formed()
 
     def of_users(self, chosen: Tensor) -> Dense:
-        """Those for whom `chosen` (users,) is true."""
+        """The updates of the users for whom `chosen` (users,) is true."""
         return Dense(self.start, self.formed()[chosen])
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of a matrix parameter that starts at `start`: of each user only those that the user's data touch."""
+    """Updates of a matrix parameter at offset `start`: of each user only the rows that the user's data touch."""
 
     start: int
     height: int  # rows of the whole matrix
-    places: Tensor = field(repr=False)  # (users, touched) row numbers; where one is padding, its values are 0
+    places: Tensor = field(repr=False)  # (users, touched) row numbers; padding has values of 0
     values: Tensor = field(repr=False)  # (users, touched, width)
-    used: Tensor | None = field(default=None, repr=False)  # (users, touched): which are no padding, if that is known
+    used: Tensor | None = field(default=None, repr=False)  # (users, touched): false for padding, if known
 
     def __len__(self) -> int:
         return len(self.values)
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the updates."""
+        """The type of the updates."""
         return self.values.dtype
 
     def greatest(self) -> Tensor:
-        """(users,): the greatest absolute value of each user."""
+        """(users,): the largest absolute value of each user."""
         return Dense(0, self.values.flatten(1)).greatest()
 
     def squares(self, unit: Tensor | None = None) -> Tensor:
-        """(users,) float64: sums of squares, of the values over unit (users,) if given."""
+        """(users,) float64: sums of squares, of the values divided by unit (users,) if given."""
         return Dense(0, self.values.flatten(1)).squares(unit)
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
-        """Add sum over users of scale (users,) times their rows, in float64, to total (dim,); scale 0 as above."""
+        """Add sum over users of scale (users,) times their rows, in float64, to total (dim,); scale 0 adds nothing."""
         users, touched, width = self.values.shape
         matrix = total[self.start : self.start + self.height * width].view(self.height, width)
         if self.values.device.type == "cpu":
-            step = max(1, _CACHED // width)
+            step = max(1, _CPU_CHUNK // width)
             for places, values, factor in zip(self.places, self.values, scale.tolist(), strict=True):
                 for start in range(0, touched if factor > 0 else 0, step):
                     part = slice(start, start + step)
@@ -135,21 +135,21 @@ class Rows:
         if triton_sum is not None:
             triton_sum.add_rows(self.places, self.used, self.values, scale, matrix)
             return
-        step = max(1, _CHUNK // max(1, touched * width))
+        step = max(1, _GPU_CHUNK // max(1, touched * width))
         for start in range(0, users, step):
             part = slice(start, start + step)
             factors = scale[part, None, None]
             scaled = torch.where(factors > 0, self.values[part].double() * factors, 0.0)
             matrix.index_add_(0, self.places[part].flatten(), scaled.flatten(0, 1))
 
-    def put_in(self, rows: Tensor) -> None:
-        """Write into rows (users, dim)."""
+    def write_to(self, rows: Tensor) -> None:
+        """Write the updates into rows (users, dim)."""
         for row, places, values in zip(rows, self.places, self.values, strict=True):
             matrix = row[self.start : self.start + self.height * values.shape[1]].view(self.height, -1)
             matrix.index_add_(0, places, values)
 
     def of_users(self, chosen: Tensor) -> Rows:
-        """Those for whom `chosen` (users,) is true."""
+        """The updates of the users for whom `chosen` (users,) is true."""
         used = None if self.used is None else self.used[chosen]
         return Rows(self.start, self.height, self.places[chosen], self.values[chosen], used)
 
@@ -161,16 +161,16 @@ Piece = Dense | Rows | OuterProductUpdates
 class Updates:
     """Updates (params after local training - params) of a block of users, not clipped."""
 
-    pieces: Sequence[Piece] = field(repr=False)  # together all coordinates
+    pieces: Sequence[Piece] = field(repr=False)  # together they cover all coordinates
 
     def __len__(self) -> int:
         return len(self.pieces[0])
 
     def norms(self) -> Tensor:
-        """(users,) float64, of what is summed; infinite or NaN where an update is."""
+        """(users,) float64: the L2 norm of what will be summed; infinite or NaN where an update is."""
         if self.pieces[0].dtype != torch.float64:
             return torch.stack([piece.squares() for piece in self.pieces]).sum(dim=0).sqrt()
-        # The square of a float64 may overflow or vanish: divide by the greatest entry first.
+        # The square of a float64 may overflow or underflow: divide by the largest entry first.
         greatest = torch.stack([piece.greatest() for piece in self.pieces]).amax(dim=0)
         unit = greatest.clamp(min=torch.finfo(torch.float64).tiny)
         return unit * torch.stack([piece.squares(unit) for piece in self.pieces]).sum(dim=0).sqrt()
@@ -184,28 +184,28 @@ class Updates:
             for piece in self.pieces:
                 piece.add_to(totals[0], scale)
         elif all(isinstance(piece, Dense) for piece in self.pieces):
-            shares = scale.new_zeros(len(totals), len(scale))
-            shares[runs, torch.arange(len(scale), device=runs.device)] = scale
-            all_count = scale.device.type == "cpu" and bool((scale > 0).all())  # a GPU would wait for the answer
+            weights = scale.new_zeros(len(totals), len(scale))
+            weights[runs, torch.arange(len(scale), device=runs.device)] = scale
+            all_count = scale.device.type == "cpu" and bool((scale > 0).all())  # on a GPU this would synchronise
             for piece in self.pieces:
                 assert isinstance(piece, Dense)
                 own = totals[:, piece.start : piece.start + piece.values.shape[1]]
-                for part in _parts(piece.values):
+                for part in _column_chunks(piece.values):
                     values = piece.formed(part).double()
-                    own[:, part].addmm_(shares, values if all_count else values.where(scale.unsqueeze(1) > 0, 0.0))
+                    own[:, part].addmm_(weights, values if all_count else values.where(scale.unsqueeze(1) > 0, 0.0))
         else:
             for number in range(len(totals)):
-                mine = runs == number
-                self.of_users(mine).add_to(totals[number : number + 1], scale[mine])
+                of_run = runs == number
+                self.of_users(of_run).add_to(totals[number : number + 1], scale[of_run])
 
     def of_users(self, chosen: Tensor) -> Updates:
         """The updates of the users for whom `chosen` (users,) is true."""
         return Updates([piece.of_users(chosen) for piece in self.pieces])
 
     def dense(self, dim: int) -> Tensor:
-        """(users, dim): the rows that the pieces stand for."""
+        """The updates as a dense matrix (users, dim)."""
         values = next((piece.values for piece in self.pieces if not isinstance(piece, OuterProductUpdates)), None)
         rows = torch.zeros(len(self), dim, dtype=self.pieces[0].dtype, device=None if values is None else values.device)
         for piece in self.pieces:
-            piece.put_in(rows)
+            piece.write_to(rows)
         return rows

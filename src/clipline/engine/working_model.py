@@ -1,4 +1,4 @@
-"""A module whose trainable parameters live in one flat vector, checked for what must not leave a user."""
+"""The engine's copy of a module, with all trainable parameters in one flat vector."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .cpu.fused_linear import FusedLinearStep
 from .stacked.vmap_layers import Linear, stackable
 from .user_random import UserRandom
 
-_OLD_HOOKS = ("WeightNorm", "SpectralNorm")  # of torch.nn.utils
+_LEGACY_HOOKS = ("WeightNorm", "SpectralNorm")  # of torch.nn.utils
 
 
 class WorkingModel:
-    """A working copy of `module` on `device`; the caller's module is left alone.
+    """A working copy of `module` on `device`; the caller's module is not changed.
 
-    `vector` holds all trainable parameters end to end: the module's own parameters are views of it, so that setting the
-    vector sets the model, and a step of the model moves the vector.
+    `vector` holds all trainable parameters, concatenated. The copy's parameters are views of it: writing the vector
+    sets the model, and an SGD step on the model changes the vector.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu", *, fused_linear: bool = True) -> None:
@@ -32,19 +32,19 @@ class WorkingModel:
         self.module = stackable(_copied(module)).to(device)
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         self.vector = torch.cat([p.detach().reshape(-1) for p in trainable]).clone()
-        self.initial = self.vector.clone()  # what a run starts from; the vector itself moves
+        self.initial = self.vector.clone()  # what a run starts from; the vector changes in training
         start = 0
         for param in trainable:
             stop = start + param.numel()
             param.data = self.vector[start:stop].view_as(param)
             start = stop
         self._trainable = trainable
-        self.named_shapes = {  # in the order of the vector; a shared parameter stands once
+        self.named_shapes = {  # in the order of the vector; a shared parameter appears once
             name: param.shape for name, param in self.module.named_parameters() if param.requires_grad
         }
         names = {id(param): name for name, param in zip(self.named_shapes, trainable, strict=True)}
-        self._homes = [
-            (part._parameters, key, names[id(param)], param)  # a shared one has several
+        self._owners = [
+            (part._parameters, key, names[id(param)], param)  # several for a shared parameter
             for part in self.module.modules()
             for key, param in part._parameters.items()
             if param is not None and id(param) in names
@@ -54,9 +54,11 @@ class WorkingModel:
             if isinstance(layer, Linear):
                 layer.factors = self._factors
         self.chances = {name: part for name, part in self.module.named_modules() if isinstance(part, UserRandom)}
-        for chance in self.chances.values():
-            chance.draws = 0  # an attribute from the beginning: later ones count as something that a user has left
-        self._keys = {f"{name}.key".lstrip(".") for name in self.chances}  # set by the engine, and no user's statistic
+        for random_layer in self.chances.values():
+            random_layer.draws = (
+                0  # set now: an attribute added in training would look like state that a user left behind
+            )
+        self._keys = {f"{name}.key".lstrip(".") for name in self.chances}  # set by the engine, not statistics of users
         self.module.train()
 
     @property
@@ -84,7 +86,7 @@ class WorkingModel:
         return module
 
     def same_apart_from_training(self, other: WorkingModel) -> bool:
-        """Whether the two differ in what is trained alone: layers, types, buffers and frozen parameters agree."""
+        """Whether the two differ at most in trained values: layers, types, buffers and frozen parameters agree."""
         return (
             self.vector.dtype == other.vector.dtype
             and str(self.module) == str(other.module)
@@ -94,31 +96,31 @@ class WorkingModel:
 
     @contextmanager
     def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Within, the module has these in the place of its trainable parameters, one for each of `named_shapes`."""
+        """Within, the module uses these tensors, one for each of `named_shapes`, for its trainable parameters."""
         try:
-            for parameters, key, name, _ in self._homes:
+            for parameters, key, name, _ in self._owners:
                 parameters[key] = tensors[name]  # type: ignore[assignment]  # as torch.func.functional_call does
             yield
         finally:
-            for parameters, key, _, own in self._homes:
+            for parameters, key, _, own in self._owners:
                 parameters[key] = own
 
     def set_keys(self, keys: Tensor) -> None:
-        """Hand each `UserRandom` of the module its key: (chances, 2) int32."""
+        """Set the key of each `UserRandom` of the module, from (chances, 2) int32."""
         if not self.chances:
             return
-        for chance, key in zip(self.chances.values(), keys, strict=True):
-            chance.key.copy_(key)
-            chance.draws = 0
+        for random_layer, key in zip(self.chances.values(), keys, strict=True):
+            random_layer.key.copy_(key)
+            random_layer.draws = 0
 
     def _constants(self) -> dict[str, Tensor]:
-        """What stays as it is while users train: buffers, and parameters that are not trained."""
+        """What training must not change: buffers and frozen parameters."""
         buffers = {name: buffer for name, buffer in self.module.named_buffers() if name not in self._keys}
         frozen = {name: param.data for name, param in self.module.named_parameters() if not param.requires_grad}
         return buffers | frozen
 
     def descend(self, loss: Tensor, lr: float) -> None:
-        """One step of SGD. A parameter that the loss does not use stays where it is."""
+        """One SGD step. A parameter that the loss does not use is not changed."""
         if not loss.requires_grad:
             raise ModuleError("the loss does not depend on the model's trainable parameters: return what it computed")
         with self._factors.collecting(loss), torch.no_grad():
@@ -130,20 +132,20 @@ class WorkingModel:
 
 
 def _same(ours: Tensor, theirs: Tensor) -> bool:
-    """Equal to the last bit, NaN to NaN."""
+    """Whether all values are equal; NaN equals NaN."""
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return False
     return bool(((ours == theirs) | ((ours != ours) & (theirs != theirs))).all())
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
-    """The module inside one that `torch.compile` made: the engine compiles what it can by itself."""
-    inside = getattr(module, "_orig_mod", None)
-    return inside if isinstance(inside, nn.Module) else module
+    """The original of a module that `torch.compile` wrapped: the engine compiles by itself."""
+    inner = getattr(module, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else module
 
 
 def _copied(module: nn.Module) -> nn.Module:
-    """A working copy; refused in a sentence where torch cannot copy."""
+    """A deep copy; `ModuleError` where the module cannot be copied."""
     try:
         copied = copy.deepcopy(module)
     except Exception as error:
@@ -153,9 +155,9 @@ def _copied(module: nn.Module) -> nn.Module:
             "cannot be copied out of the module"
         ) from None
     for part in copied.modules():
-        for name, inside in part._modules.items():
-            if inside is not None:
-                part._modules[name] = uncompiled(inside)
+        for name, inner in part._modules.items():
+            if inner is not None:
+                part._modules[name] = uncompiled(inner)
         part._compiled_call_impl = None  # set by `module.compile()`
     return copied
 
@@ -170,7 +172,7 @@ def check_module(module: nn.Module) -> None:
             raise ModuleError(f"{where} is scripted, and users cannot train on it: give the module it was made from")
         if any(is_lazy(param) for param in layer._parameters.values()):
             raise ModuleError(f"{where} has no shape yet: run one made-up batch through the model first")
-        if any(type(hook).__name__ in _OLD_HOOKS for hook in layer._forward_pre_hooks.values()):
+        if any(type(hook).__name__ in _LEGACY_HOOKS for hook in layer._forward_pre_hooks.values()):
             raise ModuleError(
                 f"{where} has torch's older weight_norm or spectral_norm, which keeps a computed weight between calls: "
                 "use the one of torch.nn.utils.parametrizations"

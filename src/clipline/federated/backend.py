@@ -1,4 +1,4 @@
-"""Who trains a cohort and adds it up: the border between Algorithm 1 and the engine."""
+"""Protocols for training a cohort and summing its updates: the border between Algorithm 1 and the engine."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from .sampling import Cohort
 
 @dataclass(frozen=True, eq=False)
 class CohortRequest:
-    """What a round wants: this cohort trained from `params` on, each update clipped at `clip`, and added up."""
+    """A round's request: train this cohort from `params`, clip each update at `clip`, and add the updates up."""
 
     params: Tensor  # (dim,)
     cohort: Cohort
     round_index: int
     read_clip: Callable[[], float]
-    run: int = 0  # which of the runs that train side by side
+    run: int = 0  # index among the runs that train side by side
 
     @cached_property
     def clip(self) -> float:
-        """The clip of this round. On a GPU reading it waits for the round before: train first, then read it."""
+        """The clip of this round. On a GPU reading it waits for the previous round: launch training first."""
         return self.read_clip()
 
 
 class LocalTrainer(Protocol):
-    """Trains the users of cohorts, each from the request's parameters on their own examples."""
+    """Trains the users of cohorts, each from the request's parameters and on the user's own examples."""
 
     def train(self, requests: Sequence[CohortRequest]) -> Iterator[tuple[UserUpdates, NDArray[np.int64]]]:
-        """Blocks of updates, and for each user the place in `requests` of the request it belongs to: PRIVATE.
+        """Blocks of updates, and for each user the index in `requests` of the user's request: PRIVATE.
 
-        A block may lie where the next one will: use it before asking for the next.
+        Blocks may share memory: use one before asking for the next.
         """
         ...
 
 
 class Backend(Protocol):
-    """Trains cohorts, clips and adds up, in one process or many."""
+    """Trains cohorts, clips the updates and adds them up, in one process or many."""
 
     @property
     def size(self) -> int:
@@ -52,9 +52,9 @@ class Backend(Protocol):
         ...
 
     def running(self) -> AbstractContextManager[None]:
-        """Around the rounds of a run: starts what they need and ends it afterwards."""
+        """A context around the rounds of a run: starts worker processes, if any, and ends them afterwards."""
         ...
 
     def sums(self, requests: Sequence[CohortRequest]) -> Sequence[ClippedSum]:
-        """The sum of each request: PRIVATE. Use them up before asking again: they may lie in the same memory."""
+        """The sum of each request: PRIVATE. The next call may reuse the memory: use the sums before."""
         ...

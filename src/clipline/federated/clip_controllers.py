@@ -1,4 +1,4 @@
-"""What the next clip is. A controller sees released numbers only, so that it costs no privacy beyond them."""
+"""Chooses the clip of every round. A controller sees released numbers only, so it costs no privacy beyond them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from ..errors import check_choice, check_number, check_whole, refuse
 if TYPE_CHECKING:
     from .mechanism import Release
 
-# Outside anything a model does, inside what float32 can hold. They exist so that a runaway (say, pure noise as the
-# fraction) ends in a number, and so that no clip is so small that noise made for it vanishes; they are not a range to
-# tune.
+# Far outside the norms of real updates, inside the range of float32. They keep a runaway clip (driven by pure noise,
+# say) finite, and large enough that noise made for it does not underflow. They are not a range to tune.
 SMALLEST_CLIP = 1e-30
 LARGEST_CLIP = 1e30
 
 
 def check_clip(name: str, clip: object, way_out: str) -> float:
-    """A clip that noise can be made for."""
+    """Check that noise can be made for this clip."""
     return check_number(name, clip, at_least=SMALLEST_CLIP, at_most=LARGEST_CLIP, way_out=way_out)
 
 
 @dataclass(frozen=True)
 class ClipState:
-    """The clip in force in round `round_index`."""
+    """The clip of round `round_index`."""
 
     clip: float
     round_index: int = 0
@@ -78,7 +77,7 @@ class FixedClip:
 
     @property
     def needs_fraction(self) -> bool:
-        """No fraction is released: z of the round is all spent on the update."""
+        """No fraction is released: all of the round's z is spent on the update."""
         return False
 
     def init(self) -> ClipState:

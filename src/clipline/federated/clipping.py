@@ -1,4 +1,4 @@
-"""Clip updates and add them up. This is the only place where that is done, and what comes out is PRIVATE."""
+"""Clips updates and adds them up. The only place where that is done; the sums are PRIVATE."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from torch import Tensor
 from ..errors import PrivateError
 from ..privacy.events import Sampling
 
-_MARGIN = (
-    4096  # ulps that a clipped row is kept below the clip: more than the error of a norm that is added up in pairs
-)
+_MARGIN = 4096  # ulps: a clipped row ends so far below the clip, more than the error of a pairwise summed norm
 
 
 class UserUpdates(Protocol):
@@ -38,7 +36,7 @@ class UserUpdates(Protocol):
 
 
 class _Private:
-    """A sum over users. It has no public numbers, and it is not printed, copied or pickled."""
+    """A sum over users. Its values are not accessible, and it cannot be printed, copied or pickled."""
 
     __slots__ = ()
 
@@ -50,9 +48,9 @@ class _Private:
 
 
 class PartialSums(_Private):
-    """What some users (a block's, a worker's, a rank's) add to the sums of one or more runs: PRIVATE.
+    """The sums of some users (a block's, a worker's, a rank's), one for each of one or more runs: PRIVATE.
 
-    It adds up in the memory that it is given, (runs, dim + 1) float64, and begins with zeros. Whoever gave the memory
+    It accumulates in the memory that it is given, (runs, dim + 1) float64, starting from zeros. The owner of the memory
     (a transport between processes) may add several of these together there.
     """
 
@@ -62,11 +60,11 @@ class PartialSums(_Private):
         self.__totals = memory.zero_()
 
     def add(self, updates: UserUpdates, clips: Sequence[float], runs: NDArray[np.int64]) -> None:
-        """Clip each update to the clip of its run and add it there, and with it the bit: whether it was within.
+        """Clip each update to the clip of its run and add it to that run's sum, together with the bit: was it within?
 
-        The bit travels as one more coordinate of the update, centred by 1/2, so that adding or removing a user moves it
-        by 1/2 and whatever hides the update hides the bit. The sum is that of `join_bit(*clip_rows(...))`, without ever
-        holding the clipped rows.
+        The bit is one more coordinate of the update, centred by 1/2: adding or removing a user changes it by 1/2, and
+        whatever hides the update hides the bit. The sum equals that of `join_bit(*clip_rows(...))`, without storing the
+        clipped rows.
         """
         totals = self.__totals
         if len(totals) == 1:
@@ -81,7 +79,7 @@ class PartialSums(_Private):
         totals[:, -1].index_add_(0, run, within.double() - 0.5)
 
     def finished(self, clips: Sequence[float], samplings: Sequence[Sampling]) -> list[ClippedSum]:
-        """The sum of each run, once all parts of it have been added together."""
+        """The sum of each run, once all parts of it are added."""
         return [ClippedSum(*one) for one in zip(self.__totals, clips, samplings, strict=True)]
 
 
@@ -93,12 +91,12 @@ class ClippedSum(_Private):
 
     def __init__(self, total: Tensor, bound: float, sampling: Sampling) -> None:
         self.__total = total  # (dim + 1,) float64: the summed updates, then the sum of (within - 1/2)
-        self.bound = bound  # the clip that clipped: no user's update in the sum is longer
-        self.sampling = sampling  # how the users were chosen
+        self.bound = bound  # the clip that was used: no user's update in the sum has a larger norm
+        self.sampling = sampling  # how the users were sampled
 
     @classmethod
     def take_key(cls) -> Callable[[ClippedSum], Tensor]:
-        """The one function that opens a sum. `mechanism.py` takes it when it is imported; nobody gets it after that."""
+        """The one function that reads a sum. `mechanism.py` takes it on import; every later call is refused."""
         if not cls._key_is_free:
             raise PrivateError("the key to private sums is given out once, to the mechanism: ask that for a Release")
         cls._key_is_free = False
@@ -106,24 +104,24 @@ class ClippedSum(_Private):
 
 
 def clip_factors(norms: Tensor, clip: float | Tensor) -> tuple[Tensor, Tensor]:
-    """What to multiply updates of these norms (users,) float64 with, and which are within the clip: (users,) each.
+    """The factors that clip updates of these norms (users,) float64, and which are within the clip: (users,) each.
 
-    `clip` is one for all, or (users,). The factor is exactly 1 within the clip; otherwise the product ends a few
-    roundings below the clip, never above; 0 for a norm that is not finite, which is not within.
+    `clip` is one number, or (users,). The factor is exactly 1 within the clip. Otherwise the clipped norm is a few ulps
+    below the clip, never above. A norm that is not finite gets factor 0 and is not within.
     """
     double = torch.finfo(torch.float64)
     within = norms <= (clip.clamp(max=double.max) if isinstance(clip, Tensor) else min(clip, double.max))
     just_inside = clip * (1 - _MARGIN * double.eps)
-    # Anything finite over infinity is 0. NaN becomes 0, and so does what a tiny norm would make infinite.
+    # An infinite norm gives 0. NaN becomes 0, and so does the infinity that a tiny norm would give.
     return (just_inside / norms).nan_to_num_(nan=0.0, posinf=0.0).masked_fill_(within, 1.0), within
 
 
 def clip_rows(deltas: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """Scale each row so that its norm is at most `clip`; say which were within: (users, dim) float64, (users,) bool.
 
-    The plain version, which holds all clipped rows. A row already within is unchanged; a zero row stays zero; a row
-    that is not finite becomes zero and is not within. All of it is in float64, whatever the model's type: in float32
-    the factor for a huge row is rounded so coarsely that the row could end above the clip.
+    The plain version, which stores all clipped rows. A row already within is unchanged; a zero row stays zero; a row
+    that is not finite becomes zero and is not within. Computed in float64, whatever the model's type: in float32 the
+    rounding of the factor for a huge row could leave the row above the clip.
     """
     scale, within = clip_factors(_norms(deltas.double()), clip)
     clipped = torch.where(scale.unsqueeze(1) > 0, deltas.double() * scale.unsqueeze(1), 0.0)
@@ -131,12 +129,12 @@ def clip_rows(deltas: Tensor, clip: float) -> tuple[Tensor, Tensor]:
 
 
 def join_bit(clipped: Tensor, within: Tensor) -> Tensor:
-    """Update and centred bit as one vector a user: (users, dim + 1)."""
+    """Update and centred bit as one vector for each user: (users, dim + 1)."""
     return torch.cat([clipped, within.to(clipped.dtype).unsqueeze(1) - 0.5], dim=1)
 
 
 def _norms(rows: Tensor) -> Tensor:
-    """(users,): norms of rows (users, dim) float64, without overflow: divided by the greatest entry first."""
+    """(users,): norms of rows (users, dim) float64, without overflow: divided by the largest entry first."""
     if not rows.shape[1]:
         return rows.new_zeros(len(rows))
     unit = rows.abs().amax(dim=1).clamp(min=torch.finfo(torch.float64).tiny)

@@ -1,4 +1,4 @@
-"""What a round draws before it trains: its cohort and the noise of its release."""
+"""The random draws of a round: its cohort, and the noise of its release."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..errors import RunError
 from ..streams import Streams
 from .sampling import Cohort, Sampler
 
-PART = 1 << 18  # numbers from one generator
+PART = 1 << 18  # numbers drawn from one generator
 
 
 class Noise(Protocol):
     """Standard normal numbers for one release."""
 
     def numbers(self) -> Tensor:
-        """(dim + 1,) float64 on the device of the sum. They are given out once: they hide one release."""
+        """(dim + 1,) float64 on the device of the sum. Given out once: noise hides one release only."""
         ...
 
 
@@ -29,32 +29,32 @@ class Draws(Protocol):
     """Cohort and noise of every round."""
 
     def take(self, round_index: int) -> tuple[Cohort, Noise]:
-        """Those of this round; they are given out once."""
+        """Cohort and noise of this round. Given out once."""
         ...
 
     def prefetch(self, round_index: int) -> None:
-        """Begin to draw for this round, in the background. Never changes what is drawn."""
+        """May start drawing for this round in the background. Never changes what is drawn."""
         ...
 
     def close(self) -> None:
-        """No more rounds: end what goes on in the background."""
+        """Ends what goes on in the background: no more rounds come."""
         ...
 
 
 def part_generators(rng: np.random.Generator, count: int) -> Iterator[tuple[np.random.Generator, slice]]:
-    """The generators of `count` numbers and the part that each fills, so that parts can be drawn at the same time.
+    """Generators for `count` numbers, each with the part that it fills, so that parts can be drawn in parallel.
 
-    Part p comes from the generator p jumps ahead (each of 2^128 draws); `rng` must not be used for anything else.
+    Part p uses `rng` jumped ahead p times, by 2^128 draws each; `rng` must not be used for anything else.
     """
     bits = rng.bit_generator
-    size = PART if isinstance(bits, np.random.Philox) else max(1, count)  # other generators cannot jump so far
+    size = PART if isinstance(bits, np.random.Philox) else max(1, count)  # other generators cannot jump: one part
     for part, start in enumerate(range(0, count, size)):
         ahead = np.random.Generator(bits.jumped(part)) if part else rng  # type: ignore[attr-defined]
         yield ahead, slice(start, min(start + size, count))
 
 
 class NoiseNow:
-    """`count` independent standard normal numbers, drawn when they are asked for."""
+    """`count` independent standard normal numbers, drawn when `numbers` is called."""
 
     def __init__(self, rng: np.random.Generator, count: int, device: torch.device | str = "cpu") -> None:
         self._rng: np.random.Generator | None = rng
@@ -73,7 +73,7 @@ class NoiseNow:
 
 @dataclass(frozen=True, eq=False)
 class PlainDraws:
-    """Draws when asked, for a sum of `dim` updates and a bit. `engine.prefetch` draws the same numbers earlier."""
+    """Draws on demand, for a sum of `dim` coordinates and the bit. `engine.prefetch` draws the same numbers earlier."""
 
     sampler: Sampler
     streams: Streams
@@ -81,12 +81,12 @@ class PlainDraws:
     device: torch.device | str = "cpu"
 
     def take(self, round_index: int) -> tuple[Cohort, Noise]:
-        """The cohort now, the noise when it is asked for."""
+        """The cohort now, the noise when its numbers are read."""
         cohort = self.sampler.draw(self.streams.sampling(round_index))
         return cohort, NoiseNow(self.streams.noise(round_index), self.dim + 1, self.device)
 
     def prefetch(self, round_index: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Does nothing."""

@@ -1,4 +1,4 @@
-"""What a user's device does in a visit, and the ways to say it: settings, batches, loss."""
+"""Local training of one user, as settings: SGD, batches, and the form of the loss."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ OnError = Literal["zero", "raise"]  # what becomes of a user whose training fail
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """How a user trains: plain SGD, `epochs` passes in batches, the last batch as small as it comes.
+    """How a user trains: plain SGD, `epochs` passes in batches; the last batch may be smaller.
 
-    The order of examples is drawn anew at every visit and every pass. `max_examples` keeps the first so many examples
-    of a user. `reduction` ("mean" or "sum") is for a loss that returns one number for each example; one that returns a
-    single number has already chosen.
+    The examples are shuffled anew in every round and every epoch. `max_examples` keeps only the first examples of a
+    user. `reduction` ("mean" or "sum") applies to a loss that returns one number for each example; a loss that returns
+    a single number has reduced already.
     """
 
     lr: float
@@ -48,11 +48,11 @@ class LocalSGD:
         return sizes if self.max_examples is None else np.minimum(sizes, self.max_examples)
 
     def steps_of(self, population: Population, users: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many steps each of these users takes in a visit."""
+        """How many SGD steps each of these users takes in a round."""
         return -(-self.examples_of(population, users) // self.batch_size) * self.epochs
 
     def reduced(self, losses: Tensor, kept: Tensor | None = None) -> Tensor:
-        """One number from (batch,) losses, those counted where `kept` (batch,) is true, or all."""
+        """Reduce (batch,) losses to one number; only those where `kept` (batch,) is true count, or all."""
         if kept is None:
             return losses.sum() if self.reduction == "sum" else losses.sum() / len(losses)
         total = losses.where(kept, 0.0).sum()
@@ -60,8 +60,9 @@ class LocalSGD:
 
 
 def users_own(error: Exception) -> bool:
-    """Whether an error may come from one user's data, as a label out of range does. After an error of a GPU nobody can
-    go on.
+    """Whether an error may come from one user's data, as for a label out of range.
+
+    Not if memory ran out, or after a CUDA error, which no user of the process can survive.
     """
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return False
@@ -69,7 +70,7 @@ def users_own(error: Exception) -> bool:
 
 
 def per_example(losses: object, examples: int) -> bool:
-    """Whether a loss gave one number for each example, (examples,), or one for all, (); anything else is refused."""
+    """True for a loss of one number for each example, (examples,); False for a single number, (); else refused."""
     if isinstance(losses, Tensor) and losses.shape in ((), (examples,)):
         return losses.ndim == 1
     got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
@@ -79,7 +80,7 @@ def per_example(losses: object, examples: int) -> bool:
 
 
 class LossOf(nn.Module):
-    """A loss as a module, so that `torch.func.functional_call` can hand its model other parameters."""
+    """A loss as a module, so that `torch.func.functional_call` can replace the parameters of its model."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()

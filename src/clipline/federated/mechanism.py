@@ -1,4 +1,4 @@
-"""The only way from a private sum to numbers that may be seen."""
+"""The Gaussian mechanism: the only way from a private sum to public numbers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ..vectors import LateScalar, in_parts
 from .clipping import ClippedSum
 from .draws import Noise, NoiseNow
 
-_open = ClippedSum.take_key()  # nobody else can read a private sum
+_open = ClippedSum.take_key()  # no other module can read a private sum
 _GRID_BITS = 20  # a release is a multiple of 2^-20 of the noise's standard deviation, rounded down to a power of two
-SMALLEST_STDDEV = 1e-200  # far above the smallest numbers, to which noise would be rounded, perhaps to nothing
+SMALLEST_STDDEV = 1e-200  # far above the smallest float64: near those, noise could be rounded to nothing
 
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """What a round lets out: PUBLIC, and charged by its event. Only a mechanism makes one."""
+    """What a round releases: PUBLIC, and charged by its event. Only a mechanism makes one."""
 
     mean: Tensor = field(repr=False)  # (dim,) float64: noisy sum of updates over the declared cohort size
-    read_fraction: Callable[[], float | None] = field(repr=False)  # on a GPU this waits for the round
+    read_fraction: Callable[[], float | None] = field(repr=False)  # on a GPU reading waits for the round
     is_ready: Callable[[], bool] = field(repr=False)  # whether `fraction_within` can be read without waiting
     event: GaussianEvent
 
@@ -71,9 +71,9 @@ class GaussianMechanism:
         return split_noise(self.noise_multiplier, self.count_stddev)
 
     def delta_stddev(self, bound: float) -> float:
-        """Standard deviation of the noise on a sum of updates clipped to `bound`; refused where it would not hide.
+        """Standard deviation of the noise on a sum of updates clipped to `bound`; refused where noise cannot work.
 
-        It covers what rounding may add to the distance of two float64 sums, see `rounding_slack`.
+        It also covers what rounding may add to the distance of two float64 sums, see `rounding_slack`.
         """
         if self.noise_multiplier == 0:
             return 0.0
@@ -83,11 +83,11 @@ class GaussianMechanism:
         return stddev * (1 + rounding_slack(self.cohort_size))
 
     def release(self, total: ClippedSum, noise: Noise | np.random.Generator) -> Release:
-        """Add noise made for the bound that clipped, round to a public grid, divide by the declared cohort size.
+        """Add noise made for the sum's bound, round to a public grid, divide by the declared cohort size.
 
-        Without the rounding the low bits of a float64 sum show which numbers the sampler of the noise can produce, and
-        with them what it was added to. Where there is no noise nothing is rounded.
-        `noise` is one joint draw for updates and bit, begun before, or the generator to draw it from now.
+        The rounding matters: the noise sampler cannot produce every float64, so the low bits of an unrounded sum could
+        reveal what the noise was added to. Without noise nothing is rounded. `noise` is one joint draw for updates and
+        bit, possibly started before, or the generator to draw it from now.
         """
         delta_stddev = self.delta_stddev(total.bound)
         private = _open(total)
@@ -97,7 +97,7 @@ class GaussianMechanism:
         numbers = noise.numbers()
         if len(numbers) != dim + 1:
             raise refuse("noise", len(numbers), f"{dim + 1} numbers, one for each of the sum", "draw as many")
-        noisy = numbers  # in place: nobody else may use the noise
+        noisy = numbers  # in place: the noise is not used again
 
         def hide(part: slice, stddev: float) -> None:
             hidden = torch.add(private[part], numbers[part], alpha=stddev, out=noisy[part])
@@ -110,11 +110,11 @@ class GaussianMechanism:
         hide(slice(dim, dim + 1), self.count_stddev or 0.0)
         in_parts(partial(hide, stddev=delta_stddev), dim, noisy.device)
         if self.count_stddev is None:
-            noisy[-1:] = 0.0  # the count has no noise, and would lie behind the mean in memory
+            noisy[-1:] = 0.0  # the count has no noise: it must not stay in memory behind the mean
         centred = LateScalar(noisy[-1:])
 
         def read_fraction() -> float | None:
-            value = centred()  # read anyway: this keeps the host from running far ahead of a GPU
+            value = centred()  # read anyway: this throttles the host, which would run far ahead of a GPU
             return None if self.count_stddev is None else value + 0.5
 
         event = GaussianEvent(total.sampling, self.noise_multiplier)
@@ -122,17 +122,18 @@ class GaussianMechanism:
 
 
 def rounding_slack(cohort_size: int) -> float:
-    """How much more than the clip one user may move a float64 sum, whatever the order of its additions; in clips.
+    """By how much, in clips, rounding lets one user change a float64 sum beyond the clip, in any order of additions.
 
-    A sum of n vectors of length C, rounded at each of at most n + 1100 additions on the way of a number, is off by less
-    than (n + 1100) 2^-53 n C. It is covered for up to 16 times the declared cohort: some 2e-9 more noise for 100 users.
+    Each term of a sum of n vectors of norm at most C takes part in at most n + 1100 rounded additions, so the sum is
+    off by less than (n + 1100) 2^-53 n C. Covered for up to 16 times the declared cohort: about 2e-9 more noise for 100
+    users.
     """
     users = 16 * cohort_size + 1000
     return 2 * (users + 1100) * 2.0**-53 * users
 
 
 def grid_of(stddev: float) -> float:
-    """The step between two numbers that a release with this noise can take: a power of two."""
+    """The spacing of the grid to which a release with this noise is rounded: a power of two."""
     return math.ldexp(1.0, math.frexp(stddev)[1] - 1 - _GRID_BITS)
 
 

@@ -21,12 +21,12 @@ from .server_optimisers import ServerOptimiser, ServerState
 
 @dataclass(frozen=True, eq=False)
 class TrainState:
-    """All that a run is between two rounds. Everything in it has been released."""
+    """The whole state of a run between two rounds. Everything in it has been released."""
 
-    round_index: int  # the round that comes next, from 0
+    round_index: int  # of the next round, from 0
     params: Tensor  # (dim,)
     server: ServerState
-    read_clip: Callable[[], ClipState]  # late: on a GPU reading waits for the round before
+    read_clip: Callable[[], ClipState]  # late: on a GPU reading waits for the previous round
     ledger: Ledger
 
     @cached_property
@@ -37,7 +37,7 @@ class TrainState:
 
 @dataclass(frozen=True, eq=False)
 class Algorithm:
-    """The parts of Algorithm 1, each of which fits the place of any other of its kind."""
+    """The parts of Algorithm 1; each can be replaced by another of its protocol."""
 
     sampler: Sampler
     mechanism: GaussianMechanism
@@ -46,7 +46,7 @@ class Algorithm:
 
     @property
     def event(self) -> GaussianEvent:
-        """What every round will be charged as."""
+        """The event that every round is charged as."""
         return GaussianEvent(self.sampler.sampling, self.mechanism.noise_multiplier)
 
     def init(self, params: Tensor) -> TrainState:
@@ -56,9 +56,9 @@ class Algorithm:
     def round(
         self, state: TrainState, draws: Draws
     ) -> Generator[CohortRequest, ClippedSum, tuple[TrainState, Release]]:
-        """One round: sample, have the cohort trained and summed, add noise, move model and clip, write the ledger.
+        """One round: sample, request the clipped sum, add noise, update model and clip, extend the ledger.
 
-        A generator: it yields what it wants summed, is sent the sum, and returns the next state and the release.
+        A generator: it yields the request, is sent the sum, and returns the next state and the release.
         """
         t = state.round_index
         cohort, noise = draws.take(t)

@@ -1,4 +1,4 @@
-"""Who takes part in a round. Each sampler says what it did in its own words, and that is what is accounted."""
+"""Samples the users of a round. Each sampler describes its own sampling, and that is what is accounted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..privacy.relations import Relation
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """The users of one round, and how they were chosen.
+    """The users of one round, and how they were sampled.
 
     `users` and their number are private under Poisson sampling; `sampling` is public.
     """
@@ -38,17 +38,17 @@ class Sampler(Protocol):
 
     @property
     def sampling(self) -> Sampling:
-        """What is accounted, known before anybody is drawn."""
+        """What is accounted; known before any draw."""
         ...
 
     def draw(self, rng: np.random.Generator) -> Cohort:
-        """The cohort of one round, at a cost that grows with the cohort and not with the population."""
+        """The cohort of one round. The cost grows with the cohort, not with the population."""
         ...
 
 
 @dataclass(frozen=True)
 class FixedSizeSampler:
-    """Exactly `cohort_size` distinct users, every such set equally likely."""
+    """Exactly `cohort_size` distinct users; every such set is equally likely."""
 
     population_size: int
     cohort_size: int
@@ -70,9 +70,9 @@ class FixedSizeSampler:
 class PoissonSampler:
     """Each user independently with probability `cohort_size / population_size`; the cohort may even be empty.
 
-    `users` is how many are at hand. Left out, it is `population_size`. Given, `population_size` is a number declared
-    beforehand: the rate stays the same when a user comes or goes, and a cohort has `cohort_size` users on average only
-    if the declared number is right.
+    `users` is the actual number of users, `population_size` if left out. If given, `population_size` is a number
+    declared beforehand: the rate stays the same when a user is added or removed, and a cohort has `cohort_size` users
+    on average only if the declared number is right.
     """
 
     population_size: int
@@ -87,11 +87,11 @@ class PoissonSampler:
 
     @property
     def sampling(self) -> PoissonSampling:
-        """The rate with which each user takes part."""
+        """The probability with which each user takes part."""
         return PoissonSampling(self.cohort_size / self.population_size)
 
     def draw(self, rng: np.random.Generator) -> Cohort:
-        """A binomial number of users, then that many without replacement: the same law as a coin for every user."""
+        """A binomial number of users, then that many without replacement: the same as a coin for each user."""
         users = self.population_size if self.users is None else self.users
         count = int(rng.binomial(users, self.sampling.rate))
         return Cohort(_distinct(rng, users, count), self.sampling)
@@ -100,9 +100,9 @@ class PoissonSampler:
 def sampler_named(
     name: str, users: int, cohort_size: int, population_size: int | None = None
 ) -> FixedSizeSampler | PoissonSampler:
-    """The sampler that settings call "poisson" or "fixed", of the `users` at hand.
+    """The sampler that settings call "poisson" or "fixed", for `users` actual users.
 
-    With a declared `population_size` nothing but the draw itself depends on `users`.
+    With a declared `population_size` only the draw itself depends on `users`.
     """
     poisson = check_choice("sampling", name, ("poisson", "fixed")) == "poisson"
     if population_size is None:
@@ -116,11 +116,11 @@ FIXED_IS_PUBLIC = "leave it out, a fixed-size cohort is drawn from the users at 
 
 
 def relation_for(sampling: Sampling, relation: Relation | str | None, *, declared: bool) -> Relation:
-    """The relation that is true of a training with this sampling, as asked for or by default.
+    """The neighbouring relation that holds for a training with this sampling, as requested or by default.
 
     Add-or-remove needs a sampling that is the same for a population with one user less: Poisson sampling at a rate
-    that was `declared`. Where the number of users is read from the data, it is public and stays the same between
-    neighbours: zero-out by default under Poisson sampling, replace-one for a fixed size.
+    that was `declared`. If the number of users is read from the data, it is public and the same for neighbours:
+    zero-out by default under Poisson sampling, replace-one for a fixed size.
     """
     fixed = isinstance(sampling, FixedSizeSampling)
     if relation is None:
@@ -137,8 +137,8 @@ def relation_for(sampling: Sampling, relation: Relation | str | None, *, declare
 
 
 def _distinct(rng: np.random.Generator, population_size: int, count: int) -> NDArray[np.int64]:
-    # NumPy takes Floyd's method when few of many are wanted, and a partial shuffle of everybody only when a good share
-    # (about one in twenty) is: either way the cost is O(count).
+    # NumPy uses Floyd's method when few of many are drawn, and a partial shuffle of all only above about one in twenty:
+    # either way the cost is O(count).
     return np.sort(rng.choice(population_size, count, replace=False, shuffle=False))
 
 

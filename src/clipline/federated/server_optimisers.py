@@ -1,4 +1,4 @@
-"""How the server moves the model. Every optimiser sees released means only, so its state is public too."""
+"""Server optimisers. They see released means only, so their state is public too."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from .reports import RELEASED, RoundReport, round_json
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from .training import Training, TrainResult
+    from .result import TrainResult
+    from .training import Training
 
 _LINE = 140  # characters that fit above the figure
 

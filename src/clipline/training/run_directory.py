@@ -23,7 +23,8 @@ from .directory_lock import DirectoryLock
 from .reports import RoundReport, round_json
 
 if TYPE_CHECKING:
-    from .training import Training, TrainResult
+    from .result import TrainResult
+    from .training import Training
 
 SETTINGS, METRICS, LEDGER = "settings.toml", "metrics.jsonl", "ledger.jsonl"
 MODEL, CURVES = "model.safetensors", "curves.png"

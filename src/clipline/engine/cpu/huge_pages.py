@@ -1,4 +1,9 @@
-"""Memory for long vectors, and freed memory that stays with the process."""
+"""Memory for long vectors in huge pages, and an allocator setting that keeps freed memory with the process.
+
+Plain twin: `torch.empty`, and glibc's malloc as it is; used below 4 MiB and where the system has no huge pages.
+Held equal by: tests/engine/cpu/test_huge_pages.py.
+Buys: TO BE MEASURED (benchmarks/fast_parts.py).
+"""
 
 from __future__ import annotations
 
@@ -13,20 +18,20 @@ from functools import cache
 import torch
 from torch import Tensor
 
-_LARGE = 1 << 22  # bytes from which large pages pay
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of settings in glibc's malloc.h
-_MOST = 2**31 - 1
-_ALLOWED = 1 << 25  # the most that some versions of glibc take for the second
-_FEW = 3  # areas
-_kept: list[mmap.mmap] = []
+_LARGE = 1 << 22  # bytes from which huge pages pay
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
+_INT_MAX = 2**31 - 1
+_MAX_MMAP_THRESHOLD = 1 << 25  # the most that some versions of glibc accept
+_FEW = 3  # areas kept for reuse
+_kept: list[mmap.mmap] = []  # areas that no tensor uses any more
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Ask glibc to keep what is freed, once in a process; say whether it did.
+    """Set glibc's malloc, once in a process, to keep freed memory; say whether it did.
 
-    By default it gives large tensors back to the system as soon as they are freed, and every step pays again for each
-    page of its activations and gradients. What the environment sets stands; elsewhere than on glibc nothing happens.
+    By default glibc returns large tensors to the system when they are freed, and every step pays again for the page
+    faults of its activations and gradients. Settings in the environment win; without glibc nothing happens.
     """
     names = (*os.environ, os.environ.get("GLIBC_TUNABLES", ""))
     if sys.platform != "linux" or any(name.startswith("MALLOC_") or "glibc.malloc" in name for name in names):
@@ -34,32 +39,32 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _MOST) or mallopt(_MMAP_THRESHOLD, _ALLOWED)) and bool(
-        mallopt(_TRIM_THRESHOLD, _MOST)
+    return bool(mallopt(_M_MMAP_THRESHOLD, _INT_MAX) or mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)) and bool(
+        mallopt(_M_TRIM_THRESHOLD, _INT_MAX)
     )
 
 
 def new(count: int, dtype: torch.dtype) -> Tensor:
-    """(count,) of anything, in large pages where the system has them: with small ones, the first use costs far more.
+    """An uninitialised tensor (count,), in huge pages where the system has them: fewer page faults on first use.
 
-    A few areas that nothing uses any more are kept for the next of their size: the first use of a new one costs as much
-    as drawing a third of the noise that fills it.
+    A few areas that no tensor uses any more are kept and reused for tensors of the same size: the page faults of a new
+    area cost a third of the time it takes to draw the noise that fills it.
     """
     size = count * dtype.itemsize
     if size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(count, dtype=dtype)
-    area = _taken(size)
+    area = _reuse(size)
     if area is None:
         area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with suppress(OSError):  # of a system without them
+        with suppress(OSError):  # the system has no huge pages
             area.madvise(mmap.MADV_HUGEPAGE)
-    use = memoryview(area)  # which lives as long as any tensor there
-    weakref.finalize(use, _keep, area).atexit = False
-    return torch.frombuffer(use, dtype=dtype)
+    view = memoryview(area)  # lives as long as any tensor on this area
+    weakref.finalize(view, _recycle, area).atexit = False
+    return torch.frombuffer(view, dtype=dtype)
 
 
-def _taken(size: int) -> mmap.mmap | None:
-    """An area of that size which was kept. Several threads may ask at once: each step here is one of Python's own."""
+def _reuse(size: int) -> mmap.mmap | None:
+    """A kept area of that size. Safe from several threads: every list operation here is atomic."""
     for _ in range(len(_kept)):
         with suppress(IndexError):  # another thread was first
             area = _kept.pop(0)
@@ -69,6 +74,6 @@ def _taken(size: int) -> mmap.mmap | None:
     return None
 
 
-def _keep(area: mmap.mmap) -> None:
+def _recycle(area: mmap.mmap) -> None:
     _kept.append(area)
     del _kept[:-_FEW]

@@ -1,4 +1,4 @@
-"""Random generators that are not the engine's own: those that NumPy and Python share, and those that a model holds."""
+"""Random generators that are not the engine's own: NumPy's and Python's global ones, and those that a model holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 @contextmanager
 def kept_generators() -> Iterator[None]:
-    """Within, NumPy's and Python's shared generators may be set; afterwards they are as they were."""
+    """Within, NumPy's and Python's global generators may be seeded; on leaving, their states are restored."""
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         yield
@@ -23,13 +23,13 @@ def kept_generators() -> Iterator[None]:
 
 
 def generators_state() -> tuple[object, ...]:
-    """Where NumPy's and Python's shared generators stand, to compare."""
+    """The states of NumPy's and Python's global generators, for comparison."""
     kind, numbers, *rest = np.random.get_state()  # noqa: NPY002
     return kind, bytes(memoryview(numbers)), *rest, random.getstate()  # type: ignore[arg-type]
 
 
-def beginning(value: Any) -> Callable[[int], object] | None:
-    """How a random generator that a model holds begins anew; None for anything else."""
+def reseeder(value: Any) -> Callable[[int], object] | None:
+    """The function that reseeds `value`, a random generator that a model holds; None for anything else."""
     if isinstance(value, torch.Generator):
         return value.manual_seed
     if isinstance(value, random.Random):
@@ -39,8 +39,8 @@ def beginning(value: Any) -> Callable[[int], object] | None:
     if isinstance(value, np.random.Generator | np.random.BitGenerator):
         bits = value.bit_generator if isinstance(value, np.random.Generator) else value
 
-        def begin(key: int) -> None:
+        def reseed(key: int) -> None:
             bits.state = type(bits)(key).state
 
-        return begin
+        return reseed
     return None

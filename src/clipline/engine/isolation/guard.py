@@ -1,8 +1,8 @@
-"""A user leaves nothing behind: whatever a model and its loss could remember is put back, or refused, after each user.
+"""Keeps users apart: state that a model and its loss could carry from one user to the next is restored or refused.
 
 The accounting needs every user's update to be a function of the round's parameters and that user's own examples. A
-module can break this in many ways: it may put another tensor in a parameter's place, grow a list, count its calls, keep
-the last batch in an attribute, a closure or a global variable, or hold a generator that the next user goes on with.
+module can break this in many ways: it may replace a parameter by another tensor, append to a list, count its calls,
+keep the last batch in an attribute, a closure or a global variable, or hold a generator that users share.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from ...errors import ModuleError
 from ..user_random import UserRandom
-from .generators import beginning
+from .generators import reseeder
 from .snapshots import (
     MISSING,
     VALUES,
@@ -36,8 +36,8 @@ from .snapshots import (
     Constant,
     Container,
     Global,
-    Kept,
     Slot,
+    Snapshot,
     ThreadLocal,
     contents,
     only_equal_values,
@@ -67,47 +67,47 @@ _NOT_STATE = frozenset(
         "__orig_bases__",
     ]
 )
-_LARGE = 4096  # entries: larger containers are compared once a block and not after every user
-_STRUCTURE = ("_parameters", "_buffers", "_modules")  # of a module: what it consists of
+_MAX_PER_USER = 4096  # entries: larger containers are compared once a block, not after every user
+_STRUCTURE = ("_parameters", "_buffers", "_modules")  # the dictionaries of a module whose change is refused
 
 
 class IsolationError(ModuleError):
-    """Something of one user would have reached the next: the run ends before anything of the round is released."""
+    """State of one user would have reached the next. The run ends before anything of the round is released."""
 
 
 class Isolation:
-    """What `module` (a working copy) and `loss` hold, as it was when this was made.
+    """A snapshot of all mutable state that `module` (a working copy) and `loss` can reach.
 
-    `after_user` puts plain attributes, containers, closures and global variables back, so that every user finds the
-    model as the caller gave it, and refuses other changes. `seed` gives a user the user's own numbers from the random
-    generators that NumPy and Python share and that the model holds. Found are: attributes of modules and of objects of
-    the caller's own classes, class attributes, hooks, functions with their closures, defaults and the global variables
-    that they name. Not found is what lies behind objects of libraries, in files or in other processes.
+    `after_user` restores plain attributes, containers, closures and global variables, so that every user finds the
+    model as the caller gave it, and refuses other changes. `seed` reseeds NumPy's and Python's global generators, and
+    those that the model holds, with a user's own key. Found are: attributes of modules and of objects of the caller's
+    own classes, class attributes, hooks, functions with their closures, defaults and the global variables that they
+    name. Not found is state inside library objects, in files or in other processes.
     """
 
     def __init__(self, module: nn.Module, loss: Callable[..., Any], trainable: Mapping[str, nn.Parameter]) -> None:
         self._module, self._loss = module, loss
         self._trainable = dict(trainable)
-        self._note_all()
+        self._snapshot_all()
 
-    def _note_all(self) -> None:
-        self._places = [_place(param) for param in self._trainable.values()]
-        self._data = [param.data for param in self._trainable.values()]  # keeps that memory theirs
-        self._structure: list[Kept] = []  # a change of these is refused
-        self._kept: list[Kept] = []  # these are put back
-        self._large: list[Kept] = []
-        self._empty: list[Any] = []  # containers with nothing in them: most hooks of most modules
-        self._names: list[str] = []  # of these
+    def _snapshot_all(self) -> None:
+        self._layouts = [_layout(param) for param in self._trainable.values()]
+        self._data = [param.data for param in self._trainable.values()]  # keeps the memory alive
+        self._structure: list[Snapshot] = []  # changes are refused
+        self._restorable: list[Snapshot] = []  # restored after each user
+        self._large_containers: list[Snapshot] = []
+        self._empty_containers: list[Any] = []  # most are hook dictionaries: a quick check for all at once
+        self._empty_labels: list[str] = []  # of these
         self._constants: list[Constant] = []
         self._dtype = torch.get_default_dtype()
         self._caches: list[Any] = []
-        self._generators: list[Callable[[int], object]] = []
+        self._reseeders: list[Callable[[int], object]] = []
         self._seen: dict[int, object] = {}
-        own = {id(param) for param in self._trainable.values()}
-        self._keys = {id(part.key) for part in self._module.modules() if isinstance(part, UserRandom)}
+        trainable_ids = {id(param) for param in self._trainable.values()}
+        self._key_ids = {id(part.key) for part in self._module.modules() if isinstance(part, UserRandom)}
         try:
-            self._walk(self._module, "model", own)
-            self._walk(self._loss, "loss", own)
+            self._visit(self._module, "model", trainable_ids)
+            self._visit(self._loss, "loss", trainable_ids)
         except RecursionError:
             raise ModuleError(
                 "model or loss holds lists or objects nested too deeply to look into: flatten them"
@@ -115,27 +115,31 @@ class Isolation:
         self._seen.clear()
 
     def before_block(self) -> None:
-        """Take what the caller may have set since the last block, a temperature say, as it is now."""
-        if any(self._empty) or not all(kept.same() for kept in (*self._kept, *self._large)):
-            self._note_all()
+        """Take a new snapshot if the caller changed something since the last block, a temperature for instance."""
+        if any(self._empty_containers) or not all(
+            snapshot.same() for snapshot in (*self._restorable, *self._large_containers)
+        ):
+            self._snapshot_all()
 
     def seed(self, key: int) -> None:
-        """Every generator that users would share begins anew, with this key."""
+        """Reseed every generator that users would otherwise share with this key."""
         random.seed(key)
         np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 (the model's choice, not ours)
-        for begin in self._generators:
-            begin(key)
+        for reseed in self._reseeders:
+            reseed(key)
 
     def after_user(self) -> str:
-        """Put back what the last user left, and say what that was; refuse a change of what the model consists of."""
-        refused, left = self._replaced(), ""
-        for kept in self._kept:
-            if not kept.same():
-                left = left or ("" if only_equal_values(kept) else kept.label)
-                kept.restore()
-        if any(self._empty):
-            left = left or next(label for label, container in zip(self._names, self._empty, strict=True) if container)
-            for container in self._empty:
+        """Restore the state and name something that had changed, or give ""; refuse changed parameters or parts."""
+        refused, leftover = self._replaced(), ""
+        for snapshot in self._restorable:
+            if not snapshot.same():
+                leftover = leftover or ("" if only_equal_values(snapshot) else snapshot.label)
+                snapshot.restore()
+        if any(self._empty_containers):
+            leftover = leftover or next(
+                label for label, container in zip(self._empty_labels, self._empty_containers, strict=True) if container
+            )
+            for container in self._empty_containers:
                 container.clear()
         for cache in self._caches:
             cache.cache_clear()
@@ -143,37 +147,37 @@ class Isolation:
             torch.set_default_dtype(self._dtype)
         refused = refused or next((_changed(one, self._module) for one in self._constants if one.touched()), "")
         if refused:
-            self._put_back()
+            self._restore_all()
             raise IsolationError(refused)
-        return left
+        return leftover
 
     def after_block(self) -> None:
-        """Refuse what is too long to look at after every user: changed buffers, frozen parameters, large containers."""
-        for kept in self._large:
-            if not kept.same():
-                kept.restore()
-                raise IsolationError(_remembered(kept.label))
+        """Refuse changes that are too costly to check after every user: of buffers, frozen parameters, large lists."""
+        for snapshot in self._large_containers:
+            if not snapshot.same():
+                snapshot.restore()
+                raise IsolationError(_remembered(snapshot.label))
         for constant in self._constants:
             if not constant.same():
                 constant.restore()
                 raise IsolationError(_changed(constant, self._module))
 
     def after_stack(self) -> None:
-        """After users who trained together: there no change at all can be told apart by user, and all are refused."""
-        left = self.after_user()
+        """After a block of stacked users. Any change is refused, as it cannot be attributed to one user."""
+        leftover = self.after_user()
         self.after_block()
-        if left:
-            raise IsolationError(_remembered(left, together=True))
+        if leftover:
+            raise IsolationError(_remembered(leftover, together=True))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Isolation:
-        """Of the copied module, as it is."""
+        """A snapshot of the copied module."""
         module, loss = copy.deepcopy(self._module, memo), copy.deepcopy(self._loss, memo)
         return Isolation(module, loss, copy.deepcopy(self._trainable, memo))
 
     def _replaced(self) -> str:
-        """A sentence if a parameter is not where it was, or the model has other parts; else nothing."""
-        for (name, param), place in zip(self._trainable.items(), self._places, strict=True):
-            if _place(param) != place:
+        """An error message if a parameter has other memory, or the model other parts; else ""."""
+        for (name, param), layout in zip(self._trainable.items(), self._layouts, strict=True):
+            if _layout(param) != layout:
                 return (
                     f"parameter {name!r} of the model was replaced, or given other memory, while a user trained, and "
                     "would carry that user's weights to the next: write into it in place under torch.no_grad(), or "
@@ -185,16 +189,16 @@ class Isolation:
                     f"parameter {name!r} of the model {what} after a user trained, and would carry it to the next: "
                     "return the loss and leave the backward pass and requires_grad alone"
                 )
-        for kept in self._structure:
-            if not kept.same():
-                assert isinstance(kept, Container)
-                return _changed_structure(kept)
+        for snapshot in self._structure:
+            if not snapshot.same():
+                assert isinstance(snapshot, Container)
+                return _changed_structure(snapshot)
         return ""
 
-    def _put_back(self) -> None:
-        """Undo what is refused, so that the caller's next attempt begins with the model as given."""
-        for kept in self._structure:
-            kept.restore()
+    def _restore_all(self) -> None:
+        """Undo the refused changes, so that the caller's next attempt starts with the model as given."""
+        for snapshot in self._structure:
+            snapshot.restore()
         for constant in self._constants:
             constant.restore()
         for param, data in zip(self._trainable.values(), self._data, strict=True):
@@ -203,171 +207,171 @@ class Isolation:
             param.requires_grad_()
             param._backward_hooks = None
 
-    def _walk(self, value: Any, label: str, own: set[int]) -> None:
-        """Note everything mutable that `value` leads to."""
-        own_class = not _installed(type(value))
-        if (isinstance(value, VALUES) and not own_class) or id(value) in self._seen:
+    def _visit(self, value: Any, label: str, trainable_ids: set[int]) -> None:
+        """Snapshot everything mutable that can be reached from `value`."""
+        callers_class = not _installed(type(value))
+        if (isinstance(value, VALUES) and not callers_class) or id(value) in self._seen:
             return
-        self._seen[id(value)] = value  # kept alive, so that no other object gets its number
-        if own_class and isinstance(value, (*VALUES, dict, list, set, tuple, deque)):
-            self._note_object(value, label, own)  # a class of the caller's may have attributes beside
+        self._seen[id(value)] = value  # kept alive, so that no other object gets its id
+        if callers_class and isinstance(value, (*VALUES, dict, list, set, tuple, deque)):
+            self._visit_object(value, label, trainable_ids)  # a class of the caller's may add attributes
         if isinstance(value, Tensor):
-            self._note_tensor(value, label, own)
+            self._visit_tensor(value, label, trainable_ids)
         elif isinstance(value, nn.Module):
-            self._note_module(value, label, own)
+            self._visit_module(value, label, trainable_ids)
         elif isinstance(value, np.ndarray):
             self._constants.append(Constant(label, value))
             for entry in value.ravel().tolist() if value.dtype.hasobject else ():
-                self._walk(entry, label, own)
+                self._visit(entry, label, trainable_ids)
         elif isinstance(value, weakref.ref):
-            self._walk(value(), label, own)
+            self._visit(value(), label, trainable_ids)
         elif isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
             if not isinstance(value.__self__, types.ModuleType):
-                self._walk(value.__self__, label, own)
+                self._visit(value.__self__, label, trainable_ids)
         elif isinstance(value, functools.cached_property | functools.partialmethod):
-            self._walk(value.func, label, own)
-        elif (begin := beginning(value)) is not None:
-            self._generators.append(begin)
+            self._visit(value.func, label, trainable_ids)
+        elif (reseed := reseeder(value)) is not None:
+            self._reseeders.append(reseed)
         elif isinstance(value, dict | list | set | deque | bytearray | types.SimpleNamespace):
             inside = vars(value) if isinstance(value, types.SimpleNamespace) else value
-            self._note(Container(label, inside))
+            self._add(Container(label, inside))
             named = inside.items() if isinstance(inside, dict) else enumerate(inside)
             for key, entry in list(named):
-                self._walk(entry, f"{label}[{key!r}]" if isinstance(inside, dict) else label, own)
+                self._visit(entry, f"{label}[{key!r}]" if isinstance(inside, dict) else label, trainable_ids)
         elif isinstance(value, threading.local):
-            self._kept.append(ThreadLocal(label, value))
+            self._restorable.append(ThreadLocal(label, value))
             for name, entry in list(vars(value).items()):
-                self._walk(entry, f"{label}.{name}", own)
+                self._visit(entry, f"{label}.{name}", trainable_ids)
         elif isinstance(value, tuple | frozenset):
             for entry in value:
-                self._walk(entry, label, own)
+                self._visit(entry, label, trainable_ids)
         elif isinstance(value, functools.partial):
             for entry in (value.func, value.args, value.keywords):
-                self._walk(entry, label, own)
+                self._visit(entry, label, trainable_ids)
         elif isinstance(value, types.MethodType):
-            self._walk(value.__self__, label, own)
-            self._walk(value.__func__, label, own)
+            self._visit(value.__self__, label, trainable_ids)
+            self._visit(value.__func__, label, trainable_ids)
         elif isinstance(value, staticmethod | classmethod):
-            self._walk(value.__func__, label, own)
+            self._visit(value.__func__, label, trainable_ids)
         elif isinstance(value, property):
             for function in (value.fget, value.fset):
-                self._walk(function, label, own)
+                self._visit(function, label, trainable_ids)
         elif isinstance(value, functools._lru_cache_wrapper):
             self._caches.append(value)
-            self._walk(value.__wrapped__, label, own)
+            self._visit(value.__wrapped__, label, trainable_ids)
         elif isinstance(value, types.FunctionType):
-            self._note_function(value, label, own)
+            self._visit_function(value, label, trainable_ids)
         elif isinstance(value, type):
-            self._note_class(value, own)
+            self._visit_class(value, trainable_ids)
         elif isinstance(value, types.ModuleType):
             if not _from_installed(value.__name__):
-                self._kept.append(ClassAttributes(label, value))
+                self._restorable.append(ClassAttributes(label, value))
                 for name, entry in list(vars(value).items()):
                     if name not in _NOT_STATE:
-                        self._walk(entry, f"{value.__name__}.{name}", own)
+                        self._visit(entry, f"{value.__name__}.{name}", trainable_ids)
         elif hasattr(type(value), "__next__"):
             raise ModuleError(
                 f"{label} is {_article(type(value).__name__)}, which cannot begin anew for every user: keep a list and "
                 "an index, or a random generator"
             )
         elif not _installed(type(value)):
-            self._note_object(value, label, own)
+            self._visit_object(value, label, trainable_ids)
 
-    def _note(self, kept: Container) -> None:
-        """Where it will be looked for."""
-        if kept.label.rpartition(".")[2] in _STRUCTURE:
-            self._structure.append(kept)
-        elif len(kept.now) == 0 and type(kept.now) is not types.MappingProxyType:
-            self._empty.append(kept.now)
-            self._names.append(kept.label)
+    def _add(self, snapshot: Container) -> None:
+        """Put a container into the list by which it is checked."""
+        if snapshot.label.rpartition(".")[2] in _STRUCTURE:
+            self._structure.append(snapshot)
+        elif len(snapshot.now) == 0 and type(snapshot.now) is not types.MappingProxyType:
+            self._empty_containers.append(snapshot.now)
+            self._empty_labels.append(snapshot.label)
         else:
-            (self._large if len(kept.now) > _LARGE else self._kept).append(kept)
+            (self._large_containers if len(snapshot.now) > _MAX_PER_USER else self._restorable).append(snapshot)
 
-    def _note_tensor(self, value: Tensor, label: str, own: set[int]) -> None:
-        if id(value) not in own and id(value) not in self._keys:
+    def _visit_tensor(self, value: Tensor, label: str, trainable_ids: set[int]) -> None:
+        if id(value) not in trainable_ids and id(value) not in self._key_ids:
             self._constants.append(Constant(label, value))
-        self._note(Container(label, vars(value)))
-        self._walk(value._backward_hooks, f"a hook on {label}", own)
+        self._add(Container(label, vars(value)))
+        self._visit(value._backward_hooks, f"a hook on {label}", trainable_ids)
 
-    def _note_module(self, module: nn.Module, label: str, own: set[int]) -> None:
-        skipped = ("draws",) if isinstance(module, UserRandom) else ()  # which the engine sets
-        self._note(Container(label, vars(module), skipped))
+    def _visit_module(self, module: nn.Module, label: str, trainable_ids: set[int]) -> None:
+        skipped = ("draws",) if isinstance(module, UserRandom) else ()  # set by the engine
+        self._add(Container(label, vars(module), skipped))
         for name, entry in list(vars(module).items()):
             if name in _STRUCTURE:
-                self._note(Container(f"{label}.{name}", entry))
+                self._add(Container(f"{label}.{name}", entry))
                 for key, part in entry.items():
-                    self._walk(part, f"{label}.{key}", own)
+                    self._visit(part, f"{label}.{key}", trainable_ids)
             elif name not in skipped:
-                self._walk(entry, f"{label}.{name}", own)
-        self._note_slots(module, label, own)
-        self._walk(type(module), label, own)
+                self._visit(entry, f"{label}.{name}", trainable_ids)
+        self._visit_slots(module, label, trainable_ids)
+        self._visit(type(module), label, trainable_ids)
 
-    def _note_function(self, function: types.FunctionType, label: str, own: set[int]) -> None:
+    def _visit_function(self, function: types.FunctionType, label: str, trainable_ids: set[int]) -> None:
         if _installed(function):
             return
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            self._kept.append(Cell(f"{name!r} in {function.__qualname__}", cell))
-            self._walk(contents(cell), f"{name!r} in {function.__qualname__}", own)
-        self._note(Container(f"attributes of {function.__qualname__}", function.__dict__))
+            self._restorable.append(Cell(f"{name!r} in {function.__qualname__}", cell))
+            self._visit(contents(cell), f"{name!r} in {function.__qualname__}", trainable_ids)
+        self._add(Container(f"attributes of {function.__qualname__}", function.__dict__))
         for entry in (function.__defaults__, function.__kwdefaults__, function.__dict__):
-            self._walk(entry, f"{function.__qualname__}", own)
+            self._visit(entry, f"{function.__qualname__}", trainable_ids)
         for name in _global_names(function.__code__):
             entry = function.__globals__.get(name, MISSING)
             if entry is MISSING and hasattr(builtins, name):
                 continue
-            self._kept.append(Global(f"global variable {name!r}", function.__globals__, name))
+            self._restorable.append(Global(f"global variable {name!r}", function.__globals__, name))
             if entry is not MISSING:
-                self._walk(entry, f"global variable {name!r}", own)
+                self._visit(entry, f"global variable {name!r}", trainable_ids)
         for name in _imported_names(function.__code__):
-            self._walk(sys.modules.get(name), f"module {name}", own)
+            self._visit(sys.modules.get(name), f"module {name}", trainable_ids)
 
-    def _note_class(self, kind: type, own: set[int]) -> None:
+    def _visit_class(self, kind: type, trainable_ids: set[int]) -> None:
         metaclass: type = type(kind)
         for cls in (*kind.__mro__, *metaclass.__mro__):
             if not _installed(cls) and (cls is kind or id(cls) not in self._seen):
                 self._seen[id(cls)] = cls
-                self._kept.append(ClassAttributes(f"class {cls.__qualname__}", cls))
+                self._restorable.append(ClassAttributes(f"class {cls.__qualname__}", cls))
                 for name, entry in list(vars(cls).items()):
                     if name not in _NOT_STATE:
-                        self._walk(entry, f"{cls.__qualname__}.{name}", own)
+                        self._visit(entry, f"{cls.__qualname__}.{name}", trainable_ids)
 
-    def _note_object(self, value: Any, label: str, own: set[int]) -> None:
+    def _visit_object(self, value: Any, label: str, trainable_ids: set[int]) -> None:
         if hasattr(value, "__dict__"):
-            self._note(Container(label, vars(value)))
+            self._add(Container(label, vars(value)))
             for name, entry in list(vars(value).items()):
-                self._walk(entry, f"{label}.{name}", own)
-        self._note_slots(value, label, own)
-        self._walk(type(value), label, own)
+                self._visit(entry, f"{label}.{name}", trainable_ids)
+        self._visit_slots(value, label, trainable_ids)
+        self._visit(type(value), label, trainable_ids)
 
-    def _note_slots(self, value: Any, label: str, own: set[int]) -> None:
+    def _visit_slots(self, value: Any, label: str, trainable_ids: set[int]) -> None:
         for cls in type(value).__mro__:
             for name, slot in vars(cls).items() if not _installed(cls) else ():
                 if isinstance(slot, types.MemberDescriptorType):
-                    self._kept.append(Slot(f"{label}.{name}", value, slot))
-                    self._walk(self._kept[-1].before, f"{label}.{name}", own)  # type: ignore[attr-defined]
+                    self._restorable.append(Slot(f"{label}.{name}", value, slot))
+                    self._visit(self._restorable[-1].before, f"{label}.{name}", trainable_ids)  # type: ignore[attr-defined]
 
 
-def _place(param: Tensor) -> tuple[object, ...]:
-    """Where a parameter lies, how, and how many hooks wait for its gradient."""
+def _layout(param: Tensor) -> tuple[object, ...]:
+    """Address, shape and strides of a parameter, and the number of hooks on its gradient."""
     return param.data_ptr(), param.shape, param.stride(), len(param._backward_hooks or ())
 
 
-def _names(code: types.CodeType, *kinds: str) -> Iterator[str]:
-    """The names that instructions of these kinds have, in a function and those made inside it."""
+def _instruction_names(code: types.CodeType, *kinds: str) -> Iterator[str]:
+    """The names in instructions of these kinds, of a function and of functions defined inside it."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in kinds:
             yield str(instruction.argval)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant, *kinds)
+            yield from _instruction_names(constant, *kinds)
 
 
 def _global_names(code: types.CodeType) -> set[str]:
-    return set(_names(code, "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME"))
+    return set(_instruction_names(code, "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME"))
 
 
 def _imported_names(code: types.CodeType) -> set[str]:
-    return set(_names(code, "IMPORT_NAME"))
+    return set(_instruction_names(code, "IMPORT_NAME"))
 
 
 @functools.cache
@@ -379,7 +383,10 @@ def _from_installed(module_name: str) -> bool:
 
 
 def _installed(thing: Any) -> bool:
-    """Whether a class or function is a library's: those are not looked into. A wrapper may carry another's name."""
+    """Whether a class or function belongs to a library: those are not inspected.
+
+    For a function its globals decide: `functools.wraps` copies another function's `__module__`.
+    """
     if isinstance(thing, types.FunctionType):
         return _from_installed(str(thing.__globals__.get("__name__", "")))
     return _from_installed(getattr(thing, "__module__", None) or "builtins")
@@ -395,13 +402,13 @@ def _changed(constant: Constant, module: nn.Module) -> str:
     )
 
 
-def _changed_structure(kept: Container) -> str:
-    owner, _, what = kept.label.rpartition(".")
-    names = {**kept.now, **kept.before}
-    key = next((key for key in names if kept.now.get(key, MISSING) is not kept.before.get(key, MISSING)), "")
+def _changed_structure(snapshot: Container) -> str:
+    owner, _, what = snapshot.label.rpartition(".")
+    names = {**snapshot.now, **snapshot.before}
+    key = next((key for key in names if snapshot.now.get(key, MISSING) is not snapshot.before.get(key, MISSING)), "")
     name = f"{owner}.{key}".removeprefix("model.")
     kind = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "submodule"}[what]
-    done = "was made" if key not in kept.before else "was taken away" if key not in kept.now else "changed"
+    done = "was made" if key not in snapshot.before else "was taken away" if key not in snapshot.now else "changed"
     return (
         f"{kind} {name!r} of the model {done} while a user trained, and would carry private statistics to the next: "
         "make all parts in __init__, and write into parameters in place under torch.no_grad()"

@@ -1,6 +1,6 @@
-"""What is found out about a model and its loss before any user is looked at: on made-up examples.
+"""Synthetic examples on which a model and its loss are tried before any user's data are read.
 
-A trial may choose between ways that are all right, and it finds mistakes that every user would run into. It never
+Such a trial chooses between ways that are all correct, and finds mistakes that every user would run into. It never
 decides whether users are kept apart: that holds by construction, or is checked while users train.
 """
 
@@ -17,16 +17,16 @@ from torch import Tensor
 from ...errors import PopulationError
 
 FILLS = ("mixed", "zeros", "ones")
-_SPREADS = (0.0, 0.02, 0.05)  # of the random parameters around the initial ones: larger ones make recurrences chaotic
+_SPREADS = (0.0, 0.02, 0.05)  # stddev of the noise added to the initial parameters: more makes recurrences chaotic
 
 
 def made_up(
     fields: Mapping[str, NDArray[Any]], count: int, fill: str, given: Mapping[str, NDArray[Any]] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """`count` examples with the form of these fields and nothing else of them.
+    """`count` examples with the shapes and types of these fields; their values are not used.
 
-    "mixed": normal numbers, and 0 or 1 for whole numbers, which most labels and word numbers can be. "zeros" and
-    "ones": all the same. With `given` examples those, over and over.
+    "mixed": normal numbers, and 0 or 1 for integer fields, which are valid labels and word ids of most models. "zeros"
+    and "ones": all the same. If examples are `given`, those, repeated.
     """
     if given is not None:
         return {name: np.resize(given[name], (count, *field.shape[1:])).astype(field.dtype)
@@ -36,7 +36,7 @@ def made_up(
 
 
 def check_trial_batch(given: Mapping[str, Any], fields: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The caller's own made-up examples as arrays, if they have the form of the population's."""
+    """The caller's own trial examples as arrays; refused unless shapes and types are those of the population."""
     if not isinstance(given, Mapping):
         raise PopulationError(
             f"trial_batch is a {type(given).__name__} but must map field names to arrays: give a dict"
@@ -62,7 +62,7 @@ def check_trial_batch(given: Mapping[str, Any], fields: Mapping[str, NDArray[Any
 
 
 def parameters_to_try(initial: Tensor) -> Iterator[Tensor]:
-    """The initial parameters and random ones: what a zero in the initial ones hides shows at the others."""
+    """The initial parameters, and those plus noise: an initial zero may hide what the trial looks for."""
     generator = torch.Generator().manual_seed(2021)
     for spread in _SPREADS:
         noise = torch.randn(len(initial), generator=generator, dtype=torch.float32)

@@ -1,6 +1,6 @@
-"""Things that can change, as they were: containers, attributes, closures, global variables, tensors.
+"""Snapshots of mutable state: containers, attributes, closures, global variables, tensors.
 
-Each says whether it is still the same, and can be put back.
+Each can tell whether the state has changed, and restore it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 
 VALUES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, torch.Size)
 MISSING = object()
-_SHORT = 1 << 16  # bytes
-_COPIED = 1 << 26  # bytes: of larger tensors only torch's count of changes is compared, larger arrays are not looked at
+_MAX_PER_USER_BYTES = 1 << 16  # compared after every user; longer ones once a block
+_MAX_COPIED_BYTES = 1 << 26  # of larger tensors only torch's version counter is compared, larger arrays not at all
 
 
-class Kept(Protocol):
-    """Something mutable, as it was."""
+class Snapshot(Protocol):
+    """A piece of mutable state, as it was when this was made."""
 
     label: str
 
@@ -69,7 +69,7 @@ class Container:
 
 
 class ThreadLocal(Container):
-    """Variables that every thread has its own of: those of the thread that asks."""
+    """A `threading.local`: the variables of the thread that asks."""
 
     def __init__(self, label: str, local: threading.local) -> None:
         self.local = local
@@ -82,7 +82,7 @@ class ThreadLocal(Container):
 
 
 class Cell:
-    """A variable that a function has from where it was made."""
+    """A closure variable of a function."""
 
     def __init__(self, label: str, cell: types.CellType) -> None:
         self.label, self.cell, self.before = label, cell, contents(cell)
@@ -119,7 +119,7 @@ class Global:
 
 
 class Slot:
-    """An attribute of an object without a dictionary."""
+    """An attribute in a slot (`__slots__`)."""
 
     def __init__(self, label: str, owner: Any, slot: types.MemberDescriptorType) -> None:
         self.label, self.owner, self.slot = label, owner, slot
@@ -140,11 +140,11 @@ class Slot:
         if self.before is MISSING:
             self.slot.__delete__(self.owner)
         else:
-            self.slot.__set__(self.owner, self.before)  # past what a frozen class forbids
+            self.slot.__set__(self.owner, self.before)  # also where the class is frozen
 
 
 class ClassAttributes:
-    """The attributes of a class or a module of the caller's."""
+    """The attributes of one of the caller's classes or Python modules."""
 
     def __init__(self, label: str, cls: type | types.ModuleType) -> None:
         self.label, self.cls, self.before = label, cls, dict(vars(cls))
@@ -165,24 +165,26 @@ class ClassAttributes:
 
 
 class Constant:
-    """A tensor or array that training must not change: to the last bit, and without a gradient left behind."""
+    """A tensor or array that training must not change: compared bit by bit, and no gradient may be left on it."""
 
     def __init__(self, label: str, now: Tensor | NDArray[Any]) -> None:
         self.label, self.now = label, now
         self.version, self.grad = (now._version, now.grad) if isinstance(now, Tensor) and now.is_leaf else (0, None)
         plain = not isinstance(now, Tensor) or (now.layout == torch.strided and now.device.type != "meta")
-        self.before = _copied(now) if plain and now.nbytes <= _COPIED else None
-        # Looked at after every user: what is short, and lies where looking costs nothing.
-        self._short = plain and now.nbytes <= _SHORT and (isinstance(now, np.ndarray) or now.device.type == "cpu")
+        self.before = _copy(now) if plain and now.nbytes <= _MAX_COPIED_BYTES else None
+        # Compared after every user: short values in CPU memory, where that costs next to nothing.
+        self._checked_per_user = (
+            plain and now.nbytes <= _MAX_PER_USER_BYTES and (isinstance(now, np.ndarray) or now.device.type == "cpu")
+        )
 
     def touched(self) -> bool:
-        """Whether it was changed, as far as is seen at once; `same` looks at everything."""
+        """Whether a quick check shows a change (version counter, gradient, short values); `same` compares all."""
         if isinstance(self.now, Tensor) and self.now.is_leaf:
             if self.now.grad is not self.grad:
                 return True
-            if self.now._version == self.version and not self._short:
+            if self.now._version == self.version and not self._checked_per_user:
                 return False
-        elif not self._short:
+        elif not self._checked_per_user:
             return False
         return not self.same()
 
@@ -190,7 +192,7 @@ class Constant:
         """Whether nothing has changed."""
         now, before = self.now, self.before
         if isinstance(now, Tensor):
-            if torch._C._functorch.is_functorch_wrapped_tensor(now):  # left by a stack of users
+            if torch._C._functorch.is_functorch_wrapped_tensor(now):  # left behind by vmap
                 return False
             if now.is_leaf and now.grad is not self.grad:
                 return False
@@ -216,25 +218,29 @@ class Constant:
 
 
 def _bits(values: Tensor) -> Tensor:
-    """As bytes: NaN is like itself, and 0 is not -0."""
+    """The values as bytes, so that NaN equals itself and 0 differs from -0."""
     return values.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _copied(values: Any) -> Any:
+def _copy(values: Any) -> Any:
     return values.copy() if isinstance(values, np.ndarray) else values.detach().clone()
 
 
 def contents(cell: types.CellType) -> Any:
-    """What is in it; `MISSING` where nothing is yet."""
+    """The value of a closure cell; `MISSING` if it has none yet."""
     try:
         return cell.cell_contents
     except ValueError:
         return MISSING
 
 
-def only_equal_values(kept: Kept) -> bool:
-    """Whether all that differs are numbers and text, and those are equal: a module may well set the same size again."""
-    if not isinstance(kept, Container) or not isinstance(kept.now, dict) or kept.now.keys() != kept.before.keys():
+def only_equal_values(snapshot: Snapshot) -> bool:
+    """Whether only numbers and strings were replaced, by equal ones, as when a module sets the same size again."""
+    if (
+        not isinstance(snapshot, Container)
+        or not isinstance(snapshot.now, dict)
+        or snapshot.now.keys() != snapshot.before.keys()
+    ):
         return False
-    pairs = ((kept.now[key], entry) for key, entry in kept.before.items() if kept.now[key] is not entry)
+    pairs = ((snapshot.now[key], entry) for key, entry in snapshot.before.items() if snapshot.now[key] is not entry)
     return all(isinstance(now, VALUES) and type(now) is type(then) and now == then for now, then in pairs)

@@ -1,7 +1,12 @@
-"""Convolution and pooling for a stack of users as single operations, each user with weights of their own.
+"""Convolution and pooling for a stack of users as single operations, each user with their own weights.
 
-Written as operations of their own ("clipline::...") so that `torch.func.vmap` and `torch.compile` take them whole: the
-convolution never writes its patches to memory.
+They are custom ops ("clipline::...") so that `torch.func.vmap` and `torch.compile` treat each as one operation. The
+convolution kernel never writes its patches to memory.
+
+Plain twin: `patches` times a matrix (the body of `conv`, and `convolved` off the GPU), and `F.max_pool2d` for pooling.
+Held equal by: tests/engine/kernels/test_kernels.py (needs a GPU).
+Buys: pooling as one operation, emnist_cr on an H200: 30 ms a round before, 22 after (docs/results/performance.md).
+Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
 
 from __future__ import annotations
@@ -24,14 +29,14 @@ def fused(tensor: Tensor) -> bool:
 
 
 def out_side(side: int, size: int, stride: int) -> int:
-    """Height or width of what a convolution without padding gives."""
+    """Output height or width of a convolution without padding."""
     return (side - size) // stride + 1
 
 
 def patches(pixels: Tensor, size: int, stride: int) -> Tensor:
     """(..., height, width, channels) -> (..., out height, out width, size * size * channels)."""
     height, width = (out_side(side, size, stride) for side in pixels.shape[-3:-1])
-    # Slices, not `unfold`: their gradient is a few additions, and unfold's a slow scatter.
+    # Slices, not `unfold`: the backward pass of a slice is an addition, that of unfold a slow scatter.
     return torch.cat(
         [
             pixels[..., i : i + stride * (height - 1) + 1 : stride, j : j + stride * (width - 1) + 1 : stride, :]
@@ -43,9 +48,9 @@ def patches(pixels: Tensor, size: int, stride: int) -> Tensor:
 
 
 def convolved(images: Tensor, weight: Tensor, bias: Tensor | None, size: int, stride: int) -> Tensor:
-    """(batch, channels, height, width) by (filters, size * size * channels), without padding, for layers in a stack."""
+    """(batch, channels, height, width) by (filters, size * size * channels), without padding, for stacked users."""
     pixels = images.permute(0, 2, 3, 1)
-    if not (torch.is_autocast_enabled("cuda") and fused(images)):  # in float32 cuBLAS is faster
+    if not (torch.is_autocast_enabled("cuda") and fused(images)):  # in float32 patches times cuBLAS are faster
         return F.linear(patches(pixels, size, stride), weight, bias).permute(0, 3, 1, 2)
     out: Tensor = conv(pixels.to(torch.get_autocast_dtype("cuda")), weight, bias, size, stride)
     return out.permute(0, 3, 1, 2)
@@ -55,7 +60,7 @@ def convolved(images: Tensor, weight: Tensor, bias: Tensor | None, size: int, st
 def stacked_conv(pixels: Tensor, weight: Tensor, bias: Tensor | None, size: int, stride: int) -> Tensor:
     """(users, batch, height, width, channels) by (users, filters, size * size * channels) float32 weights.
 
-    It computes in the type of `pixels`.
+    Computed in the type of `pixels`.
     """
     bias = None if bias is None else bias.contiguous()
     return triton_convolution.conv_forward(pixels.contiguous(), weight.contiguous(), bias, size, stride)
@@ -71,7 +76,7 @@ def _(pixels: Tensor, weight: Tensor, bias: Tensor | None, size: int, stride: in
 
 @torch.library.custom_op("clipline::stacked_conv_pixels", mutates_args=())
 def stacked_conv_pixels(grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: int) -> Tensor:
-    """The gradient with respect to the pixels."""
+    """Gradient with respect to the pixels."""
     return triton_convolution.conv_pixels(grad.contiguous(), weight.contiguous(), height, width, size, stride)
 
 
@@ -82,7 +87,7 @@ def _(grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: 
 
 @torch.library.custom_op("clipline::stacked_conv_weight", mutates_args=())
 def stacked_conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int, biased: bool) -> Tensor:
-    """The gradients with respect to the weights and, behind them, the bias: (users, filters * (depth + 1)) float32."""
+    """Gradients with respect to the weights, followed by the bias: (users, filters * (depth + 1)) float32."""
     return triton_convolution.conv_weight(grad.contiguous(), pixels.contiguous(), size, stride, biased)
 
 
@@ -99,16 +104,16 @@ def _conv_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _conv_backward(ctx, grad):  # type: ignore[no-untyped-def]
     pixels, weight = ctx.saved_tensors
-    of_pixels = of_weight = of_bias = None
+    grad_pixels = grad_weight = grad_bias = None
     if ctx.needs_input_grad[0]:
         height, width = pixels.shape[2:4]
-        of_pixels = stacked_conv_pixels(grad, weight, height, width, ctx.size, ctx.stride)
+        grad_pixels = stacked_conv_pixels(grad, weight, height, width, ctx.size, ctx.stride)
     if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
         filters, depth = weight.shape[1:]
         both = stacked_conv_weight(grad, pixels, ctx.size, ctx.stride, ctx.needs_input_grad[2])
-        of_weight = both[:, : filters * depth].unflatten(1, (filters, depth))
-        of_bias = both[:, filters * depth :] if ctx.needs_input_grad[2] else None
-    return of_pixels, of_weight, of_bias, None, None
+        grad_weight = both[:, : filters * depth].unflatten(1, (filters, depth))
+        grad_bias = both[:, filters * depth :] if ctx.needs_input_grad[2] else None
+    return grad_pixels, grad_weight, grad_bias, None, None
 
 
 stacked_conv.register_autograd(_conv_backward, setup_context=_conv_setup)
@@ -116,7 +121,7 @@ stacked_conv.register_autograd(_conv_backward, setup_context=_conv_setup)
 
 @torch.library.custom_op("clipline::conv", mutates_args=())
 def conv(pixels: Tensor, weight: Tensor, bias: Tensor | None, size: int, stride: int) -> Tensor:
-    """One user's convolution of (batch, height, width, channels); in a stack, `stacked_conv`."""
+    """One user's convolution of (batch, height, width, channels); under vmap, `stacked_conv`."""
     bias = None if bias is None else bias.to(pixels.dtype)
     return F.linear(patches(pixels, size, stride), weight.to(pixels.dtype), bias)
 
@@ -137,9 +142,9 @@ def _(info, in_dims, pixels, weight, bias, size, stride):  # type: ignore[no-unt
 
 @torch.library.custom_op("clipline::pool", mutates_args=())
 def pool(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """(..., height, width, channels) -> the greatest of every two by two, and which of the four it was, from 0 to 3.
+    """2 x 2 max pooling of (..., height, width, channels): the maxima, and the index of each within its window, 0 to 3.
 
-    Of equals it is the first, row by row.
+    Of equal values the first counts, row by row.
     """
     return triton_convolution.pool_forward(pixels.contiguous())
 
@@ -153,7 +158,7 @@ def _(pixels: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("clipline::pool_backward", mutates_args=())
 def pool_backward(grad: Tensor, which: Tensor) -> Tensor:
-    """The gradient of the pixels."""
+    """Gradient with respect to the pixels."""
     return triton_convolution.pool_backward(grad.contiguous(), which)
 
 

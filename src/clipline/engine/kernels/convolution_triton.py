@@ -1,4 +1,7 @@
-"""The kernels of `convolution.py` for NVIDIA GPUs. Users are an axis of the launch grid, each with own weights."""
+"""Triton kernels of `convolution.py`: implicit-GEMM convolution and 2 x 2 max pooling. Users are a grid axis.
+
+Plain twin, test and what it buys: see `convolution.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def _power(count: int, least: int, most: int) -> int:
 
 
 def conv_forward(pixels: Tensor, weight: Tensor, bias: Tensor | None, size: int, stride: int) -> Tensor:
-    """(users, batch, height, width, channels) -> (users, batch, out, out, filters), as one product a user."""
+    """(users, batch, height, width, channels) -> (users, batch, out, out, filters), one matrix product a user."""
     users, batch, height, width, channels = pixels.shape
     filters, depth = weight.shape[1:]
     high, wide = (height - size) // stride + 1, (width - size) // stride + 1
@@ -35,7 +38,7 @@ def conv_forward(pixels: Tensor, weight: Tensor, bias: Tensor | None, size: int,
 
 
 def conv_pixels(grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: int) -> Tensor:
-    """(users, batch, out, out, filters) -> the gradient of the pixels."""
+    """(users, batch, out, out, filters) -> the gradient with respect to the pixels."""
     users, batch, high, wide, filters = grad.shape
     depth = weight.shape[2]
     channels = depth // (size * size)
@@ -52,20 +55,22 @@ def conv_pixels(grad: Tensor, weight: Tensor, height: int, width: int, size: int
 
 
 def conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int, biased: bool) -> Tensor:
-    """The gradients of the weights and, behind them, of the bias: (users, filters * (size * size * channels + 1)).
+    """Gradients of the weights, followed by the bias: (users, filters * (size * size * channels + 1)).
 
-    The bias is the weight of a pixel that is always 1: one more column of the patches.
+    The bias is treated as the weight of a constant 1: one more column of the patches.
     """
     users, batch, high, wide, filters = grad.shape
     height, width, channels = pixels.shape[2:]
     depth = size * size * channels
     block_f, block_k = _power(filters, 16, 64), _power(depth + biased, 16, 64)
     tiles = triton.cdiv(depth + biased, block_k) * triton.cdiv(filters, block_f)
-    places = batch * high * wide
-    shares = max(1, min(8, _PROGRAMS // (tiles * users), places // 512))  # a sum in shares fills the chip
+    positions = batch * high * wide
+    shares = max(
+        1, min(8, _PROGRAMS // (tiles * users), positions // 512)
+    )  # split the sum, so that there are enough programs to fill the GPU
     out = torch.empty(shares, users, filters * (depth + biased), dtype=torch.float32, device=grad.device)
     _weight[(tiles * shares, users)](
-        grad, pixels, out, places, triton.cdiv(places, shares * 64) * 64, grad.stride(0), pixels.stride(0),
+        grad, pixels, out, positions, triton.cdiv(positions, shares * 64) * 64, grad.stride(0), pixels.stride(0),
         out.stride(0), out.stride(1), height, width, channels, high, wide, filters, depth, size, stride,
         triton.cdiv(depth + biased, block_k), tiles, biased, 64, block_f, block_k, num_warps=4, num_stages=3,
     )  # fmt: skip
@@ -74,7 +79,7 @@ def conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int, biased: bo
 
 @triton.jit
 def _forward(
-    pixels, weight, bias, out, places, pixels_user, weight_user, out_user,
+    pixels, weight, bias, out, positions, pixels_user, weight_user, out_user,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
     FILTERS: tl.constexpr, DEPTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
     BIASED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -91,7 +96,7 @@ def _forward(
         k = k0 + tl.arange(0, BLOCK_K)
         tap, channel = k // CHANNELS, k % CHANNELS
         shift = ((tap // SIZE) * WIDTH + tap % SIZE) * CHANNELS + channel
-        inside = (m < places)[:, None] & (k < DEPTH)[None, :]
+        inside = (m < positions)[:, None] & (k < DEPTH)[None, :]
         a = tl.load(start + corner[:, None] * CHANNELS + shift[None, :], mask=inside, other=0.0)
         known = (f < FILTERS)[None, :] & (k < DEPTH)[:, None]
         b = tl.load(weights + f[None, :] * DEPTH + k[:, None], mask=known, other=0.0)
@@ -99,12 +104,12 @@ def _forward(
     if BIASED:
         total += tl.load(bias + user * FILTERS + f, mask=f < FILTERS, other=0.0).to(tl.float32)[None, :]
     where = out + user * out_user + m[:, None] * FILTERS + f[None, :]
-    tl.store(where, total.to(out.dtype.element_ty), mask=(m < places)[:, None] & (f < FILTERS)[None, :])
+    tl.store(where, total.to(out.dtype.element_ty), mask=(m < positions)[:, None] & (f < FILTERS)[None, :])
 
 
 @triton.jit
 def _pixels(
-    grad, weight, out, places, grad_user, weight_user, out_user,
+    grad, weight, out, positions, grad_user, weight_user, out_user,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
     FILTERS: tl.constexpr, DEPTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -119,7 +124,7 @@ def _pixels(
     total = tl.zeros((BLOCK_M, BLOCK_C), tl.float32)
     for tap in range(SIZE * SIZE):
         up, left = row - tap // SIZE, column - tap % SIZE
-        fits = (m < places) & (up >= 0) & (left >= 0) & (up % STRIDE == 0) & (left % STRIDE == 0)
+        fits = (m < positions) & (up >= 0) & (left >= 0) & (up % STRIDE == 0) & (left % STRIDE == 0)
         up, left = up // STRIDE, left // STRIDE
         fits = fits & (up < HIGH) & (left < WIDE)
         base = ((image * HIGH + up) * WIDE + left) * FILTERS
@@ -130,12 +135,12 @@ def _pixels(
             b = tl.load(weights + f[:, None] * DEPTH + tap * CHANNELS + c[None, :], mask=column_mask, other=0.0)
             total = tl.dot(a, b, total)
     where = out + user * out_user + m[:, None] * CHANNELS + c[None, :]
-    tl.store(where, total.to(out.dtype.element_ty), mask=(m < places)[:, None] & (c < CHANNELS)[None, :])
+    tl.store(where, total.to(out.dtype.element_ty), mask=(m < positions)[:, None] & (c < CHANNELS)[None, :])
 
 
 @triton.jit
 def _weight(
-    grad, pixels, out, places, share, grad_user, pixels_user, out_share, out_user,
+    grad, pixels, out, positions, share, grad_user, pixels_user, out_share, out_user,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
     FILTERS: tl.constexpr, DEPTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, ACROSS: tl.constexpr,
     TILES: tl.constexpr, BIASED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -149,11 +154,11 @@ def _weight(
     grads = grad + user * grad_user
     start = pixels + user * pixels_user
     total = tl.zeros((BLOCK_F, BLOCK_K), tl.float32)
-    for m0 in range(part * share, tl.minimum(places, (part + 1) * share), BLOCK_M):
+    for m0 in range(part * share, tl.minimum(positions, (part + 1) * share), BLOCK_M):
         m = m0 + tl.arange(0, BLOCK_M)
         image, place = m // (HIGH * WIDE), m % (HIGH * WIDE)
         corner = (image * HEIGHT + (place // WIDE) * STRIDE) * WIDTH + (place % WIDE) * STRIDE
-        known = m < places
+        known = m < positions
         a = tl.load(grads + m[None, :] * FILTERS + f[:, None], mask=known[None, :] & (f < FILTERS)[:, None], other=0.0)
         inside = known[:, None] & (k < DEPTH)[None, :]
         b = tl.load(start + corner[:, None] * CHANNELS + shift[None, :], mask=inside, other=0.0)
@@ -166,7 +171,7 @@ def _weight(
 
 
 def pool_forward(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """The greatest of every two by two, and which it was."""
+    """The maximum of every 2 x 2 window, and its index in the window."""
     *batch, height, width, channels = pixels.shape
     out = pixels.new_empty(*batch, height // 2, width // 2, channels)
     which = torch.empty_like(out, dtype=torch.uint8)
@@ -187,20 +192,20 @@ def _pool(
     pixels, out, which, count, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
 ):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    real = i < count
+    valid = i < count
     first = pixels + _corner(i, HEIGHT, WIDTH, CHANNELS)
-    best = tl.load(first, mask=real)
+    best = tl.load(first, mask=valid)
     place = tl.zeros((BLOCK,), tl.uint8)
     for k in tl.static_range(1, 4):
-        other = tl.load(first + ((k // 2) * WIDTH + k % 2) * CHANNELS, mask=real)
+        other = tl.load(first + ((k // 2) * WIDTH + k % 2) * CHANNELS, mask=valid)
         place = tl.where(other > best, k, place).to(tl.uint8)
         best = tl.where(other > best, other, best)
-    tl.store(out + i, best, mask=real)
-    tl.store(which + i, place, mask=real)
+    tl.store(out + i, best, mask=valid)
+    tl.store(which + i, place, mask=valid)
 
 
 def pool_backward(grad: Tensor, which: Tensor) -> Tensor:
-    """Each gradient to the one of the four that was greatest, 0 to the others."""
+    """Send each gradient to the maximum of its window, 0 to the other three."""
     *batch, height, width, channels = grad.shape
     out = grad.new_empty(*batch, 2 * height, 2 * width, channels)
     _unpool[(triton.cdiv(grad.numel(), 1024),)](grad, which, out, grad.numel(), 2 * height, 2 * width, channels, 1024)
@@ -212,9 +217,9 @@ def _unpool(
     grad, which, out, count, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
 ):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    real = i < count
+    valid = i < count
     first = out + _corner(i, HEIGHT, WIDTH, CHANNELS)
-    value = tl.load(grad + i, mask=real)
-    place = tl.load(which + i, mask=real)
+    value = tl.load(grad + i, mask=valid)
+    place = tl.load(which + i, mask=valid)
     for k in tl.static_range(0, 4):
-        tl.store(first + ((k // 2) * WIDTH + k % 2) * CHANNELS, tl.where(place == k, value, 0.0), mask=real)
+        tl.store(first + ((k // 2) * WIDTH + k % 2) * CHANNELS, tl.where(place == k, value, 0.0), mask=valid)

@@ -1,7 +1,11 @@
-"""Long short-term memory for a stack of users as a single operation, each user with weights of their own.
+"""The LSTM recurrence for a stack of users as a single operation, each user with their own weights.
 
-Written as an operation of its own ("clipline::...") so that `torch.func.vmap` and `torch.compile` take it whole: it is
-not unrolled into thousands of small steps.
+It is a custom op ("clipline::...") so that `torch.func.vmap` and `torch.compile` treat it as one operation and do not
+unroll it into thousands of small steps.
+
+Plain twin: the loop over time in `stacked_lstm` and `_lstm_loop_backward`, used where `fused` is false.
+Held equal by: tests/engine/kernels/test_kernels.py (against a textbook recurrence; the GPU part needs a GPU).
+Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
 
 from __future__ import annotations
@@ -23,150 +27,168 @@ def fused(tensor: Tensor) -> bool:
 
 
 @torch.library.custom_op("clipline::stacked_lstm", mutates_args=())
-def stacked_lstm(driven: Tensor, weight: Tensor, awake: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(users, time, batch, 4 hidden) by (users, 4 hidden, hidden) -> outputs, gates after their curves, cells.
+def stacked_lstm(gate_inputs: Tensor, weight: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(users, time, batch, 4 hidden) by (users, 4 hidden, hidden) -> outputs, activated gates, cells.
 
-    `awake` (users, time, batch) is false where the state is held. It computes in the type of `driven`.
+    `gate_inputs` is x W_ih + b. Where `active` (users, time, batch) is false the state is held, as for masked steps.
+    Computed in the type of `gate_inputs`.
     """
-    if fused(driven):
+    if fused(gate_inputs):
         exact = not torch.backends.cuda.matmul.allow_tf32
-        return triton_recurrence.lstm_forward(driven, weight, awake, exact)
-    users, time, batch, width = driven.shape
+        return triton_recurrence.lstm_forward(gate_inputs, weight, active, exact)
+    users, time, batch, width = gate_inputs.shape
     hidden = width // 4
-    outputs, gates = driven.new_empty(users, time, batch, hidden), torch.empty_like(driven)
-    cells = torch.empty_like(outputs, dtype=_wide(driven))
-    turned = weight.to(driven.dtype).transpose(1, 2).contiguous()
-    state = driven.new_zeros(users, batch, hidden)
+    outputs, gates = gate_inputs.new_empty(users, time, batch, hidden), torch.empty_like(gate_inputs)
+    cells = torch.empty_like(outputs, dtype=_wide(gate_inputs))
+    weight_t = weight.to(gate_inputs.dtype).transpose(1, 2).contiguous()
+    state = gate_inputs.new_zeros(users, batch, hidden)
     cell = torch.zeros_like(state, dtype=cells.dtype)
     for t in range(time):
-        sums = torch.baddbmm(driven[:, t], state, turned)
-        lstm_step(sums, cell, state, awake[:, t], gates[:, t], cells[:, t], outputs[:, t])
+        sums = torch.baddbmm(gate_inputs[:, t], state, weight_t)
+        lstm_step(sums, cell, state, active[:, t], gates[:, t], cells[:, t], outputs[:, t])
         cell, state = cells[:, t], outputs[:, t]
     return outputs, gates, cells
 
 
 @stacked_lstm.register_fake
-def _(driven: Tensor, weight: Tensor, awake: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    outputs = driven.new_empty(*driven.shape[:3], driven.shape[3] // 4)
-    return outputs, driven.new_empty(driven.shape), torch.empty_like(outputs, dtype=_wide(driven))
+def _(gate_inputs: Tensor, weight: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    outputs = gate_inputs.new_empty(*gate_inputs.shape[:3], gate_inputs.shape[3] // 4)
+    return outputs, gate_inputs.new_empty(gate_inputs.shape), torch.empty_like(outputs, dtype=_wide(gate_inputs))
 
 
 @torch.library.custom_op("clipline::stacked_lstm_backward", mutates_args=())
 def stacked_lstm_backward(
-    grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, awake: Tensor
+    grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients with respect to `driven` and the weights."""
+    """Gradients with respect to `gate_inputs` and the weights."""
     if fused(grad):
         exact = not torch.backends.cuda.matmul.allow_tf32
-        of_driven = triton_recurrence.lstm_backward(grad.to(gates.dtype), outputs, gates, cells, weight, awake, exact)
+        grad_gate_inputs = triton_recurrence.lstm_backward(
+            grad.to(gates.dtype), outputs, gates, cells, weight, active, exact
+        )
     else:
-        of_driven = _lstm_loop_backward(grad, outputs, gates, cells, weight, awake)
-    earlier = torch.cat([torch.zeros_like(outputs[:, :1]), outputs[:, :-1]], dim=1)
-    of_weight = torch.bmm(of_driven.flatten(1, 2).transpose(1, 2), earlier.flatten(1, 2))
-    return of_driven, of_weight.to(weight.dtype)
+        grad_gate_inputs = _lstm_loop_backward(grad, outputs, gates, cells, weight, active)
+    previous = torch.cat([torch.zeros_like(outputs[:, :1]), outputs[:, :-1]], dim=1)
+    grad_weight = torch.bmm(grad_gate_inputs.flatten(1, 2).transpose(1, 2), previous.flatten(1, 2))
+    return grad_gate_inputs, grad_weight.to(weight.dtype)
 
 
 @stacked_lstm_backward.register_fake
 def _(
-    grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, awake: Tensor
+    grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor]:
     return gates.new_empty(gates.shape), weight.new_empty(weight.shape)
 
 
 def _lstm_loop_backward(
-    grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, awake: Tensor
+    grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, active: Tensor
 ) -> Tensor:
-    of_driven, weight = torch.empty_like(gates), weight.to(gates.dtype)
+    grad_gate_inputs, weight = torch.empty_like(gates), weight.to(gates.dtype)
     zeros = torch.zeros_like(outputs[:, 0])
     no_cell = torch.zeros_like(cells[:, 0])
-    of_state, of_cell = zeros, no_cell.clone()
+    grad_state, grad_cell = zeros, no_cell.clone()
     for t in reversed(range(outputs.shape[1])):
         before = cells[:, t - 1] if t > 0 else no_cell
-        carried = torch.empty_like(zeros)
+        grad_held = torch.empty_like(zeros)
         lstm_step_backward(
-            grad[:, t], of_state, of_cell, gates[:, t], cells[:, t], before, awake[:, t], of_driven[:, t], carried
+            grad[:, t],
+            grad_state,
+            grad_cell,
+            gates[:, t],
+            cells[:, t],
+            before,
+            active[:, t],
+            grad_gate_inputs[:, t],
+            grad_held,
         )
-        of_state = torch.baddbmm(carried, of_driven[:, t], weight)
-    return of_driven
+        grad_state = torch.baddbmm(grad_held, grad_gate_inputs[:, t], weight)
+    return grad_gate_inputs
 
 
 def _lstm_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    _, weight, awake = inputs
-    ctx.save_for_backward(*output, weight, awake)
+    _, weight, active = inputs
+    ctx.save_for_backward(*output, weight, active)
     ctx.set_materialize_grads(False)
 
 
 def _lstm_backward(ctx, grad, _gates, _cells):  # type: ignore[no-untyped-def]
-    outputs, gates, cells, weight, awake = ctx.saved_tensors
-    of_driven, of_weight = stacked_lstm_backward(grad.contiguous(), outputs, gates, cells, weight, awake)
-    return of_driven, of_weight, None
+    outputs, gates, cells, weight, active = ctx.saved_tensors
+    grad_gate_inputs, grad_weight = stacked_lstm_backward(grad.contiguous(), outputs, gates, cells, weight, active)
+    return grad_gate_inputs, grad_weight, None
 
 
 stacked_lstm.register_autograd(_lstm_backward, setup_context=_lstm_setup)
 
 
 @torch.library.custom_op("clipline::lstm", mutates_args=())
-def lstm(driven: Tensor, weight: Tensor, awake: Tensor) -> Tensor:
-    """One user's recurrence over (time, batch, 4 hidden); in a stack, `stacked_lstm`."""
-    outputs: Tensor = stacked_lstm(driven.unsqueeze(0), weight.unsqueeze(0), awake.unsqueeze(0))[0]
+def lstm(gate_inputs: Tensor, weight: Tensor, active: Tensor) -> Tensor:
+    """One user's recurrence over (time, batch, 4 hidden); under vmap, `stacked_lstm`."""
+    outputs: Tensor = stacked_lstm(gate_inputs.unsqueeze(0), weight.unsqueeze(0), active.unsqueeze(0))[0]
     return outputs.squeeze(0)
 
 
 @lstm.register_fake
-def _(driven: Tensor, weight: Tensor, awake: Tensor) -> Tensor:
-    return driven.new_empty(*driven.shape[:2], driven.shape[2] // 4)
+def _(gate_inputs: Tensor, weight: Tensor, active: Tensor) -> Tensor:
+    return gate_inputs.new_empty(*gate_inputs.shape[:2], gate_inputs.shape[2] // 4)
 
 
 @lstm.register_vmap
-def _(info, in_dims, driven, weight, awake):  # type: ignore[no-untyped-def]
-    arguments = (users_first(info, dim, tensor) for dim, tensor in zip(in_dims, (driven, weight, awake), strict=True))
-    driven, weight, awake = (tensor.contiguous() for tensor in arguments)
-    return stacked_lstm(driven, weight, awake)[0], 0
+def _(info, in_dims, gate_inputs, weight, active):  # type: ignore[no-untyped-def]
+    arguments = (
+        users_first(info, dim, tensor) for dim, tensor in zip(in_dims, (gate_inputs, weight, active), strict=True)
+    )
+    gate_inputs, weight, active = (tensor.contiguous() for tensor in arguments)
+    return stacked_lstm(gate_inputs, weight, active)[0], 0
 
 
 def lstm_step(
-    sums: Tensor, cell: Tensor, state: Tensor, awake: Tensor, gates: Tensor, next_cell: Tensor, next_state: Tensor
+    sums: Tensor, cell: Tensor, state: Tensor, active: Tensor, gates: Tensor, next_cell: Tensor, next_state: Tensor
 ) -> None:
-    """From (users, batch, 4 hidden) sums to the gates, the next cell and the next state, all written in place."""
-    enter, keep, candidate, leave = sums.chunk(4, dim=2)
-    enter, keep, candidate, leave = enter.sigmoid(), keep.sigmoid(), candidate.tanh(), leave.sigmoid()
-    torch.cat([enter, keep, candidate, leave], dim=2, out=gates)
-    on = awake.unsqueeze(2)
-    new_cell = keep * cell + enter * candidate
-    next_state.copy_(torch.where(on, leave * new_cell.tanh(), state))
-    next_cell.copy_(torch.where(on, new_cell, cell))
+    """One time step: from `sums` (users, batch, 4 hidden), write gates, next cell and next state in place."""
+    gate_in, gate_forget, candidate, gate_out = sums.chunk(4, dim=2)
+    gate_in, gate_forget, candidate, gate_out = (
+        gate_in.sigmoid(),
+        gate_forget.sigmoid(),
+        candidate.tanh(),
+        gate_out.sigmoid(),
+    )
+    torch.cat([gate_in, gate_forget, candidate, gate_out], dim=2, out=gates)
+    is_active = active.unsqueeze(2)
+    new_cell = gate_forget * cell + gate_in * candidate
+    next_state.copy_(torch.where(is_active, gate_out * new_cell.tanh(), state))
+    next_cell.copy_(torch.where(is_active, new_cell, cell))
 
 
 def lstm_step_backward(
     grad: Tensor,
-    of_state: Tensor,
-    of_cell: Tensor,
+    grad_state: Tensor,
+    grad_cell: Tensor,
     gates: Tensor,
     cell: Tensor,
     before: Tensor,
-    awake: Tensor,
-    of_sums: Tensor,
-    carried: Tensor,
+    active: Tensor,
+    grad_sums: Tensor,
+    grad_held: Tensor,
 ) -> None:
-    """Back through one time step: `of_cell` becomes that of the cell before, `of_sums` and `carried` are written.
+    """Backward pass of one time step: updates `grad_cell` in place, writes `grad_sums` and `grad_held`.
 
-    `carried` is what a state that was held hands on to the one before, beside the way through the weights.
+    `grad_held` is the gradient that a held state passes straight to the state before, not through the weights.
     """
-    enter, keep, candidate, leave = gates.chunk(4, dim=2)
-    on = awake.unsqueeze(2)
-    of_out, curve = grad + of_state, cell.tanh()
-    total = of_cell + of_out * leave * (1 - curve.square())
+    gate_in, gate_forget, candidate, gate_out = gates.chunk(4, dim=2)
+    is_active = active.unsqueeze(2)
+    grad_out, tanh_cell = grad + grad_state, cell.tanh()
+    total = grad_cell + grad_out * gate_out * (1 - tanh_cell.square())
     parts = (
-        total * candidate * enter * (1 - enter),
-        total * before * keep * (1 - keep),
-        total * enter * (1 - candidate.square()),
-        of_out * curve * leave * (1 - leave),
+        total * candidate * gate_in * (1 - gate_in),
+        total * before * gate_forget * (1 - gate_forget),
+        total * gate_in * (1 - candidate.square()),
+        grad_out * tanh_cell * gate_out * (1 - gate_out),
     )
-    of_sums.copy_(torch.cat(parts, dim=2) * on)
-    carried.copy_(of_out * ~on)
-    of_cell.copy_(torch.where(on, total * keep, of_cell))
+    grad_sums.copy_(torch.cat(parts, dim=2) * is_active)
+    grad_held.copy_(grad_out * ~is_active)
+    grad_cell.copy_(torch.where(is_active, total * gate_forget, grad_cell))
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
-    """The type of sums over time."""
+    """The type in which the cell state is accumulated."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32

@@ -1,4 +1,4 @@
-"""Which backend trains: this process, several of this machine, or those that torchrun started."""
+"""Chooses the backend: this process, several on this machine, or those that torchrun started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Workers = int | Literal["torchrun"]
 
 
 def choose_backend(workers: Workers, trainer: LocalTrainer, problem: Problem, sampling: Sampling) -> Backend:
-    """One process alone, `workers` processes of this machine, or all that torchrun started."""
+    """The backend of this process alone (1), of `workers` processes on this machine, or of torchrun's processes."""
     if workers == "torchrun":
         return TorchrunBackend(trainer, problem, sampling)
     check_whole("workers", workers, at_least=1, way_out="1 is this process alone, 'torchrun' all that it started")

@@ -1,4 +1,9 @@
-"""Worker processes on this machine's cores: forked when a run begins, gone when it ends."""
+"""Worker processes on this machine's cores: forked when a run begins, ended when it ends.
+
+Plain twin: `SingleProcess` of single.py, which trains the same users in this process.
+Held equal by: tests/engine/parallel/test_group.py.
+Buys: TO BE MEASURED (benchmarks/fast_parts.py).
+"""
 
 from __future__ import annotations
 
@@ -30,9 +35,9 @@ from .group import LostConnectionError, ProcessGroup
 from .single import SingleProcess
 from .transport import SharedMemoryTransport
 
-PATIENCE = timedelta(days=30)  # others wait while rank 0 evaluates or writes; dead peers show as closed sockets
-_MOST = 1024
-_LOST = 3  # exit code of a worker whose connection broke: not the one that broke it
+TIMEOUT = timedelta(days=30)  # workers wait while rank 0 evaluates or writes; dead peers show as closed sockets before
+_MAX_WORKERS = 1024
+_LOST_EXIT_CODE = 3  # of a worker that lost its connection: not the one that caused it
 
 
 class ManyWorkersWarning(UserWarning):
@@ -40,12 +45,12 @@ class ManyWorkersWarning(UserWarning):
 
 
 def usable_cores() -> int:
-    """How many cores this process may use; 1 where the system does not say, as on those where forking is not safe."""
+    """How many cores this process may use; 1 where the system does not say, as on macOS, where forking is not safe."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def warn_of_too_many(workers: int) -> None:
-    """Say to whoever makes a training that workers will wait for each other, if there are more than cores."""
+    """Warn the caller of `Training` if there are more workers than cores."""
     if workers > usable_cores():
         warnings.warn(
             f"workers={workers} is above the {usable_cores()} cores that this process may use, so that workers wait "
@@ -56,16 +61,18 @@ def warn_of_too_many(workers: int) -> None:
 
 
 class ForkedBackend:
-    """`size` processes on this machine, one thread each: this one, and copies of it that live as long as a run.
+    """`size` processes on this machine, one thread each: this one, and workers forked from it for the time of a run.
 
-    A copy shares the population's memory and needs nothing pickled: any loss will do. Parameters and sums lie in memory
-    that all share, and the sum of a round lies where that of the next will. It ignores Ctrl-C, which is for
-    this process to obey between two rounds; it ends when the run does, however that ends, or when this process dies.
-    Outside a run everybody trains in this process. `samplings` has one entry for each run that trains side by side.
+    A worker shares the population's memory and needs nothing pickled: any loss will do. Parameters and sums are in
+    shared memory, which every round reuses. A worker ignores Ctrl-C, which this process handles between two rounds; it
+    ends when the run does, however that ends, or when this process dies. Outside a run all users train in this process.
+    `samplings` has one entry for each run that trains side by side.
     """
 
     def __init__(self, trainer: LocalTrainer, problem: Problem, samplings: Sequence[Sampling], size: int) -> None:
-        self.size = check_whole("workers", size, at_least=2, at_most=_MOST, way_out="more machines join by torchrun")
+        self.size = check_whole(
+            "workers", size, at_least=2, at_most=_MAX_WORKERS, way_out="more machines join by torchrun"
+        )
         if "fork" not in multiprocessing.get_all_start_methods():
             raise refuse("workers", size, "1 where processes cannot be forked", "use workers=1, or torchrun")
         if problem.device.type != "cpu":
@@ -79,18 +86,18 @@ class ForkedBackend:
         self._children: Sequence[BaseProcess] = ()
 
     def sums(self, requests: Sequence[CohortRequest]) -> list[ClippedSum]:
-        """The sum of each request, at most one a run: PRIVATE."""
+        """The sum of each request, at most one request for each run: PRIVATE."""
         if self._group is None:
             return SingleProcess(self._trainer).sums(requests)
         try:
             return self._group.sums(requests)
         except LostConnectionError as error:
-            raise self._obituary(error) from None
+            raise self._worker_error(error) from None
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Fork the others, and end them whatever happens."""
-        self._check_now()
+        """Fork the workers; on leaving, end them, whatever happened."""
+        self._check_can_fork()
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -98,15 +105,15 @@ class ForkedBackend:
                 self._fork(Path(folder) / "store")
                 assert self._group is not None
                 yield
-                with suppress(LostConnectionError):  # what is done is done
+                with suppress(LostConnectionError):  # the run is over: nothing is lost
                     self._group.stop()
                 for child in self._children:
                     child.join(10)
         finally:
-            self._end()
+            self._kill_workers()
             torch.set_num_threads(threads)
 
-    def _check_now(self) -> None:
+    def _check_can_fork(self) -> None:
         if dist.is_initialized():
             raise SettingError(
                 f"workers={self.size} must be 1 where torch.distributed has a group already, of torchrun, of another "
@@ -121,77 +128,79 @@ class ForkedBackend:
         pipes = [context.Pipe(duplex=False) for _ in range(1, self.size)]
         self._children = [
             context.Process(
-                target=self._child, args=(rank, store, pipe[1]), daemon=True, name=f"clipline worker {rank}"
+                target=self._run_worker, args=(rank, store, pipe[1]), daemon=True, name=f"clipline worker {rank}"
             )
             for rank, pipe in enumerate(pipes, start=1)
         ]
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # no Ctrl-C before a child ignores it
-        collecting = gc.isenabled()
-        gc.disable()  # nothing is collected before a child has set aside what it inherits
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the worker ignores it
+        gc_was_enabled = gc.isenabled()
+        gc.disable()  # no collection in a worker before gc.freeze()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # our threads hold no lock that a child asks for
+                warnings.simplefilter(
+                    "ignore", DeprecationWarning
+                )  # about forking with threads: ours hold no lock that a worker needs
                 for child in self._children:
                     child.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            if collecting:
+            if gc_was_enabled:
                 gc.enable()
-        for rank, (child, (ready, said)) in enumerate(zip(self._children, pipes, strict=True), start=1):
-            said.close()
-            text = _first_words(child, ready)
+        for rank, (child, (ready, sender)) in enumerate(zip(self._children, pipes, strict=True), start=1):
+            sender.close()
+            text = _startup_error(child, ready)
             ready.close()
             if text:
                 last = text.strip().splitlines()[-1]
                 raise WorkerError(f"worker {rank} of {self.size} could not begin ({last}): use workers=1\n{text}")
-        self._group = self._joined(0, store)
+        self._group = self._join_group(0, store)
 
-    def _joined(self, rank: int, store: Path) -> ProcessGroup:
-        """Rank `rank` of the group that meets over the file `store`, by the loopback device alone."""
+    def _join_group(self, rank: int, store: Path) -> ProcessGroup:
+        """Join the process group that meets over the file `store`, on the loopback interface only."""
         before, hook = os.environ.get("GLOO_SOCKET_IFNAME"), sys.excepthook
         os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
         try:
             file = dist.FileStore(str(store), self.size)  # type: ignore[attr-defined]
-            dist.init_process_group("gloo", store=file, rank=rank, world_size=self.size, timeout=PATIENCE)
+            dist.init_process_group("gloo", store=file, rank=rank, world_size=self.size, timeout=TIMEOUT)
         finally:
-            sys.excepthook = hook  # torch's would print each line of the caller's later errors as rank 0's
+            sys.excepthook = hook  # torch installs one that prefixes the caller's later errors with the rank
             os.environ.pop("GLOO_SOCKET_IFNAME")
             if before is not None:
                 os.environ["GLOO_SOCKET_IFNAME"] = before
         assert self._transport is not None
         return ProcessGroup(self._trainer, self._problem, self._samplings, rank, self.size, self._transport)
 
-    def _child(self, rank: int, store: Path, ready: Connection) -> None:
-        """The life of a copy. It leaves by `_exit`: what this process would do at its end is not the copy's to do."""
+    def _run_worker(self, rank: int, store: Path, ready: Connection) -> None:
+        """Main function of a worker. Leaves by `os._exit`: the parent's exit handlers are not for workers to run."""
         code = 1
         try:
-            # Garbage of this process is not the copy's to collect: a connection of a run that failed would wait there
-            # for threads which no copy has.
+            # A worker must not collect the parent's garbage: the destructor of a failed run's connection would wait for
+            # threads that do not exist here.
             gc.freeze()
             gc.enable()
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            threading.Thread(target=_follow_parent, daemon=True).start()
+            threading.Thread(target=_exit_with_parent, daemon=True).start()
             torch.set_num_threads(1)
             try:
                 torch.autograd.backward(
                     torch.ones((), requires_grad=True).square()
-                )  # torch refuses where autograd holds a GPU
+                )  # torch refuses if the parent's autograd has used a GPU
             except Exception:
                 ready.send(traceback.format_exc())
                 raise
             ready.send("")
-            self._joined(rank, store).serve()
+            self._join_group(rank, store).serve()
             code = 0
         except LostConnectionError:
-            code = _LOST
+            code = _LOST_EXIT_CODE
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
 
-    def _end(self) -> None:
-        """End the others at once, if they have not ended, and forget them."""
+    def _kill_workers(self) -> None:
+        """Kill workers that still run, and leave the process group."""
         for child in self._children:
             if child.pid is not None:
                 child.kill()
@@ -200,26 +209,26 @@ class ForkedBackend:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _obituary(self, error: LostConnectionError) -> WorkerError:
-        """Who was lost, and how, once it is known: a connection may break a moment before its process has ended."""
+    def _worker_error(self, error: LostConnectionError) -> WorkerError:
+        """Which worker died, and how. Waits for that: a connection may break shortly before its process has ended."""
         alive = {child.sentinel for child in self._children}
-        while alive and all(child.exitcode in (None, _LOST) for child in self._children):
+        while alive and all(child.exitcode in (None, _LOST_EXIT_CODE) for child in self._children):
             ended = wait(alive, timeout=10)
             if not ended:
                 break
             alive.difference_update(ended)
         for rank, child in enumerate(self._children, start=1):
             code = child.exitcode
-            if code not in (None, _LOST):
+            if code not in (None, _LOST_EXIT_CODE):
                 hint = "perhaps memory ran out: lower workers and" if code == -signal.SIGKILL else "find the cause and"
                 return WorkerError(
-                    f"worker {rank} of {self.size} {_ending(child)} but must live as long as the run: {hint} resume"
+                    f"worker {rank} of {self.size} {_exit_text(child)} but must live as long as the run: {hint} resume"
                 )
         return error
 
 
-def _first_words(child: BaseProcess, ready: Connection) -> str:
-    """Nothing from a child that has begun, else what kept it from it."""
+def _startup_error(child: BaseProcess, ready: Connection) -> str:
+    """The reason why a worker could not start; empty if it did."""
     wait([ready, child.sentinel])
     try:
         if ready.poll():
@@ -227,18 +236,18 @@ def _first_words(child: BaseProcess, ready: Connection) -> str:
     except EOFError:
         pass
     child.join()
-    return f"it {_ending(child)}"
+    return f"it {_exit_text(child)}"
 
 
-def _ending(child: BaseProcess) -> str:
+def _exit_text(child: BaseProcess) -> str:
     code = child.exitcode or 0
     return f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
 
 
-def _follow_parent() -> None:
-    """End this process when its parent has: the parent's end of a pipe closes with it."""
+def _exit_with_parent() -> None:
+    """Exit when the parent process has ended: its end of a pipe closes then."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     with suppress(OSError):
         parent.join()
-    os._exit(_LOST)
+    os._exit(_LOST_EXIT_CODE)

@@ -1,4 +1,4 @@
-"""Processes that train a cohort together: rank 0 asks, every rank trains its share, the sums are added at rank 0."""
+"""Trains cohorts in several processes: rank 0 broadcasts requests, each rank trains a share, rank 0 gets the sum."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from .transport import Transport
 
 
 class LostConnectionError(WorkerError):
-    """Another process of the group has gone."""
+    """The connection to another process of the group was lost."""
 
 
 @dataclass(eq=False)
 class ProcessGroup:
     """One of several processes that train cohorts together, over torch.distributed's default group.
 
-    Rank 0 asks (`sums`, `stop`), the others `serve`. Each trains, clips and adds up its share of the users; the
-    float64 sums are added at rank 0, once a round. What one process would give differs by the order of those additions
-    alone: by some 1e-16 of the sum of the clipped updates' absolute values in every coordinate; the bits' sum is exact.
+    Rank 0 calls `sums` and `stop`, the others `serve`. Each trains, clips and adds up its share of the users; the
+    float64 sums are reduced to rank 0 once a round. The result differs from that of one process by the order of those
+    additions only: by about 1e-16 of the sum of the clipped updates' absolute values in every coordinate. The sum of
+    the bits is exact.
     """
 
     trainer: LocalTrainer
@@ -42,30 +43,30 @@ class ProcessGroup:
     rank: int
     size: int
     transport: Transport
-    _in_step: bool = True  # whether all ranks wait for rank 0: only then can it ask for anything
-    # What rank 0 asks for. Kept: gloo may free a dropped tensor at interpreter exit.
-    _order: Tensor = field(init=False)
+    _synchronised: bool = True  # whether all other ranks wait for a broadcast: only then can rank 0 send one
+    # What rank 0 requests. Kept: gloo may free a dropped tensor at interpreter exit.
+    _header: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self._order = torch.zeros(1 + len(self.samplings), 4, dtype=torch.float64)
+        self._header = torch.zeros(1 + len(self.samplings), 4, dtype=torch.float64)
 
     def sums(self, requests: Sequence[CohortRequest]) -> list[ClippedSum]:
         """The sum of each request, at rank 0: PRIVATE.
 
         An error of rank 0's own share is raised as it is, one of another rank as a `WorkerError` with its traceback;
-        both only when all have finished their shares.
+        both only after all ranks have finished their shares.
         """
-        self._in_step = False
+        self._synchronised = False
         round_index = requests[0].round_index
         with connected(round_index):
-            self._send(requests)
+            self._send_header(requests)
             dist.broadcast(torch.from_numpy(np.concatenate([request.cohort.users for request in requests])), src=0)
             params = self.transport.broadcast([request.params for request in requests])
-        everywhere = [replace(request, params=own) for request, own in zip(requests, params, strict=True)]
-        sums, error = self._share(everywhere)
+        shared_requests = [replace(request, params=own) for request, own in zip(requests, params, strict=True)]
+        sums, error = self._train_share(shared_requests)
         with connected(round_index):
-            failures = self._reduced(error)
-        self._in_step = True
+            failures = self._reduce(error)
+        self._synchronised = True
         if error is not None:
             raise error
         for rank, text in failures.items():
@@ -77,47 +78,47 @@ class ProcessGroup:
         return finished(sums, requests)
 
     def serve(self) -> None:
-        """On every other rank: do what rank 0 asks until it asks for nothing."""
-        like = [torch.empty_like(self.problem.model.initial) for _ in self.samplings]
+        """On every other rank: train what rank 0 requests, until it sends an empty request."""
+        buffers = [torch.empty_like(self.problem.model.initial) for _ in self.samplings]
         while True:
             with connected():
-                requests = self._received(like)
+                requests = self._receive(buffers)
             if not requests:
                 return
-            _, error = self._share(requests)
+            _, error = self._train_share(requests)
             with connected():
-                self._reduced(error)
+                self._reduce(error)
 
     def stop(self) -> None:
-        """End the others' `serve`. They are lost, and end of themselves, if rank 0 was torn out of a round."""
-        if self._in_step:
+        """End `serve` on the other ranks. After an error within a round nothing is sent: they end when rank 0 does."""
+        if self._synchronised:
             with connected():
-                self._send([])
+                self._send_header([])
 
-    def _send(self, requests: Sequence[CohortRequest]) -> None:
-        """On rank 0: how many requests there are, and of each (run, round_index, users, clip), all exact in float64."""
+    def _send_header(self, requests: Sequence[CohortRequest]) -> None:
+        """On rank 0: broadcast the number of requests, and (run, round_index, users, clip) of each, all exact."""
         rows = [(one.run, one.round_index, len(one.cohort.users), one.clip) for one in requests]
-        self._order[: 1 + len(rows)] = torch.tensor([(len(rows), 0, 0, 0), *rows], dtype=torch.float64)
-        dist.broadcast(self._order, src=0)
+        self._header[: 1 + len(rows)] = torch.tensor([(len(rows), 0, 0, 0), *rows], dtype=torch.float64)
+        dist.broadcast(self._header, src=0)
 
-    def _received(self, like: Sequence[Tensor]) -> list[CohortRequest]:
-        """On every other rank: what rank 0 asks for; its parameters may be written into `like`."""
-        dist.broadcast(self._order, src=0)
-        rows = self._order[1 : 1 + int(self._order[0, 0])].tolist()
+    def _receive(self, buffers: Sequence[Tensor]) -> list[CohortRequest]:
+        """On every other rank: the requests of rank 0; the parameters may be written into `buffers`."""
+        dist.broadcast(self._header, src=0)
+        rows = self._header[1 : 1 + int(self._header[0, 0])].tolist()
         if not rows:
             return []
         counts = [int(count) for _, _, count, _ in rows]
         users = torch.empty(sum(counts), dtype=torch.int64)
         dist.broadcast(users, src=0)
         cohorts = np.split(users.numpy(), np.cumsum(counts)[:-1])
-        params = self.transport.broadcast(like[: len(rows)])
+        params = self.transport.broadcast(buffers[: len(rows)])
         return [
             CohortRequest(begin, Cohort(cohort, self.samplings[int(run)]), int(t), lambda clip=clip: clip, int(run))  # type: ignore[misc]
             for (run, t, _, clip), begin, cohort in zip(rows, params, cohorts, strict=True)
         ]
 
-    def _share(self, requests: Sequence[CohortRequest]) -> tuple[PartialSums | None, Exception | None]:
-        """The sums of this rank's users, or the error that came between."""
+    def _train_share(self, requests: Sequence[CohortRequest]) -> tuple[PartialSums | None, Exception | None]:
+        """The sums over this rank's share of the users, or the error of their training."""
         try:
             sums = self.transport.partial_sums(self.rank, [request.params for request in requests])
             add_up(self.trainer, share_of(requests, self.problem.steps_of, self.rank, self.size), sums)
@@ -125,10 +126,11 @@ class ProcessGroup:
         except Exception as error:
             return None, error
 
-    def _reduced(self, error: Exception | None) -> dict[int, str]:
-        """Add everybody's sums into rank 0's; where somebody failed, tell rank 0 who and how instead.
+    def _reduce(self, error: Exception | None) -> dict[int, str]:
+        """Reduce all sums to rank 0; if a rank failed, gather the tracebacks at rank 0 instead.
 
-        All wait for all first, processor to processor: a lost process is noticed there, and not by a GPU, never.
+        The all-reduce of the error flags goes over gloo and comes first: it notices a lost process, where NCCL would
+        hang.
         """
         failed = torch.tensor([0.0 if error is None else 1.0])
         dist.all_reduce(failed)
@@ -146,7 +148,7 @@ def _text(error: Exception | None) -> str:
 
 @contextmanager
 def connected(round_index: int | None = None) -> Iterator[None]:
-    """Say in our words that the others cannot be reached."""
+    """Turn errors of torch.distributed into a `LostConnectionError`."""
     try:
         yield
     except RuntimeError as error:

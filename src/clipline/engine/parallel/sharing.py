@@ -1,4 +1,4 @@
-"""Which process trains which users of a cohort."""
+"""Partitions a cohort among processes, by the number of local steps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ StepsOf = Callable[[NDArray[np.int64]], NDArray[np.int64]]  # how many local ste
 
 
 def share_of(requests: Sequence[CohortRequest], steps_of: StepsOf, rank: int, size: int) -> list[CohortRequest]:
-    """The requests with the users of one of `size` processes only; the users of all requests are shared out at once."""
+    """The requests with the users of process `rank` only; the users of all requests are partitioned together."""
     users = np.concatenate([request.cohort.users for request in requests])
-    places = share_out(steps_of(users), size)[rank]
+    positions = share_out(steps_of(users), size)[rank]
     ends = np.cumsum([len(request.cohort.users) for request in requests])[:-1]
-    parts = np.split(users[places], np.searchsorted(places, ends))
+    parts = np.split(users[positions], np.searchsorted(positions, ends))
     return [
         replace(request, cohort=Cohort(part, request.cohort.sampling))
         for request, part in zip(requests, parts, strict=True)
@@ -28,16 +28,16 @@ def share_of(requests: Sequence[CohortRequest], steps_of: StepsOf, rank: int, si
 
 
 def share_out(steps: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
-    """The places (ascending) of each of `size` workers: the longest first, each to whoever has least to do so far.
+    """The positions (ascending) of each of `size` workers: longest first, each to the worker with least to do so far.
 
-    Where two have equally little, to the one with fewer users, then to the lower rank: every process that asks gets the
-    same answer. No worker has more steps than the average and one user's.
+    Ties go to the worker with fewer users, then to the lower rank, so that every process computes the same partition.
+    No worker has more steps than the average plus one user's.
     """
     shares: list[list[int]] = [[] for _ in range(size)]
     loads = [(0, 0, rank) for rank in range(size)]
     order = np.argsort(-steps, kind="stable")
-    for place, work in zip(order.tolist(), steps[order].tolist(), strict=True):
+    for position, work in zip(order.tolist(), steps[order].tolist(), strict=True):
         load, count, rank = loads[0]
-        shares[rank].append(place)
+        shares[rank].append(position)
         heapq.heapreplace(loads, (load + work, count + 1, rank))
     return [np.sort(np.array(share, np.int64)) for share in shares]

@@ -1,4 +1,4 @@
-"""Everybody trains in this process."""
+"""The backend of one process, and the step that all backends share: train, clip, add up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...federated.clipping import ClippedSum, PartialSums
 
 @dataclass(frozen=True, eq=False)
 class SingleProcess:
-    """The backend of one process."""
+    """Trains all users in this process."""
 
     trainer: LocalTrainer
 
@@ -40,11 +40,11 @@ class SingleProcess:
 def add_up(trainer: LocalTrainer, requests: Sequence[CohortRequest], sums: PartialSums) -> None:
     """Train the requests' users in this process, block by block; clip and add each block: PRIVATE."""
     for updates, owners in trainer.train(requests):
-        # Read here and not before: on a GPU the clip waits for the round before, and by now this block is begun.
+        # Read only now: on a GPU reading the clip waits for the round before, and this block is already launched.
         clips = [request.clip for request in requests]
         sums.add(updates, clips, owners)
 
 
 def finished(sums: PartialSums, requests: Sequence[CohortRequest]) -> list[ClippedSum]:
-    """The sum of each request, from the parts that have been added together: PRIVATE."""
+    """The sum of each request, once all parts of it are added: PRIVATE."""
     return sums.finished([request.clip for request in requests], [request.cohort.sampling for request in requests])

@@ -1,4 +1,4 @@
-"""Processes that torchrun started, on one machine or many: how they find each other, and that they agree."""
+"""Processes that torchrun started, on one machine or many: joins them, and checks that settings and data agree."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from ...federated.clipping import ClippedSum
 from ...federated.population import Population
 from ...privacy.events import Sampling
 from ..problem import Problem
-from .forked import PATIENCE
+from .forked import TIMEOUT
 from .group import LostConnectionError, ProcessGroup, connected
 from .transport import DistributedTransport
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Which of torchrun's processes this one is."""
+    """The rank of this process among torchrun's."""
 
     rank: int
     size: int
@@ -40,11 +40,11 @@ class Rank:
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0, which alone samples, draws noise, moves the model, prints and writes."""
+        """Whether this is rank 0, the only one that samples, draws noise, updates the model, prints and writes."""
         return self.rank == 0
 
     def device(self, device: torch.device) -> torch.device:
-        """`device`, or this process's own GPU where any GPU is meant."""
+        """`device`; for "cuda" without an index, this process's own GPU."""
         if device.type != "cuda" or device.index is not None:
             return device
         if self.local_rank >= torch.cuda.device_count():
@@ -54,7 +54,7 @@ class Rank:
 
 
 def torchrun_rank() -> Rank | None:
-    """The rank of this process among those that torchrun started; None where there is no other."""
+    """The rank of this process among those that torchrun started; None if it is the only one."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if any(name not in os.environ for name in names) or int(os.environ["WORLD_SIZE"]) < 2:
         return None
@@ -63,26 +63,26 @@ def torchrun_rank() -> Rank | None:
     )
 
 
-def join_hosts() -> Rank:
-    """Meet the others, once in the life of a process; a group that the caller has made is used as it is."""
-    mine = torchrun_rank()
-    if mine is None:
+def join_group() -> Rank:
+    """Initialise torch.distributed, once in a process; a group that the caller has made is used as it is."""
+    own = torchrun_rank()
+    if own is None:
         raise refuse("workers", "torchrun", "a number where torchrun started nothing", "start with torchrun")
     if not dist.is_initialized():
         on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
-        if on_gpus and mine.local_rank < torch.cuda.device_count():
-            torch.cuda.set_device(mine.local_rank)
-        # Small things travel between processors, parameters and sums between the devices that hold them.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=PATIENCE)
-        atexit.register(_leave)
-    return mine
+        if on_gpus and own.local_rank < torch.cuda.device_count():
+            torch.cuda.set_device(own.local_rank)
+        # Control messages go over gloo; parameters and sums over the backend of their device.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=TIMEOUT)
+        atexit.register(_destroy_group)
+    return own
 
 
 def from_rank_0(value: Any) -> Any:
-    """Rank 0's `value`, on every rank; `value` itself where torchrun started nothing."""
+    """Broadcast: rank 0's `value` on every rank; `value` itself without torchrun."""
     if torchrun_rank() is None:
         return value
-    join_hosts()
+    join_group()
     box = [value]
     with connected():
         dist.broadcast_object_list(box, src=0)
@@ -90,25 +90,25 @@ def from_rank_0(value: Any) -> Any:
 
 
 def agree(facts: Mapping[str, object]) -> None:
-    """Refuse, on every rank and in the same words, facts that are not the same on all."""
-    mine = {name: str(fact) for name, fact in facts.items()}
-    everyones: list[Any] = [None] * join_hosts().size
+    """Refuse, on every rank with the same message, facts that differ between ranks."""
+    own = {name: str(fact) for name, fact in facts.items()}
+    gathered: list[Any] = [None] * join_group().size
     with connected():
-        dist.all_gather_object(everyones, mine)
-    for rank, theirs in enumerate(everyones):
-        for name in sorted({*everyones[0], *theirs}):
-            if theirs.get(name) != everyones[0].get(name):
+        dist.all_gather_object(gathered, own)
+    for rank, of_rank in enumerate(gathered):
+        for name in sorted({*gathered[0], *of_rank}):
+            if of_rank.get(name) != gathered[0].get(name):
                 raise SettingError(
-                    f"{name}={theirs.get(name)} on rank {rank} must be rank 0's, {everyones[0].get(name)}: start every "
+                    f"{name}={of_rank.get(name)} on rank {rank} must be rank 0's, {gathered[0].get(name)}: start every "
                     "rank with the same command, versions and data"
                 )
 
 
 class TorchrunBackend:
-    """All of torchrun's processes train; each was started with the same settings and data, which is checked."""
+    """All of torchrun's processes train. Each must be started with the same settings and data, which is checked."""
 
     def __init__(self, trainer: LocalTrainer, problem: Problem, sampling: Sampling) -> None:
-        self.rank = join_hosts()
+        self.rank = join_group()
         self.size = self.rank.size
         population, (run,) = problem.population, problem.runs
         self._fingerprint = partial(population.fingerprint, times=False)
@@ -116,14 +116,14 @@ class TorchrunBackend:
             "clipline": __version__,
             "numpy": np.__version__,
             "torch": torch.__version__,
-            "parameters": hashed({name: tuple(shape) for name, shape in problem.model.named_shapes.items()}),
+            "parameters": _digest({name: tuple(shape) for name, shape in problem.model.named_shapes.items()}),
             "dtype": problem.model.vector.dtype,
             "device": problem.device.type,
             "sampling": sampling,
-            "seed (hashed)": hashed(run.streams.seed),
+            "seed (hashed)": _digest(run.streams.seed),
             "local": problem.local,
             "precision": problem.precision,
-            **facts_of(population),
+            **_population_facts(population),
         }
         self._group = ProcessGroup(trainer, problem, [sampling], self.rank.rank, self.size, DistributedTransport())
 
@@ -133,20 +133,20 @@ class TorchrunBackend:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """On rank 0: see that all agree, and let the others go at the end."""
+        """On rank 0: check that all ranks agree; on leaving, end the other ranks' `serve`."""
         if not self.rank.leads:
             raise refuse("rank", self.rank.rank, "0 to run a training", "call serve() on the other ranks")
         self._agree()
         try:
             yield
         finally:
-            with suppress(LostConnectionError):  # what is done is done
+            with suppress(LostConnectionError):  # the run is over: nothing is lost
                 self._group.stop()
 
     def serve(self) -> None:
-        """On the other ranks: see that all agree, and train what rank 0 asks for until its run ends.
+        """On the other ranks: check that all agree, then train what rank 0 requests until its run ends.
 
-        Ctrl-C, which torchrun passes on to all, is for rank 0 to obey between two rounds.
+        Ctrl-C, which torchrun sends to all ranks, is ignored here: rank 0 handles it between two rounds.
         """
         self._agree()
         main = threading.current_thread() is threading.main_thread()
@@ -158,23 +158,23 @@ class TorchrunBackend:
                 signal.signal(signal.SIGINT, before)
 
     def _agree(self) -> None:
-        """The facts, and the data themselves: by checksums that mean nothing to who does not know this call's salt."""
+        """Compare the facts, and the data by checksums that mean nothing without this call's salt."""
         salt = from_rank_0(secrets.token_hex(16))
-        agree({**self._facts, "values of the data (salted checksum)": hashed((salt, self._fingerprint()))})
+        agree({**self._facts, "values of the data (salted checksum)": _digest((salt, self._fingerprint()))})
 
 
-def facts_of(population: Population) -> dict[str, object]:
-    """What can be told of a population without reading it all: how many examples each user has, and of what form."""
+def _population_facts(population: Population) -> dict[str, object]:
+    """What is known of a population without reading all of it: examples of each user, shapes and types."""
     fields = {name: (field.shape[1:], str(field.dtype)) for name, field in population.fields.items()}
     offsets = hashlib.blake2b(population.offsets.tobytes(), digest_size=8).hexdigest()
-    return {"users": len(population), "examples": population.examples, "population": hashed((offsets, fields))}
+    return {"users": len(population), "examples": population.examples, "population": _digest((offsets, fields))}
 
 
-def hashed(fact: object) -> str:
-    """A short fingerprint of what is too long to show."""
+def _digest(fact: object) -> str:
+    """A short checksum of a fact that is too long to show."""
     return hashlib.blake2b(str(fact).encode(), digest_size=8).hexdigest()
 
 
-def _leave() -> None:
+def _destroy_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""How parameters reach the processes that train together, and how their sums become one."""
+"""Broadcast of parameters to the ranks, and reduction of their sums: over torch.distributed, or in shared memory."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ...federated.clipping import PartialSums
 
 
 class Transport(Protocol):
-    """What the ranks do together once a round; all call the same at the same time. It owns the memory of the sums."""
+    """The collective operations of a round; every rank calls the same in the same order. It owns the sums."""
 
     def broadcast(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Rank 0's parameters, a vector a run, on every rank; on the others the argument says number, shape, type."""
+        """Rank 0's parameters, one vector a run, on every rank. Elsewhere the argument gives number, shape, type."""
         ...
 
     def partial_sums(self, rank: int, params: Sequence[Tensor]) -> PartialSums:
-        """Where this rank adds up its users: a row for each run."""
+        """The memory in which this rank adds up its users: one row for each run."""
         ...
 
     def reduce(self, rank: int) -> None:
-        """Add what all ranks have added up into the sums of rank 0."""
+        """Add the partial sums of all ranks into those of rank 0."""
         ...
 
 
@@ -36,26 +36,26 @@ class DistributedTransport:
         self._memory = torch.empty(0)
 
     def broadcast(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Rank 0's parameters, written into the others' own."""
+        """Rank 0's parameters, written into the other ranks' tensors."""
         for own in params:
             dist.broadcast(own, src=0)
         return params
 
     def partial_sums(self, rank: int, params: Sequence[Tensor]) -> PartialSums:
-        """New memory."""
+        """Newly allocated."""
         shape = len(params), len(params[0]) + 1
         self._memory = torch.empty(shape, dtype=torch.float64, device=params[0].device)
         return PartialSums(self._memory)
 
     def reduce(self, rank: int) -> None:
-        """One reduction."""
+        """One `dist.reduce`."""
         dist.reduce(self._memory, dst=0)
 
 
 class SharedMemoryTransport:
-    """In memory that processes of one machine share, allocated before they are forked; only signals are sent.
+    """Shared memory of processes on one machine, allocated before they are forked; only barriers are sent.
 
-    The sums of a round lie where those of the next will: use them up before the next round begins.
+    Every round reuses the memory of the sums: use them before the next round begins.
     """
 
     def __init__(self, like: Tensor, size: int, runs: int = 1) -> None:
@@ -67,21 +67,21 @@ class SharedMemoryTransport:
         self._runs = 0  # of this round
 
     def broadcast(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Rank 0's parameters, where all can read them."""
-        here = self._params[: len(params)].unbind()
+        """Rank 0's parameters, copied into the shared memory."""
+        shared = self._params[: len(params)].unbind()
         if dist.get_rank() == 0:
-            for place, own in zip(here, params, strict=True):
+            for place, own in zip(shared, params, strict=True):
                 place.copy_(own)
         dist.barrier()
-        return here
+        return shared
 
     def partial_sums(self, rank: int, params: Sequence[Tensor]) -> PartialSums:
-        """In the rank's own part of the memory."""
+        """The rank's own part of the shared memory."""
         self._runs = len(params)
         return PartialSums(self._sums[rank, : self._runs])
 
     def reduce(self, rank: int) -> None:
-        """Every rank adds up a slice of all sums, in the order of ranks."""
+        """Every rank adds one slice of all partial sums, in the order of ranks."""
         ranks = len(self._sums)
         slices = [whole.flatten().tensor_split(ranks)[rank] for whole in self._sums[:, : self._runs]]
         for other in slices[1:]:

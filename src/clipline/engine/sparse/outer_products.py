@@ -1,6 +1,11 @@
-"""A change of a matrix as terms of a sum, and a matrix with such a change: multiplied by sparse rows, never formed.
+"""The change of a matrix as a sum of sparse outer products, and sparse products with the changed matrix.
 
-In C where terms.c can be compiled; otherwise in torch's operations, which form the change.
+A term adds a factor times one row of a table to one row of the matrix. The change itself is never formed in C
+(terms.c); torch's operations, the plain twin, form the rows that have changed.
+
+Plain twin: `_Plain` beside `_Native`, and `sort_terms` beside `locate_terms`.
+Held equal by: tests/engine/sparse/test_recorded_weight.py.
+Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from .native import address, call
 
 @dataclass(frozen=True, eq=False)
 class SparseOuterProducts:
-    """Row numbers[i] of a matrix has factors[i] times row sources[i] of the table, and so on for every i."""
+    """A sum of terms: for every i, row numbers[i] of a matrix grows by factors[i] times row sources[i] of the table."""
 
     numbers: Tensor  # (terms,) int64
     sources: Tensor  # (terms,) int64
@@ -28,19 +33,19 @@ class SparseOuterProducts:
     table: Tensor  # (any, out)
 
     @staticmethod
-    def none(like: Tensor) -> SparseOuterProducts:
-        """No change of a matrix like this."""
-        nothing = torch.empty(0, dtype=torch.int64)
-        return SparseOuterProducts(nothing, nothing, like.new_empty(0), like.new_empty(0, like.shape[1]))
+    def zero(like: Tensor) -> SparseOuterProducts:
+        """No change, of a matrix like this."""
+        no_index = torch.empty(0, dtype=torch.int64)
+        return SparseOuterProducts(no_index, no_index, like.new_empty(0), like.new_empty(0, like.shape[1]))
 
     @staticmethod
     def of_rows(numbers: Tensor, rows: Tensor) -> SparseOuterProducts:
-        """These rows (terms, out), one term each."""
+        """The change that adds these rows (terms, out) to rows `numbers`: one term each."""
         return SparseOuterProducts(numbers, torch.arange(len(rows)), rows.new_ones(len(rows)), rows.contiguous())
 
     @staticmethod
-    def joined(parts: Sequence[SparseOuterProducts]) -> SparseOuterProducts:
-        """The sum of several; at least one."""
+    def concat(parts: Sequence[SparseOuterProducts]) -> SparseOuterProducts:
+        """The sum of several changes, at least one, as one list of terms."""
         if len(parts) == 1:
             return parts[0]
         starts, start = list[int](), 0
@@ -55,132 +60,137 @@ class SparseOuterProducts:
         )
 
     def rows(self, starts: Tensor) -> Tensor:
-        """(starts, out): the sum of the terms from each start to the next, of the last to the end."""
+        """Segment sums (starts, out): row r adds the terms from starts[r] to starts[r + 1], the last one to the end."""
         if not len(self.numbers):
             return self.table.new_zeros(len(starts), self.table.shape[1])
         return F.embedding_bag(self.sources, self.table, starts, per_sample_weights=self.factors, mode="sum")
 
-    def added_up(self) -> SparseOuterProducts:
-        """The same change with one term a row."""
-        ordered = arranged([[self]])
-        rows = ordered.terms.rows(ordered.starts[:-1])
-        return SparseOuterProducts(ordered.rows, torch.arange(len(rows)), rows.new_ones(len(rows)), rows)
+    def coalesced(self) -> SparseOuterProducts:
+        """The same change with one term for each row that changes, as `Tensor.coalesce` does."""
+        by_row = sort_terms([[self]])
+        rows = by_row.terms.rows(by_row.starts[:-1])
+        return SparseOuterProducts(by_row.rows, torch.arange(len(rows)), rows.new_ones(len(rows)), rows)
 
 
 @dataclass(frozen=True, eq=False)
-class Arranged:
-    """The terms of several users by row and then by user: a row of a total is in the cache for all who touch it."""
+class SortedTerms:
+    """The terms of several users, by row, then by user: a row of the total stays in the cache for all its users."""
 
     rows: Tensor  # (pairs,): row numbers, ascending
-    owners: Tensor  # (pairs,): whose, ascending for each row
-    starts: Tensor  # (pairs + 1,): where the terms of each begin, and where the last end
-    terms: SparseOuterProducts  # their numbers are not in this order
+    owners: Tensor  # (pairs,): the user, ascending within each row
+    starts: Tensor  # (pairs + 1,): where the terms of each pair begin, and where the last ends
+    terms: SparseOuterProducts  # sorted, except for `numbers`, which is not needed
 
 
-def arranged(users: Sequence[Sequence[SparseOuterProducts]]) -> Arranged:
-    """The terms of these users, each in parts."""
-    terms = SparseOuterProducts.joined([part for parts in users for part in parts])
+def sort_terms(users: Sequence[Sequence[SparseOuterProducts]]) -> SortedTerms:
+    """Sort the terms of these users; each user's come in several parts."""
+    terms = SparseOuterProducts.concat([part for parts in users for part in parts])
     counts = torch.tensor([sum(len(part.numbers) for part in parts) for parts in users])
     owners = torch.repeat_interleave(torch.arange(len(users)), counts)
     keys, order = (terms.numbers * len(users) + owners).sort(stable=True)
     pairs, sizes = torch.unique_consecutive(keys, return_counts=True)
     rows = pairs.div(len(users), rounding_mode="floor")
-    in_order = SparseOuterProducts(terms.numbers, terms.sources[order], terms.factors[order], terms.table)
-    return Arranged(rows, pairs - rows * len(users), F.pad(sizes.cumsum(dim=0), (1, 0)), in_order)
+    reordered = SparseOuterProducts(terms.numbers, terms.sources[order], terms.factors[order], terms.table)
+    return SortedTerms(rows, pairs - rows * len(users), F.pad(sizes.cumsum(dim=0), (1, 0)), reordered)
 
 
 @dataclass(frozen=True, eq=False)
-class Located:
-    """The same for terms.c: of each term where its row of a table lies, so that no table is copied into another."""
+class TermPointers:
+    """`SortedTerms` for terms.c: each term as a pointer to its row of a table, so that no table is copied."""
 
     rows: Tensor
     owners: Tensor
     starts: Tensor
     terms: Tensor  # (terms,) int64: addresses
     factors: Tensor  # (terms,)
-    users: Sequence[Sequence[SparseOuterProducts]]  # whose memory that is
+    users: Sequence[Sequence[SparseOuterProducts]]  # keeps the tables alive
 
 
-def located(library: ctypes.CDLL, users: Sequence[Sequence[SparseOuterProducts]], height: int) -> Located:
-    """The terms of these users, each in parts, of a matrix of so many rows."""
+def locate_terms(library: ctypes.CDLL, users: Sequence[Sequence[SparseOuterProducts]], height: int) -> TermPointers:
+    """`sort_terms` in C, for changes of a matrix with `height` rows."""
     parts = [
         [len(part.sources), user, *map(address, (part.numbers, part.sources, part.factors, part.table))]
-        for user, own in enumerate(users)
-        for part in own
+        for user, user_parts in enumerate(users)
+        for part in user_parts
     ]
     count, like = sum(part[0] for part in parts), users[0][0]
     ends, starts = torch.empty(height + 1, dtype=torch.int64), torch.empty(count + 1, dtype=torch.int64)
     terms, rows, owners = (torch.empty(count, dtype=torch.int64) for _ in range(3))
     factors = like.factors.new_empty(count)
     pairs = call(
-        library.arrange, len(parts), torch.tensor(parts), height, like.table.shape[1],
+        library.sort_terms, len(parts), torch.tensor(parts), height, like.table.shape[1],
         ends, terms, factors, rows, owners, starts,
     )  # fmt: skip
-    return Located(rows[:pairs], owners[:pairs], starts[: pairs + 1], terms, factors, users)
+    return TermPointers(rows[:pairs], owners[:pairs], starts[: pairs + 1], terms, factors, users)
 
 
-class Moved(Protocol):
-    """A weight, (height, out), with a change."""
+class UpdatedWeight(Protocol):
+    """A weight (height, out) plus a change."""
 
     def product(self, features: Tensor, values: Tensor) -> tuple[Tensor, SparseOuterProducts]:
-        """(batch, width) int64 and values -> (batch, out), and what was multiplied; the table is left to the caller."""
+        """`bag`: features (batch, width) int64 and their values -> (batch, out), and the entries that took part.
+
+        The entries come as terms: numbers (features), sources (examples) and factors (values). The caller sets the
+        table: the gradient of the product, once it is known.
+        """
         ...
 
 
-def moved(weight: Tensor, change: Sequence[SparseOuterProducts], library: ctypes.CDLL | None = None) -> Moved:
-    """The weight, which stays as it is, with these changes; products by `library` (terms.c) if it is given."""
+def moved(weight: Tensor, change: Sequence[SparseOuterProducts], library: ctypes.CDLL | None = None) -> UpdatedWeight:
+    """`weight` plus these changes; the weight itself is not written to. `library` is that of terms.c, to use it."""
     return _Plain(weight, change) if library is None else _Native(library, weight, change)
 
 
 class _Native:
-    """Terms hang on a chain for each row of the weight, and a product runs along those of the rows that it reads."""
+    """In C: the terms of each row of the weight form a linked list; a product follows those it reads."""
 
     def __init__(self, library: ctypes.CDLL, weight: Tensor, change: Sequence[SparseOuterProducts]) -> None:
         self._library, self._weight = library, weight.contiguous()
-        self._terms = SparseOuterProducts.joined(change or [SparseOuterProducts.none(weight)])
+        self._terms = SparseOuterProducts.concat(change or [SparseOuterProducts.zero(weight)])
         self._heads = torch.full((len(weight),), -1)
         self._next = torch.empty_like(self._terms.numbers)
         if change:
-            call(library.hang, len(self._next), self._terms.numbers, self._heads, self._next)
+            call(library.link_terms, len(self._next), self._terms.numbers, self._heads, self._next)
 
     def product(self, features: Tensor, values: Tensor) -> tuple[Tensor, SparseOuterProducts]:
         (batch, width), (height, out) = features.shape, self._weight.shape
         product = self._weight.new_empty(batch, out)
         numbers, sources = (torch.empty(batch * width, dtype=torch.int64) for _ in range(2))
-        factors, rows = torch.empty(batch * width, dtype=values.dtype), len(self._terms.table)
-        seen, found = torch.zeros(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
-        products, packed = (torch.empty(rows, dtype=values.dtype) for _ in range(2))
+        factors, height_of_table = torch.empty(batch * width, dtype=values.dtype), len(self._terms.table)
+        seen = torch.zeros(height_of_table, dtype=torch.int64)
+        found = torch.empty(height_of_table, dtype=torch.int64)
+        products, packed = (torch.empty(height_of_table, dtype=values.dtype) for _ in range(2))
         count = call(
-            self._library.product, batch, width, height, out, features.contiguous(), values.contiguous(), self._weight,
-            self._heads, self._next, self._terms.sources, self._terms.factors, self._terms.table,
+            self._library.bag_product, batch, width, height, out, features.contiguous(), values.contiguous(),
+            self._weight, self._heads, self._next, self._terms.sources, self._terms.factors, self._terms.table,
             seen, found, products, packed, product, numbers, sources, factors,
         )  # fmt: skip
         return product, SparseOuterProducts(numbers[:count], sources[:count], factors[:count], product)
 
 
 class _Plain:
-    """The rows that have changed are formed."""
+    """In torch's operations: the changed rows are formed once, when first needed."""
 
     def __init__(self, weight: Tensor, change: Sequence[SparseOuterProducts]) -> None:
-        self._weight, self._parts = weight, change
+        self._weight, self._changes = weight, change
 
     @cached_property
     def _change(self) -> tuple[Tensor, Tensor]:
-        """Where each row of the weight stands among those that have changed, and how these did: at last a row of 0."""
-        ordered = arranged([self._parts])
-        where = torch.full((len(self._weight),), len(ordered.rows))
-        where[ordered.rows] = torch.arange(len(ordered.rows))
-        return where, ordered.terms.rows(ordered.starts)
+        """The index of each weight row among the changed rows, and the changes; unchanged rows index a zero row."""
+        by_row = sort_terms([self._changes])
+        where = torch.full((len(self._weight),), len(by_row.rows))
+        where[by_row.rows] = torch.arange(len(by_row.rows))
+        return where, by_row.terms.rows(by_row.starts)
 
     def product(self, features: Tensor, values: Tensor) -> tuple[Tensor, SparseOuterProducts]:
-        kept = values != 0
-        places = kept.flatten().nonzero().squeeze(1)
-        numbers = features.flatten()[places].clamp(0, len(self._weight) - 1)
-        factors, counts = values.flatten()[places], kept.sum(dim=1)
+        present = values != 0
+        entries = present.flatten().nonzero().squeeze(1)
+        numbers = features.flatten()[entries].clamp(0, len(self._weight) - 1)
+        factors, counts = values.flatten()[entries], present.sum(dim=1)
         starts = counts.cumsum(dim=0).sub_(counts)
         product = SparseOuterProducts(numbers, numbers, factors, self._weight).rows(starts)
-        if self._parts:
+        if self._changes:
             where, change = self._change
             product += SparseOuterProducts(numbers, where[numbers], factors, change).rows(starts)
-        sources = places.div(max(1, features.shape[1]), rounding_mode="floor")
+        sources = entries.div(max(1, features.shape[1]), rounding_mode="floor")
         return product, SparseOuterProducts(numbers, sources, factors, product)

@@ -1,7 +1,7 @@
-"""Matrix parameters of which a user touches few rows: only those travel, train and add up.
+"""Matrix parameters of which a user touches few rows: only those rows are gathered, trained and summed.
 
 `RowFields` maps a parameter's name to the field of the population that holds row numbers, as {"tags.weight": "words"}.
-Such a user trains on a small matrix of his own rows, and the field holds places in that.
+A user trains on a small matrix of the user's own rows, and the field is renumbered to index that matrix.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ...errors import ModuleError
 from ...federated.local_sgd import Batch
 from ...federated.population import Population
-from ..updates import Dense, Piece, Rows, Updates, subtracts_later
+from ..updates import Dense, Piece, Rows, Updates, subtracts_lazily
 from ..working_model import WorkingModel
 from .outer_products import SparseOuterProducts
 from .updates import OuterProductUpdates
@@ -28,9 +28,9 @@ from .updates import OuterProductUpdates
 RowFields = Mapping[str, str]
 
 
-def check_row_fields(row_fields: RowFields, flat: WorkingModel, population: Population) -> None:
-    """Refuse names that are not there, and parameters that are not matrices."""
-    shapes = flat.named_shapes
+def check_row_fields(row_fields: RowFields, model: WorkingModel, population: Population) -> None:
+    """Refuse unknown names, parameters that are not matrices, and fields that are not row numbers."""
+    shapes = model.named_shapes
     for name, field in row_fields.items():
         if len(shapes.get(name, ())) != 2:
             raise ModuleError(
@@ -49,71 +49,74 @@ def check_row_fields(row_fields: RowFields, flat: WorkingModel, population: Popu
 
 @dataclass(frozen=True, eq=False)
 class Touched:
-    """The rows that users touch."""
+    """The rows that each user touches, padded to the same number for all."""
 
-    rows: Tensor  # (users, room): ascending; what a user does not need holds 0 and stands for nothing
-    used: Tensor  # (users, room): which of them are real
+    rows: Tensor  # (users, room): ascending; 0 where padded
+    used: Tensor  # (users, room): false where padded
 
     def of_users(self, users: slice) -> Touched:
-        """Those of some users."""
+        """The rows of some users."""
         return Touched(self.rows[users], self.used[users])
 
 
 class Named:
-    """Which of `height` rows each user's (users, ...) numbers name. A number beyond the last row counts as the last."""
+    """Which of `height` rows appear in each user's numbers (users, ...). Larger numbers count as the last row."""
 
     def __init__(self, numbers: Tensor, height: int) -> None:
         self._shape, self._height = numbers.shape, height
-        self._flat = numbers.reshape(len(numbers), -1).long().clamp(0, height - 1)
+        self._numbers = numbers.reshape(len(numbers), -1).long().clamp(0, height - 1)
         zeros = torch.zeros(len(numbers), height, dtype=torch.int64, device=numbers.device)
-        self._present = zeros.scatter_(1, self._flat, 1)
-        self._place = self._present.cumsum(dim=1)
+        self._present = zeros.scatter_(1, self._numbers, 1)
+        self._rank = self._present.cumsum(dim=1)  # of each row among those that the user touches, from 1
 
     def rooms(self, least: int) -> NDArray[np.int64]:
-        """(users,): how many rows a user gets room for: `least`, or twice, four times ... as many, or all there are.
+        """(users,): the padded number of rows of each user: `least` times a power of two, or `height`.
 
-        A model can see it, so that it depends on the user's own numbers alone.
+        The model can see it, so it depends on the user's own numbers alone.
         """
-        counts: NDArray[np.int64] = self._place[:, -1].cpu().numpy()
+        counts: NDArray[np.int64] = self._rank[:, -1].cpu().numpy()
         doublings = np.ceil(np.log2(np.maximum(counts, 1) / least)).clip(0).astype(np.int64)
         return np.asarray(np.minimum(least << doublings, self._height), np.int64)
 
-    def most(self) -> int:
-        """The number of rows of the user with most; at least 1."""
-        return max(1, int(self._place[:, -1].max())) if len(self._place) else 1
+    def max_rows(self) -> int:
+        """The largest number of rows that any user touches; at least 1."""
+        return max(1, int(self._rank[:, -1].max())) if len(self._rank) else 1
 
     def touched(self, room: int, users: Tensor | slice = slice(None)) -> tuple[Touched, Tensor]:
-        """The rows of some users, in `room` that is enough for each, and their numbers as places among them."""
-        flat, present, place = self._flat[users], self._present[users], self._place[users]
-        count, device = len(flat), flat.device
+        """The rows of some users, padded to `room`, and their numbers as indices into them. `room` must be enough."""
+        numbers, present, rank = self._numbers[users], self._present[users], self._rank[users]
+        count, device = len(numbers), numbers.device
         rows = torch.arange(self._height, device=device).expand(count, self._height)
-        slots = torch.where(present > 0, place - 1, room)  # those that are absent go to a spare slot
+        slots = torch.where(present > 0, rank - 1, room)  # absent rows go to a spare slot
         chosen = torch.zeros(count, room + 1, dtype=torch.int64, device=device).scatter_(1, slots, rows)
-        used = torch.arange(room, device=device) < place[:, -1:]
-        places = (place.gather(1, flat) - 1).view(count, *self._shape[1:])
+        used = torch.arange(room, device=device) < rank[:, -1:]
+        places = (rank.gather(1, numbers) - 1).view(count, *self._shape[1:])
         return Touched(chosen[:, :room].contiguous(), used), places
 
 
 def touched(numbers: Tensor, height: int) -> tuple[Touched, Tensor]:
-    """Which of `height` rows each user's (users, ...) numbers name, and the numbers as places among them."""
+    """The rows among `height` that appear in each user's numbers (users, ...), and the numbers as indices into them."""
     named = Named(numbers, height)
-    return named.touched(named.most())
+    return named.touched(named.max_rows())
 
 
-def renumbered(examples: Batch, row_fields: RowFields, heights: Mapping[str, int]) -> tuple[Batch, dict[str, Touched]]:
-    """The examples with places for row numbers, and the rows of each parameter, in room for the user with most."""
+def renumber_rows(
+    examples: Batch, row_fields: RowFields, heights: Mapping[str, int]
+) -> tuple[Batch, dict[str, Touched]]:
+    """The examples with renumbered fields, and the rows of each parameter, padded to the user with most."""
     examples, rows = dict(examples), dict[str, Touched]()
     for name, field in row_fields.items():
         rows[name], examples[field] = touched(examples[field], heights[name])
     return examples, rows
 
 
-def first_pieces(
+def starting_params(
     params: Tensor, shapes: Mapping[str, torch.Size], rows: Mapping[str, Touched], run: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """What each user starts from, by parameter: (users, *shape), or the user's own rows (users, touched, width).
+    """The parameters each user starts from, by name: (users, *shape), or the user's own rows (users, touched, width).
 
-    `params` is (runs, dim) and `run` (users,) says whose; with one run only, everybody shares it and nothing is copied.
+    `params` is (runs, dim) and `run` (users,) is each user's run. Without `run` there is one run: the result is (1,
+    *shape), shared by all users, and nothing is copied.
     """
     pieces = torch.split(params, [shape.numel() for shape in shapes.values()], dim=1)
     first = {}
@@ -127,53 +130,59 @@ def first_pieces(
     return first
 
 
-def updates_of(
+def build_updates(
     stack: Sequence[Tensor | list[SparseOuterProducts]],
     first: Mapping[str, Tensor],
     shapes: Mapping[str, torch.Size],
     rows: Mapping[str, Touched],
     library: ctypes.CDLL | None = None,
 ) -> Updates:
-    """What training changed, (users, ...) less `first`; the stack itself may be altered."""
+    """The updates: trained parameters `stack` (users, ...) minus `first`. May write into the stack."""
     start, pieces = 0, list[Piece]()
     for (name, shape), piece in zip(shapes.items(), stack, strict=True):
         if isinstance(piece, list):
             pieces.append(OuterProductUpdates(start, shape[0], [piece], library))
             start += shape.numel()
             continue
-        if name not in rows and subtracts_later(piece):
+        if name not in rows and subtracts_lazily(piece):
             pieces.append(Dense(start, piece.reshape(len(piece), -1), first[name].reshape(len(first[name]), -1)))
             start += shape.numel()
             continue
         change = piece.sub_(first[name])
         if name in rows:
-            # Room that is not used must not move, whatever the loss did there: it would be added to row 0 many times.
+            # Padding must be zero, whatever the loss did there: it would be added to row 0 many times.
             if len(change) > 1 or change.device.type != "cpu" or not bool(rows[name].used.all()):
                 change.masked_fill_(~rows[name].used.unsqueeze(2), 0.0)
             pieces.append(Rows(start, shape[0], rows[name].rows, change, rows[name].used))
         else:
-            pieces.append(Dense(start, change.reshape(len(change), -1)))  # a single number has no axis to flatten
+            pieces.append(
+                Dense(start, change.reshape(len(change), -1))
+            )  # reshape, not flatten: a scalar parameter has no axis to flatten
         start += shape.numel()
     return Updates(pieces)
 
 
-def together(users: Sequence[Updates]) -> Updates:
-    """Updates of single users as one block: rows are filled up to the user with most."""
+def concat_updates(users: Sequence[Updates]) -> Updates:
+    """The updates of single users as one block; rows are padded to the user with most."""
     if len(users) == 1:
         return users[0]
     pieces = list[Piece]()
-    for alike in zip(*(one.pieces for one in users), strict=True):
-        first = alike[0]
-        if any(type(piece) is not type(first) for piece in alike):
-            raise TypeError("updates of one block are of different kinds")  # whoever is of the other would be lost
+    for same_piece in zip(*(one.pieces for one in users), strict=True):
+        first = same_piece[0]
+        if any(type(piece) is not type(first) for piece in same_piece):
+            raise TypeError(
+                "updates of one block are of different kinds"
+            )  # zip over one kind would drop users of the other
         if isinstance(first, OuterProductUpdates):
-            terms = [own for piece in alike if isinstance(piece, OuterProductUpdates) for own in piece.users]
+            terms = [own for piece in same_piece if isinstance(piece, OuterProductUpdates) for own in piece.users]
             pieces.append(OuterProductUpdates(first.start, first.height, terms, first.library))
             continue
-        own = [piece.formed()[0] if isinstance(piece, Dense) else piece.values[0] for piece in alike]
+        own = [piece.formed()[0] if isinstance(piece, Dense) else piece.values[0] for piece in same_piece]
         values = pad_sequence(own, batch_first=True)
         if isinstance(first, Rows):
-            places = pad_sequence([piece.places[0] for piece in alike if isinstance(piece, Rows)], batch_first=True)
+            places = pad_sequence(
+                [piece.places[0] for piece in same_piece if isinstance(piece, Rows)], batch_first=True
+            )
             pieces.append(Rows(first.start, first.height, places, values))
         else:
             pieces.append(Dense(first.start, values))

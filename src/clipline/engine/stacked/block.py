@@ -1,4 +1,4 @@
-"""A block of users who train together: who they are, what they need, and what came of it."""
+"""A block of stacked users: what their training needs, and their trained parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..sparse.row_fields import Touched
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Users sorted by work, each of request `requests[owner]`, and all that their training needs but the parameters."""
+    """Users sorted by work, user i of request `requests[owners[i]]`, and all that training needs except parameters."""
 
     users: NDArray[np.int64]
     owners: NDArray[np.int64]
@@ -30,36 +30,36 @@ class Block:
 
     def of_users(self, chosen: NDArray[np.int64]) -> Block:
         """Some of the users, in this order."""
-        places = torch.from_numpy(chosen).to(self.counts.device)
+        index = torch.from_numpy(chosen).to(self.counts.device)
         steps = Steps(self.steps.rows[chosen], self.steps.counts[chosen], self.steps.widths[chosen])
         return Block(
             self.users[chosen],
             self.owners[chosen],
             steps,
-            {name: _picked(field, places) for name, field in self.examples.items()},
-            {name: Touched(one.rows[places], one.used[places]) for name, one in self.rows.items()},
-            self.chances[places],
-            self.counts[places],
-            self.rates[places],
+            {name: _picked(field, index) for name, field in self.examples.items()},
+            {name: Touched(one.rows[index], one.used[index]) for name, one in self.rows.items()},
+            self.chances[index],
+            self.counts[index],
+            self.rates[index],
         )
 
     def tensors(self) -> list[Tensor]:
-        """All that lies on the device."""
+        """All tensors on the device."""
         touched = [tensor for one in self.rows.values() for tensor in (one.rows, one.used)]
         return [*self.examples.values(), *touched, self.chances, self.counts, self.rates]
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """Users of a block, part by part, and their parameters after training from `first` on: PRIVATE."""
+    """Slices of a block's users with their parameters after training; `first` is what they started from: PRIVATE."""
 
     block: Block
     first: dict[str, Tensor]
     stacks: Sequence[tuple[slice, list[Tensor]]]
 
 
-def _picked(field: Tensor, places: Tensor) -> Tensor:
-    """field[places], for types too that torch cannot pick from."""
+def _picked(field: Tensor, index: Tensor) -> Tensor:
+    """field[index], also for uint16, which torch cannot index."""
     if field.dtype == torch.uint16:
-        return field.view(torch.int16)[places].view(torch.uint16)
-    return field[places]
+        return field.view(torch.int16)[index].view(torch.uint16)
+    return field[index]

@@ -1,7 +1,15 @@
-"""A step of a stack as one flat program that serves any number of users.
+"""Traces the step of a stack into one FX graph that serves any number of users.
 
-`torch.func.vmap` writes the number of users into the program as a constant. Tracing the step for two different numbers
-shows which constants those are: they differ between the two programs, and by how much per user.
+`torch.func.vmap` bakes the number of users into the graph as constants. Tracing the step for two different numbers
+shows which constants those are: they differ between the two graphs, by an amount per user.
+
+Under autocast the graph also keeps the bfloat16 copies of weights from step to step and refreshes them after the SGD
+update, instead of casting in every step.
+
+Plain twin: the step itself (`StackStep`), which is traced; used eagerly where tracing or compiling fails.
+Held equal by: tests/engine/stacked/test_dynamic_batch.py.
+Buys: kept bfloat16 copies, emnist_cr on an H200: 18.6 ms a round before, 17.0 after (docs/results/performance.md).
+Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
 
 from __future__ import annotations
@@ -16,24 +24,24 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map_only
 
-_USERS = (13, 17)  # two numbers that are unlikely to be anything else in a program
+_USERS = (13, 17)  # two numbers of users that are unlikely to be other constants of the graph
 
 
 def traced(
     step: Callable[..., None], arguments: tuple[Any, ...], copies: Mapping[int, torch.Tensor] | None = None
 ) -> GraphModule:
-    """The step as a flat program of (stack, ..., copies), whose tensors all have the users as first axis.
+    """The step as a graph with arguments (stack, ..., copies); the first axis of every tensor counts users.
 
-    It works in place. `arguments` show shapes and types only: the step runs on new tensors of zeros. `copies` are of
-    some pieces of the stack, in another type, as `copied` chooses them: the program uses them where the step would copy
-    the piece, and renews them when the piece has moved.
+    It updates the stack in place. Of `arguments` only shapes and types are used: the step is traced on zeros. `copies`
+    are casts of some pieces of the stack, as chosen by `copied`: the graph uses them where the step would cast the
+    piece, and refreshes them when the piece has been updated.
     """
     copies = copies or {}
     programs = [_trace(step, (*arguments, list(copies.values())), users) for users in _USERS]
     for program in programs:
         inputs = _inputs(program.graph)
-        for piece, kept in zip(copies, inputs[len(inputs) - len(copies) :], strict=True):
-            _use(kept, inputs[piece])
+        for piece, cached in zip(copies, inputs[len(inputs) - len(copies) :], strict=True):
+            _use_cached_copy(cached, inputs[piece])
     graph = programs[0].graph
     pairs = list(zip(graph.nodes, programs[1].graph.nodes, strict=True))
     inputs = _inputs(graph)
@@ -43,17 +51,17 @@ def traced(
         if node.op != other.op or node.target != other.target:
             raise ValueError(f"the step takes another course for another number of users ({node.format_node()})")
         if node.op == "call_function":
-            node.args = _same(node.args, other.args, node, users)
-            node.kwargs = _same(node.kwargs, other.kwargs, node, users)
+            node.args = _generalise(node.args, other.args, node, users)
+            node.kwargs = _generalise(node.kwargs, other.kwargs, node, users)
     graph.lint()
     programs[0].recompile()
     return programs[0]
 
 
 def copied(step: Callable[..., None], arguments: tuple[Any, ...]) -> dict[int, torch.dtype]:
-    """The pieces of the stack that the step uses through one copy in another type alone, and that type."""
+    """The pieces of the stack that the step uses only through one cast to another type, and that type."""
     inputs = _inputs(_trace(step, (*arguments, []), _USERS[0]).graph)[: len(arguments[0])]
-    found = {piece: _copy_and_move(node) for piece, node in enumerate(inputs)}
+    found = {piece: _cast_and_update(node) for piece, node in enumerate(inputs)}
     return {piece: cast("torch.dtype", both[0].kwargs["dtype"]) for piece, both in found.items() if both is not None}
 
 
@@ -62,7 +70,7 @@ def _inputs(graph: Graph) -> list[Node]:
 
 
 def _uses(node: Node) -> Iterator[Node]:
-    """What uses a tensor, also by another name."""
+    """The nodes that use a tensor, also through detach and alias."""
     for user in node.users:
         if user.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             yield from _uses(user)
@@ -70,25 +78,27 @@ def _uses(node: Node) -> Iterator[Node]:
             yield user
 
 
-def _copy_and_move(piece: Node) -> tuple[Node, Node] | None:
-    """Where the piece is copied in another type and where it moves, if nothing else is done with it."""
+def _cast_and_update(piece: Node) -> tuple[Node, Node] | None:
+    """The node that casts the piece and the node that updates it, if these are its only uses."""
     uses = list(_uses(piece))
     copies = [user for user in uses if user.target is torch.ops.aten._to_copy.default]
-    moves = [user for user in uses if user.target is torch.ops.aten.sub_.Tensor and user.args[0] is piece]
-    if len(uses) == 2 and len(copies) == len(moves) == 1 and list(copies[0].kwargs) == ["dtype"]:
-        return copies[0], moves[0]
+    update_nodes = [user for user in uses if user.target is torch.ops.aten.sub_.Tensor and user.args[0] is piece]
+    if len(uses) == 2 and len(copies) == len(update_nodes) == 1 and list(copies[0].kwargs) == ["dtype"]:
+        return copies[0], update_nodes[0]
     return None
 
 
-def _use(kept: Node, piece: Node) -> None:
-    """Put what is kept in the place of the copy, and renew it after the piece has moved."""
-    both = _copy_and_move(piece)
+def _use_cached_copy(cached: Node, piece: Node) -> None:
+    """Replace the cast of the piece by the cached copy, and refresh the copy at the end of the graph."""
+    both = _cast_and_update(piece)
     assert both is not None
-    copy, move = both
-    copy.replace_all_uses_with(kept)
-    piece.graph.erase_node(copy)
-    with piece.graph.inserting_before(next(iter(reversed(piece.graph.nodes)))):  # all others have moved as well
-        piece.graph.call_function(torch.ops.aten.copy_.default, (kept, move))
+    cast_node, update_node = both
+    cast_node.replace_all_uses_with(cached)
+    piece.graph.erase_node(cast_node)
+    with piece.graph.inserting_before(
+        next(iter(reversed(piece.graph.nodes)))
+    ):  # at the end: all pieces have been updated
+        piece.graph.call_function(torch.ops.aten.copy_.default, (cached, update_node))
 
 
 def _trace(step: Callable[..., None], arguments: tuple[Any, ...], users: int) -> GraphModule:
@@ -96,31 +106,33 @@ def _trace(step: Callable[..., None], arguments: tuple[Any, ...], users: int) ->
         with torch.enable_grad():
             step(*arguments[:-1])
 
-    def alike(tensor: torch.Tensor) -> torch.Tensor:
+    def zeros_like(tensor: torch.Tensor) -> torch.Tensor:
         return torch.zeros(users, *tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program: GraphModule = make_fx(flat_step)(*tree_map_only(torch.Tensor, alike, arguments))
+        program: GraphModule = make_fx(flat_step)(*tree_map_only(torch.Tensor, zeros_like, arguments))
     return program
 
 
-def _same(ours: Any, theirs: Any, node: Node, users: Node) -> Any:
-    """Our arguments, where they differ from theirs as an expression in the number of users."""
+def _generalise(ours: Any, theirs: Any, node: Node, users: Node) -> Any:
+    """The first graph's arguments; where the second's differ, as an expression in the number of users."""
     if isinstance(ours, Node):
         return ours
     if isinstance(ours, list | tuple):
-        return type(ours)(_same(one, other, node, users) for one, other in zip(ours, theirs, strict=True))
+        return type(ours)(_generalise(one, other, node, users) for one, other in zip(ours, theirs, strict=True))
     if isinstance(ours, dict):
-        return {key: _same(value, theirs[key], node, users) for key, value in ours.items()}
+        return {key: _generalise(value, theirs[key], node, users) for key, value in ours.items()}
     if ours == theirs or ours is theirs or (ours != ours and theirs != theirs):
         return ours
     if not isinstance(ours, int) or not isinstance(theirs, int):
         raise ValueError(f"{node.format_node()} depends on the number of users")
-    few, many = _USERS
-    each, rest = divmod(theirs - ours, many - few)
-    fixed = ours - each * few
-    if rest or abs(fixed) > 1:  # a multiple of the users, or the last of them: a square would pass for a straight line
+    small, large = _USERS
+    each, rest = divmod(theirs - ours, large - small)
+    fixed = ours - each * small
+    if (
+        rest or abs(fixed) > 1
+    ):  # only users * k, or that plus or minus 1: two points alone cannot tell a line from a square
         raise ValueError(f"{node.format_node()} does not grow evenly with the number of users")
     with node.graph.inserting_before(node):
         size = node.graph.call_function(operator.mul, (users, each)) if each != 1 else users

@@ -1,4 +1,4 @@
-"""Try a step of made-up users in a stack: can it be done, what may be padded, and how much memory does a user take?"""
+"""Tries a stacked step on synthetic users: does vmap support it, may batches be padded, how much memory is needed?"""
 
 from __future__ import annotations
 
@@ -15,61 +15,64 @@ from ..isolation.generators import generators_state, kept_generators
 from ..isolation.made_up_data import parameters_to_try
 from ..precision import computing_in
 from ..problem import Problem
-from ..sparse.row_fields import Named, first_pieces
+from ..sparse.row_fields import Named, starting_params
 from .step import StackStep
 from .vmap_layers import Bypass
 
-ROOM = 256  # rows that a user may touch, or twice, four times ... as many: each is a program of its own
+MIN_ROOM = 256  # rows: users are padded to this times a power of two; each size is a program of its own
 
 
 class CannotStack(ModuleError):
-    """The model or its loss uses an operation that has no version for many users at once."""
+    """The model or its loss uses an operation that cannot run for stacked users."""
 
 
 @dataclass(frozen=True)
 class Probed:
     """What the probe found out."""
 
-    fillable: bool  # whether a batch may be padded with other examples without another result
+    paddable: bool  # whether a batch may be padded without changing the result
     bytes_a_user: int
 
 
 def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackStep) -> Probed:
-    """Try a step of two users who do not exist, in a stack. Gives the memory that a user took.
+    """Run a stacked step of two synthetic users; refuse with `CannotStack` if that fails.
 
-    It also finds out whether the loss is one for each example, and whether a batch may be filled up without another
-    result. Neither decides whether users are kept apart: they are, either way.
+    Finds out the memory a user takes, whether the loss gives one number for each example (set in `stack_step`), and
+    whether a batch may be padded. None of this decides whether users are kept apart: they are, either way.
     """
     params = problem.model.initial
     width = min(problem.local.batch_size, 64)
     example = made_up(width)
     like = {name: torch.stack([field, field]) for name, field in example.items()}
-    kept = torch.ones(2, width, dtype=torch.bool, device=problem.device)
+    mask = torch.ones(2, width, dtype=torch.bool, device=problem.device)
     chances = torch.zeros(2, len(problem.model.chances), 2, dtype=torch.int32, device=problem.device)
     rows = {}
     for name, field in problem.row_fields.items():
         named = Named(like[field], problem.model.named_shapes[name][0])
-        rows[name], like[field] = named.touched(int(named.rooms(ROOM).max()))
-    first = first_pieces(params.unsqueeze(0), problem.model.named_shapes, rows)
+        rows[name], like[field] = named.touched(int(named.rooms(MIN_ROOM).max()))
+    first = starting_params(params.unsqueeze(0), problem.model.named_shapes, rows)
     stack = [piece.expand(2, *piece.shape[1:]).clone() for piece in first.values()]
     on_gpu = problem.device.type == "cuda"
     before = torch.cuda.memory_allocated(problem.device) if on_gpu else 0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(problem.device)
-    with kept_generators(), computing_in("float32", problem.device):  # a comparison, which coarser arithmetic blurs
-        stack_step.per_example, fillable = _looked_at(problem, made_up)
+    with (
+        kept_generators(),
+        computing_in("float32", problem.device),
+    ):  # float32: coarser arithmetic would blur the comparison
+        stack_step.per_example, paddable = _check_padding(problem, made_up)
     problem.isolation.after_user()
     with kept_generators(), computing_in(problem.precision, problem.device):
         try:
             problem.isolation.seed(0)
-            unused = generators_state()
+            states_before = generators_state()
             with warnings.catch_warnings():
-                # torch warns where it would loop over the users instead
+                # vmap warns where it falls back to a loop over the users
                 warnings.filterwarnings("error", message=".*performance drop.*")
-                stack_step(stack, chances, like, kept, 1.0)
+                stack_step(stack, chances, like, mask, 1.0)
             with Bypass():  # type: ignore[no-untyped-call]
-                stack_step(stack, chances, like, kept, 1.0)
-            if generators_state() != unused:
+                stack_step(stack, chances, like, mask, 1.0)
+            if generators_state() != states_before:
                 raise CannotStack(
                     f"model {type(problem.model.module).__name__} or its loss draws from NumPy's or Python's "
                     "generator, which users in a stack would share"
@@ -78,27 +81,27 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
         except CannotStack:
             raise
         except Exception as error:
-            with suppress(ModuleError):  # one by one it may stay as it was, and be allowed
+            with suppress(ModuleError):  # one by one the change may be allowed
                 problem.isolation.after_stack()
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
     peak = torch.cuda.max_memory_allocated(problem.device) if on_gpu else 0
-    return Probed(fillable, max(1, (peak - before) // 2))
+    return Probed(paddable, max(1, (peak - before) // 2))
 
 
-def _looked_at(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[bool, bool]:
-    """Whether the loss gives one number for each example, and whether filling up a batch leaves the others alone.
+def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[bool, bool]:
+    """Whether the loss gives one number for each example, and whether padding a batch leaves the others unchanged.
 
-    Tried on made-up examples at several parameters: a model that looks across them, as batch statistics do, gives
-    other results where a batch is filled up, and then none is.
+    Tried on synthetic examples at several parameters. A model that mixes examples, as batch statistics do, gives other
+    losses for a padded batch; its batches are then never padded.
     """
     count = min(problem.local.batch_size, 8)
     half = (count + 1) // 2
     examples = made_up(count)
     batches = [{name: field[:half] for name, field in examples.items()}]
-    filled = torch.arange(count, device=problem.device)
-    filled[half:] = 0  # as it will be filled up: by the first
-    batches.append({name: problem.examples.pick(field, filled) for name, field in examples.items()})
+    padded = torch.arange(count, device=problem.device)
+    padded[half:] = 0  # as batches are padded: with the first example
+    batches.append({name: problem.examples.select_rows(field, padded) for name, field in examples.items()})
     problem.model.module.train()
     same = finite = False
     for params in parameters_to_try(problem.model.initial):
@@ -111,8 +114,10 @@ def _looked_at(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[bool,
             problem.isolation.after_user()
         if not per_example(losses[1], count):
             return False, False
-        alone, among = losses[0].double(), losses[1][:half].double()
-        if bool(alone.isfinite().all()):
-            same = bool(torch.isclose(alone, among, rtol=1e-3, atol=1e-6).all()) and (same or not finite)
+        unpadded_losses, padded_losses = losses[0].double(), losses[1][:half].double()
+        if bool(unpadded_losses.isfinite().all()):
+            same = bool(torch.isclose(unpadded_losses, padded_losses, rtol=1e-3, atol=1e-6).all()) and (
+                same or not finite
+            )
             finite = True
     return True, same

@@ -1,4 +1,4 @@
-"""What an operation for a stack of users must know: whether it is in one, and which axis the users are."""
+"""Helpers for operations that may run under vmap: whether they do, and which axis counts users."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def stacked(*tensors: Tensor) -> bool:
-    """Whether any of these carries a hidden axis of users, inside `torch.func.vmap` or another transform.
+    """Whether any of these is batched over users, inside `torch.func.vmap` or another transform.
 
-    The compiler cannot ask, and compiles stacks: under `torch.compile` the answer is always yes.
+    Under `torch.compile` always true: the compiler cannot ask, and the engine compiles stacks only.
     """
     return torch.compiler.is_compiling() or any(
         torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors
@@ -19,5 +19,5 @@ def stacked(*tensors: Tensor) -> bool:
 
 
 def users_first(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
-    """With the axis of users in front, for those too that all users share."""
+    """The tensor with the users' axis first; expanded if all users share it."""
     return tensor.movedim(dim, 0) if dim is not None else tensor.expand(info.batch_size, *tensor.shape)

@@ -1,6 +1,12 @@
-"""Layers that the engine puts in the place of torch's, so that a stack of users can run them.
+"""Layers that replace torch's in the engine's copy of a model, so that they run under vmap; and safe vmap rules.
 
-The caller's model keeps its own layers: the engine works on a copy.
+The caller's model keeps its own layers. `StackSafe` corrects the operations whose vmap rules would mix users up.
+
+Plain twin: torch's own layers and operations, which also run here for a single user.
+Held equal by: tests/engine/stacked/test_vmap_layers.py and test_vmap_rules.py.
+Buys: weight gradients laid out as the weights are (`stacked_product_weight`), emnist_cr on an H200: 39 ms a round
+before, 30 after (docs/results/performance.md).
+Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
 
 from __future__ import annotations
@@ -21,11 +27,11 @@ from ..kernels import convolution
 from ..user_random import UserRandom
 from .stacks import stacked, users_first
 
-LIBRARY_IS_FAST = ("cpu",)  # devices whose convolution of a stack, one group a user, is faster than patches
+LIBRARY_IS_FAST = ("cpu",)  # devices where torch's grouped convolution of a stack is faster than patches
 
 
 def stackable(module: nn.Module) -> nn.Module:
-    """The module itself, changed in place: `nn.Dropout`, `GroupNorm`, `Linear` and `Conv2d` become these here."""
+    """The module itself, changed in place: `nn.Dropout`, `GroupNorm`, `Linear` and `Conv2d` become those below."""
     for layer in module.modules():
         if type(layer) is nn.Dropout:
             layer.__class__ = Dropout
@@ -40,35 +46,35 @@ def stackable(module: nn.Module) -> nn.Module:
 
 
 class StackSafe(TorchFunctionMode):
-    """Active while the loss of a stack is computed: does otherwise what torch's version for many users would mix up.
+    """Active while the loss of a stack is computed: replaces operations whose vmap rules would mix users up.
 
-    torch lays the embeddings of all users end to end: a number beyond a user's last row reads the next user's, and a
-    `padding_idx` holds for the first user alone. A label out of range is an error for a whole block, and on a GPU for
-    the whole process. Here both are noted, and `spoiled` makes the loss of such a user NaN.
+    vmap of an embedding concatenates the users' weights: an index beyond a user's last row reads the next user's row,
+    and `padding_idx` applies to the first user only. A label out of range is an error for the whole block, and on a GPU
+    for the whole process. Here both are recorded, and `spoiled` makes the loss of such a user NaN.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._wrong: list[Tensor] = []  # () bool each, one a user
+        self._invalid: list[Tensor] = []  # () bool each under vmap: one a user
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """`func`, or what takes its place."""
+        """`func`, or its replacement."""
         if func in _CHECKED:
-            return _CHECKED[func](self._wrong, *args, **(kwargs or {}))
+            return _CHECKED[func](self._invalid, *args, **(kwargs or {}))
         safe = _SAFE.get(func, func)
         return safe(*args, **(kwargs or {}))
 
     def spoiled(self, loss: Tensor) -> Tensor:
-        """The loss, or NaN where a number or label was out of range."""
-        for wrong in self._wrong:
-            loss = loss + torch.where(wrong, math.nan, 0.0).to(loss.dtype)
+        """The loss, or NaN if an index or label was out of range."""
+        for invalid in self._invalid:
+            loss = loss + torch.where(invalid, math.nan, 0.0).to(loss.dtype)
         return loss
 
 
 def _embedding(
-    wrong: list[Tensor],
+    invalid: list[Tensor],
     numbers: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
@@ -77,42 +83,42 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """`F.embedding`. The row at `padding_idx` gets no gradient; a number that is no row's is `wrong`."""
+    """`F.embedding`. The row at `padding_idx` gets no gradient; an index out of range is recorded in `invalid`."""
     if max_norm is not None or scale_grad_by_freq or sparse:
         raise NotImplementedError("embedding with max_norm, scale_grad_by_freq or sparse has no version for a stack")
     height = len(weight)
     rows = F.embedding(numbers.clamp(0, height - 1), weight)
     if padding_idx is not None:
         rows = torch.where((numbers == padding_idx % height).unsqueeze(-1), rows.detach(), rows)
-    wrong.append(((numbers < 0) | (numbers >= height)).any())
+    invalid.append(((numbers < 0) | (numbers >= height)).any())
     return rows
 
 
 def _with_labels(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`F.cross_entropy` or `F.nll_loss`; a label that is no class is `wrong`."""
+    """`F.cross_entropy` or `F.nll_loss`; a label out of range is recorded in `invalid`."""
 
-    def safe(wrong: list[Tensor], scores: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        # On a processor core it is an error, after which the block trains again, user by user. Labels may be shares
-        # of every class, and arguments may stand as in torch's early days.
+    def safe(invalid: list[Tensor], scores: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        # On the CPU a bad label is an error, after which the block trains again, user by user. Floating-point labels
+        # are class probabilities; positional `args` are torch's deprecated signature.
         if labels.device.type == "cpu" or labels.is_floating_point() or args:
             return loss(scores, labels, *args, **kwargs)
         classes = scores.shape[1] if scores.ndim > 1 else scores.shape[0]
         known = ((labels >= 0) & (labels < classes)) | (labels == kwargs.get("ignore_index", -100))
-        wrong.append(~known.all())
+        invalid.append(~known.all())
         return loss(scores, torch.where(known, labels, 0), **kwargs)
 
     return safe
 
 
-def _rows_of(
-    wrong: list[Tensor], weight: Tensor, numbers: Tensor, padding_idx: int = -1, *args: Any, **kwargs: Any
+def _aten_embedding(
+    invalid: list[Tensor], weight: Tensor, numbers: Tensor, padding_idx: int = -1, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """`torch.embedding`, whose arguments come the other way round and which takes -1 for no padding."""
-    return _embedding(wrong, numbers, weight, None if padding_idx < 0 else padding_idx, None, 2.0, *args, **kwargs)
+    """`torch.embedding`: weight first, and padding_idx -1 for none."""
+    return _embedding(invalid, numbers, weight, None if padding_idx < 0 else padding_idx, None, 2.0, *args, **kwargs)
 
 
 def _prod(values: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """`torch.prod`, whose gradient takes another way, with other overflows, as soon as any user has a zero."""
+    """`torch.prod`. torch's backward pass takes another path, with other overflows, as soon as any user has a zero."""
     values = values if dtype is None else values.to(dtype)
     if not values.is_floating_point() or values.numel() == 0:
         return values.prod() if dim is None else values.prod(dim, keepdim)
@@ -122,13 +128,13 @@ def _prod(values: Tensor, dim: int | None = None, keepdim: bool = False, *, dtyp
 
 
 def _select_scatter(values: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    """`torch.select_scatter`, whose gradient of `source` is too large in a stack."""
+    """`torch.select_scatter`, whose gradient of `source` is too large under vmap."""
     place = range(values.shape[dim])[index]
     return values.slice_scatter(source.unsqueeze(dim), dim, place, place + 1)
 
 
 def _index_fill(values: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    """`index_fill`, where all users fill the same places: otherwise -1 is the last place of the user before."""
+    """`index_fill`, if all users share the index. Otherwise vmap would read -1 as the last entry of the user before."""
     if stacked(index):
         raise NotImplementedError("index_fill has no version for a stack: use torch.where")
     return torch.index_fill(values, dim, index, value)
@@ -138,7 +144,7 @@ _CHECKED: dict[Any, Callable[..., Any]] = {
     F.embedding: _embedding,
     F.cross_entropy: _with_labels(F.cross_entropy),
     F.nll_loss: _with_labels(F.nll_loss),
-    torch.embedding: _rows_of,
+    torch.embedding: _aten_embedding,
 }
 _SAFE: dict[Any, Callable[..., Any]] = {
     torch.prod: _prod,
@@ -149,29 +155,33 @@ _SAFE: dict[Any, Callable[..., Any]] = {
     Tensor.index_fill: _index_fill,
 }
 _ATEN = torch.ops.aten
-_MIXING = {_ATEN.embedding, _ATEN.prod, _ATEN.index_fill_}  # what torch mixes up; the last is what index_fill becomes
+_UNSAFE_OPS = {
+    _ATEN.embedding,
+    _ATEN.prod,
+    _ATEN.index_fill_,
+}  # unsafe under vmap; index_fill decomposes to index_fill_
 
 
 class Bypass(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """For the trial of a stack: refuses what goes past `StackSafe`, as the inside of a scripted function does.
+    """For the trial of a stack: refuses unsafe operations that bypass `StackSafe`, as in a scripted function.
 
-    Some operations of torch take another way while it is active, so the trial must pass without it as well.
+    Some torch operations take another path while this mode is active, so the trial must also pass without it.
     """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """`func`. torch takes `StackSafe` off its list of modes while that handles a call: here, it saw none."""
-        if func.overloadpacket in _MIXING and any(type(mode) is StackSafe for mode in _modes()):  # type: ignore[no-untyped-call]
+        """`func`. torch removes `StackSafe` from its mode stack while it handles a call; if there, it saw none."""
+        if func.overloadpacket in _UNSAFE_OPS and any(type(mode) is StackSafe for mode in _modes()):  # type: ignore[no-untyped-call]
             raise NotImplementedError(f"{func.overloadpacket} has no version for a stack in a scripted function")
         return func(*args, **(kwargs or {}))
 
 
 class Dropout(UserRandom, nn.Dropout):
-    """`nn.Dropout` from the user's own numbers."""
+    """`nn.Dropout` from the user's own random numbers."""
 
     def forward(self, values: Tensor) -> Tensor:
-        """In training each number is dropped with probability p and the others grow by 1 / (1 - p)."""
+        """In training each value is dropped with probability p and the others are scaled by 1 / (1 - p)."""
         if not self.training or self.p == 0:
             return values
         if self.p == 1:
@@ -180,25 +190,25 @@ class Dropout(UserRandom, nn.Dropout):
 
 
 class Linear(nn.Linear):
-    """`nn.Linear`; in a stack, `product`; alone, its weights may move without their gradient being formed."""
+    """`nn.Linear`; under vmap, `product`; for a single user, possibly the fused SGD step of `cpu/fused_linear.py`."""
 
-    factors: FusedLinearStep | None = None  # of the working copy that the layer belongs to
+    factors: FusedLinearStep | None = None  # of the working model that the layer belongs to
 
     def forward(self, values: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
         if not stacked(values, self.weight):
-            if self.factors is not None and self.factors.serve(values, self.weight):
+            if self.factors is not None and self.factors.applies(values, self.weight):
                 return self.factors.linear(values, self.weight, self.bias)
             return F.linear(values, self.weight, self.bias)
-        kind = values.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight.dtype
+        device_type = values.device.type
+        dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else self.weight.dtype
         out: Tensor = product(values.reshape(-1, self.in_features).to(dtype), self.weight.to(dtype))
         out = out if self.bias is None else out + self.bias.to(dtype)
         return out.reshape(*values.shape[:-1], self.out_features)
 
 
 class Conv2d(nn.Conv2d):
-    """`nn.Conv2d`; in a stack on a GPU, patches times a matrix. Rarer kinds stay the library's, slow in a stack."""
+    """`nn.Conv2d`; stacked on a GPU, patches times a matrix. Rarer kinds use torch's convolution, slow under vmap."""
 
     def forward(self, images: Tensor) -> Tensor:
         """(batch, in_channels, height, width) -> (batch, out_channels, height, width)."""
@@ -213,7 +223,7 @@ class Conv2d(nn.Conv2d):
 
 
 class GroupNorm(nn.GroupNorm):
-    """`nn.GroupNorm`; torch's own has no version for a stack of users."""
+    """`nn.GroupNorm`; torch's own has no vmap rule."""
 
     def forward(self, values: Tensor) -> Tensor:
         """(batch, channels, ...) -> the same, each group of channels of each example with mean 0 and variance 1."""
@@ -244,7 +254,7 @@ def _(rows: Tensor, weight: Tensor) -> Tensor:
 
 @torch.library.custom_op("clipline::stacked_product_weight", mutates_args=())
 def stacked_product_weight(grad: Tensor, rows: Tensor) -> Tensor:
-    """The gradient of the weights, laid out in memory as they are: torch's own is turned, and slow to subtract."""
+    """The weight gradient, laid out as the weights are: autograd's own is transposed, and slow to subtract."""
     return torch.bmm(grad.transpose(1, 2), rows)
 
 
@@ -259,9 +269,9 @@ def _product_setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> N
 
 def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     rows, weight = ctx.saved_tensors
-    of_rows = torch.bmm(grad, weight) if ctx.needs_input_grad[0] else None
-    of_weight = stacked_product_weight(grad, rows) if ctx.needs_input_grad[1] else None
-    return of_rows, of_weight
+    grad_rows = torch.bmm(grad, weight) if ctx.needs_input_grad[0] else None
+    grad_weight = stacked_product_weight(grad, rows) if ctx.needs_input_grad[1] else None
+    return grad_rows, grad_weight
 
 
 stacked_product.register_autograd(_product_backward, setup_context=_product_setup)
@@ -269,7 +279,7 @@ stacked_product.register_autograd(_product_backward, setup_context=_product_setu
 
 @torch.library.custom_op("clipline::product", mutates_args=())
 def product(rows: Tensor, weight: Tensor) -> Tensor:
-    """One user's rows (rows, in) by (out, in); in a stack, `stacked_product`."""
+    """One user's rows (rows, in) by (out, in); under vmap, `stacked_product`."""
     return torch.mm(rows, weight.t())
 
 
