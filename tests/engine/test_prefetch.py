@@ -22,13 +22,14 @@ from samples import (
     small_population,
 )
 
-from clipline import FixedClip, FixedSizeSampler, PoissonSampler, QuantileClip
+from clipline import FixedClip, QuantileClip
 from clipline.engine import prefetch
 from clipline.engine.parallel.single import SingleProcess
 from clipline.engine.prefetch import BackgroundNoise, Prefetch
 from clipline.engine.stacked.trainer import Stacked
 from clipline.errors import RunError
 from clipline.federated.draws import PART, NoiseNow, PlainDraws
+from clipline.federated.sampling import FixedSizeSampler, PoissonSampler
 from clipline.streams import Streams
 from clipline.training import loop
 from clipline.training.callbacks import Callback

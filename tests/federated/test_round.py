@@ -9,12 +9,13 @@ import pytest
 import torch
 from samples import aggregate, small_population
 
-from clipline import FixedClip, GaussianMechanism, PoissonSampler, QuantileClip, ServerSGD
+from clipline import FixedClip, QuantileClip, ServerSGD
 from clipline.engine.updates import Dense, Updates
 from clipline.federated.clip_controllers import ClipState
 from clipline.federated.draws import PlainDraws
-from clipline.federated.mechanism import Release
+from clipline.federated.mechanism import GaussianMechanism, Release
 from clipline.federated.round import Algorithm, TrainState
+from clipline.federated.sampling import PoissonSampler
 from clipline.privacy.events import GaussianEvent, PoissonSampling
 from clipline.streams import Streams, user_order
 

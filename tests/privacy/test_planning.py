@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from clipline import Plan, SettingError, plan
+from clipline import SettingError, plan
+from clipline.privacy import Plan
 
 
 def test_the_missing_noise_is_found_on_the_private_side():
