@@ -81,7 +81,7 @@ def prepare_data(
     """
     from ..data.catalogue import TABLE
     from ..data.prepare import prepare, prepare_task
-    from .file_progress import FileProgress  # brings rich along, which other commands should not wait for
+    from .file_progress import FileProgress  # imports rich, which the other commands do not need
 
     begun = time.perf_counter()
     columns = None if fields is None else [column.strip() for column in fields.split(",") if column.strip()]
@@ -134,7 +134,7 @@ def _tokeniser(name: str, source: Path, words: Path | None, tags: Path | None) -
 
 
 def _compare(name: str, made: dict[str, Manifest]) -> None:
-    """Say so where a split has other numbers of users than were published: a file may be cut short, or a sample."""
+    """Print a note where a split has another number of users than the published file, which may be a sample of it."""
     from ..data.catalogue import data_set
 
     for split, manifest in made.items():
@@ -147,7 +147,7 @@ def fetch_data(name: str, target: Path) -> None:
     """Download a known data set; the same command goes on with what was interrupted."""
     from ..data.catalogue import data_set
     from ..data.fetch import fetch
-    from .file_progress import FileProgress  # brings rich along, which other commands should not wait for
+    from .file_progress import FileProgress  # imports rich, which the other commands do not need
 
     known = data_set(name)
     if target.exists() and not target.is_dir():
@@ -166,14 +166,14 @@ def _prepared(folder: Path) -> dict[str, list[str]]:
     found = {}
     for depth in ("", "*/", "*/*/"):
         for path in sorted(folder.glob(depth + MANIFEST)):
-            with suppress(PopulationError):  # somebody else's file, or a damaged one, which `state` speaks of
+            with suppress(PopulationError):  # no store of ours, or a damaged one: `state` has the reason
                 found[str(path.parent)] = read_manifest(path.parent).tasks
     return found
 
 
 @contextmanager
 def _terminated_cleanly() -> Iterator[None]:
-    """Let a polite kill end the command as an exception, so that temporary files go."""
+    """Turn SIGTERM into an exception, so that temporary files are removed."""
 
     def stop(*_: object) -> None:
         sys.exit(128 + signal.SIGTERM)

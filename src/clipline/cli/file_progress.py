@@ -1,4 +1,4 @@
-"""What a person sees while a file is read or loaded: a bar on a terminal, a plain line now and then elsewhere."""
+"""Progress of reading and loading files on standard error: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-_QUIET_SECONDS = 10.0  # without a terminal, a stage is mentioned at its end and at most this often before
+_QUIET_SECONDS = 10.0  # without a terminal, a stage is printed at its end, and before that at most this often
 
 
 class FileProgress:

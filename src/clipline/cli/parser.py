@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any
 
@@ -108,12 +108,17 @@ class Command(click.Command):
             elif record := param.get_help_record(ctx):
                 last = self.groups[-1] if self.groups else "Options"  # where --help goes
                 rows.setdefault(getattr(param, "group", last), []).append(record)
-        names = [name for records in rows.values() for name, _ in records if len(name) <= _LONGEST_FLAG]
-        width = max(map(len, names))  # one column for all groups
-        for group, records in rows.items():
-            if records:
-                with formatter.section(click.style(group, bold=True)):
-                    formatter.write_dl([(name.ljust(width), text) for name, text in records], col_max=width)
+        _write_groups(rows, formatter)
+
+
+def _write_groups(rows: Mapping[str, Sequence[tuple[str, str]]], formatter: click.HelpFormatter) -> None:
+    """Each group under its name, texts in one column for all groups."""
+    names = [name for records in rows.values() for name, _ in records if len(name) <= _LONGEST_FLAG]
+    width = max(map(len, names))
+    for group, records in rows.items():
+        if records:
+            with formatter.section(click.style(group, bold=True)):
+                formatter.write_dl([(name.ljust(width), text) for name, text in records], col_max=width)
 
 
 class Group(click.Group):
@@ -151,12 +156,12 @@ class Group(click.Group):
             ctx.fail(f"no such command {args[0]!r}: {nearest(args[0], self.modules)}")
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each command with the first sentence of its help."""
-        rows = []
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, then each command with the first sentence of its help."""
+        options = [record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))]
+        commands = []
         for name in self.modules:
             command = self.get_command(ctx, name)
             assert command is not None
-            rows.append((name, (command.help or "").partition("\n")[0]))
-        with formatter.section(click.style("Commands", bold=True)):
-            formatter.write_dl(rows)
+            commands.append((name, (command.help or "").partition("\n")[0]))
+        _write_groups({"Options": options, "Commands": commands}, formatter)

@@ -1,4 +1,4 @@
-"""What `clipline train` says at the end, for people and for programs."""
+"""What `clipline train` prints at the end: text, or JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def summary(settings: TrainSettings, used: DataUsed, result: TrainResult, metric_name: str, path: Path) -> str:
-    """A few lines that a person can quote."""
+    """A few lines to quote: metric, data, guarantee, clip, files."""
     clip = (
         "none"
         if settings.clip == "none"
