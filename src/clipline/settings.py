@@ -295,6 +295,10 @@ class Settings:
         choices=("torchrun",), or_number=True, at_least=1, way_out="leave it out for one process a core",
         unset="one a core; 1 with a GPU",
     )  # fmt: skip
+    compile_c: bool = setting(
+        "Compile C code for parameters of which a user touches few rows (so_lr on cores); needs cc.", COMPUTE,
+        default=False, way_out="true needs a C compiler",
+    )  # fmt: skip
 
     seed: int = setting(
         "Seed of all randomness.", RUN, default=0, at_least=0, at_most=2**63 - 1,

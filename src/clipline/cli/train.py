@@ -98,6 +98,7 @@ def run(
     import torch
 
     from ..engine.choose import SMALL_MODEL
+    from ..engine.cpu.huge_pages import keep_freed_memory
     from ..engine.parallel.torchrun import agree, from_rank_0, torchrun_rank
     from ..training.evaluation import Evaluate
     from ..training.interrupt import StopOnInterrupt
@@ -122,6 +123,8 @@ def run(
     training = task.training(settings, loaded)
     if training.dim < SMALL_MODEL:
         torch.set_num_threads(1)
+    if training.device.type == "cpu":
+        keep_freed_memory()  # the process is ours
     by = f" by {training.workers} workers" if training.workers > 1 else ""
     compiled = ", sparse rows by compiled C" if training.one_by_one.runs_c else ""
     print(f"training {settings.rounds} rounds{by}{compiled} for {training.planned}", file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from ..errors import refuse
+from ..settings import declared
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class FastParts:
     fused_linear: bool = True  # on a core: large dense layers take their SGD step without forming the gradient
     huge_pages: bool = True  # on a core: noise for large models is drawn into huge pages
     prefetch: bool = True  # the next round's cohort and noise are drawn while this one ends
-    compile_c: bool = False  # sparse rows by C code that is compiled when the training is made
+    compile_c: bool = declared("compile_c")  # sparse rows by C code that is compiled when the training is made
     keep_freed_memory: bool = False  # glibc keeps what is freed, for the rest of the process
 
     def __post_init__(self) -> None:

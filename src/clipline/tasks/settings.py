@@ -11,6 +11,7 @@ from dataclasses import MISSING, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from ..engine.fast_parts import FastParts
 from ..errors import SettingError, nearest, refuse
 from ..federated.clip_controllers import ClipController, FixedClip, QuantileClip
 from ..federated.sampling import sampler_named
@@ -62,7 +63,7 @@ class TrainSettings(Settings):
 
     def compute(self) -> Compute:
         """How they ask to compute."""
-        return Compute(**keywords_for(Compute, self))
+        return Compute(**keywords_for(Compute, self), fast=FastParts(**keywords_for(FastParts, self)))
 
     def controller(self) -> ClipController:
         """The clip controller that `clip` names."""
