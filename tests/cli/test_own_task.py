@@ -9,13 +9,13 @@ import tomllib
 
 import numpy as np
 import pytest
-from clipline.cli.progress import TrainProgress
 from safetensors.torch import load_file
 from samples import ROOT
 
 from clipline.data.store import write_store
 from clipline.federated.population import Population
 from clipline.privacy.ledger import Ledger
+from clipline.training.progress import Progress
 
 PAGE = (ROOT / "docs" / "own_model.md").read_text()
 TASK = """
@@ -130,7 +130,7 @@ def test_an_interrupted_run_of_ones_own_is_resumed(mine, tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainProgress, "show", interrupt)
+        patch.setattr(Progress, "on_round", interrupt)
         _, out, _ = mine(*flags, "--out", "part")
     assert "interrupted: go on with" in out
     (tmp_path / "store").rename(tmp_path / "moved")

@@ -8,7 +8,6 @@ import tomllib
 
 import numpy as np
 import pytest
-from clipline.cli.progress import TrainProgress
 from safetensors import safe_open
 from tff_layouts import TINY, WORDS, write_original
 
@@ -17,6 +16,7 @@ from clipline.data.store import write_store
 from clipline.federated.population import Population
 from clipline.privacy.ledger import Ledger
 from clipline.tasks.preprocessing.text import CHARACTERS
+from clipline.training.progress import Progress
 from clipline.training.run_directory import RunDirectory
 
 DATA_SET = {
@@ -194,7 +194,7 @@ def test_an_interrupted_run_resumes_with_the_declared_number(clipline, prepared,
         3,
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(TrainProgress, "show", lambda self, report, state: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(Progress, "on_round", lambda self, report, state: os.kill(os.getpid(), signal.SIGINT))
         clipline("train", "shakespeare", *declared, "--out", "part")
     code, out, err = clipline("train", "--resume", "part", "--json")
     assert code == 0, err
@@ -329,11 +329,11 @@ def test_an_unusable_store_at_the_default_place_is_missing_and_refused(clipline,
 @pytest.fixture
 def interrupted(clipline, prepared, monkeypatch):
     """A run on a store that was interrupted after its first round; gives the folder of the store."""
-    from clipline.cli.progress import TrainProgress
+    from clipline.training.progress import Progress
 
     folder = prepared("shakespeare")
     with monkeypatch.context() as patch:
-        patch.setattr(TrainProgress, "show", lambda self, report, state: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(Progress, "on_round", lambda self, report, state: os.kill(os.getpid(), signal.SIGINT))
         flags = ["--cohort-size", 1, "--rounds", 2, "--noise-multiplier", 0.5, "--clip", 0.3, "--out", "run"]
         code, out, err = clipline("train", "shakespeare", "--data", "store", *flags)
     assert code == 0, err
@@ -369,10 +369,10 @@ def test_a_run_whose_store_was_prepared_anew_with_one_example_corrected_is_not_r
 @pytest.mark.parametrize("name", ["emoji \U0001f600", 'quote " and \\ and\nline'])
 def test_a_folder_of_any_name_is_trained_on_and_resumed(clipline, prepared, tmp_path, monkeypatch, name):
     prepared("shakespeare", to=name)
-    write_round = RunDirectory.write_round
+    on_round = RunDirectory.on_round
 
     def interrupted(self, report, state):
-        write_round(self, report, state)
+        on_round(self, report, state)
         raise KeyboardInterrupt
 
     flags = [
@@ -388,7 +388,7 @@ def test_a_folder_of_any_name_is_trained_on_and_resumed(clipline, prepared, tmp_
         f"run {name}",
     ]
     with monkeypatch.context() as patched:
-        patched.setattr(RunDirectory, "write_round", interrupted)
+        patched.setattr(RunDirectory, "on_round", interrupted)
         assert clipline("train", "shakespeare", "--data", name, *flags, "--workers", 1)[0] == 130
     settings = tomllib.loads((tmp_path / f"run {name}" / "settings.toml").read_text(encoding="utf-8"))
     assert settings["data"] == name

@@ -152,9 +152,9 @@ def test_an_interrupted_run_resumes_to_the_same_model(clipline, tmp_path, monkey
         "1",
     ]
     clipline("train", *flags, "--out", "whole")
-    from clipline.cli.progress import TrainProgress
+    from clipline.training.progress import Progress
 
-    show = TrainProgress.show
+    show = Progress.on_round
 
     def interrupting(self, report, state):
         show(self, report, state)
@@ -162,7 +162,7 @@ def test_an_interrupted_run_resumes_to_the_same_model(clipline, tmp_path, monkey
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainProgress, "show", interrupting)
+        patch.setattr(Progress, "on_round", interrupting)
         code, out, _ = clipline("train", *flags, "--out", "part")
     assert code == 0
     assert "interrupted: go on with  clipline train --resume part" in out
@@ -200,7 +200,7 @@ def waited_for(path, process):
 def test_two_processes_cannot_resume_one_run_and_a_killed_one_leaves_it_free_with_its_workers(
     clipline, tmp_path, monkeypatch
 ):
-    from clipline.cli.progress import TrainProgress
+    from clipline.training.progress import Progress
 
     run = tmp_path / "run"
     flags = [
@@ -242,7 +242,7 @@ def test_two_processes_cannot_resume_one_run_and_a_killed_one_leaves_it_free_wit
         os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainProgress, "show", once)
+        patch.setattr(Progress, "on_round", once)
         code, out, err = clipline("train", "--resume", run)
     assert code == 0, err
     assert "interrupted: go on with" in out
@@ -270,13 +270,13 @@ def test_a_refused_resume_frees_the_folder(clipline, tmp_path):
 
 
 def test_a_run_may_be_resumed_with_another_number_of_workers(clipline, tmp_path, monkeypatch):
-    from clipline.cli.progress import TrainProgress
+    from clipline.training.progress import Progress
 
     flags = [*SMALL, "--noise-multiplier", "0.7", "--seed", "1", "--workers", "1"]
     _, _, err = clipline("train", *flags, "--out", "whole")
     assert "training 4 rounds for (epsilon" in err
     with monkeypatch.context() as patch:
-        patch.setattr(TrainProgress, "show", lambda self, report, state: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(Progress, "on_round", lambda self, report, state: os.kill(os.getpid(), signal.SIGINT))
         clipline("train", *flags, "--out", "part")
     code, _, err = clipline("train", "--resume", "part", "--workers", "2")
     assert code == 0, err
