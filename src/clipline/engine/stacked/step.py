@@ -88,14 +88,14 @@ class Program:
 
     def __init__(self, step: StackStep) -> None:
         self.step = step
-        self._compilations = 0  # how often the compiler was called
+        self._versions = 0  # how often the compiler was called
         self._compiled: Callable[..., Any] | None = None
         self._copies: dict[int, torch.dtype] | None = None
 
     @property
     def any_width(self) -> bool:
         """Whether one compiled program has served every number of users so far; if not, always run whole blocks."""
-        return self._compilations <= _VERSIONS
+        return self._versions <= _VERSIONS
 
     def copies(self, arguments: Arguments) -> dict[int, torch.dtype]:
         """The pieces of the stack whose cast is kept from step to step, and the type: each step would cast again."""
@@ -129,7 +129,7 @@ class Program:
         self._compiled = program
 
     def _inductor(self, graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        self._compilations += 1
+        self._versions += 1
         from torch._inductor.compile_fx import compile_fx  # takes a second to import
 
         return cast("Callable[..., Any]", compile_fx(graph, inputs))
