@@ -4,7 +4,7 @@ It is compiled when first needed, by the system's C compiler, in a fraction of a
 
 Plain twin: the same with torch's operations (`_Plain` in outer_products.py, the loops in updates.py), used without a
 compiler or with CLIPLINE_NATIVE=0 in the environment. Equal up to rounding.
-Held equal by: tests/engine/sparse/test_recorded_weight.py.
+Held equal by: tests/engine/sparse/test_outer_products.py, test_updates.py and test_recorded_weight.py.
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
 

@@ -4,7 +4,7 @@ A term adds a factor times one row of a table to one row of the matrix. The chan
 (terms.c); torch's operations, the plain twin, form the rows that have changed.
 
 Plain twin: `_Plain` beside `_Native`, and `sort_terms` beside `locate_terms`.
-Held equal by: tests/engine/sparse/test_recorded_weight.py.
+Held equal by: tests/engine/sparse/test_outer_products.py.
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
 
