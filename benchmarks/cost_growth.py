@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import recording
+import rounds
 import synthetic
 import torch
 
@@ -30,7 +31,7 @@ def one_cohort(wanted: argparse.Namespace) -> dict[str, float]:
     training = synthetic.training(
         wanted.task, sizes, wanted.cohort, device=wanted.device, precision=wanted.precision, engine=wanted.engine
     )
-    seconds, _ = synthetic.seconds_a_round(training.algorithm, wanted.rounds, warm_up=1)
+    seconds, _ = synthetic.seconds_a_round(training, wanted.rounds, warm_up=1)
     return {"seconds": seconds, "bytes": _memory(wanted.device)}
 
 
@@ -47,11 +48,11 @@ def one_population(wanted: argparse.Namespace) -> dict[str, float]:
             logits = model(batch["x"].float())
             return torch.nn.functional.cross_entropy(logits, batch["y"].long(), reduction="none")
 
-        training = clipline.Training(
+        training = rounds.flat_training(
             model, loss, population, rounds=1000, cohort_size=100, local=clipline.LocalSGD(0.1), seed=0,
             noise_multiplier=1.0,
         )  # fmt: skip
-        seconds, _ = synthetic.seconds_a_round(training.algorithm, 20)
+        seconds, _ = synthetic.seconds_a_round(training, 20)
         return {"seconds": seconds, "bytes": recording.own_bytes()}
 
 

@@ -20,8 +20,9 @@ import numpy as np
 import recording
 import synthetic
 import torch
+from rounds import Rounds
 
-from clipline.engine import one_by_one
+from clipline.engine import problem
 from clipline.engine.isolation.generators import kept_generators
 from clipline.engine.isolation.guard import Isolation
 from clipline.engine.stacked import trainer as stacked
@@ -62,7 +63,7 @@ def main() -> None:
     wanted = parser.parse_args()
     for name in ("before_block", "seed", "after_user", "after_block"):  # `after_stack` calls the last two
         setattr(Isolation, name, timed(getattr(Isolation, name)))
-    one_by_one.kept_generators = stacked.kept_generators = timed_generators
+    problem.kept_generators = stacked.kept_generators = timed_generators
     torch.set_num_threads(1)
     rows = []
     for task, engine, size, cohort in (
@@ -73,11 +74,10 @@ def main() -> None:
         ("shakespeare", "one-by-one", 4, 5),
     ):
         sizes = np.full(200, size, np.int64)
-        algorithm = synthetic.training(task, sizes, cohort, engine=engine).algorithm
-        state, shares, whole = algorithm.init(), [], []
+        rounds, shares, whole = Rounds(synthetic.training(task, sizes, cohort, engine=engine)), [], []
         for number in range(ROUNDS + 2):
             spent[0], begun = 0.0, time.perf_counter()
-            state, _ = algorithm.round(state)
+            rounds.next()
             took = time.perf_counter() - begun
             if number >= 2:
                 shares.append(spent[0] / took)

@@ -53,7 +53,7 @@ def main() -> None:
     together = clipline.run_together(made)
     side_by_side = time.perf_counter() - begun
     gap = max(float((a.state.params - b.state.params).abs().max()) for a, b in zip(alone, together, strict=False))
-    assert made[0].plain.flat.dim < SMALL_MODEL
+    assert made[0].dim < SMALL_MODEL
     steady = [
         sum(map(later_rounds, alone)) * wanted.runs / len(alone) / (wanted.rounds - SKIPPED),
         max(map(later_rounds, together)) / (wanted.rounds - SKIPPED),

@@ -23,21 +23,21 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from clipline_round import training
+from rounds import Rounds
 
+from clipline import Training
 from clipline.engine.stacked.step import GraphedStep
-from clipline.federated.round import Algorithm
 
 
-def rounds_in_a_row(algorithm: Algorithm, count: int) -> float:
+def rounds_in_a_row(training: Training, count: int) -> float:
     """Mean seconds of a round; it is over when what it releases can be read."""
-    state, begun = algorithm.init(), time.perf_counter()
+    rounds, begun = Rounds(training), time.perf_counter()
     for number in range(count):
-        state, release = algorithm.round(state, last=number == count - 1)
-        _ = release.fraction_within
+        _ = rounds.next(last=number == count - 1).fraction_within
     return (time.perf_counter() - begun) / count
 
 
-def on_a_gpu(algorithm: Algorithm, count: int) -> tuple[float, float]:
+def on_a_gpu(training: Training, count: int) -> tuple[float, float]:
     """Seconds of a round, and of the steps in it."""
     taken: list[tuple[GraphedStep, int]] = []
     replay = GraphedStep.replay
@@ -46,14 +46,14 @@ def on_a_gpu(algorithm: Algorithm, count: int) -> tuple[float, float]:
         taken.append((self, active))
         replay(self, active)
 
-    rounds_in_a_row(algorithm, 4)  # everything is compiled and recorded
+    rounds_in_a_row(training, 4)  # everything is compiled and recorded
     GraphedStep.replay = noted  # type: ignore[method-assign]
-    rounds_in_a_row(algorithm, 1)
+    rounds_in_a_row(training, 1)
     GraphedStep.replay = replay  # type: ignore[method-assign]
     steps, whole = [], []
     assert len({id(own) for own, _ in taken}) == 1, "users of equal size train in one lane"
     for _ in range(3):
-        whole.append(rounds_in_a_row(algorithm, count))
+        whole.append(rounds_in_a_row(training, count))
         taken[0][0].place.zero_()
         torch.cuda.synchronize()
         begun = time.perf_counter()
@@ -64,10 +64,10 @@ def on_a_gpu(algorithm: Algorithm, count: int) -> tuple[float, float]:
     return statistics.median(whole), statistics.median(steps)
 
 
-def on_cores(algorithm: Algorithm, count: int) -> tuple[float, float]:
+def on_cores(training: Training, count: int) -> tuple[float, float]:
     """Seconds of a round, and of the training of this process in it."""
-    clients: Any = algorithm.clients
-    train, spent = clients.train, [0.0]
+    trainer: Any = training.trainer
+    train, spent = trainer.train, [0.0]
 
     def timed(*given: Any) -> Iterator[Any]:
         blocks = train(*given)
@@ -79,10 +79,10 @@ def on_cores(algorithm: Algorithm, count: int) -> tuple[float, float]:
                 return
             yield block
 
-    clients.train = timed
-    rounds_in_a_row(algorithm, 1)
+    trainer.train = timed
+    rounds_in_a_row(training, 1)
     spent[0] = 0.0
-    return rounds_in_a_row(algorithm, count), spent[0] / count
+    return rounds_in_a_row(training, count), spent[0] / count
 
 
 def main() -> None:
@@ -98,9 +98,9 @@ def main() -> None:
     gpu, rows = wanted.device.startswith("cuda"), []
     for task in wanted.tasks.split(","):
         count = wanted.rounds or (50 if gpu else 2)
-        algorithm = training(task, wanted.users, 10**6, wanted.device, {"precision": wanted.precision}).algorithm
-        with algorithm.workforce.at_work():
-            whole, steps = (on_a_gpu if gpu else on_cores)(algorithm, count)
+        made = training(task, wanted.users, 10**6, wanted.device, {"precision": wanted.precision})
+        with made.backend.running():
+            whole, steps = (on_a_gpu if gpu else on_cores)(made, count)
         rows.append((task, f"{1e3 * whole:.2f}", f"{1e3 * steps:.2f}", f"{100 * (1 - steps / whole):.1f}%"))
         print(*rows[-1], file=sys.stderr)
     text = recording.table(("task", "ms a round", "ms of it training", "outside"), rows)

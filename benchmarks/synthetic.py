@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rounds import Rounds, flat_training
 
 import clipline
-from clipline.federated.round import Algorithm, TrainState
+from clipline.federated.round import TrainState
 
 NOISE_MULTIPLIER = 0.1
 
@@ -54,19 +55,18 @@ def training(task: str, sizes: NDArray[np.int64], cohort: int, **options: Any) -
         "sampling": "fixed",
         "row_fields": row_fields,
     }
-    return clipline.Training(model, loss, population, **{**usual, **options})
+    return flat_training(model, loss, population, **{**usual, **options})
 
 
-def seconds_a_round(algorithm: Algorithm, rounds: int, warm_up: int = 2) -> tuple[float, TrainState]:
+def seconds_a_round(training: clipline.Training, rounds: int, warm_up: int = 2) -> tuple[float, TrainState]:
     """The median of rounds in a row, after some to warm up. A round is over when what it releases can be read."""
-    state, taken = algorithm.init(), list[float]()
+    going, taken = Rounds(training), list[float]()
     for count in (warm_up, rounds):
         taken.clear()
         for number in range(count):
             begun = time.perf_counter()
-            state, release = algorithm.round(state, last=number == count - 1)
-            _ = release.fraction_within
+            _ = going.next(last=number == count - 1).fraction_within
             taken.append(time.perf_counter() - begun)
-        if state.params.device.type == "cuda":
+        if training.device.type == "cuda":
             torch.cuda.synchronize()
-    return float(np.median(taken)), state
+    return float(np.median(taken)), going.state

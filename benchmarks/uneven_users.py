@@ -45,10 +45,10 @@ def main() -> None:
         seconds = {}
         for kind in ("skewed", "even"):
             spread = sizes if kind == "skewed" else np.full(POPULATION, round(sizes.mean()))
-            algorithm = synthetic.training(
+            training = synthetic.training(
                 wanted.task, spread, wanted.cohort, device=wanted.device, precision=wanted.precision
-            ).algorithm
-            taken, _ = synthetic.seconds_a_round(algorithm, wanted.rounds)
+            )
+            taken, _ = synthetic.seconds_a_round(training, wanted.rounds)
             batch = clipline.task_named(wanted.task).settings.batch_size
             steps = np.ceil(spread / batch).mean() * wanted.cohort
             seconds[kind] = taken / steps

@@ -15,7 +15,17 @@ import recording
 import torch
 
 import clipline
+from clipline.federated.round import TrainState
 from clipline.training.reports import RoundReport
+
+
+class Printed(clipline.Callback):
+    """A line every 250 rounds."""
+
+    def on_round(self, report: RoundReport, state: TrainState) -> None:
+        """Print it."""
+        if (report.round_index + 1) % 250 == 0:
+            print(f"round {report.round_index + 1}: {dict(report.metrics)}, clip {report.clip:.3f}", flush=True)
 
 
 def main() -> None:
@@ -36,11 +46,7 @@ def main() -> None:
     training = task.training(settings, loaded)
     ready = time.perf_counter()
 
-    def observe(report: RoundReport, state: object) -> None:
-        if (report.round_index + 1) % 250 == 0:
-            print(f"round {report.round_index + 1}: {dict(report.metrics)}, clip {report.clip:.3f}", flush=True)
-
-    result = training.run(observe=observe)
+    result = training.run([clipline.Evaluate(loaded.evaluate, every=settings.evaluate_every), Printed()])
     done = time.perf_counter()
     seconds = sorted(report.unprivate_seconds for report in result.reports)
     examples = loaded.population.examples / len(loaded.population)

@@ -14,6 +14,8 @@ import sys
 import time
 from dataclasses import replace
 
+from rounds import Rounds
+
 from clipline import task_named
 
 WORKERS = int(sys.argv[1]) if len(sys.argv) > 1 else 2
@@ -29,11 +31,11 @@ busy: dict[int, list[float]] = {1: [], WORKERS: []}
 starts = []
 for _ in range(PAIRS):
     for workers, training in trainings.items():
-        state = training.algorithm.init()
+        rounds = Rounds(training)
         begun = time.perf_counter()
-        with training.algorithm.workforce.at_work():
+        with training.backend.running():
             ready, used = time.perf_counter(), time.process_time()
-            training.algorithm.round(state)
+            rounds.next(last=True)
             seconds[workers].append(time.perf_counter() - ready)
             busy[workers].append(time.process_time() - used)
         if workers > 1:

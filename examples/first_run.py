@@ -27,23 +27,28 @@ def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return nn.functional.mse_loss(model(batch["past"]), batch["next"])
 
 
+def squared_error(model: nn.Module) -> dict[str, float]:
+    """On households that do not train."""
+    return {"squared error": float(nn.functional.mse_loss(model(test_past), test_next))}
+
+
 owner, past, following = readings(5_000, seed=1)
 population = clipline.Population.from_arrays(owner, past=past, next=following)
 _, test_past, test_next = (torch.as_tensor(array).float() for array in readings(500, seed=2))  # other households
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 1))
-result = clipline.Training(
+training = clipline.Training(
     model,
     loss,
     population,
     rounds=100,
     cohort_size=100,
-    population_size=5_000,  # known beforehand, not counted in the data: whether somebody is among them stays private
-    epsilon=4.0,  # the noise follows from it
     local=clipline.LocalSGD(lr=0.05, batch_size=20),
+    # The noise follows from epsilon. The number of households is known beforehand, not counted in the data: whether
+    # somebody is among them stays private.
+    privacy=clipline.Privacy(epsilon=4.0, population_size=5_000),
     seed=0,
-    evaluate=lambda model: {"squared error": float(nn.functional.mse_loss(model(test_past), test_next))},
-    evaluate_every=20,
-).run(observe=lambda report, state: print(report.round_index + 1, dict(report.metrics)) if report.metrics else None)
+)
+result = training.run([clipline.Evaluate(squared_error, every=20), clipline.Progress()])
 print(result)  # result.model is the trained module

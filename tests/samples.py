@@ -42,6 +42,11 @@ def linear_model(features: int = 6, classes: int = 3, dtype: torch.dtype = torch
     return model
 
 
+def linear_float32(features: int = 6, classes: int = 3) -> torch.nn.Linear:
+    """The same in float32."""
+    return linear_model(features, classes, torch.float32)
+
+
 def cross_entropy(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"])
 

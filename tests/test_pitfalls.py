@@ -5,9 +5,19 @@ import math
 import numpy as np
 import pytest
 import torch
-from samples import LOCAL, cross_entropy, linear_model, small_population
+from samples import (
+    LOCAL,
+    aggregate,
+    cross_entropy,
+    flat_training,
+    linear_model,
+    one_round,
+    small_population,
+    summed,
+)
 
 from clipline import (
+    Evaluate,
     FixedClip,
     FixedSizeSampler,
     GaussianMechanism,
@@ -16,12 +26,10 @@ from clipline import (
     Population,
     QuantileClip,
     SettingError,
-    Training,
 )
 from clipline.engine.updates import Dense, Updates
 from clipline.errors import ModuleError
-from clipline.federated.clipping import ClippedSum, aggregate, clip_rows, join_bit
-from clipline.federated.sampling import Cohort
+from clipline.federated.clipping import ClippedSum, clip_rows, join_bit
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling
 from clipline.streams import Streams
 
@@ -30,7 +38,7 @@ SAMPLING = PoissonSampling(0.01)
 
 def training(population=None, model=None, loss=cross_entropy, **changes):
     settings = {"rounds": 4, "cohort_size": 20, "local": LOCAL, "seed": 0, "noise_multiplier": 0.5, **changes}
-    return Training(model or linear_model(dtype=torch.float32), loss, population or small_population(), **settings)
+    return flat_training(model or linear_model(dtype=torch.float32), loss, population or small_population(), **settings)
 
 
 @pytest.mark.parametrize("start", [0.1, 5.0])
@@ -50,8 +58,8 @@ def test_pitfall_noise_scaled_by_the_next_rounds_clip():
         small_population(400), rounds=1, cohort_size=50, noise_multiplier=1.0, count_stddev=3.0,
         clip=QuantileClip(quantile=0.1, start=1e6, lr=2.0),
     )  # fmt: skip
-    streams = run.algorithm.streams
-    state, release = run.algorithm.round(run.algorithm.init())
+    streams = run.problem.runs[0].streams
+    state, release = one_round(run)
     split = float(GaussianMechanism(50, 1.0, 3.0).delta_noise_multiplier)
     expected = split * 1e6 * streams.noise(0).standard_normal(19)[:-1] / 50
     assert state.clip.clip < 0.5e6
@@ -75,7 +83,7 @@ def test_pitfall_weighted_mean_under_privacy():
         population, model, pull, sampling="fixed", cohort_size=2, noise_multiplier=0, clip=FixedClip(0.01), rounds=1,
         delta=0.1, local=LocalSGD(0.1, batch_size=20),
     )  # fmt: skip
-    _, release = run.algorithm.round(run.algorithm.init())
+    _, release = one_round(run)
     assert float(release.mean[0]) == pytest.approx(0.0, abs=1e-8)
 
 
@@ -83,7 +91,7 @@ def test_pitfall_realised_versus_declared_count():
     """Whatever number of users came, sum and count are divided by the declared cohort size."""
     for count in (0, 3, 50):
         updates = Updates([Dense(0, torch.full((count, 1), 0.5))])
-        total = aggregate([updates] if count else [], 1.0, Cohort(np.arange(count), SAMPLING), dim=1)
+        total = aggregate([updates] if count else [], 1.0, 1, SAMPLING)
         release = GaussianMechanism(10, 0.0, 0.0).release(total, Streams(0).noise(0))
         assert float(release.mean[0]) == pytest.approx(0.5 * count / 10)
         assert release.fraction_within == pytest.approx(0.5 + 0.5 * count / 10)
@@ -109,8 +117,7 @@ def test_pitfall_uncentred_bit_with_the_centred_formula():
 
 def test_pitfall_unnoised_side_channels():
     """A report holds released numbers and held-out metrics; what is not released says so in its name."""
-    run = training(evaluate=lambda model: {"accuracy": 0.5}, evaluate_every=1)
-    result = run.run()
+    result = training().run([Evaluate(lambda model: {"accuracy": 0.5}, every=1)])
     names = set(vars(result.reports[0]))
     assert names == {"round_index", "clip", "fraction_within", "account_now", "metrics", "unprivate_seconds"}
     noiseless = training(noise_multiplier=0.0).run()
@@ -202,7 +209,7 @@ def test_pitfall_float_and_rng():
     run.run()
     assert np.random.random() == expected  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), before)
-    _, released = run.algorithm.round(run.algorithm.init())
+    _, released = one_round(run)
     assert released.mean.dtype == torch.float64
 
 
@@ -230,9 +237,8 @@ def test_pitfall_text_says_one_thing_axis_another(quantile):
 def private_sum(made, ids, round_index=0, clip=0.05):
     """What the mechanism would add noise to, with exactly these users in the cohort."""
     places = {name: place for place, name in enumerate(made.population.user_ids.tolist())}
-    cohort = Cohort(np.array(sorted(places[name] for name in ids)), SAMPLING)
-    params = made.algorithm.clients.flat.initial + 0.1
-    return made.algorithm.workforce.clipped_sum(params, cohort, round_index, clip).total.clone()
+    users = sorted(places[name] for name in ids)
+    return summed(made, made.problem.model.initial + 0.1, users, round_index, clip)
 
 
 def without(population, user):

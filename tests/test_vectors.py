@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from clipline import vectors as cache_blocks as cache
+from clipline import vectors as cache
 from clipline.vectors import _PART, in_parts, parts
 
 CPU = torch.device("cpu")

@@ -7,9 +7,7 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
-from samples import LOCAL, cross_entropy, small_population
-
-from clipline import Training
+from samples import LOCAL, cross_entropy, flat_training, small_population
 
 HERE = os.getpid()
 TOLERANCE = 1e-12  # of the parameters' norm, in float64
@@ -24,7 +22,7 @@ def model_with_dropout(dtype=torch.float64):
 
 def training(loss=cross_entropy, dtype=torch.float64, **changes):
     settings = {"rounds": 4, "cohort_size": 20, "local": LOCAL, "seed": 1, "noise_multiplier": 0.5, **changes}
-    return Training(model_with_dropout(dtype), loss, POPULATION, **settings)
+    return flat_training(model_with_dropout(dtype), loss, POPULATION, **settings)
 
 
 @cache
@@ -45,8 +43,8 @@ def distance(result, other):
 
 def users_of(run):
     """The users of every round."""
-    algorithm = run.algorithm
-    return [algorithm.sampler.draw(algorithm.streams.sampling(t)).users for t in range(run.rounds)]
+    streams = run.problem.runs[0].streams
+    return [run.algorithm.sampler.draw(streams.sampling(t)).users for t in range(run.rounds)]
 
 
 def nothing_is_left():

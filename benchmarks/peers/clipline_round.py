@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,9 @@ from workload import NOISE_MULTIPLIER, SERVER_MOMENTUM, WORKLOADS, user_fields
 
 import clipline
 from clipline.engine.parallel.forked import usable_cores
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from rounds import Rounds, flat_training
 
 
 def value_of(text: str) -> Any:
@@ -49,21 +54,22 @@ def training(task: str, users: int, rounds: int, device: str, options: dict[str,
         "device": device,
         "workers": usable_cores() if device == "cpu" else 1,  # as `clipline train` does
     }
-    return clipline.Training(loaded.make(0), loaded.loss, population, **{**usual, **options})
+    return flat_training(loaded.make(0), loaded.loss, population, **{**usual, **options})
 
 
 def main() -> None:
     """Serve rounds."""
     wanted = protocol.arguments()
     clock = protocol.Clock()
-    rounds = wanted.warmups + wanted.rounds
-    algorithm = training(wanted.task, wanted.users, rounds, wanted.device, options_of(wanted.options)).algorithm
-    state = algorithm.init()
+    made = training(
+        wanted.task, wanted.users, wanted.warmups + wanted.rounds, wanted.device, options_of(wanted.options)
+    )
+    rounds = Rounds(made)
     cuda = wanted.device.startswith("cuda")
-    with algorithm.workforce.at_work():
+    with made.backend.running():
         clock.ready(f"clipline {clipline.__version__}, torch {torch.__version__}")
         while clock.go():
-            state, _ = algorithm.round(state, last=clock.last)  # nothing goes on during the others' turn
+            rounds.next(last=clock.last)  # nothing goes on during the others' turn
             clock.done(torch.cuda.synchronize if cuda else None)
         clock.close(torch.cuda.max_memory_allocated() if cuda else None)
 

@@ -15,7 +15,10 @@ _HOMES = {
     "Callback": "training.callbacks",
     "CliplineError": "errors",
     "Compute": "training.options",
-    "DeltaNoise": "privacy.split",
+    "Curves": "training.curves",
+    "DeltaNoise": "privacy.noise_split",
+    "Evaluate": "training.evaluation",
+    "FastParts": "engine.fast_parts",
     "FixedClip": "federated.clip_controllers",
     "FixedSizeSampler": "federated.sampling",
     "FixedSizeSampling": "privacy.events",
@@ -33,13 +36,16 @@ _HOMES = {
     "PoissonSampling": "privacy.events",
     "Population": "federated.population",
     "Privacy": "training.options",
+    "Progress": "training.progress",
     "QuantileClip": "federated.clip_controllers",
     "Relation": "privacy.relations",
+    "RunDirectory": "training.run_directory",
     "ScheduledClip": "federated.clip_controllers",
     "ServerAdam": "federated.server_optimisers",
     "ServerSGD": "federated.server_optimisers",
     "ServerYogi": "federated.server_optimisers",
     "SettingError": "errors",
+    "StopOnInterrupt": "training.interrupt",
     "TrainResult": "training.result",
     "Training": "training.training",
     "TruncatedNegativeBinomial": "privacy.selection",
@@ -50,21 +56,22 @@ _HOMES = {
     "account_search": "privacy.selection",
     "cohort_within": "privacy.calibration",
     "delta_at": "privacy.accountant",
-    "gaussian_mu": "privacy.gaussian",
-    "join_noise": "privacy.split",
+    "gaussian_mu": "privacy.numerics.gaussian",
+    "join_noise": "privacy.noise_split",
     "least_scale": "privacy.calibration",
     "noise_multiplier_for": "privacy.calibration",
     "plan": "privacy.planning",
     "privacy_curve": "privacy.accountant",
     "rounds_within": "privacy.calibration",
     "run_together": "training.side_by_side",
-    "split_noise": "privacy.split",
+    "split_noise": "privacy.noise_split",
     "task_named": "tasks",
     "train_many": "tasks.sweep",
 }
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
+    from .engine.fast_parts import FastParts
     from .engine.layers import BagLinear, MatrixLSTM, PatchConv2d
     from .errors import CliplineError, SettingError
     from .federated.clip_controllers import FixedClip, QuantileClip, ScheduledClip
@@ -82,18 +89,23 @@ if TYPE_CHECKING:
         PoissonSampling,
         TruncatedPoissonSampling,
     )
-    from .privacy.gaussian import gaussian_mu
     from .privacy.guarantee import Guarantee
     from .privacy.ledger import Ledger
+    from .privacy.noise_split import DeltaNoise, join_noise, split_noise
+    from .privacy.numerics.gaussian import gaussian_mu
     from .privacy.planning import Plan, plan
     from .privacy.relations import Relation
     from .privacy.selection import PoissonRuns, TruncatedNegativeBinomial, account_grid, account_search
-    from .privacy.split import DeltaNoise, join_noise, split_noise
     from .tasks import task_named
     from .tasks.sweep import train_many
     from .training.callbacks import Callback
+    from .training.curves import Curves
+    from .training.evaluation import Evaluate
+    from .training.interrupt import StopOnInterrupt
     from .training.options import Compute, Privacy
+    from .training.progress import Progress
     from .training.result import TrainResult
+    from .training.run_directory import RunDirectory
     from .training.side_by_side import run_together
     from .training.training import Training
 

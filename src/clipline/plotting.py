@@ -29,6 +29,20 @@ def new_figure(rows: int, columns: int, *, width: float, height: float) -> tuple
     return figure, axes
 
 
+def plain_log_labels(axis: Axes) -> None:
+    """Label a logarithmic y axis 0.15 and not 1.5 x 10^-1."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        """The labels that matplotlib would show, in few digits."""
+
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:g}" if super().__call__(x, pos) else ""
+
+    axis.yaxis.set_major_formatter(Plain())
+    axis.yaxis.set_minor_formatter(Plain())
+
+
 def save_figure(figure: Figure, path: Path) -> None:
     """Write as PNG."""
     figure.savefig(path, dpi=130)

@@ -16,9 +16,9 @@ import convert_images
 import convert_texts
 
 from clipline.data.chunks import Chunk
-from clipline.data.store import check_target, scratch_beside, write_store
+from clipline.data.manifest import Manifest
+from clipline.data.store import atomic_folder, write_store
 from clipline.errors import CliplineError, PopulationError
-from clipline.manifest import Manifest
 
 # split -> chunks, and split -> users who have no example there
 Splits = tuple[Mapping[str, Iterable[Chunk]], Mapping[str, Iterable[int | str]]]
@@ -94,24 +94,21 @@ def convert(name: str, folder: Path, target: Path, seed: int = 0) -> dict[str, M
     for file in known.files:
         if not (folder / file).is_file():
             raise PopulationError(f"{str(folder / file)!r} is missing: give the folder with {', '.join(known.files)}")
-    target = check_target(target)
-    with scratch_beside(target) as scratch:
+    with atomic_folder(target) as (both, scratch):
         splits, without_rows = known.read(folder, seed)
-        made = {
+        return {
             split: write_store(
-                scratch / "both" / split,
+                both / split,
                 chunks,
                 source=f"{name}: {known.source}",
                 tasks=known.tasks,
                 origin="substitute",
                 shared_users=known.shared_users,
                 known_users=without_rows.get(split, ()),
+                scratch=scratch,
             )
             for split, chunks in splits.items()
         }
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (scratch / "both").rename(target)
-    return made
 
 
 def main() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clipline import FixedClip, LocalSGD, Population, Training
+from clipline import Compute, FixedClip, GaussianMechanism, LocalSGD, Population, Privacy, Training
 from clipline.errors import CliplineError
+from clipline.federated.backend import CohortRequest
+from clipline.federated.sampling import Cohort
 
 Value = float | int | str
 Fields = Mapping[str, NDArray[Any]]
@@ -67,30 +67,33 @@ def population_of(users: Users) -> Population:
 def training_of(
     model: nn.Module, loss: Callable[..., Tensor], users: Users | Population, local: LocalSGD, **changes: Any
 ) -> Training:
-    """A training of one round at clip 1. A keyword that this clipline does not know yet is left out."""
+    """A training of one round at clip 1, from plain keywords: those of `Privacy` and `Compute` go there."""
     population = users if isinstance(users, Population) else population_of(users)
     usual = {"rounds": 1, "cohort_size": max(1, len(population) // 2), "seed": 2026, "clip": FixedClip(CLIP)}
     settings = {**usual, **({} if "epsilon" in changes else {"noise_multiplier": 1.0}), **changes}
-    known = inspect.signature(Training).parameters
-    given = {name: value for name, value in settings.items() if name in known}
-    return Training(model, loss, population, local=local, **given)
-
-
-def declares(keyword: str) -> bool:
-    """Whether `Training` has this keyword."""
-    return keyword in inspect.signature(Training).parameters
+    privacy, compute = (
+        {field.name: settings.pop(field.name) for field in fields(kind) if field.name in settings}
+        for kind in (Privacy, Compute)
+    )
+    return Training(
+        model, loss, population, local=local, privacy=Privacy(**privacy), compute=Compute(**compute), **settings
+    )
 
 
 def private_sum(
     training: Training, users: Sequence[str], params: Tensor | None = None, clip: float = CLIP, round_index: int = 0
 ) -> Tensor:
-    """(dim + 1,): what a round adds up when exactly these users were sampled; the last is the sum of centred bits."""
-    algorithm = training.algorithm
-    drawn = algorithm.sampler.draw(np.random.default_rng(0))
-    cohort = dataclasses.replace(drawn, users=positions(training.population, users))
-    begin = algorithm.clients.flat.initial.clone() if params is None else params
-    with algorithm.workforce.at_work():
-        return algorithm.workforce.clipped_sum(begin, cohort, round_index, clip).total.clone()
+    """(dim + 1,): what a round adds up when exactly these users were sampled; the last is the sum of centred bits.
+
+    Read by the only way there is: a release without noise, of a cohort size of 1.
+    """
+    cohort = Cohort(positions(training.population, users), training.algorithm.sampler.sampling)
+    begin = training.problem.model.initial.clone() if params is None else params
+    with training.backend.running():
+        (total,) = training.backend.sums([CohortRequest(begin, cohort, round_index, lambda: clip)])
+        release = GaussianMechanism(1, 0.0, 0.0).release(total, np.random.default_rng(0))
+    assert release.fraction_within is not None
+    return torch.cat([release.mean, release.mean.new_tensor([release.fraction_within - 0.5])])
 
 
 def positions(population: Population, users: Sequence[str]) -> NDArray[np.int64]:

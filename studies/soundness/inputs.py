@@ -70,12 +70,13 @@ def falling_offsets() -> Value:
 # As the command line does it: a refusal is one sentence, anything else a traceback.
 LIBRARY = """
 import sys, torch, numpy as np
-from clipline import LocalSGD, Population, Training
+from clipline import LocalSGD, Population, Privacy, Training
 from clipline.errors import CliplineError
 def train(model):
     people = Population.from_arrays(np.repeat(np.arange(8), 4), x=np.ones((32, 6), np.float32), y=np.zeros(32, int))
     loss = lambda model, batch: torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
-    Training(model, loss, people, rounds=1, cohort_size=4, local=LocalSGD(0.1), seed=0, noise_multiplier=0).run()
+    privacy = Privacy(noise_multiplier=0)
+    Training(model, loss, people, rounds=1, cohort_size=4, local=LocalSGD(0.1), seed=0, privacy=privacy).run()
 try:
     {}
 except CliplineError as error:

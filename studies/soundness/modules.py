@@ -139,7 +139,7 @@ def written(subclass: bool) -> float:
         Writing(subclass), tags_loss, population_of(users), LocalSGD(0.1, 2), engine="one-by-one",
         row_fields={"tags.weight": "words"},
     )  # fmt: skip
-    params = training.algorithm.clients.flat.initial.clone()
+    params = training.problem.model.initial.clone()
     before = params.clone()
     private_sum(training, NAMES, params)
     return float((params - before).norm())

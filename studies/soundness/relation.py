@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attack import Attack, Fields, Measure, Value, declares, training_of
+from attack import Attack, Fields, Measure, Value, training_of
 from numpy.typing import NDArray
 from scipy.stats import binom, norm
 from torch import Tensor, nn
@@ -85,14 +85,13 @@ def _mixture(
 
 def declared_delta() -> Value:
     """The same where the number of users is declared."""
-    return true_delta(100, declared=True) if declares("population_size") else "no such setting"
+    return true_delta(100, declared=True)
 
 
 def everybody() -> Value:
     """A cohort of everybody, and what becomes of it when one user is gone."""
-    known = {"population_size": 100} if declares("population_size") else {}
-    of_users(100, 100, cohort_size=100, **known)
-    of_users(99, 100, cohort_size=100, **known)
+    of_users(100, 100, cohort_size=100, population_size=100)
+    of_users(99, 100, cohort_size=100, population_size=100)
     return "trains"
 
 

@@ -22,11 +22,11 @@ from clipline.tasks.settings import read_toml
 CRASHING = """
 import os, sys
 from clipline.training.run_directory import RunDirectory
-write = RunDirectory.write_round
+write = RunDirectory.on_round
 def write_and_crash(self, *given):
     write(self, *given)
     os._exit(9)
-RunDirectory.write_round = write_and_crash
+RunDirectory.on_round = write_and_crash
 from clipline.cli import main
 sys.argv = ["clipline", *sys.argv[1:]]
 main()
@@ -70,7 +70,7 @@ def corrected() -> tuple[Answer, float | None]:
 
 def _rewritten(store: Path, tags: np.ndarray) -> None:
     """The store prepared again from corrected data: its manifest is right."""
-    from clipline.manifest import sha256
+    from clipline.data.manifest import sha256
 
     np.save(store / "field.tags.npy", tags)
     manifest = json.loads((store / "population.json").read_text())
@@ -141,8 +141,9 @@ def seconds_stored() -> Value:
         settings = task_named("so_lr").settings.overridden(
             {**read_toml(folder / "run" / "settings.toml"), "data": str(folder / "posts")}, "the attack"
         )
-        algorithm = task_named("so_lr").training(settings).algorithm
-        came = [0 in algorithm.sampler.draw(algorithm.streams.sampling(line["round"])).users for line in lines]
+        training = task_named("so_lr").training(settings)
+        sampler, streams = training.algorithm.sampler, training.problem.runs[0].streams
+        came = [0 in sampler.draw(streams.sampling(line["round"])).users for line in lines]
         seconds = [line[timed[0]] for line in lines]
         return area(*([s for s, here in zip(seconds, came, strict=True) if here is there] for there in (True, False)))
 

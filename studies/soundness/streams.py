@@ -140,7 +140,7 @@ def released(users: dict[str, Fields], target: str | None) -> Tensor:
     others = positions(training.population, SAMPLED).tolist()
     sampler = KnownOthers(training.algorithm.sampler, others, place)
     training.algorithm = dataclasses.replace(training.algorithm, sampler=sampler)
-    return training.run().state.params - training.algorithm.clients.flat.initial
+    return training.run().state.params - training.problem.model.initial
 
 
 def membership() -> float:

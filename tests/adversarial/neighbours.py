@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from adversarial.entry import Entry
+from samples import flat_training, summed
 from torch import Tensor, nn
 
 from clipline import FixedClip, LocalSGD, Population, Training
 from clipline.errors import CliplineError
-from clipline.federated.sampling import Cohort
 
 CLIP = 0.05  # so that some users are within it and some are not
 TOLERANCE = 1e-9  # clips: models are float64, so that rounding is some 1e-15 of the parameters
@@ -120,23 +120,21 @@ def training_of(case: Case, users: Users) -> Training:
     """A training on these users, all else being equal."""
     seed_everything()
     model, loss = case.entry.make()
-    training = Training(
+    return flat_training(
         model, loss, population_of(case, users), rounds=9, cohort_size=1, local=case.local, seed=0,
         noise_multiplier=1.0, delta=1e-5, clip=FixedClip(CLIP), sampling="poisson", engine=case.engine,
-        workers=case.workers, device=case.device, row_fields=case.entry.row_fields,
+        workers=case.workers, device=case.device, row_fields=case.entry.row_fields or {},
     )  # fmt: skip
-    return training
 
 
 def private_sum(training: Training, params: Tensor, users: np.ndarray, round_index: int) -> Tensor:
     """(dim + 1,) float64: what the mechanism of this round would add noise to. `users` are positions."""
-    cohort = Cohort(users, training.algorithm.sampler.sampling)
-    return training.algorithm.workforce.clipped_sum(params, cohort, round_index, CLIP).total.clone()
+    return summed(training, params, users, round_index, CLIP)
 
 
 def initial_params(training: Training) -> Tensor:
     """What round 0 starts from."""
-    return training.algorithm.clients.flat.initial.clone()
+    return training.problem.model.initial.clone()
 
 
 def sums(case: Case, users: Users, asks: Sequence[Ask]) -> list[Tensor] | Refused:
@@ -146,7 +144,7 @@ def sums(case: Case, users: Users, asks: Sequence[Ask]) -> list[Tensor] | Refuse
         try:
             training = training_of(case, users)
             made = True
-            with training.algorithm.workforce.at_work():
+            with training.backend.running():
                 return [_round(case, training, ask) for ask in asks]
         except Exception as error:
             return Refused(error, made)

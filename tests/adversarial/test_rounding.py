@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from samples import one_by_one, rows_of
 from torch import nn
 
 from clipline import LocalSGD, Population
-from clipline.engine.one_by_one import OneByOne
 from clipline.engine.stacked.trainer import Stacked
-from clipline.federated.sampling import Cohort
 from clipline.streams import Streams
 
 USERS, FEATURES, CLASSES = 24, 36, 3
@@ -40,21 +39,13 @@ def engine_of(kind, model, loss):
     fields = {"x": rng.normal(size=(offsets[-1], FEATURES)).astype(np.float32), "y": rng.integers(0, 3, offsets[-1])}
     torch.manual_seed(0)
     # A rate at which training is unstable: whatever is rounded otherwise grows.
-    plain = OneByOne(model(), loss, Population(offsets, fields), LocalSGD(5.0, 20), Streams(0))
+    plain = one_by_one(model(), loss, Population(offsets, fields), LocalSGD(5.0, 20), Streams(0))
     return plain if kind == "one-by-one" else Stacked(plain, USERS)
 
 
 def updates(engine, users):
     """user -> update, of users who train together."""
-    plain = engine.plain if isinstance(engine, Stacked) else engine
-    order = users
-    if isinstance(engine, Stacked):
-        order = users[np.argsort(-np.diff(plain.examples.population.offsets)[users], kind="stable")]
-    blocks = engine.train(plain.flat.initial, Cohort(users, None), 0)
-    rows = torch.cat(
-        [plain.flat.initial.new_zeros(0, plain.flat.dim), *(block.dense(plain.flat.dim) for block in blocks)]
-    )
-    return dict(zip(order.tolist(), rows, strict=True))
+    return dict(zip(users.tolist(), rows_of(engine, users), strict=True))
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -10,8 +10,8 @@ from samples import ROOT
 from tff_layouts import write_original
 
 from clipline.data.catalogue import CATALOGUE
+from clipline.data.manifest import verify_store
 from clipline.federated.population import Population
-from clipline.manifest import verify_store
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ import tomllib
 
 import numpy as np
 import pytest
+from clipline.cli.progress import TrainProgress
 from safetensors import safe_open
 from tff_layouts import TINY, WORDS, write_original
 
-from clipline.cli.progress import TrainProgress
+from clipline.data.manifest import read_manifest
 from clipline.data.store import write_store
 from clipline.federated.population import Population
-from clipline.manifest import read_manifest
 from clipline.privacy.ledger import Ledger
-from clipline.tasks.text import CHARACTERS
+from clipline.tasks.preprocessing.text import CHARACTERS
 from clipline.training.run_directory import RunDirectory
 
 DATA_SET = {

@@ -1,7 +1,6 @@
 """Files that are damaged, absurd or hostile: every reader refuses them with one sentence."""
 
 import io
-import json
 import sqlite3
 import zipfile
 
@@ -13,14 +12,13 @@ import pytest
 from tff_layouts import TABLES, delimited, example, feature
 
 from clipline.data.catalogue import CATALOGUE
+from clipline.data.readers.tables import read_table
+from clipline.data.readers.tff_hdf5 import read_tff_hdf5
+from clipline.data.readers.tff_sqlite import read_tff_sqlite
 from clipline.data.store import write_store
-from clipline.data.tables import read_table
-from clipline.data.tff_hdf5 import read_tff_hdf5
-from clipline.data.tff_sqlite import read_tff_sqlite
 from clipline.errors import PopulationError
 from clipline.federated.population import Population
-from clipline.manifest import read_manifest
-from clipline.tasks import tokenisers
+from clipline.tasks.preprocessing import tokenisers
 
 
 def refused(chunks, tmp_path):
@@ -288,25 +286,3 @@ def test_numbers_in_the_place_of_text_are_refused(tokenise, field):
     fields = {"snippets": words, "tokens": words, "title": words, "tags": words, field: np.zeros(2)}
     with pytest.raises(PopulationError, match=f"field '{field}' is float64 but must hold text"):
         tokenise((np.array(["u", "v"]), fields))
-
-
-def test_manifests_of_task_stores_that_are_none(tmp_path):
-    write_store(tmp_path / "store", [(np.arange(2), {"x": np.arange(2)})], source="a", tasks=["t"])
-    path = tmp_path / "store" / "population.json"
-    good = json.loads(path.read_text())
-    for change, words in (
-        ({"fields": [1]}, "field 1 cannot name a file"),
-        ({"fields": ["../x"]}, "field '../x' cannot name a file"),
-        ({"tasks": [1]}, "tasks is [1]"),
-        ({"sha256": {"offsets.npy": 1}}, "sha256 of 'offsets.npy' is 1"),
-        ({"sha256": {"../x": "00"}}, "sha256 of '../x' is '00'"),
-        ({"users": 1.5}, "users is 1.5"),
-    ):
-        path.write_text(json.dumps({**good, **change}))
-        with pytest.raises(PopulationError) as error:
-            read_manifest(tmp_path / "store")
-        assert words in str(error.value)
-    for content in ("[]", "null", "7", "[" * 100_000):
-        path.write_text(content)
-        with pytest.raises(PopulationError, match="is damaged"):
-            read_manifest(tmp_path / "store")

@@ -22,7 +22,7 @@ LARGE = 180_000_000  # bytes of examples in each file, before compression
 MEASURED = """
 import sys
 from clipline.data.store import write_store
-from clipline.data.tables import read_table
+from clipline.data.readers.tables import read_table
 def memory(entry):
     with open("/proc/self/status") as file:
         return 1024 * next(int(line.split()[1]) for line in file if line.startswith(entry))

@@ -6,10 +6,10 @@ import pytest
 from tff_layouts import example, write_hdf5, write_original, write_sqlite
 
 from clipline.data.catalogue import CATALOGUE, data_set
+from clipline.data.manifest import verify_store
 from clipline.data.prepare import prepare, prepare_task
 from clipline.errors import CliplineError, PopulationError
 from clipline.federated.population import Population
-from clipline.manifest import verify_store
 
 RNG = np.random.default_rng(1)
 INK = RNG.integers(0, 256, (3, 28, 28), dtype=np.uint8)

@@ -127,3 +127,21 @@ def test_fractions_take_the_type_of_the_model_and_other_data_keep_theirs(dtype):
         for name, field in gathered.items():
             assert between[name].dtype == field.dtype
             assert torch.equal(between[name].double(), field.double())
+
+
+def test_a_batch_size_above_all_users_costs_no_memory():
+    population, local = population_of([6, 3, 9]), LocalSGD(0.1, batch_size=10**5)
+    steps = plan_steps(population, np.arange(3), local, lambda purpose: np.zeros(3, np.uint64))
+    assert steps.counts.tolist() == [[6], [3], [9]]
+    assert steps.rows.shape == (3, 1, 9)  # 10^5 over 2^13.5, rounded up, is the first that holds 9
+
+
+def test_a_field_on_disk_moves_without_a_warning(tmp_path):
+    population = Population(np.array([0, 6, 9, 18]), {"x": np.ones((18, 6))})
+    population.save(tmp_path / "population")
+    stored = Population.open(tmp_path / "population")
+    torch.set_warn_always(True)  # otherwise once in a process
+    try:
+        Examples(stored, torch.device("cpu"), torch.float32)._moved(stored.fields["x"])
+    finally:
+        torch.set_warn_always(False)

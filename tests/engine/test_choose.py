@@ -2,20 +2,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from samples import cross_entropies, small_population
+from samples import cross_entropies, flat_training, one_by_one, small_population
 from torch import nn
 
-from clipline import LocalSGD, SettingError, Training
-from clipline.engine import choose as clients
+from clipline import LocalSGD, SettingError
+from clipline.engine import choose
 from clipline.engine.choose import SMALL_MODEL, choose_trainer
 from clipline.engine.one_by_one import OneByOne
+from clipline.engine.stacked.probe import CannotStack
 from clipline.engine.stacked.step import SlowEngineWarning
-from clipline.engine.stacked.trainer import CannotStack, Stacked
+from clipline.engine.stacked.trainer import Stacked
 from clipline.streams import Streams
 
 
 def plain(model=None):
-    return OneByOne(model or nn.Linear(6, 3), cross_entropies, small_population(), LocalSGD(0.1), Streams(0))
+    return one_by_one(model or nn.Linear(6, 3), cross_entropies, small_population(), LocalSGD(0.1), Streams(0))
 
 
 class Recurrent(nn.Module):
@@ -35,7 +36,7 @@ def test_engines_by_name():
     assert choose_trainer("auto", large, 10) is large
     stacked = choose_trainer("stacked", engine, 10)
     assert isinstance(stacked, Stacked)
-    assert stacked.flat is engine.flat
+    assert stacked.problem is engine.problem
     with pytest.raises(SettingError, match=r"engine='stack'.*did you mean 'stacked'"):
         choose_trainer("stack", engine, 10)
 
@@ -48,15 +49,15 @@ def test_a_model_that_cannot_be_stacked_is_refused_where_stacking_was_asked_for(
 
 
 def test_on_a_gpu_auto_stacks_and_where_it_cannot_says_so(monkeypatch):
-    on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    monkeypatch.setattr(clients, "Stacked", lambda plain, cohort_size, varying: (plain, cohort_size))
+    on_gpu = SimpleNamespace(problem=SimpleNamespace(device=torch.device("cuda")))
+    monkeypatch.setattr(choose, "Stacked", lambda plain, cohort_size, varying: (plain, cohort_size))
     assert choose_trainer("auto", on_gpu, 10) == (on_gpu, 10)
     assert choose_trainer("one-by-one", on_gpu, 10) is on_gpu
 
     def refuse(plain, cohort_size, varying):
         raise CannotStack("no version of lstm")
 
-    monkeypatch.setattr(clients, "Stacked", refuse)
+    monkeypatch.setattr(choose, "Stacked", refuse)
     with pytest.warns(SlowEngineWarning, match="no version of lstm; users train one by one"):
         assert choose_trainer("auto", on_gpu, 10) is on_gpu
     with pytest.raises(CannotStack):
@@ -68,11 +69,11 @@ def test_a_training_takes_engine_and_precision_by_name():
         settings = {"rounds": 3, "cohort_size": 20, "local": LocalSGD(0.1), "seed": 0, "noise_multiplier": 0.5}
         torch.manual_seed(0)
         model = nn.Linear(6, 3).double()
-        return Training(model, cross_entropies, small_population(), **{**settings, **changes})
+        return flat_training(model, cross_entropies, small_population(), **{**settings, **changes})
 
-    assert isinstance(training(engine="one-by-one").algorithm.clients, OneByOne)
+    assert isinstance(training(engine="one-by-one").trainer, OneByOne)
     stacked = training(engine="stacked")
-    assert isinstance(stacked.algorithm.clients, Stacked)
+    assert isinstance(stacked.trainer, Stacked)
     torch.testing.assert_close(
         stacked.run().state.params, training(engine="one-by-one").run().state.params, rtol=1e-11, atol=1e-12
     )

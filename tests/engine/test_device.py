@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from samples import LOCAL, cross_entropy, small_population
+from samples import LOCAL, Observer, cross_entropy, flat_training, one_round, small_population
 from torch import nn
 
-from clipline import QuantileClip, ServerAdam, ServerSGD, Training
+from clipline import QuantileClip, ServerAdam, ServerSGD
 from clipline.training.checkpoint import load_checkpoint, save_checkpoint
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -14,7 +14,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 def run(device, server, model, **changes):
     settings = {"rounds": 8, "cohort_size": 20, "noise_multiplier": 0.4, "clip": QuantileClip(start=0.01), **changes}
-    return Training(
+    return flat_training(
         model, cross_entropy, small_population(), local=LOCAL, seed=1, server=server, device=device, **settings
     ).run()
 
@@ -46,12 +46,12 @@ def test_a_run_on_a_gpu_resumes_from_its_checkpoint(tmp_path):
     model = nn.Linear(6, 3).double()
     states = {}
     settings = {"local": LOCAL, "seed": 1, "rounds": 6, "cohort_size": 20, "noise_multiplier": 0.4, "device": "cuda"}
-    whole = Training(model, cross_entropy, small_population(), **settings).run(
-        observe=lambda report, state: states.setdefault(state.round_index, state)
+    whole = flat_training(model, cross_entropy, small_population(), **settings).run(
+        [Observer(lambda report, state: states.setdefault(state.round_index, state))]
     )
     save_checkpoint(tmp_path / "c.safetensors", states[3])
     state = load_checkpoint(tmp_path / "c.safetensors", torch.device("cuda"))
-    rest = Training(model, cross_entropy, small_population(), **settings).run(state=state)
+    rest = flat_training(model, cross_entropy, small_population(), **settings).run(state=state)
     assert torch.allclose(rest.state.params, whole.state.params, rtol=1e-9)
     assert rest.guarantee == whole.guarantee
 
@@ -59,8 +59,8 @@ def test_a_run_on_a_gpu_resumes_from_its_checkpoint(tmp_path):
 @needs_cuda
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_rounds_on_a_gpu_go_on_from_any_state_and_nothing_that_was_begun_gets_in(precision):
-    """A round begins the next one; whoever goes on from another state must not get that."""
+def test_rounds_on_a_gpu_go_on_from_any_state_and_nothing_of_another_round_gets_in(precision):
+    """A round's clip and fraction are read late; whoever goes on from another state must not get those."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 3))
 
@@ -68,12 +68,12 @@ def test_rounds_on_a_gpu_go_on_from_any_state_and_nothing_that_was_begun_gets_in
         return nn.functional.cross_entropy(model(batch["x"]), batch["y"].long(), reduction="none")
 
     settings = {"rounds": 9, "cohort_size": 20, "noise_multiplier": 0.4, "local": LOCAL, "seed": 1, "device": "cuda"}
-    made = Training(model, losses, small_population(), precision=precision, **settings)
-    algorithm, states = made.algorithm, [made.algorithm.init()]
+    made = flat_training(model, losses, small_population(), precision=precision, **settings)
+    states = [made.init()]
     for _ in range(5):
-        states.append(algorithm.round(states[-1], last=True)[0])  # one after the other, nothing begun
+        states.append(one_round(made, states[-1])[0])
     for number in (0, 1, 2, 0, 3, 4, 1, 2):
-        state, release = algorithm.round(states[number])
+        state, release = one_round(made, states[number])
         torch.cuda._sleep(10**6 * number)
         torch.testing.assert_close(state.params, states[number + 1].params, rtol=1e-6, atol=1e-7)
         assert state.clip.clip == pytest.approx(states[number + 1].clip.clip, rel=1e-9)

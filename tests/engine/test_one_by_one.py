@@ -3,21 +3,18 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from samples import cross_entropy, linear_model, small_population
+from samples import cross_entropies, cross_entropy, linear_model, one_by_one, population_of, request, small_population
 from torch import nn
 
 from clipline import LocalSGD, Population, SettingError
-from clipline.engine.one_by_one import OneByOne
 from clipline.errors import ModuleError
-from clipline.federated.sampling import Cohort
-from clipline.privacy.events import PoissonSampling
 from clipline.streams import Streams
 
 STREAMS = Streams(0)
 
 
 def clients(population, model=None, loss=cross_entropy, local=None, streams=STREAMS):
-    return OneByOne(model or linear_model(), loss, population, local or LocalSGD(0.1, batch_size=8), streams)
+    return one_by_one(model or linear_model(), loss, population, local or LocalSGD(0.1, batch_size=8), streams)
 
 
 def mean_model():
@@ -33,8 +30,8 @@ def pull(model, batch):
 
 def update_of(engine, user, params=None, round_index=0):
     """(dim,): one user's update, from the initial parameters unless told otherwise."""
-    params = engine.flat.initial if params is None else params
-    return engine.block(params, np.array([user]), round_index).dense(engine.flat.dim)[0]
+    params = engine.problem.model.initial if params is None else params
+    return engine.block(params, np.array([user]), round_index).dense(engine.problem.model.dim)[0]
 
 
 def seen_by(population, local, user, round_index=0):
@@ -52,7 +49,7 @@ def seen_by(population, local, user, round_index=0):
 
 
 def first_with_examples(engine):
-    return int(np.flatnonzero(np.diff(engine.examples.population.offsets))[0])
+    return int(np.flatnonzero(np.diff(engine.problem.examples.population.offsets))[0])
 
 
 def test_local_sgd_by_hand():
@@ -96,15 +93,14 @@ def test_blocks_do_not_change_updates_and_the_callers_generator_is_left_alone():
     population = small_population(150)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     engine = clients(population, model)
-    params = engine.flat.vector.clone()
-    cohort = Cohort(np.arange(150), PoissonSampling(0.5))
+    params = engine.problem.model.vector.clone()
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    blocks = list(engine.train(params, cohort, 3))
+    blocks = [updates for updates, _ in engine.train([request(params, np.arange(150), 3)])]
     assert torch.equal(torch.get_rng_state(), before)
     assert [len(block) for block in blocks] == [64, 64, 22]
     alone = update_of(engine, 100, params, 3)  # dropout too is the user's own
-    assert torch.equal(torch.cat([block.dense(engine.flat.dim) for block in blocks])[100], alone)
+    assert torch.equal(torch.cat([block.dense(engine.problem.model.dim) for block in blocks])[100], alone)
 
 
 def test_dropout_differs_between_users_and_rounds():
@@ -113,19 +109,6 @@ def test_dropout_differs_between_users_and_rounds():
     engine = clients(population, model)
     updates = [update_of(engine, user, round_index=t) for user in (0, 1) for t in (0, 1)]
     assert len({tuple(update.tolist()) for update in updates}) == 4
-
-
-def test_the_callers_model_is_not_changed_and_shared_parameters_stay_shared():
-    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
-    model[1].weight = model[0].weight
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    engine = clients(small_population(), model)
-    assert engine.flat.dim == 36 + 6 + 6 + 21
-    update_of(engine, 3)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
-    exported = engine.flat.export(engine.flat.vector + 1)
-    assert exported[1].weight is exported[0].weight
-    assert torch.allclose(exported[0].weight, engine.flat.module[0].weight + 1)
 
 
 def test_frozen_parameters_stay_and_sparse_gradients_work():
@@ -139,73 +122,7 @@ def test_frozen_parameters_stay_and_sparse_gradients_work():
     engine = clients(population, model, loss)
     update = update_of(engine, 0)
     rows = update[:40].reshape(10, 4).abs().sum(dim=1).nonzero().flatten().tolist()
-    assert (engine.flat.dim, rows) == (48, [3])
-
-
-@pytest.mark.parametrize(
-    ("layer", "name"),
-    [
-        (nn.BatchNorm1d(6), "BatchNorm1d"),
-        (nn.SyncBatchNorm(6), "SyncBatchNorm"),
-        (nn.InstanceNorm1d(6, track_running_stats=True), "InstanceNorm1d"),
-    ],
-)
-def test_running_statistics_are_refused_with_what_to_use_instead(layer, name):
-    with pytest.raises(ModuleError) as error:
-        clients(small_population(), nn.Sequential(nn.Linear(6, 6), layer, nn.Linear(6, 3)))
-    assert f"layer '1' ({name})" in str(error.value)
-    assert "GroupNorm or LayerNorm" in str(error.value)
-
-
-class Remembering(nn.Module):
-    """Keeps a private statistic in a buffer of its own making."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(6, 3)
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x):
-        self.seen += x.sum().detach()
-        return self.linear(x)
-
-
-class Replacing(Remembering):
-    """Puts a new tensor in the buffer's place instead of changing it."""
-
-    def forward(self, x):
-        self.seen = 0.5 * self.seen + x.sum().detach()
-        return self.linear(x)
-
-
-@pytest.mark.parametrize("kind", [Remembering, Replacing])
-def test_any_other_buffer_that_moves_is_refused_when_it_moves(kind):
-    with pytest.raises(ModuleError, match="buffer 'seen' of the model changed while a user trained"):
-        clients(small_population(), kind())
-
-
-@pytest.mark.parametrize("kind", [Remembering, Replacing])
-def test_a_buffer_that_moves_for_some_data_alone_is_refused_then_and_put_back(kind):
-    class Sometimes(kind):
-        def forward(self, x):
-            return super().forward(x) if bool((x > 100).any()) else self.linear(x)
-
-    population = small_population()
-    engine = clients(population, Sometimes().double())
-    user = first_with_examples(engine)
-    population.fields["x"][int(population.offsets[user])] = 1000.0
-    with pytest.raises(ModuleError, match="buffer 'seen' of the model changed while a user trained"):
-        update_of(engine, user)
-    assert float(engine.flat.module.seen) == 0.0
-
-
-def test_a_buffer_that_stays_is_welcome_even_if_it_is_not_a_number():
-    model = Remembering()
-    model.forward = model.linear.forward
-    model.seen.fill_(float("nan"))
-    engine = clients(small_population(), model, lambda m, b: m.linear(b["x"]).square().mean())
-    user = first_with_examples(engine)
-    assert update_of(engine, user).isfinite().all()
+    assert (engine.problem.model.dim, rows) == (48, [3])
 
 
 def test_a_loss_that_clears_gradients_trains_all_the_same():
@@ -245,3 +162,27 @@ def test_local_settings_check_themselves(settings, words):
     with pytest.raises(SettingError) as error:
         LocalSGD(**settings)
     assert words in str(error.value)
+
+
+def test_examples_of_a_user_are_not_held_once_for_every_epoch(monkeypatch):
+    engine = clients(population_of([6, 3, 9]), nn.Linear(6, 3).double(), local=LocalSGD(0.01, batch_size=4, epochs=50))
+    examples, held, between = engine.problem.examples, [], engine.problem.examples.between
+    monkeypatch.setattr(examples, "gather", None)
+    monkeypatch.setattr(examples, "between", lambda *rows: held.append(rows[1] - rows[0]) or between(*rows))
+    engine.block(engine.problem.model.initial, np.arange(3), 0)
+    assert held == [6, 3, 9]
+
+
+def test_a_loss_that_writes_into_its_batch_does_not_reach_the_population():
+    def spoiling(model, batch):
+        losses = cross_entropies(model, {name: field.clone() for name, field in batch.items()})
+        with torch.no_grad():
+            for field in batch.values():
+                field.zero_()
+        return losses
+
+    population = population_of([6, 3, 9])
+    before = {name: field.copy() for name, field in population.fields.items()}
+    engine = clients(population, nn.Linear(6, 3).double(), spoiling, LocalSGD(0.3, batch_size=4))
+    engine.block(engine.problem.model.initial, np.arange(3), 0)
+    assert all(np.array_equal(population.fields[name], field) for name, field in before.items())

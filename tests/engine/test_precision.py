@@ -1,9 +1,8 @@
 import pytest
 import torch
-from samples import Mixed, cross_entropies, population_of, rows_of
+from samples import Mixed, cross_entropies, flat_training, one_by_one, one_round, population_of, request, rows_of
 
-from clipline import LocalSGD, Training
-from clipline.engine.one_by_one import OneByOne
+from clipline import LocalSGD
 from clipline.engine.precision import PRECISIONS, computing_in
 from clipline.engine.stacked.trainer import Stacked
 from clipline.streams import Streams
@@ -15,7 +14,7 @@ USERS = torch.arange(5).numpy()
 def engine(precision, stacked):
     torch.manual_seed(0)
     population = population_of([9, 0, 4, 1, 6], features=16)
-    plain = OneByOne(Mixed(), cross_entropies, population, LocalSGD(0.5, 4, 2), Streams(0), precision=precision)
+    plain = one_by_one(Mixed(), cross_entropies, population, LocalSGD(0.5, 4, 2), Streams(0), precision=precision)
     return Stacked(plain, 5) if stacked else plain
 
 
@@ -24,8 +23,8 @@ def test_bf16_on_a_processor_core_is_near_float32_and_keeps_its_types(stacked):
     exact = rows_of(engine("float32", stacked), USERS)
     rough = engine("bf16", stacked)
     rows = rows_of(rough, USERS)
-    assert rows.dtype == rough.flat.vector.dtype == torch.float32
-    assert all(param.dtype == torch.float32 for param in rough.flat.module.parameters())
+    assert rows.dtype == rough.problem.model.vector.dtype == torch.float32
+    assert all(param.dtype == torch.float32 for param in rough.problem.model.module.parameters())
     error = (rows - exact).norm(dim=1)[[0, 2, 3, 4]] / exact.norm(dim=1)[[0, 2, 3, 4]]
     assert error.max() < 0.1
     assert error.min() > 1e-5  # it is not float32 under another name
@@ -40,8 +39,10 @@ def test_tf32_on_a_processor_core_is_float32(stacked):
 def test_a_release_is_float64_and_parameters_keep_their_type_in_any_precision(precision):
     settings = {"rounds": 2, "cohort_size": 3, "local": LocalSGD(0.5, 4), "seed": 0, "noise_multiplier": 0.2}
     population = population_of([9, 0, 4, 1, 6], features=16)
-    run = Training(Mixed(), cross_entropies, population, precision=precision, engine="stacked", delta=0.1, **settings)
-    state, release = run.algorithm.round(run.algorithm.init())
+    run = flat_training(
+        Mixed(), cross_entropies, population, precision=precision, engine="stacked", delta=0.1, **settings
+    )
+    state, release = one_round(run)
     assert (release.mean.dtype, state.params.dtype) == (torch.float64, torch.float32)
     assert {param.dtype for param in run.run().model.parameters()} == {torch.float32}
 
@@ -79,8 +80,8 @@ def test_the_callers_switches_are_set_inside_and_given_back_also_after_a_mistake
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_local_training_gives_the_switches_back(before, stacked):
-    clients = engine("bf16", stacked)
-    blocks = clients.train(clients.flat.initial, type("Cohort", (), {"users": USERS}), 0)
+    trainer = engine("bf16", stacked)
+    blocks = trainer.train([request(trainer.problem.model.initial, USERS)])
     next(blocks)
     assert flags() == before  # between two blocks too
     assert not torch.is_autocast_enabled("cpu")

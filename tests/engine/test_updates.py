@@ -1,17 +1,15 @@
 """Updates in pieces: what they stand for, how long they are, and what of them reaches a sum."""
 
 import math
+from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
+from samples import aggregate, opened
 
 from clipline.engine.updates import Dense, Rows, Updates
-from clipline.federated.clipping import aggregate, clip_factors, clip_rows, join_bit
-from clipline.federated.sampling import Cohort
-from clipline.privacy.events import PoissonSampling
+from clipline.federated.clipping import clip_factors, clip_rows, join_bit
 
-COHORT = Cohort(np.arange(0), PoissonSampling(0.5))
 DIM = 2 + 4 * 3 + 1  # a dense piece, a matrix of 4 rows of 3, a dense piece
 
 
@@ -51,7 +49,7 @@ def test_pieces_stand_for_rows(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_scaled_sum_is_that_of_the_rows_and_adds_to_what_was_there(dtype):
     total = torch.arange(DIM, dtype=torch.float64)
-    sample(dtype).add_to(total, torch.tensor([0.5, 3.0], dtype=torch.float64))
+    sample(dtype).add_to(total.unsqueeze(0), torch.tensor([0.5, 3.0], dtype=torch.float64))
     assert torch.equal(total, torch.arange(DIM) + 0.5 * EXPECTED[0] + 3 * EXPECTED[1])
 
 
@@ -63,11 +61,11 @@ def test_a_user_whose_scale_is_0_takes_no_part_whatever_the_values(bad):
     assert not updates.norms().isfinite()[1]
     assert updates.norms()[0] == sample().norms()[0]
     total = torch.zeros(DIM, dtype=torch.float64)
-    updates.add_to(total, torch.tensor([2.0, 0.0], dtype=torch.float64))
+    updates.add_to(total.unsqueeze(0), torch.tensor([2.0, 0.0], dtype=torch.float64))
     assert torch.equal(total, 2 * EXPECTED[0])
-    updates.add_to(total, torch.zeros(2, dtype=torch.float64))
+    updates.add_to(total.unsqueeze(0), torch.zeros(2, dtype=torch.float64))
     assert torch.equal(total, 2 * EXPECTED[0])
-    assert aggregate([updates], 100.0, COHORT, DIM).total.tolist() == [*EXPECTED[0].tolist(), 0.0]
+    assert opened(aggregate([updates], 100.0, DIM)).tolist() == [*EXPECTED[0].tolist(), 0.0]
 
 
 @pytest.mark.parametrize("piece", [0, 1, 2])
@@ -75,7 +73,7 @@ def test_a_user_whose_scale_is_0_takes_no_part_whatever_the_values(bad):
 def test_one_bad_number_in_any_piece_takes_the_whole_user_out(bad, piece):
     updates = sample(torch.float32)
     updates.pieces[piece].values[0].view(-1)[-1] = bad
-    total = aggregate([updates], math.inf, COHORT, DIM).total
+    total = opened(aggregate([updates], math.inf, DIM))
     assert total.tolist() == [*EXPECTED[1].tolist(), 0.0]  # bits -1/2 and +1/2
 
 
@@ -88,7 +86,7 @@ def test_updates_of_several_runs_go_each_to_the_sum_of_its_own(cut, bad):
         rows[user, 3:], scale[user] = value, 0.0
     run = torch.tensor([0, 3, 1, 0, 0, 1, 3, 3, 0, 0, 1, 3])  # nobody in run 2
     updates, totals = (cut or in_pieces)(rows), torch.ones(4, DIM, dtype=torch.float64)
-    updates.add_to_runs(totals, scale, run)
+    updates.add_to(totals, scale, run)
     expected = torch.ones(4, DIM, dtype=torch.float64)
     for user in range(12):
         if user not in bad:
@@ -118,10 +116,10 @@ def test_a_sum_is_that_of_clipped_rows_and_bits_for_blocks_of_any_size(cut, bloc
     rows *= torch.logspace(-2, 2, 40, dtype=dtype).unsqueeze(1)
     rows[7, 3], rows[30, 14] = math.nan, math.inf
     expected = join_bit(*clip_rows(rows, 1.5)).sum(dim=0)
-    total = aggregate([cut(part) for part in rows.split(block)], 1.5, COHORT, DIM)
-    torch.testing.assert_close(total.total, expected, rtol=1e-13, atol=1e-13)
-    assert -20 < float(total.total[-1]) < 20
-    assert total.total.dtype == torch.float64
+    total = opened(aggregate([cut(part) for part in rows.split(block)], 1.5, DIM))
+    torch.testing.assert_close(total, expected, rtol=1e-13, atol=1e-13)
+    assert -20 < float(total[-1]) < 20
+    assert total.dtype == torch.float64
 
 
 @pytest.mark.parametrize(
@@ -139,7 +137,7 @@ def test_no_clipped_update_is_longer_than_the_clip_however_large_or_small(dtype,
         for updates in (in_pieces(rows), Updates([Dense(0, rows)])):
             for user in range(20):
                 alone = updates.of_users(torch.arange(20) == user)
-                total = aggregate([alone], clip, COHORT, DIM).total
+                total = opened(aggregate([alone], clip, DIM))
                 parts = [float(value) / clip for value in total[:-1]]
                 length = math.sqrt(math.fsum(part * part for part in parts))
                 assert length <= 1
@@ -165,5 +163,14 @@ def test_many_numbers_go_through_in_parts(monkeypatch):
     rows = torch.randn(5, DIM, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     scale = torch.tensor([1.0, 0.0, 2.0, 0.5, 1.0], dtype=torch.float64)
     total = torch.zeros(DIM, dtype=torch.float64)
-    in_pieces(rows).add_to(total, scale)
+    in_pieces(rows).add_to(total.unsqueeze(0), scale)
     torch.testing.assert_close(total, (scale.unsqueeze(1) * rows).sum(dim=0), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("size", [10**5, 10**6])
+def test_no_clipped_update_of_many_equal_numbers_is_longer_than_the_clip(size):
+    for value in (0.1, 0.3, 0.7, 1.1):
+        row = torch.full((1, size), value, dtype=torch.float32)
+        scale, _ = clip_factors(Updates([Dense(0, row)]).norms(), 1.0)
+        clipped = float(scale[0]) * float(row[0, 0])
+        assert Fraction(clipped) ** 2 * size <= 1  # exactly

@@ -154,3 +154,8 @@ def test_a_second_draw_differs_and_is_the_same_alone_and_in_a_stack():
         assert [part[number].tolist() for part in stack] == [part.tolist() for part in alone]
         again = torch.tensor([int(key[0]), (int(key[1]) + 0x9E3779B9 + 2**31) % 2**32 - 2**31], dtype=torch.int32)
         assert alone[1].tolist() == drawn_words(again, 40)
+
+
+def test_a_dropout_that_is_used_twice_draws_twice():
+    drop, ones = stackable(nn.Dropout(0.5)), torch.ones(100)
+    assert not torch.equal(drop(ones), drop(ones))

@@ -5,9 +5,9 @@ import ast
 import numpy as np
 import pytest
 import torch
-from samples import LOCAL, ROOT, cross_entropies, cross_entropy, linear_model, small_population
+from samples import LOCAL, ROOT, cross_entropies, cross_entropy, flat_training, linear_model, small_population
 
-from clipline import QuantileClip, ServerSGD, Training
+from clipline import QuantileClip, ServerSGD
 from clipline.federated.sampling import sampler_named
 from clipline.streams import Streams, user_order
 
@@ -81,7 +81,7 @@ def compare(
     expected, history = run_reference(
         reference, population, sampling=sampling, quantile=quantile, rule=rule, clip_lr=clip_lr, momentum=momentum
     )
-    result = Training(
+    result = flat_training(
         linear_model(FEATURES, CLASSES, dtype),
         loss,
         population,

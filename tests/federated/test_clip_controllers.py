@@ -11,7 +11,7 @@ EVENT = GaussianEvent(PoissonSampling(0.1), 1.0)
 
 
 def released(fraction_within):
-    return Release(None, lambda: fraction_within, EVENT)
+    return Release(None, lambda: fraction_within, lambda: True, EVENT)
 
 
 def clips(controller, fractions):

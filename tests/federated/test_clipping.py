@@ -2,13 +2,10 @@ import math
 
 import pytest
 import torch
+from samples import aggregate, opened
 
 from clipline.engine.updates import Dense, Updates
-from clipline.federated.clipping import aggregate, clip_factors, clip_rows, join_bit
-from clipline.federated.sampling import Cohort
-from clipline.privacy.events import PoissonSampling
-
-COHORT = Cohort(torch.arange(0).numpy(), PoissonSampling(0.5))
+from clipline.federated.clipping import clip_factors, clip_rows, join_bit
 
 
 def test_a_row_within_is_unchanged_and_a_longer_one_is_scaled_to_the_clip():
@@ -78,21 +75,22 @@ def test_update_and_centred_bit_are_one_vector():
 @pytest.mark.parametrize("block", [1, 2, 7, 40])
 def test_the_sum_does_not_depend_on_the_blocks(block):
     deltas = torch.randn(40, 5, generator=torch.Generator().manual_seed(1))
-    total = aggregate([Updates([Dense(0, rows)]) for rows in deltas.split(block)], 1.5, COHORT, dim=5)
+    total = aggregate([Updates([Dense(0, rows)]) for rows in deltas.split(block)], 1.5, dim=5)
     norms = deltas.double().norm(dim=1)
     expected = (deltas.double() * (1.5 / norms).clamp(max=1).unsqueeze(1)).sum(0)
-    assert total.total[:-1].tolist() == pytest.approx(expected.tolist(), rel=1e-6, abs=1e-6)
-    assert float(total.total[-1]) == float((norms <= 1.5).sum()) - 20
+    inside = opened(total)
+    assert inside[:-1].tolist() == pytest.approx(expected.tolist(), rel=1e-6, abs=1e-6)
+    assert float(inside[-1]) == float((norms <= 1.5).sum()) - 20
     assert total.bound == 1.5
 
 
 def test_an_empty_cohort_sums_to_zero():
-    assert aggregate([], 1.0, COHORT, dim=3).total.tolist() == [0.0] * 4
+    assert opened(aggregate([], 1.0, dim=3)).tolist() == [0.0] * 4
 
 
 def test_a_private_sum_shows_nothing_of_itself_and_updates_neither():
     updates = Updates([Dense(0, torch.tensor([[123.456, 0.0]]))])
-    total = aggregate([updates], 1e9, COHORT, dim=2)
+    total = aggregate([updates], 1e9, dim=2)
     for private in (total, updates, *updates.pieces):
         assert "123" not in repr(private)
         assert "tensor" not in str(private)

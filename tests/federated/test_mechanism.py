@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from clipline import GaussianMechanism, SettingError, split_noise
+from clipline.engine.prefetch import BackgroundNoise
 from clipline.federated.clipping import ClippedSum
+from clipline.federated.draws import NoiseNow
 from clipline.federated.mechanism import grid_of, rounding_slack
-from clipline.federated.noise import Noise
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent
 from clipline.streams import Streams
 
@@ -44,16 +45,18 @@ def test_noise_of_coordinates_of_rounds_and_of_the_bit_is_independent():
     assert np.abs(correlation).max() < 5 / math.sqrt(2999)
 
 
-def test_noise_begun_before_is_the_noise_that_the_generator_would_give():
-    mechanism, total = GaussianMechanism(10, 0.5, 2.0), zero_sum(7, 1.3)
+@pytest.mark.parametrize("kind", [NoiseNow, BackgroundNoise])
+def test_noise_begun_before_is_the_noise_that_the_generator_would_give(kind):
+    mechanism, zeros = GaussianMechanism(10, 0.5, 2.0), torch.zeros(8, dtype=torch.float64)
+    total = ClippedSum(zeros, 1.3, SAMPLING)
     at_once = mechanism.release(total, Streams(4).noise(2))
-    begun = mechanism.release(total, Noise(Streams(4).noise(2), 8))
+    begun = mechanism.release(total, kind(Streams(4).noise(2), 8))
     numbers = Streams(4).noise(2).standard_normal(8)
     assert torch.equal(begun.mean, at_once.mean)
     assert begun.fraction_within == at_once.fraction_within == pytest.approx(0.5 + 2.0 * numbers[7] / 10, abs=2e-7)
     stddev = (0.5**-2 - 4.0**-2) ** -0.5 * 1.3  # Theorem 1, times the clip: 0.655, so that the grid is 2^-21
     np.testing.assert_allclose(begun.mean.numpy(), stddev * numbers[:7] / 10, rtol=0, atol=2**-22 / 10 + 1e-15)
-    assert not total.total.any()  # and the sum itself is as it was
+    assert not zeros.any()  # and the sum itself is as it was
 
 
 def test_without_noise_the_release_is_the_plain_mean_and_fraction():
@@ -70,7 +73,7 @@ def test_a_long_sum_is_released_as_a_short_one_and_is_not_altered():
     before, mechanism = total.clone(), GaussianMechanism(cohort_size=7, noise_multiplier=0.5, count_stddev=2.0)
     release = mechanism.release(ClippedSum(total, 0.3, SAMPLING), Streams(5).noise(0))
     assert torch.equal(total, before)
-    numbers = Noise(Streams(5).noise(0), dim + 1).numbers()
+    numbers = NoiseNow(Streams(5).noise(0), dim + 1).numbers()
     stddev = float(mechanism.delta_noise_multiplier) * 0.3  # about 0.15, so that the grid is 2^-23
     expected = (total[:-1] + stddev * numbers[:-1]) / 7
     torch.testing.assert_close(release.mean, expected, rtol=1e-9, atol=2**-24 / 7 + 1e-9)

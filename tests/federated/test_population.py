@@ -1,12 +1,11 @@
-import io
-import json
-import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
 
-from clipline import Population
+from clipline import Population, SettingError
 from clipline.errors import PopulationError
+from clipline.federated import population as population_module
 
 
 def test_examples_are_grouped_by_user_and_keep_their_order():
@@ -23,53 +22,6 @@ def test_users_with_no_example_one_example_or_ten_thousand():
     assert [population.size(user) for user in range(4)] == [0, 10_000, 1, 0]
     assert population.of(2)["x"].tolist() == [0]
     assert population.of(0)["x"].shape == (0,)
-
-
-def test_a_stored_population_opens_as_it_was(tmp_path):
-    ids = np.array([2, 0, 2, 5])
-    population = Population.from_arrays(ids, x=np.arange(12.0).reshape(4, 3), y=np.array([1, 2, 3, 4], np.uint8))
-    opened = Population.open(population.save(tmp_path / "p"))
-    assert len(opened) == 3
-    for user in range(3):
-        for name in ("x", "y"):
-            np.testing.assert_array_equal(opened.of(user)[name], population.of(user)[name])
-            assert opened.of(user)[name].dtype == population.of(user)[name].dtype
-    assert isinstance(opened.fields["x"], np.memmap)
-
-
-def test_opening_a_million_users_takes_next_to_no_memory(tmp_path):
-    users = 1_000_000
-    ids = np.arange(users)
-    path = Population(np.arange(users + 1), {"x": np.zeros(users, np.uint8)}, ids).save(tmp_path / "p")
-    tracemalloc.start()
-    population = Population.open(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(population) == users
-    assert population.of(999_999)["x"].tolist() == [0]
-    assert peak < 200_000  # offsets and ids are 8 MB each
-
-
-def test_a_folder_in_use_is_not_written_to(tmp_path):
-    (tmp_path / "mine.txt").write_text("keep me")
-    with pytest.raises(PopulationError, match="is in use: give a folder that is new or empty"):
-        Population.from_arrays([1], x=[1]).save(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_a_damaged_store_is_refused_with_the_reason(tmp_path):
-    path = Population.from_arrays([1, 2], x=[1, 2]).save(tmp_path / "p")
-    (path / "field.x.npy").unlink()
-    with pytest.raises(PopulationError, match=r"field\.x\.npy.* cannot be opened"):
-        Population.open(path)
-    (path / "population.json").write_text("{")
-    with pytest.raises(PopulationError, match="damaged"):
-        Population.open(path)
-    (path / "population.json").write_text(json.dumps({"version": 99}))
-    with pytest.raises(PopulationError, match="version 99 but this clipline reads 1"):
-        Population.open(path)
-    with pytest.raises(PopulationError, match=r"holds no population\.json"):
-        Population.open(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -160,98 +112,6 @@ def test_small_whole_numbers_are_offsets_too():
     assert [population.of(user)["x"].tolist() for user in range(3)] == [[0, 1], [], [2, 3, 4]]
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("[]", "holds no JSON object"),
-        ("null", "holds no JSON object"),
-        ("7", "holds no JSON object"),
-        ("[" * 100_000, "is damaged"),
-        ("\ufeff{}", "is damaged"),
-        (b"\xff\xfe", "is damaged"),
-        ("", "is damaged"),
-        ("9" * 5000, "is damaged"),
-        ({}, "has version None"),
-        ({"version": 1, "user_ids": True}, "must say fields, a list of names"),
-        ({"version": 1, "fields": ["x"]}, "must say fields, a list of names"),
-        ({"version": 1, "fields": 3, "user_ids": True}, "must say fields, a list of names"),
-        ({"version": 1, "fields": "x", "user_ids": True}, "must say fields, a list of names"),
-        ({"version": 1, "fields": ["x"], "user_ids": "no"}, "user_ids, true or false"),
-        ({"version": 1, "fields": [1], "user_ids": True}, "field 1 cannot name a file"),
-        ({"version": 1, "fields": [["x"]], "user_ids": True}, "field ['x'] cannot name a file"),
-        ({"version": 1, "fields": ["../x"], "user_ids": True}, "field '../x' cannot name a file"),
-        ({"version": 1, "fields": ["/x"], "user_ids": True}, "field '/x' cannot name a file"),
-        ({"version": 1, "fields": [""], "user_ids": True}, "field '' cannot name a file"),
-        ({"version": 1, "fields": ["x\0"], "user_ids": True}, "cannot name a file"),
-        ({"version": 1, "fields": ["\ud800"], "user_ids": True}, "cannot name a file"),
-        ({"version": 1, "fields": ["x", "x"], "user_ids": True}, "field 'x' comes twice"),
-        ({"version": 1, "fields": [], "user_ids": True}, "population has 0 fields"),
-        ({"version": 1, "fields": ["y" * 400], "user_ids": True}, "cannot be opened"),
-    ],
-)
-def test_a_manifest_that_is_none_is_refused_with_the_reason(content, words, tmp_path):
-    path = Population.from_arrays([1, 2], x=[1, 2]).save(tmp_path / "p")
-    content = json.dumps(content) if isinstance(content, dict) else content
-    (path / "population.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(PopulationError) as error:
-        Population.open(path)
-    assert words in str(error.value)
-
-
-def npy(header):
-    """A file of one number behind a header of one's own."""
-    text = header.encode()
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(8)
-
-
-def archive():
-    file = io.BytesIO()
-    np.savez(file, x=np.zeros(2))
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\0" * 64,
-        archive(),
-        npy("{'descr': '<i8', 'fortran_order': False, 'shape': (1000,), }"),
-        npy("{'descr': '<i8', 'fortran_order': False, 'shape': (10**30,), }"),
-        npy("{'descr': '<i8', 'fortran_order': False, 'shape': (1" + "0" * 30 + ",), }"),
-        npy("{'descr': '<i8', 'fortran_order': False, 'shape': (-1,), }"),
-        npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"),
-        npy("{'descr': 'what', 'fortran_order': False, 'shape': (1,), }"),
-        npy("{'descr': " + "-" * 9000 + "1, 'fortran_order': False, 'shape': (1,), }"),
-        npy("{"),
-        npy("[]"),
-    ],
-)
-@pytest.mark.parametrize("name", ["offsets", "field.x", "user_ids"])
-def test_a_damaged_array_is_refused(name, content, tmp_path):
-    path = Population.from_arrays([1, 2], x=[1, 2]).save(tmp_path / "p")
-    (path / f"{name}.npy").write_bytes(content)
-    with pytest.raises(PopulationError, match=rf"{name}\.npy' cannot be opened"):
-        Population.open(path)
-
-
-def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path):
-    path = Population.from_arrays([1, 2], x=[1, 2]).save(tmp_path / "p")
-    for name in ("field.x.npy", "population.json"):
-        (path / name).unlink()
-        (path / name).mkdir()
-        with pytest.raises(PopulationError, match=rf"{name}.*Is a directory"):
-            Population.open(path)
-
-
-def test_only_what_can_be_opened_again_is_saved(tmp_path):
-    for name in ("../x", "a/b", ""):
-        population = Population(np.array([0, 1]), {name: np.zeros(1)})
-        with pytest.raises(PopulationError, match="cannot name a file"):
-            population.save(tmp_path / "p")
-    assert not (tmp_path / "p").exists()
-
-
 def test_the_largest_user_is_found_wherever_he_is():
     sizes = np.zeros(2**20 + 3, np.int64)
     for place in (0, 2**20 - 1, 2**20, len(sizes) - 1):
@@ -260,3 +120,116 @@ def test_the_largest_user_is_found_wherever_he_is():
         some[5] = 3
         offsets = np.concatenate([[0], np.cumsum(some)])
         assert Population(offsets, {"x": np.zeros(offsets[-1])}).largest() == 7
+
+
+# Splits by user ------------------------------------------------------------------------------------------------------
+
+
+def people(ids, seed=0):
+    """Users with these ids and one to five rows each, which say whose they are; rows in a random order."""
+    rng = np.random.default_rng(seed)
+    owners = np.repeat(np.asarray(ids), np.arange(len(ids)) % 5 + 1)
+    rng.shuffle(owners)
+    return Population.from_arrays(owners, x=np.arange(len(owners)), code=[hash_of(owner) for owner in owners])
+
+
+def hash_of(owner):
+    return zlib.crc32(str(owner).encode())
+
+
+NAMES = {"text": [f"rider {i}" for i in range(400)], "numbers": list(range(1000, 1400)), "negative": range(-400, 0)}
+
+
+@pytest.mark.parametrize("ids", NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize("test", [0.1, 0.5, 0.97, 1, 40, 399])
+def test_everybody_is_in_one_half_with_all_rows_and_nobody_in_both(ids, test):
+    population = people(ids)
+    train, tested = population.split(test=test, seed=3)
+    assert sorted([*train.user_ids.tolist(), *tested.user_ids.tolist()]) == sorted(ids)
+    for half in (train, tested):
+        for place, user in enumerate(half.user_ids.tolist()):
+            whole = population.of(population.user_ids.tolist().index(user))
+            assert half.of(place)["x"].tolist() == whole["x"].tolist()  # all rows, in their order
+            assert set(half.of(place)["code"].tolist()) == {hash_of(user)}  # and nobody else's
+
+
+def test_a_fraction_is_a_chance_and_a_whole_number_is_exact():
+    """20,000 users at 0.1: 2000 give or take 42; five deviations miss once in two million seeds."""
+    population = Population(np.arange(20_001), {"x": np.zeros(20_000)}, np.arange(20_000))
+    for seed in range(3):
+        assert abs(len(population.split(test=0.1, seed=seed)[1]) - 2000) < 5 * 43
+        assert len(population.split(test=np.int64(123), seed=seed)[1]) == 123
+    first, second = (set(population.split(test=0.1, seed=seed)[1].user_ids.tolist()) for seed in (0, 1))
+    assert abs(len(first & second) - 200) < 75  # seeds are independent: a hundredth is in both, give or take 14
+
+
+def test_the_same_seed_gives_the_same_halves_whatever_the_order_of_the_rows():
+    one, other = people(NAMES["text"], seed=0), people(NAMES["text"][::-1], seed=1)
+    for test in (0.2, 60):
+        assert [half.user_ids.tolist() for half in one.split(test=test, seed=5)] == [
+            half.user_ids.tolist() for half in other.split(test=test, seed=5)
+        ]
+    assert one.split(seed=5)[1].user_ids.tolist() != one.split(seed=6)[1].user_ids.tolist()
+
+
+def test_who_is_removed_moves_nobody_else():
+    names = NAMES["text"]
+    whole = set(people(names).split(test=0.3)[1].user_ids.tolist())
+    for gone in (0, 17, 399):
+        rest = [name for name in names if name != names[gone]]
+        assert set(people(rest).split(test=0.3)[1].user_ids.tolist()) == whole - {names[gone]}
+
+
+def test_with_a_whole_number_who_is_removed_moves_at_most_one_other():
+    names = NAMES["text"]
+    whole = set(people(names).split(test=40)[1].user_ids.tolist())
+    for gone in range(0, 400, 23):
+        rest = [name for name in names if name != names[gone]]
+        others = set(people(rest).split(test=40)[1].user_ids.tolist())
+        assert len(others - whole) == (names[gone] in whole)
+
+
+def test_users_without_ids_are_split_by_place_which_becomes_their_id():
+    offsets = np.arange(201) * 2
+    train, test = Population(offsets, {"x": np.arange(400)}).split(test=0.25, seed=1)
+    named_train, named_test = Population(offsets, {"x": np.arange(400)}, np.arange(200)).split(test=0.25, seed=1)
+    for half, named in ((train, named_train), (test, named_test)):
+        assert half.user_ids.tolist() == named.user_ids.tolist()
+        assert [half.of(i)["x"].tolist() for i in range(len(half))] == [[2 * i, 2 * i + 1] for i in half.user_ids]
+
+
+def test_users_without_rows_are_split_too():
+    population = Population.from_arrays([1, 1, 2], known_users=range(100), x=[[1, 2], [3, 4], [5, 6]])
+    train, test = population.split(test=50)
+    assert (len(train), len(test)) == (50, 50)
+    assert train.examples + test.examples == 3
+    assert train.fields["x"].shape[1:] == test.fields["x"].shape[1:] == (2,)
+
+
+@pytest.mark.parametrize("in_memory", [0, 1 << 30])
+@pytest.mark.parametrize("copy_bytes", [1, 100, 1 << 20])
+def test_a_large_store_is_split_in_pieces_and_on_disk(tmp_path, monkeypatch, in_memory, copy_bytes):
+    population = people(NAMES["numbers"])
+    plain = population.split(test=0.4, seed=2)
+    monkeypatch.setattr(population_module, "_IN_MEMORY", in_memory)
+    monkeypatch.setattr(population_module, "_COPY_BYTES", copy_bytes)
+    opened = Population.open(population.save(tmp_path / "p")).split(test=0.4, seed=2)
+    for half, other in zip(plain, opened, strict=True):
+        assert half.fingerprint() == other.fingerprint()
+        assert isinstance(other.fields["x"], np.memmap) == (in_memory == 0)
+
+
+@pytest.mark.parametrize("test", [0.0, 1.0, -0.1, float("nan"), "0.1", True, 0, 400, -1, None])
+def test_a_share_or_number_out_of_range_is_refused(test):
+    with pytest.raises(SettingError, match="test="):
+        people(NAMES["text"]).split(test=test)
+
+
+def test_an_empty_half_is_refused_with_a_way_out():
+    with pytest.raises(PopulationError, match="test=1e-09 of 400 users leaves nobody to test on: give a whole number"):
+        people(NAMES["text"]).split(test=1e-9)
+    with pytest.raises(PopulationError, match=r"test=0\.999999999 of 400 users leaves nobody to train on"):
+        people(NAMES["text"]).split(test=1 - 1e-9)
+    with pytest.raises(PopulationError, match="population has 1 user but a split needs at least 2"):
+        people(["me"]).split()
+    assert [len(half) for half in people(["me", "you"]).split(test=1)] == [1, 1]

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from samples import LOCAL, cross_entropy, linear_model, small_population
+from samples import LOCAL, cross_entropy, flat_training, linear_model, small_population
 from scipy.stats import binom, norm
 
-from clipline import FixedClip, Population, Relation, SettingError, Training
+from clipline import FixedClip, Population, Relation, SettingError
 from clipline.privacy.accountant import account
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling
 from clipline.privacy.ledger import Ledger
@@ -17,7 +17,7 @@ from clipline.privacy.ledger import Ledger
 def training(users=60, **changes):
     settings = {"rounds": 2, "cohort_size": 20, "local": LOCAL, "seed": 0, "noise_multiplier": 0.5, **changes}
     population = users if isinstance(users, Population) else small_population(users)
-    return Training(linear_model(dtype=torch.float32), cross_entropy, population, **settings)
+    return flat_training(linear_model(dtype=torch.float32), cross_entropy, population, **settings)
 
 
 def without(population, user):

@@ -14,7 +14,7 @@ def run(optimiser, means, start=(0.0, 1.0)):
     state = optimiser.init(params)
     for mean in means:
         params, state = optimiser.update(
-            params, state, Release(torch.tensor(mean, dtype=torch.float64), lambda: None, EVENT)
+            params, state, Release(torch.tensor(mean, dtype=torch.float64), lambda: None, lambda: True, EVENT)
         )
     return params, state
 
@@ -31,7 +31,9 @@ def test_an_update_alters_nothing_it_was_given(optimiser):
     params = torch.tensor([1.0, 2.0])
     state = optimiser.init(params)
     before = {name: tensor.clone() for name, tensor in state.items()}
-    optimiser.update(params, state, Release(torch.tensor([1.0, 1.0], dtype=torch.float64), lambda: None, EVENT))
+    optimiser.update(
+        params, state, Release(torch.tensor([1.0, 1.0], dtype=torch.float64), lambda: None, lambda: True, EVENT)
+    )
     assert params.tolist() == [1.0, 2.0]
     assert all(torch.equal(state[name], before[name]) for name in before)
 
@@ -48,7 +50,9 @@ def test_momentum_of_a_long_model_is_that_of_each_parameter(dtype):
     rng = torch.Generator().manual_seed(0)
     params, before = torch.randn(2, 2 * 65_536 + 3, generator=rng).to(dtype)  # several parts and a rest
     mean = torch.randn(len(params), generator=rng, dtype=torch.float64)
-    moved, state = ServerSGD(0.5, 0.9).update(params, {"momentum": before}, Release(mean, lambda: None, EVENT))
+    moved, state = ServerSGD(0.5, 0.9).update(
+        params, {"momentum": before}, Release(mean, lambda: None, lambda: True, EVENT)
+    )
     momentum = 0.9 * before + mean.to(dtype)
     assert torch.equal(state["momentum"], momentum)
     assert torch.equal(moved, params + 0.5 * momentum)

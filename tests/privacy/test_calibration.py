@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle_rows import delta_of_row
 
 from clipline.errors import SettingError
 from clipline.privacy.accountant import account, default_relation
 from clipline.privacy.calibration import cohort_within, least_scale, noise_multiplier_for, rounds_within
-from clipline.privacy.conversion import epsilons
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent, NoSampling, PoissonSampling
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.relations import Relation
-from clipline.privacy.renyi import poisson_curve
-from clipline.privacy.theorem27 import theorem27_curve
+from clipline.privacy.renyi.conversion import epsilons
+from clipline.privacy.renyi.curves import poisson_curve
+from clipline.privacy.renyi.wang2019 import wang2019_curve
 
 DELTA = 10**-6.6
 ADD, REPLACE = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE
@@ -26,34 +27,34 @@ def spent(sampling, z, rounds, delta, relation):
     return account(Ledger().add(GaussianEvent(sampling, z), rounds), delta=delta, relation=relation).epsilon
 
 
-@pytest.mark.parametrize(
-    ("sampling", "relation", "rounds", "delta", "epsilon", "exact"),
-    [
-        (POISSON, ADD, 1500, DELTA, 5, 0.894905730),
-        (POISSON, REPLACE, 1500, DELTA, 5, 1.160020423),
-        (FIXED, REPLACE, 1500, DELTA, 5, 1.946685569),
-        (PoissonSampling(0.01), ADD, 1000, 1e-5, 1, 1.414619407),
-        (FixedSizeSampling(100, 10000), REPLACE, 1000, 1e-5, 2, 2.098203636),
-        (PoissonSampling(100 / 3400), ADD, 1500, 3400**-1.1, 8, 0.894703918),
-    ],
-)
-def test_the_noise_for_an_epsilon_is_the_exact_one_and_never_less(sampling, relation, rounds, delta, epsilon, exact):
-    # Exact: calibration.csv, contour inversion of the moments of the loss.
-    z = noise_multiplier_for(sampling=sampling, rounds=rounds, epsilon=epsilon, delta=delta, relation=relation)
-    assert exact * (1 - 1e-9) <= z <= exact * (1 + 3e-5)
-    assert epsilon - 1e-4 <= spent(sampling, z, rounds, delta, relation) <= epsilon
+def test_the_noise_for_an_epsilon_is_the_exact_one_of_the_oracle_table_and_never_less(oracle):
+    rows = [row for row in oracle("calibration.csv") if row["method"].startswith("pld")]
+    assert len(rows) == 6
+    for row in rows:
+        rounds, delta, epsilon = int(row["T"]), delta_of_row(row), float(row["target_epsilon"])
+        relation = {"add_remove": ADD, "replace_one": REPLACE}[row["relation"]]
+        fixed = FixedSizeSampling(int(row["m"]), int(row["n"])) if row["n"] else None
+        sampling = fixed if row["sampler"] == "wor" else PoissonSampling(fixed.rate if fixed else float(row["q"]))
+        z = noise_multiplier_for(sampling=sampling, rounds=rounds, epsilon=epsilon, delta=delta, relation=relation)
+        exact = float(row["z"])
+        assert exact * (1 - 1e-9) <= z <= exact * (1 + 3e-5), row["row_id"]
+        assert epsilon - 1e-4 <= spent(sampling, z, rounds, delta, relation) <= epsilon, row["row_id"]
 
 
-def test_the_renyi_rows_of_the_calibration_table_are_met():
+def test_the_renyi_rows_of_the_calibration_table_are_met(oracle):
     # Whole orders 2 to 64, 128, 256; fixed size by Theorem 27 at half the noise.
     orders = np.array([*range(2, 65), 128, 256], dtype=float)
-    for curve, half, z in [(poisson_curve, 1, 0.937308363), (theorem27_curve, 2, 2.791595746)]:
+    rows = [row for row in oracle("calibration.csv") if row["method"].startswith("rdp")]
+    assert len(rows) == 2
+    for row in rows:
+        curve, half = (wang2019_curve, 2) if row["sampler"] == "wor" else (poisson_curve, 1)
+        rate, rounds, target = float(row["q"]), int(row["T"]), float(row["target_epsilon"])
         below, above = (
-            epsilons(1500 * curve(0.013958, noise / half, orders), orders, DELTA).min()
-            for noise in (z * (1 - 1e-8), z * (1 + 1e-8))
+            epsilons(rounds * curve(rate, noise / half, orders), orders, delta_of_row(row)).min()
+            for noise in (float(row["z"]) * (1 - 1e-8), float(row["z"]) * (1 + 1e-8))
         )
-        assert above <= 5 + 1e-8
-        assert below >= 5 - 1e-8
+        assert above <= target + 1e-8, row["row_id"]
+        assert below >= target - 1e-8, row["row_id"]
 
 
 # Table 1 of the paper: z at a cohort of 100, rounds, and the least cohort printed there; then what it must be for

@@ -20,7 +20,7 @@ def test_adding_leaves_the_old_ledger_as_it_was():
 
 def test_equal_rounds_in_a_row_are_stored_once():
     ledger = Ledger().add(A, 1000).add(A).add(B).add(A, 2)
-    assert ledger.runs == ((A, 1001), (B, 1), (A, 2))
+    assert ledger.entries == ((A, 1001), (B, 1), (A, 2))
     assert ledger.events == {A: 1003, B: 1}
     assert ledger.rounds == 1004
 

@@ -10,7 +10,8 @@ from clipline.privacy.accountant import account
 from clipline.privacy.events import GaussianEvent, NoSampling, PoissonSampling
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.relations import Relation
-from clipline.privacy.renyi import gaussian_curve, poisson_curve
+from clipline.privacy.renyi.curves import gaussian_curve, poisson_curve
+from clipline.privacy.renyi.wang2019 import wang2019_curve
 from clipline.privacy.selection import (
     PoissonRuns,
     TruncatedNegativeBinomial,
@@ -18,7 +19,6 @@ from clipline.privacy.selection import (
     account_search,
     search_epsilon,
 )
-from clipline.privacy.theorem27 import theorem27_curve
 
 ADD = Relation.ADD_OR_REMOVE
 ORDERS = np.array([*range(2, 65), 128, 256], dtype=float)
@@ -46,7 +46,7 @@ def test_every_row_of_the_oracle_table_is_met(oracle):
     assert len(rows) == 9
     curves = {
         "poisson": poisson_curve,
-        "wor": theorem27_curve,
+        "wor": wang2019_curve,
         "gauss": lambda q, s, orders: gaussian_curve(s, orders),
     }
     for row in rows:
@@ -63,7 +63,7 @@ def test_every_row_of_the_oracle_table_is_met(oracle):
         assert order == float(row["best_order"]), row["row_id"]
 
 
-def test_means_are_those_of_the_laws():
+def test_means_are_those_of_the_distributions():
     # Summed from the definition.
     for eta, gamma in [(1, 0.1), (0, 0.2), (0.5, 0.05), (-0.5, 0.3)]:
         k = np.arange(1, 2000)
@@ -97,7 +97,7 @@ def test_a_search_among_free_runs_is_free_and_among_runs_without_noise_priceless
 
 
 def test_pitfall_a_fixed_number_of_runs_is_not_covered():
-    with pytest.raises(SettingError, match=r"runs=10 must be a law.*account_grid"):
+    with pytest.raises(SettingError, match=r"runs=10 must be a distribution.*account_grid"):
         account_search(Ledger(), 10, delta=1e-6, relation=ADD)
 
 
@@ -110,6 +110,6 @@ def test_pitfall_a_fixed_number_of_runs_is_not_covered():
         (TruncatedNegativeBinomial.with_mean, (1,), "mean=1"),
     ],
 )
-def test_laws_outside_their_limits_are_refused_by_name(law, values, name):
+def test_distributions_outside_their_limits_are_refused_by_name(law, values, name):
     with pytest.raises(SettingError, match=name):
         law(*values)

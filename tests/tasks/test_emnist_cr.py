@@ -7,7 +7,7 @@ import torch
 from clipline import LocalSGD
 from clipline.tasks.emnist_cr import TASK, CharacterNet, count, loss
 from clipline.tasks.handwriting.writers import writer_sizes
-from clipline.tasks.stand_ins.writing import MEAN_EXAMPLES
+from clipline.tasks.stand_ins.emnist import MEAN_EXAMPLES
 
 
 def blank(images=2, value=255):

@@ -40,9 +40,9 @@ def test_only_the_first_examples_count_on_validation_but_all_on_test():
     def count(model, batch):
         return {"n": (torch.tensor(len(batch["x"])), None)}
 
-    assert evaluator(count, TEST, "validation", batch_size=2, first=4)(Anything()) == {"n": 4}
-    assert evaluator(count, TEST, "original", batch_size=2, first=4)(Anything()) == {"n": 4}
-    assert evaluator(count, TEST, "test", batch_size=2, first=1)(Anything()) == {"n": 3}
+    assert evaluator(count, TEST, "validation", batch_size=2, max_examples=4)(Anything()) == {"n": 4}
+    assert evaluator(count, TEST, "original", batch_size=2, max_examples=4)(Anything()) == {"n": 4}
+    assert evaluator(count, TEST, "test", batch_size=2, max_examples=1)(Anything()) == {"n": 3}
 
 
 def test_the_mean_over_all_positions_or_over_those_that_are_not_padding():

@@ -4,9 +4,9 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from samples import one_by_one
 
 from clipline import LocalSGD, Population
-from clipline.engine.one_by_one import OneByOne
 from clipline.streams import Streams
 from clipline.tasks.paper_facts import FACTS
 from clipline.tasks.so_nwp import TASK, WordLSTM, count, loss
@@ -73,9 +73,9 @@ def test_pitfall_defaults_that_drift_the_first_1000_examples_are_taken_and_then_
         record(batch["x"].tolist())
         return model.weight.sum()
 
-    clients = OneByOne(torch.nn.Linear(1, 1), recording, population, local, Streams(0))
+    trainer = one_by_one(torch.nn.Linear(1, 1), recording, population, local, Streams(0))
     record.reset_mock()  # made-up examples
-    clients.block(clients.flat.initial, np.array([0]), 0)
+    trainer.block(trainer.problem.model.initial, np.array([0]), 0)
     seen = [value for call in record.call_args_list for value in call.args[0]]
     assert sorted(seen) == list(range(1000))
     assert seen != list(range(1000))

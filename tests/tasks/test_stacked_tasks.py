@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from samples import rows_of
+from samples import one_by_one, rows_of
 
 from clipline import LocalSGD, Population, task_named
-from clipline.engine.one_by_one import OneByOne
 from clipline.engine.stacked.trainer import Stacked
 from clipline.streams import Streams
 from clipline.tasks import TASK_NAMES
@@ -35,7 +34,7 @@ def engine_of(name, **changes):
     loaded = task.load(task.settings.overridden({**small, **changes}, "the test"))
     sizes, epochs, lr = CASES[name]
     local = LocalSGD(lr, 4, epochs, reduction=loaded.reduction)
-    return OneByOne(
+    return one_by_one(
         loaded.make(0).double(),
         loaded.loss,
         cut(loaded.population, sizes),
@@ -67,7 +66,7 @@ def test_a_stack_trains_every_task_as_one_by_one(name):
     assert expected[:-1].any(dim=1).all()  # all move but the one without examples
     assert not expected[-1].any()
     drawing = {"emnist_cr": 2, "cifar100": 1}
-    assert len(engine.flat.chances) == drawing.get(name, 0)
+    assert len(engine.problem.model.chances) == drawing.get(name, 0)
 
 
 def test_a_loss_that_leaves_padding_out_is_one_number_and_stacks_by_size_of_batch():

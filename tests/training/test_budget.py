@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from samples import flat_training
 from torch import nn
 
 from clipline import LocalSGD
 from clipline.errors import SettingError
 from clipline.federated.population import Population
-from clipline.training.training import Training
 
 USERS, EXAMPLES = 200, 5
 RNG = np.random.default_rng(20240601)
@@ -19,7 +19,7 @@ POPULATION = Population(np.arange(0, USERS * EXAMPLES + 1, EXAMPLES), FIELDS)
 
 
 def training(**settings):
-    return Training(
+    return flat_training(
         nn.Linear(3, 1),
         lambda model, batch: ((model(batch["x"]) - batch["y"]) ** 2).mean(),
         POPULATION,

@@ -1,28 +1,32 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from samples import LOCAL, cross_entropy, linear_model, small_population
+from samples import LOCAL, cross_entropy, small_population
+from samples import linear_float32 as linear
 
 from clipline import QuantileClip, ServerAdam, ServerSGD, ServerYogi, Training
 from clipline.errors import RunError
+from clipline.training.callbacks import Callback
 from clipline.training.checkpoint import load_checkpoint, save_checkpoint, save_model
+from clipline.training.options import Privacy
 
 
 @pytest.mark.parametrize("server", [ServerSGD(0.5), ServerAdam(0.1), ServerYogi(0.1)])
 def test_pitfall_restart_keeps_clip_momentum_round_streams_and_ledger_together(tmp_path, server):
     def training():
         return Training(
-            linear_model(dtype=torch.float32), cross_entropy, small_population(), rounds=8, cohort_size=20, local=LOCAL,
-            seed=3, noise_multiplier=0.4, clip=QuantileClip(start=0.003), server=server,
+            linear(), cross_entropy, small_population(), rounds=8, cohort_size=20, local=LOCAL,
+            seed=3, privacy=Privacy(noise_multiplier=0.4), clip=QuantileClip(start=0.003), server=server,
         )  # fmt: skip
 
     path = tmp_path / "checkpoint.safetensors"
 
-    def observe(report, state):
-        if state.round_index == 5:
-            save_checkpoint(path, state)
+    class SaveAtFive(Callback):
+        def on_round(self, report, state):
+            if state.round_index == 5:
+                save_checkpoint(path, state)
 
-    whole = training().run(observe=observe)
+    whole = training().run([SaveAtFive()])
     resumed = training().run(state=load_checkpoint(path))
     assert torch.equal(resumed.state.params, whole.state.params)
     assert resumed.state.clip == whole.state.clip

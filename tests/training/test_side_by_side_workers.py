@@ -4,10 +4,11 @@ import multiprocessing
 import os
 import signal
 import warnings
+from functools import partial
 
 import pytest
 import torch
-from samples import LOCAL, cross_entropy
+from samples import LOCAL, Observer, cross_entropy
 from worker_runs import HERE, TOLERANCE, distance, killed, nothing_is_left, training, users_of
 
 from clipline import FixedClip, LocalSGD, QuantileClip, SettingError, run_together
@@ -16,6 +17,7 @@ from clipline.engine.parallel.forked import ManyWorkersWarning
 from clipline.engine.parallel.torchrun import TorchrunBackend
 from clipline.errors import WorkerError
 from clipline.streams import Streams
+from clipline.training.interrupt import StopOnInterrupt
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
@@ -29,8 +31,14 @@ VARIANTS = [
 ]
 
 
-def together(workers, variants=VARIANTS, observe=None, **changes):
-    return run_together([training(**{**one, **changes}, workers=workers) for one in variants], observe=observe)
+def together(workers, variants=VARIANTS, observe=None, more=(), **changes):
+    runs = [training(**{**one, **changes}, workers=workers) for one in variants]
+    return run_together(runs, None if observe is None else observers(runs, observe, more))
+
+
+def observers(runs, observe, more=()):
+    """For each run a callback that calls `observe(number, report, state)` after every round, and `more` of them."""
+    return [[*more, Observer(partial(observe, number))] for number in range(len(runs))]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -87,7 +95,7 @@ def test_every_process_trains_users_and_the_noise_of_a_round_is_drawn_once_and_h
 def test_there_are_as_many_processes_as_any_training_has_workers(workers, most):
     seen = []
     runs = [training(seed=seed, workers=size, rounds=1) for seed, size in enumerate(workers)]
-    run_together(runs, observe=lambda *_: seen.append(len(multiprocessing.active_children()) + 1))
+    run_together(runs, observers(runs, lambda *_: seen.append(len(multiprocessing.active_children()) + 1)))
     assert seen == [most, most]
 
 
@@ -102,7 +110,8 @@ def test_more_workers_than_cores_are_warned_of_when_a_training_is_made_and_not_a
 
 
 def test_runs_side_by_side_are_not_for_torchrun():
-    runs = [training(seed=1), training(seed=2).with_workforce(TorchrunBackend.__new__(TorchrunBackend))]
+    runs = [training(seed=1), training(seed=2)]
+    runs[1].backend = TorchrunBackend.__new__(TorchrunBackend)
     with pytest.raises(SettingError, match=r"workers='torchrun' must be a number where runs train side by side"):
         run_together(runs)
 
@@ -190,7 +199,7 @@ def test_ctrl_c_goes_to_everybody_and_stops_all_runs_between_two_rounds():
             os.kill(HERE, signal.SIGINT)
 
     variants = [{"seed": seed, "rounds": 200, "noise_multiplier": 0.5} for seed in (1, 2)]
-    results = together(2, variants, observe)
+    results = together(2, variants, observe, [StopOnInterrupt()])
     assert nothing_is_left()
     for variant, result in zip(variants, results, strict=True):
         done = result.guarantee.rounds

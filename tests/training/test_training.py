@@ -5,9 +5,10 @@ import signal
 import numpy as np
 import pytest
 import torch
-from samples import LOCAL, cross_entropy, linear_model, small_population
+from samples import LOCAL, Observer, cross_entropy, flat_training, linear_model, small_population
 
 from clipline import (
+    Evaluate,
     FixedClip,
     LocalSGD,
     Population,
@@ -16,17 +17,17 @@ from clipline import (
     ScheduledClip,
     ServerAdam,
     SettingError,
-    Training,
 )
 from clipline.errors import ModuleError
 from clipline.privacy.accountant import account
 from clipline.privacy.events import GaussianEvent, PoissonSampling
 from clipline.privacy.ledger import Ledger
+from clipline.training.interrupt import StopOnInterrupt
 
 
 def training(population=None, model=None, loss=cross_entropy, **changes):
     settings = {"rounds": 6, "cohort_size": 20, "local": LOCAL, "seed": 0, "noise_multiplier": 0.5, **changes}
-    return Training(model or linear_model(dtype=torch.float32), loss, population or small_population(), **settings)
+    return flat_training(model or linear_model(dtype=torch.float32), loss, population or small_population(), **settings)
 
 
 def accuracy(population):
@@ -39,10 +40,10 @@ def test_training_learns_privately_and_leaves_the_callers_model_alone():
     population = small_population(2000)
     model = linear_model(dtype=torch.float32)
     others = small_population(200, seed=0)
-    result = training(
-        population, model, rounds=60, cohort_size=200, population_size=2000, noise_multiplier=None, epsilon=4.0,
-        evaluate=accuracy(others),
-    ).run()  # fmt: skip
+    made = training(
+        population, model, rounds=60, cohort_size=200, population_size=2000, noise_multiplier=None, epsilon=4.0
+    )
+    result = made.run([Evaluate(accuracy(others))])
     assert result.guarantee.epsilon <= 4.0
     assert result.metrics["accuracy"] > 0.65  # a third by chance; the data's own noise allows about 0.8
     assert model.weight.abs().max() == 0
@@ -98,7 +99,7 @@ def test_the_ledger_has_one_event_a_round_at_z_and_the_samplers_own_rate():
 def test_training_stops_before_the_round_that_would_pass_the_budget():
     whole = training(rounds=6).run()
     limit = whole.reports[3].guarantee.epsilon  # what four rounds cost
-    result = training(rounds=6, max_epsilon=limit, evaluate=lambda model: {"loss": 1.0}).run()
+    result = training(rounds=6, max_epsilon=limit).run([Evaluate(lambda model: {"loss": 1.0})])
     assert (result.stopped, result.guarantee.rounds) == ("budget", 4)
     assert result.guarantee.epsilon <= limit
     assert torch.equal(result.state.params, training(rounds=4).run().state.params)
@@ -129,7 +130,7 @@ def test_evaluation_comes_every_so_many_rounds_and_after_the_last():
         calls.append(model.weight.detach().clone())
         return {"loss": float(len(calls))}
 
-    result = training(rounds=5, evaluate=evaluate, evaluate_every=2).run()
+    result = training(rounds=5).run([Evaluate(evaluate, every=2)])
     assert [bool(report.metrics) for report in result.reports] == [False, True, False, True, True]
     assert len(calls) == 3
     assert result.metrics == {"loss": 3.0}
@@ -141,7 +142,7 @@ def test_ctrl_c_ends_after_the_round_and_the_result_stands():
         if report.round_index == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
-    result = training(rounds=50).run(observe=observe)
+    result = training(rounds=50).run([StopOnInterrupt(), Observer(observe)])
     assert (result.stopped, result.guarantee.rounds, len(result.reports)) == ("interrupted", 2, 2)
     assert torch.equal(result.state.params, training(rounds=2).run().state.params)
 
@@ -154,7 +155,7 @@ def test_a_second_ctrl_c_stops_at_once_and_the_handler_is_given_back():
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        training().run(observe=observe)
+        training().run([StopOnInterrupt(), Observer(observe)])
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -168,7 +169,7 @@ def test_running_twice_starts_twice_from_the_model_as_given():
 
 def test_a_run_goes_on_from_a_state_as_if_it_had_never_stopped():
     states = {}
-    whole = training(rounds=6).run(observe=lambda report, state: states.setdefault(state.round_index, state))
+    whole = training(rounds=6).run([Observer(lambda _, state: states.setdefault(state.round_index, state))])
     rest = training(rounds=6).run(state=states[3])
     assert torch.equal(rest.state.params, whole.state.params)
     assert rest.state.ledger == whole.state.ledger
@@ -209,7 +210,6 @@ def test_a_user_who_diverges_contributes_zero_and_training_goes_on():
         ({"server": "sgd"}, "server='sgd' must be a server object"),
         ({"local": 0.1}, "local=0.1 must be a LocalSGD: give LocalSGD(lr=0.1)"),
         ({"rounds": 10**400}, "rounds='a number of too many digits'"),
-        ({"evaluate_every": 0}, "evaluate_every=0"),
         ({"noise_multiplier": 2.5}, "raise count_stddev or cohort_size, or lower noise_multiplier"),
         ({"clip": FixedClip(math.inf)}, "clip=inf must be finite where noise is added"),
         ({"noise_source": "dice"}, "noise_source='dice'"),

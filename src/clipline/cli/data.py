@@ -20,7 +20,7 @@ from .tasks import state_in_words
 
 if TYPE_CHECKING:
     from ..data.chunks import Convert
-    from ..manifest import Manifest
+    from ..data.manifest import Manifest
 
 app = typer.Typer(help="List, fetch and prepare data.", no_args_is_help=True)
 
@@ -37,8 +37,8 @@ def list_data(
 ) -> None:
     """Say which data sets are known, which are present, and how to get them."""
     from ..data.catalogue import CATALOGUE
+    from ..data.task_stores import data_home, data_state
     from ..tasks.paper_facts import FACTS
-    from ..tasks.stores import data_home, data_state
 
     folder = data_home() if where is None else where
     prepared = _prepared(folder)
@@ -99,12 +99,10 @@ def prepare_data(
     """
     from ..data.catalogue import TABLE
     from ..data.prepare import prepare, prepare_task
-    from ..data.store import check_target
     from .file_progress import FileProgress  # brings rich along, which other commands should not wait for
 
     begun = time.perf_counter()
     columns = None if fields is None else [column.strip() for column in fields.split(",") if column.strip()]
-    check_target(target)  # before the lists of words and tags are read
     tokenise = _tokeniser(name, source, words, tags)
     one_store = name == TABLE or split is not None or columns is not None
     with _terminated_cleanly(), FileProgress() as progress:
@@ -136,9 +134,9 @@ def prepare_data(
 
 def _tokeniser(name: str, source: Path, words: Path | None, tags: Path | None) -> Convert | None:
     """What turns the text of this data set into numbers; nothing for data that are numbers already."""
-    from ..data import vocabulary
     from ..data.chunks import existing_file
-    from ..tasks import text, tokenisers
+    from ..data.readers import vocabulary
+    from ..tasks.preprocessing import text, tokenisers
 
     if name == "shakespeare":
         return tokenisers.snippets
@@ -185,7 +183,7 @@ def fetch_data(
 
 def _prepared(folder: Path) -> dict[str, list[str]]:
     """The stores in a folder, up to two levels down, and the tasks that each is for."""
-    from ..manifest import MANIFEST, read_manifest
+    from ..data.manifest import MANIFEST, read_manifest
 
     found = {}
     for depth in ("", "*/", "*/*/"):

@@ -56,9 +56,9 @@ def _from_file(config: Path, flags: dict[str, Any], scale: str | None) -> dict[s
     """What a file of `clipline train` says of privacy, less what the flags ask for instead."""
     from dataclasses import fields
 
+    from ..data.task_stores import STAND_IN
     from ..privacy.relations import Relation
     from ..tasks.settings import TrainSettings, read_toml
-    from ..tasks.stores import STAND_IN
 
     known = [*(field.name for field in fields(TrainSettings)), "relation"]
     file = read_toml(config)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..data.task_stores import DataUsed
     from ..tasks.settings import TrainSettings
-    from ..tasks.stores import DataUsed
     from ..tasks.task import Task
     from ..training.training import TrainResult
 

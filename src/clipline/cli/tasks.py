@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ..data.task_stores import data_state
 from ..tasks.paper_facts import FACTS, TaskFacts
-from ..tasks.stores import data_state
 
 _COLUMNS = ("name", "parameters", "users", "rounds", "client_lr", "server_lr", "clip_min", "clip_max", "data")
 

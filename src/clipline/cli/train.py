@@ -176,9 +176,9 @@ def train(
 
 def resolve(task: str | None, config: Path | None, flags: dict[str, Any]) -> tuple[Task, TrainSettings]:
     """The task and its settings: defaults of the task, data at the default place, then the file, then the flags."""
+    from ..data.task_stores import find_store
     from ..engine.parallel.torchrun import from_rank_0
     from ..tasks.settings import read_toml
-    from ..tasks.stores import find_store
 
     file = {} if config is None else read_toml(config)
     chosen = task_named(task or file.get("task", DEFAULT_TASK))
@@ -214,9 +214,9 @@ def run(
     """Load, check, make the directory, train, and say what came of it. `lock` is that on `resume`, if it is taken."""
     import torch
 
+    from ..data.task_stores import data_used
     from ..engine.choose import SMALL_MODEL
     from ..engine.parallel.torchrun import agree, from_rank_0, torchrun_rank
-    from ..tasks.stores import data_used
     from ..training.run_directory import RunDirectory, check_free
     from .progress import TrainProgress
     from .summary import summary, summary_json

@@ -1,4 +1,4 @@
-"""What is known of the paper's data sets: where they are, what is in them, and how they become what the tasks read."""
+"""The paper's data sets: addresses, checksums and counts, and how their fields become those that the tasks read."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DataSet:
     shared_users: bool = True  # whether users of train are users of test too, with other examples
 
     def read_by(self, name: str) -> tuple[str, ...]:
-        """The tasks that can read what was prepared under this name: a text's tokens are those of one task."""
+        """The tasks that can read what was prepared under this name: text is tokenised for one task."""
         return (name,) if self.convert is None and name in self.tasks else self.tasks
 
     def split(self, name: str) -> Split:
@@ -108,7 +108,7 @@ def labelled_images(chunk: Chunk, *, field: str, shape: tuple[int, ...], unit: f
 
 
 def _emnist(chunk: Chunk) -> Chunk:
-    """TFF's pixels are floats with 1.0 as the paper's white, kept so: paper is 255."""
+    """TFF's pixels are floats in which white paper is 1.0: here paper is 255."""
     return labelled_images(chunk, field="pixels", shape=(28, 28), unit=1, classes=62)
 
 
@@ -139,7 +139,7 @@ CATALOGUE = {
         DataSet(
             "cifar100",
             ("cifar100",),
-            "photographs of 100 classes, dealt to users by Pachinko allocation",
+            "photographs of 100 classes, assigned to users by Pachinko allocation",
             ("image", "label"),
             {
                 "train": Split(500, 50_000, "train", "fed_cifar100_train.h5"),

@@ -1,4 +1,4 @@
-"""What readers give and the store takes: some rows at a time, each with the id of its user."""
+"""Chunks, which readers give and the store takes: some rows at a time, each with the id of its user."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..errors import PopulationError, nearest
 Chunk = tuple[NDArray[Any], dict[str, NDArray[Any]]]  # ids (rows,), whole numbers or text; name -> (rows, ...)
 Convert = Callable[[Chunk], Chunk]  # may drop rows or add some, as long as ids and fields stay of equal length
 Text = Callable[[Sequence[str]], NDArray[Any]]  # texts of one column -> (rows, ...) numbers, every row equally wide
-Progress = Callable[[int, int], None]  # done and total, in the unit of the one who reports
+Progress = Callable[[int, int], None]  # done and total; the function that reports says in which unit
 
-CHUNK_BYTES = 8 << 20  # what readers gather before they give a chunk: large enough to be fast, small beside any memory
-
-
-def silent(done: int, total: int) -> None:
-    """The progress that nobody watches."""
+CHUNK_BYTES = 8 << 20  # about the size of a chunk: large enough to be fast, small enough for any memory
 
 
-def forgotten(user: str) -> None:
-    """What becomes of a user without rows where nobody asks."""
+def no_progress(done: int, total: int) -> None:
+    """The default for `progress`: nothing is shown."""
+
+
+def ignore_user(user: str) -> None:
+    """The default for `without_rows`: users without rows are left out."""
 
 
 def existing_file(path: str | Path) -> Path:
@@ -65,15 +65,15 @@ def chosen(names: Iterable[str], wanted: Iterable[str] | None, where: str) -> li
     return list(dict.fromkeys(wanted))
 
 
-def columns_of(file: Path, names: Sequence[str], user_column: str, fields: Sequence[str] | None) -> list[str]:
-    """The fields of a table to read, without the user column, which must be there."""
+def columns_of(where: str, names: Sequence[str], user_column: str, fields: Sequence[str] | None) -> list[str]:
+    """The fields of a table to read, without the user column, which must be there. `where` is the table, for errors."""
     if user_column not in names:
-        raise PopulationError(f"{str(file)!r} has no user column {user_column!r}: {nearest(user_column, names)}")
-    columns = [name for name in chosen(names, fields, repr(str(file))) if name != user_column]
+        raise PopulationError(f"{where} has no user column {user_column!r}: {nearest(user_column, names)}")
+    columns = [name for name in chosen(names, fields, where) if name != user_column]
     times = Counter(names)
     for name in (user_column, *columns):
         if times[name] > 1:
-            raise PopulationError(f"{str(file)!r} has {times[name]} columns named {name!r}: rename all but one")
+            raise PopulationError(f"{where} has {times[name]} columns named {name!r}: rename all but one")
     return columns
 
 

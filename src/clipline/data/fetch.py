@@ -1,4 +1,4 @@
-"""Downloads that go on where they stopped and are checked before they count."""
+"""Downloads with resume and a checksum."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 
 from ..errors import PopulationError
 from .catalogue import Download
-from .chunks import Progress, silent
+from .chunks import Progress, no_progress
 
 _TIMEOUT = 10.0  # seconds without an answer
 _BLOCK = 1 << 20
 
 
 def fetch(
-    download: Download, folder: str | Path, *, by_hand: str, timeout: float = _TIMEOUT, progress: Progress = silent
+    download: Download, folder: str | Path, *, by_hand: str, timeout: float = _TIMEOUT, progress: Progress = no_progress
 ) -> Path:
-    """Download one file into `folder` and check it. A file that is there already is checked, not loaded again.
+    """Download one file into `folder` and check it. A file that is there already is checked, not downloaded again.
 
-    What a broken connection leaves lies beside it as `.part`, and the next call goes on from there. Without a network
-    nothing is created, and the error says `by_hand`, the manual way. A file with another checksum than published is
-    removed. `progress` counts bytes.
+    An interrupted download is kept beside it as `.part`, and the next call resumes it. Without a network nothing is
+    created, and the error says `by_hand`, the manual way. A file with another checksum than published is removed.
+    `progress` counts bytes.
     """
     path = Path(folder) / download.file
     if path.exists():

@@ -1,4 +1,4 @@
-"""From a file that somebody has to a store that training reads."""
+"""Prepares data: from a table or a file of TFF to a store that training reads."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ..errors import PopulationError, SettingError, check_choice
-from ..manifest import Manifest
 from .catalogue import CATALOGUE, TABLE, DataSet, data_set
 from .chunks import Chunk, Convert, Progress, Text, converted, existing_file
-from .store import check_target, scratch_beside, write_store
-from .tables import read_table
-from .tff_hdf5 import read_tff_hdf5
-from .tff_sqlite import decompressed, read_tff_sqlite
+from .manifest import Manifest
+from .readers.tables import read_table
+from .readers.tff_hdf5 import read_tff_hdf5
+from .readers.tff_sqlite import decompressed, read_tff_sqlite
+from .store import atomic_folder, write_store
 
-Stages = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
+StageProgress = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
 
 _HDF5 = (".h5", ".hdf5")
 _SQLITE = (".sqlite", ".sqlite.lzma")
 SPLITS = ("train", "test")  # what a task needs: users to train on, and examples to measure on
 
 
-def _silent(stage: str, done: int, total: int) -> None:
+def _no_progress(stage: str, done: int, total: int) -> None:
     pass
 
 
@@ -36,7 +36,7 @@ def prepare(
     fields: Sequence[str] | None = None,
     tokenise: Convert | None = None,
     text: Text | None = None,
-    progress: Stages = _silent,
+    progress: StageProgress = _no_progress,
 ) -> Manifest:
     """Write the store of one split of a known data set, or of a table of your own (`name="table"`).
 
@@ -44,8 +44,16 @@ def prepare(
     original file names. Data sets of text need `tokenise`: a chunk with arrays of `str` in, a chunk with numbers out; a
     user's consecutive rows come in one chunk. For tables, `text` turns each column of text into numbers.
     """
+    with atomic_folder(target) as (folder, scratch):
+        return _prepare(name, Path(source), folder, scratch, split, user_column, fields, tokenise, text, progress)
+
+
+def _prepare(
+    name: str, source: Path, folder: Path, scratch: Path, split: str, user_column: str | None,
+    fields: Sequence[str] | None, tokenise: Convert | None, text: Text | None, progress: StageProgress,
+) -> Manifest:  # fmt: skip
+    """What `prepare` does, inside an `atomic_folder`."""
     known = None if name == TABLE else _known(name)
-    check_target(target)
     convert = tokenise if known is None else known.convert or tokenise
     if known is not None and convert is None:
         raise SettingError(
@@ -54,28 +62,33 @@ def prepare(
         )
     if known is not None and fields is not None:
         raise SettingError(f"fields={','.join(fields)!r} must be left out for {name!r}: its tasks say what they read")
-    file = known.find(Path(source), split) if known is not None and Path(source).is_dir() else Path(source)
+    file = known.find(source, split) if known is not None and source.is_dir() else source
     without_rows: list[str] = []
-    with scratch_beside(target) as scratch:
-        chunks = _read(
-            file, known, split, user_column, fields, text, scratch, without_rows.append,
-            lambda *now: progress("reading", *now),
-        )  # fmt: skip
-        with closing(chunks):  # before the scratch folder goes, also after an error
-            return write_store(
-                target,
-                converted(chunks, convert),
-                source=f"{name} from {file.name}" if known is None else f"{known.name} {split} from {file.name}",
-                tasks=() if known is None else known.read_by(name),
-                origin="own" if known is None else "original",
-                shared_users=known is not None and known.shared_users,
-                known_users=without_rows,
-                progress=lambda *now: progress("grouping", *now),
-            )
+    chunks = _read(
+        file, known, split, user_column, fields, text, scratch, without_rows.append,
+        lambda *now: progress("reading", *now),
+    )  # fmt: skip
+    with closing(chunks):  # before the scratch folder goes, also after an error
+        return write_store(
+            folder,
+            converted(chunks, convert),
+            source=f"{name} from {file.name}" if known is None else f"{known.name} {split} from {file.name}",
+            tasks=() if known is None else known.read_by(name),
+            origin="own" if known is None else "original",
+            shared_users=known is not None and known.shared_users,
+            known_users=without_rows,
+            progress=lambda *now: progress("grouping", *now),
+            scratch=scratch,
+        )
 
 
 def prepare_task(
-    name: str, source: str | Path, target: str | Path, *, tokenise: Convert | None = None, progress: Stages = _silent
+    name: str,
+    source: str | Path,
+    target: str | Path,
+    *,
+    tokenise: Convert | None = None,
+    progress: StageProgress = _no_progress,
 ) -> dict[str, Manifest]:
     """Write what the tasks of a known data set train and measure on: the stores `target/train` and `target/test`.
 
@@ -83,23 +96,20 @@ def prepare_task(
     split with that of the other beside it. `target` is complete or untouched, as with `prepare`.
     """
     known = _known(name)
-    path, folder = Path(source), check_target(target)
-    files = {split: _file_of(path, known, split) for split in SPLITS}
-    with scratch_beside(folder) as scratch, _unpacked(files, scratch, progress) as files:
-        manifests = {
-            split: prepare(
-                name, file, scratch / "both" / split, split=split, tokenise=tokenise,
-                progress=lambda stage, *now, split=split: progress(f"{split}: {stage}", *now),
-            )
-            for split, file in files.items()
-        }  # fmt: skip
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        (scratch / "both").rename(folder)
-    return manifests
+    with atomic_folder(target) as (folder, scratch):
+        files = {split: _file_of(Path(source), known, split) for split in SPLITS}
+        with _unpacked(files, scratch, progress) as files:
+            return {
+                split: _prepare(
+                    name, file, folder / split, scratch, split, None, None, tokenise, None,
+                    lambda stage, *now, split=split: progress(f"{split}: {stage}", *now),
+                )
+                for split, file in files.items()
+            }  # fmt: skip
 
 
 @contextmanager
-def _unpacked(files: dict[str, Path], scratch: Path, progress: Stages) -> Iterator[dict[str, Path]]:
+def _unpacked(files: dict[str, Path], scratch: Path, progress: StageProgress) -> Iterator[dict[str, Path]]:
     """The same files; one `.lzma` with all splits is decompressed once for all of them."""
     packed, *others = set(files.values())
     if others or packed.suffix.lower() != ".lzma":

@@ -1,4 +1,4 @@
-"""The first pass of grouping: chunks go to disk as they come, and each user's rows are counted."""
+"""The first pass of grouping by user: chunks are spilled to disk as they come, and each user's rows are counted."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError
-from ..manifest import check_field_names
 from .chunks import Chunk, text_array
+from .manifest import check_field_names
 
 _LONGEST_ID = 1024
-_NUMBERS = "biuf"  # the kinds of NumPy arrays that a store can hold
+_NUMBERS = "biuf"  # NumPy's kinds of numbers that a store can hold
 
 
 class Spill:
-    """Rows in the order they came, one raw file per field, and one for the owners.
+    """Rows in the order they came: one raw file for each field, and one that says whose each row is.
 
-    Memory grows with the number of users, never with the number of examples. A user is known by a code here, given in
+    Memory grows with the number of users, never with the number of examples. Users are numbered by codes, given in
     order of first appearance.
     """
 
@@ -40,15 +40,15 @@ class Spill:
         """The file with one field's rows, raw."""
         return self.folder / f"field.{name}.raw"
 
-    def know(self, user: int | str) -> int:
-        """The code of a user, who may have no row at all."""
+    def add_user(self, user: int | str) -> int:
+        """The code of a user, new or known; a user may have no row at all."""
         code = self.codes.setdefault(user, len(self.codes))
         if code == len(self.counts):
             first = next(iter(self.codes))
             if type(first) is not type(user):
                 raise PopulationError(f"user ids {first!r} and {user!r} are a number and a text: give one kind only")
             if isinstance(user, str):
-                _check_text(user)
+                check_text_id(user)
             self.counts.append(0)
         return code
 
@@ -62,7 +62,7 @@ class Spill:
             )
         self._check(len(users), arrays)
         for user, count in Counter(users).items():
-            self.counts[self.know(user)] += count
+            self.counts[self.add_user(user)] += count
         self._append(self.owners(), np.fromiter(map(self.codes.__getitem__, users), np.int64, len(users)))
         for name, array in arrays.items():
             self._append(self.field(name), np.ascontiguousarray(array, dtype=self.layout[name][0]))
@@ -108,17 +108,22 @@ class Spill:
             raise PopulationError("examples have 0 fields but need at least 1: choose other columns than the user's")
         check_field_names(arrays)
         for name, array in arrays.items():
-            if array.dtype.kind not in _NUMBERS or array.dtype.char == "g":  # "g": no torch has such long fractions
+            if array.dtype.kind not in _NUMBERS or array.dtype.char == "g":  # "g": torch has no long double
                 what = "text" if array.dtype.kind in "OUS" else str(array.dtype)
-                raise PopulationError(
-                    f"field {name!r} is {what} but a store holds numbers: leave it out of the fields, "
-                    "or turn it into numbers with a tokeniser (the text=... or tokenise=... argument in Python)"
-                )
+                raise not_numbers(name, what)
             self.layout[name] = array.dtype.newbyteorder("="), array.shape[1:]
 
 
-def _check_text(user: str) -> None:
-    """Ids are stored in an array of text, where every entry has room for the longest and NUL at the end is nothing."""
+def not_numbers(name: str, what: str) -> PopulationError:
+    """The error for a field that holds something else than numbers, with the ways out."""
+    return PopulationError(
+        f"field {name!r} is {what} but a store holds numbers: leave it out of the fields, "
+        "or turn it into numbers with a tokeniser (the text=... or tokenise=... argument in Python)"
+    )
+
+
+def check_text_id(user: str) -> None:
+    """Refuse an id that an array of text cannot hold: it has room for the longest, and drops NULs at the end."""
     if len(user) > _LONGEST_ID:
         raise PopulationError(f"a user id has {len(user)} letters but may have {_LONGEST_ID}: give shorter ids")
     if user.endswith("\0"):

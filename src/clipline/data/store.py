@@ -1,4 +1,4 @@
-"""A population store written from chunks in any order of users, without ever holding all examples.
+"""Writes a stored population from chunks in any order of users, without ever holding all examples.
 
 The first pass (`spill.py`) writes chunks to disk and counts rows per user; the second moves each row to its user's
 place. Everything is made in a hidden folder beside the target and renamed at the end.
@@ -6,23 +6,20 @@ place. Everything is made in a hidden folder beside the target and renamed at th
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import __version__
 from ..errors import PopulationError
-from ..manifest import MANIFEST, VERSION, Manifest, Origin, sha256
-from .chunks import Chunk, Progress, short, silent
+from .chunks import Chunk, Progress, no_progress, short
+from .manifest import Manifest, Origin, write_manifest
 from .spill import Spill
 
 _INDEX_BYTES = 64  # working memory per row beside the row itself: owner, rank, order, position
@@ -37,8 +34,9 @@ def write_store(
     origin: Origin = "own",
     shared_users: bool = False,
     known_users: Iterable[int | str] = (),
-    progress: Progress = silent,
+    progress: Progress = no_progress,
     memory_bytes: int = 32 << 20,
+    scratch: Path | None = None,
 ) -> Manifest:
     """Group the rows of all chunks by user and store them in `folder` for `Population.open`.
 
@@ -47,52 +45,50 @@ def write_store(
     not exist yet or be empty; it is complete or, after an error or an interruption, untouched. `known_users`, which is
     read after the chunks, adds users without any example. `tasks`, `origin` and `shared_users` go into the manifest.
     `progress` counts the rows of the second pass.
+
+    A caller who is inside an `atomic_folder` already hands on its `scratch` folder: then `folder` is written in place.
     """
-    target = check_target(folder)
-    with scratch_beside(target) as scratch:
-        (scratch / "spill").mkdir()
-        (scratch / "store").mkdir()
-        spill = Spill(scratch / "spill")
+    new = Path(folder)
+    with ExitStack() as stack:
+        if scratch is None:
+            new, scratch = stack.enter_context(atomic_folder(folder))
+        new.mkdir(exist_ok=True)
+        spill = Spill(Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True))))
         with closing(spill):
             for chunk in chunks:
                 spill.add(chunk)
             for user in known_users:
-                spill.know(user)
-        _write(scratch / "store", spill, source, progress, memory_bytes)
-        sums = {path.name: sha256(path) for path in sorted((scratch / "store").iterdir())}
-        manifest = Manifest(
-            VERSION, list(spill.layout), True, len(spill.codes), spill.rows, source, f"clipline {__version__}", sums,
-            list(tasks), origin, shared_users,
+                spill.add_user(user)
+        _write(new, spill, source, progress, memory_bytes)
+        return write_manifest(
+            new, fields=spill.layout, user_ids=True, users=len(spill.codes), examples=spill.rows, source=source,
+            tasks=tasks, origin=origin, shared_users=shared_users,
         )  # fmt: skip
-        content = json.dumps(asdict(manifest), indent=1)
-        (scratch / "store" / MANIFEST).write_text(content, encoding="utf-8")  # last: now it is complete
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (scratch / "store").rename(target)
-    return manifest
-
-
-def check_target(folder: str | Path) -> Path:
-    """`folder` if a store may be written there; otherwise an error with a way out."""
-    target = Path(folder).absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise PopulationError(f"{str(folder)!r} is in use: give a folder that is new or empty")
-    return target
 
 
 @contextmanager
-def scratch_beside(target: str | Path) -> Iterator[Path]:
-    """A hidden folder on the target's file system, gone afterwards whatever happens.
+def atomic_folder(target: str | Path) -> Iterator[tuple[Path, Path]]:
+    """Two empty folders: one that becomes `target` on leaving without an error, and a scratch one that is deleted.
 
-    What the file system refuses meanwhile (no space, no permission) becomes an error with a way out.
+    A target in use is refused at once. After an error nothing is left of either. Both lie in a hidden folder beside the
+    target, on the same file system. What the file system refuses meanwhile (no space, no permission) becomes an error
+    with a way out.
     """
     path = Path(target).absolute()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise PopulationError(f"{str(target)!r} is in use: give a folder that is new or empty")
     try:
         parent = next(folder for folder in path.parents if folder.exists())
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=parent))
+        hidden = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=parent))
         try:
-            yield folder
+            new, scratch = hidden / "new", hidden / "scratch"
+            new.mkdir()
+            scratch.mkdir()
+            yield new, scratch
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new.rename(path)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(hidden, ignore_errors=True)
     except OSError as error:
         raise PopulationError(
             f"{str(target)!r} cannot be written ({short(error)}): free some space or give another folder"

@@ -7,6 +7,7 @@ their arguments are those of `torch.nn`.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -14,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import check_choice, check_whole
-from ..tasks.initialisers import glorot_uniform_
 from .cpu.autograd_ops import conv as single_user_conv
 from .kernels import convolution
 from .kernels import lstm as lstm_ops
@@ -169,3 +169,9 @@ class BagLinear(nn.Module):
             rows = values.new_zeros(len(values), len(self.weight)).scatter_add(1, index, values)
             return rows @ self.weight + self.bias
         return torch.bmm(values.unsqueeze(1), F.embedding(index, self.weight)).squeeze(1) + self.bias
+
+
+def glorot_uniform_(weight: Tensor, *, fan_out: int, fan_in: int | None = None) -> Tensor:
+    """Uniform within sqrt(6 / (fan_in + fan_out)); fan_in is the second axis unless given."""
+    limit = math.sqrt(6 / ((weight.shape[1] if fan_in is None else fan_in) + fan_out))
+    return nn.init.uniform_(weight, -limit, limit)

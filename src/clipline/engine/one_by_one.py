@@ -54,15 +54,15 @@ class OneByOne:
         dtype = problem.model.vector.dtype
         plain = problem.device.type == "cpu" and problem.precision != "bf16" and dtype in _RECORDED_DTYPES
         self.recorded = frozenset(problem.row_fields) if plain else frozenset[str]()
-        if self.recorded:
-            compiled(dtype)  # before forking: otherwise each worker would compile
+        # Before forking: otherwise each worker would compile.
+        self._library = compiled(dtype) if self.recorded and problem.fast.compile_c else None
         self.made_up = self._run_trials()
         if problem.row_fields:
             self._check_rows()
 
     def train(self, requests: Sequence[CohortRequest]) -> Iterator[tuple[Updates, NDArray[np.int64]]]:
         """Updates (params after local SGD - params) of the requests' users in blocks, one request after the other."""
-        if self.problem.device.type == "cpu":
+        if self.problem.fast.keep_freed_memory and self.problem.device.type == "cpu":
             keep_freed_memory()
         for request_index, request in enumerate(requests):
             users = request.cohort.users
@@ -74,6 +74,11 @@ class OneByOne:
                     np.full(len(block_users), request_index),
                 )
                 start += len(block_users)
+
+    @property
+    def runs_c(self) -> bool:
+        """Whether compiled C code is in use, which rounds otherwise than torch."""
+        return self._library is not None
 
     def _block_size(self, left: int) -> int:
         """The number of users in the next block, of `left` users."""
@@ -169,7 +174,7 @@ class OneByOne:
         heights = {name: shapes[name][0] for name in fields}
         one, rows = renumbered({name: field.unsqueeze(0) for name, field in steps.examples.items()}, fields, heights)
         first = first_pieces(steps.params.unsqueeze(0), shapes, rows) if rows else steps.whole
-        records = {name: StepRecord(first[name][0], steps.lr) for name in recorded}
+        records = {name: StepRecord(first[name][0], steps.lr, self._library) for name in recorded}
         moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in records}
         held = {name: records[name].noted() if name in records else moving[name] for name in shapes}
         finite_marker = steps.params.new_zeros(())
@@ -195,7 +200,7 @@ class OneByOne:
                 stack.append([SparseOuterProducts.of_rows(rows[name].rows[0], change)])
             else:
                 stack.append(moving[name].detach().unsqueeze(0))
-        return updates_of(stack, first, shapes, rows)
+        return updates_of(stack, first, shapes, rows, self._library)
 
     def _failed_update(self, params: Tensor) -> Updates:
         """An update of NaN, which adds nothing and is not within the clip."""
@@ -213,7 +218,7 @@ class OneByOne:
             stack.append(
                 [SparseOuterProducts.of_rows(bad[0].long() * 0, nothing[0])] if name in self.recorded else nothing
             )
-        return updates_of(stack, first, shapes, rows)
+        return updates_of(stack, first, shapes, rows, self._library)
 
     def _run_trials(self) -> Callable[[int], Batch]:
         """Train a synthetic user, to find mistakes that every user would run into. Gives a source of such examples."""

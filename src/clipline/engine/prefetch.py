@@ -1,6 +1,7 @@
 """Prefetches the next round's cohort and noise, on idle cores, while the current round ends.
 
 Plain twin: `PlainDraws` of federated/draws.py, which draws the same numbers when they are needed.
+Switch: `FastParts.prefetch`.
 Held equal by: tests/engine/test_prefetch.py.
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
@@ -29,13 +30,15 @@ class BackgroundNoise:
     They depend on the generator alone, not on the number of threads.
     """
 
-    def __init__(self, rng: np.random.Generator, count: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, rng: np.random.Generator, count: int, device: torch.device | str = "cpu", *, huge_pages: bool = True
+    ) -> None:
         self._device = torch.device(device)
         self._used = False
-        pinned = self._device.type == "cuda"
-        self._numbers = (
-            torch.empty(count, dtype=torch.float64, pin_memory=True) if pinned else new(count, torch.float64)
-        )
+        if self._device.type == "cuda":
+            self._numbers = torch.empty(count, dtype=torch.float64, pin_memory=True)
+        else:
+            self._numbers = new(count, torch.float64) if huge_pages else torch.empty(count, dtype=torch.float64)
         array = self._numbers.numpy()
         parts = list(
             part_generators(rng, count)
@@ -57,7 +60,17 @@ class BackgroundNoise:
 class Prefetch:
     """Cohort and noise of the rounds below `until`; `prefetch` draws those of one round in the background."""
 
-    def __init__(self, sampler: Sampler, streams: Streams, dim: int, device: torch.device | str, until: int) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        streams: Streams,
+        dim: int,
+        device: torch.device | str,
+        until: int,
+        *,
+        huge_pages: bool = True,
+    ) -> None:
+        self._huge_pages = huge_pages
         self._sampler, self._streams, self._dim, self._device = sampler, streams, dim, device
         self._until = until
         self._drawn: dict[int, tuple[Cohort, Noise]] = {}
@@ -76,7 +89,9 @@ class Prefetch:
     def _draw(self, round_index: int) -> None:
         self._drawn.clear()
         cohort = self._sampler.draw(self._streams.sampling(round_index))
-        noise = BackgroundNoise(self._streams.noise(round_index), self._dim + 1, self._device)
+        noise = BackgroundNoise(
+            self._streams.noise(round_index), self._dim + 1, self._device, huge_pages=self._huge_pages
+        )
         self._drawn[round_index] = cohort, noise
 
 

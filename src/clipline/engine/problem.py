@@ -18,6 +18,7 @@ from ..federated.local_sgd import LocalSGD, Loss, OnError
 from ..federated.population import Population
 from ..streams import Streams
 from .batches import Examples
+from .fast_parts import FastParts
 from .isolation.generators import kept_generators
 from .isolation.guard import Isolation
 from .isolation.made_up_data import check_trial_batch
@@ -54,8 +55,10 @@ class Problem:
         row_fields: RowFields | None = None,
         on_error: OnError = "zero",
         trial_batch: Mapping[str, Any] | None = None,
+        fast: FastParts | None = None,
     ) -> None:
-        self.model = WorkingModel(model, device)
+        self.fast = FastParts() if fast is None else fast
+        self.model = WorkingModel(model, device, fused_linear=self.fast.fused_linear)
         self.loss = loss
         self.local = local
         self.runs: Sequence[LocalRun] = (LocalRun(streams, local.lr),)

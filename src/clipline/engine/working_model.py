@@ -25,7 +25,7 @@ class WorkingModel:
     sets the model, and an SGD step on the model changes the vector.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", *, fused_linear: bool = True) -> None:
         module = uncompiled(module)
         check_module(module)
         self._original = module
@@ -49,7 +49,7 @@ class WorkingModel:
             for key, param in part._parameters.items()
             if param is not None and id(param) in names
         ]
-        self._factors = FusedLinearStep(trainable)
+        self._factors = FusedLinearStep(trainable if fused_linear else ())
         for layer in self.module.modules():
             if isinstance(layer, Linear):
                 layer.factors = self._factors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -30,6 +30,19 @@ class ClipState:
 
     clip: float
     round_index: int = 0
+
+
+class LateClip:
+    """The next clip, computed when it is first read; what it was computed from is then let go."""
+
+    def __init__(self, update: Callable[[], ClipState]) -> None:
+        self._update = update
+
+    def __call__(self) -> ClipState:
+        """The clip of the next round."""
+        clip = self._update()
+        self._update = lambda: clip
+        return clip
 
 
 class ClipController(Protocol):

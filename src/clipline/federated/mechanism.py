@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import check_number, check_whole, refuse
 from ..privacy.events import GaussianEvent
-from ..privacy.split import DeltaNoise, split_noise
+from ..privacy.noise_split import DeltaNoise, split_noise
 from ..vectors import LateScalar, in_parts
 from .clipping import ClippedSum
 from .draws import Noise, NoiseNow

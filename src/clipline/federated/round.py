@@ -11,7 +11,7 @@ from torch import Tensor
 from ..privacy.events import GaussianEvent
 from ..privacy.ledger import Ledger
 from .backend import CohortRequest
-from .clip_controllers import ClipController, ClipState
+from .clip_controllers import ClipController, ClipState, LateClip
 from .clipping import ClippedSum
 from .draws import Draws
 from .mechanism import GaussianMechanism, Release
@@ -66,19 +66,6 @@ class Algorithm:
         draws.prefetch(t + 1)
         release = self.mechanism.release(total, noise)
         params, server = self.server.update(state.params, state.server, release)
-        clip = Later(self.controller, state, release)
+        clip = LateClip(lambda: self.controller.update(state.clip, release))
         ledger = state.ledger.add(release.event)
         return TrainState(t + 1, params, server, clip, ledger), release
-
-
-class Later:
-    """The next clip, computed when it is first read; its inputs are then dropped."""
-
-    def __init__(self, controller: ClipController, state: TrainState, release: Release) -> None:
-        self._update: Callable[[], ClipState] = lambda: controller.update(state.clip, release)
-
-    def __call__(self) -> ClipState:
-        """The clip of the next round."""
-        clip = self._update()
-        self._update = lambda: clip
-        return clip

@@ -1,27 +1,70 @@
-"""What a run costs in privacy, in NumPy and SciPy, in float64 alone.
+"""Accounting: what a run promises about one user, and what it costs. NumPy and SciPy in float64, no array framework.
 
-relations     which two populations count as neighbours
-split         Theorem 1: one noise multiplier for the round, divided between the updates and the bit
-events        what one round did: its sampling and its noise
-quadrature    logarithms of integrals whose mass may lie anywhere
-renyi         Renyi curves in closed form
-theorem27     the looser Renyi curve that the paper used
-halves        privacy losses in closed form
-loss          the privacy loss of one round on a lattice
-single        one round alone, exactly
-pairs         THE TABLE: (sampling, relation) -> dominating pair
-curves        the Renyi curve of any event
-conversion    from a Renyi curve to epsilon at delta, and back
-windows       which part of a total loss to compute, and how finely
-totals        the total loss of many rounds, read at an epsilon or a delta
-composition   from privacy losses to epsilon at delta, and back
-gaussian      rounds without sampling, exactly
-ledger        the rounds of a run, in memory and as JSON lines
-guarantee     what is promised, ready to quote
-accountant    ledger -> guarantee
-searches      the edge of what is private along one number
-calibration   guarantee -> noise multiplier, number of rounds or cohort
-selection     the price of choosing the best of several runs
-
-Each module imports only from those above it. Public names stand in `clipline/__init__`.
+Begin with `relations` and `events`, then `dominating_pairs` (the one table that everything rests on) and `accountant`
+(ledger -> guarantee). The public names below are imported when they are first used.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "DeltaNoise": "noise_split",
+    "FixedSizeSampling": "events",
+    "GaussianEvent": "events",
+    "Guarantee": "guarantee",
+    "Ledger": "ledger",
+    "NoSampling": "events",
+    "Plan": "planning",
+    "PoissonRuns": "selection",
+    "PoissonSampling": "events",
+    "Relation": "relations",
+    "TruncatedNegativeBinomial": "selection",
+    "TruncatedPoissonSampling": "events",
+    "account": "accountant",
+    "account_grid": "selection",
+    "account_renyi": "accountant",
+    "account_search": "selection",
+    "cohort_within": "calibration",
+    "default_relation": "accountant",
+    "delta_at": "accountant",
+    "gaussian_mu": "numerics.gaussian",
+    "join_noise": "noise_split",
+    "least_scale": "calibration",
+    "noise_multiplier_for": "calibration",
+    "plan": "planning",
+    "privacy_curve": "accountant",
+    "quantile_bound": "noise_split",
+    "rounds_within": "calibration",
+    "split_noise": "noise_split",
+}
+__all__ = sorted(_HOMES)
+
+if TYPE_CHECKING:
+    from .accountant import account, account_renyi, default_relation, delta_at, privacy_curve
+    from .calibration import cohort_within, least_scale, noise_multiplier_for, rounds_within
+    from .events import (
+        FixedSizeSampling,
+        GaussianEvent,
+        NoSampling,
+        PoissonSampling,
+        TruncatedPoissonSampling,
+    )
+    from .guarantee import Guarantee
+    from .ledger import Ledger
+    from .noise_split import DeltaNoise, join_noise, quantile_bound, split_noise
+    from .numerics.gaussian import gaussian_mu
+    from .planning import Plan, plan
+    from .relations import Relation
+    from .selection import PoissonRuns, TruncatedNegativeBinomial, account_grid, account_search
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module 'clipline.privacy' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,10 +1,10 @@
 """What a ledger of rounds guarantees: the tighter of the Renyi and the privacy-loss accountant, and which it was.
 
-Both accountants read the same table (`pairs`). The privacy-loss distribution is tighter almost always; the Renyi curve
-wins where a lattice would need more points than are allowed. Rounds without sampling are exact.
+Both accountants read the same table (`dominating_pairs`). The privacy-loss distribution is nearly always tighter. The
+Renyi curve wins where a lattice would need more points than are allowed. Rounds without sampling are exact.
 
-Calling `account` after every round of training is meant: one-round curves and transforms are kept, so that one more
-round costs about a millisecond or two.
+`account` may be called after every round of training: the curves and transforms of one round are kept, so that one more
+round costs one or two milliseconds.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from functools import lru_cache
 import numpy as np
 
 from ..errors import SettingError, check_number
-from .composition import delta_of, epsilon_of, quick_epsilon_of, rough_epsilon_of
-from .conversion import deltas, epsilon_at, epsilons
-from .curves import renyi_curve
+from .dominating_pairs import check_supported, dominating_pair, renyi_curve
 from .events import FixedSizeSampling, GaussianEvent, NoSampling, Sampling
-from .gaussian import gaussian_delta, gaussian_epsilon
 from .guarantee import AccountantName, Guarantee
-from .halves import Array, Half, Kind
 from .ledger import Ledger
-from .loss import Direction
-from .pairs import check_supported, dominating_pair
+from .numerics import Array
+from .numerics.gaussian import gaussian_delta, gaussian_epsilon
+from .pld.compose import delta_of, epsilon_of, quick_epsilon_of, rough_epsilon_of
+from .pld.one_round import Direction, MixturePair, PositiveLossPart, Rounds
 from .relations import Relation
-from .theorem27 import PAPER_ORDERS
-from .windows import Rounds
+from .renyi.conversion import deltas, epsilon_at, epsilons
+from .renyi.wang2019 import PAPER_ORDERS
 
 Events = tuple[tuple[GaussianEvent, int], ...]
 Bounds = tuple[Callable[[Rounds, float], float], ...]
@@ -42,7 +40,7 @@ def account(ledger: Ledger, *, delta: float, relation: Relation) -> Guarantee:
     """The guarantee of all rounds in `ledger` together.
 
     An empty ledger costs nothing. One round without noise makes the whole run not private. A pair of sampling and
-    relation that is not in the table is refused, even then. The order of the rounds does not matter, to the last digit.
+    relation that is not in the table is refused, also for such a run. The order of the rounds does not change a digit.
     """
     delta, relation, events = check_delta(delta), *_read(ledger, relation)
     return _guarantee(ledger, events, delta, relation, _spent(events, delta, relation))
@@ -67,10 +65,10 @@ def delta_at(ledger: Ledger, *, epsilon: float, relation: Relation) -> float:
         return 1.0
     if relation is Relation.PAPER:
         return min(float(deltas(_total_curve(events, relation, tuple(PAPER_ORDERS)), PAPER_ORDERS, epsilon).min()), 1.0)
-    mu, ways = _ways(events, relation)
-    if not ways:
+    mu, directions = _composed_directions(events, relation)
+    if not directions:
         return gaussian_delta(mu, epsilon)
-    return max(delta_of(rounds, epsilon) for rounds in ways)
+    return max(delta_of(rounds, epsilon) for rounds in directions)
 
 
 def privacy_curve(
@@ -82,10 +80,10 @@ def privacy_curve(
 ) -> tuple[tuple[float, float], ...]:
     """Points (epsilon, delta) that the rounds satisfy, at the given deltas or at the given epsilons.
 
-    All points hold at once: it is one promise, read at several places.
+    All points hold at once: they are one promise, read at several places.
     """
     if (deltas is None) == (epsilons is None):
-        raise SettingError(f"{deltas=} and {epsilons=}, but exactly one of them must be given: say where to read")
+        raise SettingError(f"{deltas=} and {epsilons=}, but exactly one of them must be given: give one of them")
     if deltas is not None:
         return tuple((account(ledger, delta=delta, relation=relation).epsilon, delta) for delta in deltas)
     assert epsilons is not None
@@ -93,10 +91,10 @@ def privacy_curve(
 
 
 def default_relation(sampling: Sampling) -> Relation:
-    """The relation under which a sampling is best understood: add-or-remove, but replace-one for a fixed size.
+    """The usual relation for a sampling: add-or-remove, but replace-one for a fixed size.
 
-    Add-or-remove takes the rate as a public constant. Who computes it from the number of users at hand has to name
-    zero-out instead: the same pair and the same epsilon.
+    Add-or-remove takes the rate as a public constant. If the rate is computed from the number of users at hand,
+    zero-out must be named instead; its pair and its epsilon are the same.
     """
     return Relation.REPLACE_ONE if isinstance(sampling, FixedSizeSampling) else Relation.ADD_OR_REMOVE
 
@@ -106,18 +104,18 @@ def _guarantee(
 ) -> Guarantee:
     kinds = {event.sampling.name for event, _ in events} or {NoSampling.name}
     sampler = kinds.pop() if len(kinds) == 1 else "mixed"
-    hidden = all(event.noise_multiplier > 0 for event, _ in events)
+    noisy = all(event.noise_multiplier > 0 for event, _ in events)
     epsilon, accountant, order = spent
-    return Guarantee(epsilon, delta, relation, sampler, accountant, order, ledger.rounds, noisy=hidden)
+    return Guarantee(epsilon, delta, relation, sampler, accountant, order, ledger.rounds, noisy=noisy)
 
 
 def check_delta(delta: float) -> float:
-    """`delta` if it is a probability that promises something."""
+    """`delta` as a float, if it is above 0 and below 1."""
     return check_number("delta", delta, above=0, below=1, way_out="give less than one over the number of users")
 
 
 def _read(ledger: Ledger, relation: Relation) -> tuple[Relation, Events]:
-    """The relation, and the events in an order that depends on nothing but themselves."""
+    """The relation, and the events in an order that depends on nothing but the events."""
     relation = Relation.named(relation)
     events = tuple(sorted(ledger.events.items(), key=lambda item: repr(item[0])))
     for event, _ in events:
@@ -136,12 +134,12 @@ def _spent(events: Events, delta: float, relation: Relation) -> tuple[float, Acc
         bounds = epsilons(_total_curve(events, relation, tuple(PAPER_ORDERS)), PAPER_ORDERS, delta)
         best = int(np.argmin(bounds))
         return max(float(bounds[best]), 0.0), "renyi", float(PAPER_ORDERS[best])
-    mu, ways = _ways(events, relation)
-    if not ways:
+    mu, directions = _composed_directions(events, relation)
+    if not directions:
         return gaussian_epsilon(mu, delta), "privacy loss", None
-    by_loss, quick = _worst(ways, delta, _FULL), _worst(ways, delta, _QUICK)
-    # The quick bound is the Renyi one from a lattice, a few hundredths above it: below that there is nothing to win.
-    if by_loss > 0.95 * quick and all(dominating_pair(event, relation).curve for event, _ in events):
+    by_loss, quick = _worst(directions, delta, _FULL), _worst(directions, delta, _QUICK)
+    # The quick bound lies at most a few hundredths above the Renyi one: well below it the Renyi one cannot be tighter.
+    if by_loss > 0.95 * quick and all(dominating_pair(event, relation).closed_curve for event, _ in events):
         by_renyi, order = epsilon_at(lambda orders: _total_curve(events, relation, orders), delta)
         if by_renyi < by_loss:
             return by_renyi, "renyi", order
@@ -149,7 +147,7 @@ def _spent(events: Events, delta: float, relation: Relation) -> tuple[float, Acc
 
 
 def quick_epsilon(ledger: Ledger, *, delta: float, relation: Relation) -> float:
-    """An epsilon at or above that of `account`, in a small fraction of its time: for searches to begin with."""
+    """An epsilon at or above that of `account`, in a small fraction of its time: where searches start."""
     return _bound(ledger, delta, relation, _QUICK)
 
 
@@ -162,38 +160,41 @@ def _bound(ledger: Ledger, delta: float, relation: Relation, bounds: Bounds) -> 
     relation, events = _read(ledger, relation)
     if not events or relation is Relation.PAPER or any(event.noise_multiplier == 0 for event, _ in events):
         return _spent(events, delta, relation)[0]
-    mu, ways = _ways(events, relation)
-    return _worst(ways, delta, bounds) if ways else gaussian_epsilon(mu, delta)
+    mu, directions = _composed_directions(events, relation)
+    return _worst(directions, delta, bounds) if directions else gaussian_epsilon(mu, delta)
 
 
-def _worst(ways: tuple[Rounds, ...], delta: float, bounds: Bounds) -> float:
+def _worst(directions: tuple[Rounds, ...], delta: float, bounds: Bounds) -> float:
     """The greater epsilon of the two directions by the last of `bounds`, each of which lies at or below the one before.
 
-    A direction whose bound lies below the other's next one need not be refined.
+    A direction whose value lies below the other's refined value need not be refined itself.
     """
-    values = [math.inf] * len(ways)
+    values = [math.inf] * len(directions)
     for bound in bounds:
         worst = 0.0
-        for index in sorted(range(len(ways)), key=lambda i: -values[i]):
+        for index in sorted(range(len(directions)), key=lambda i: -values[i]):
             if values[index] > worst:
-                values[index] = bound(ways[index], delta)
+                values[index] = bound(directions[index], delta)
                 worst = max(worst, values[index])
     return max(values)
 
 
-def _ways(events: Events, relation: Relation) -> tuple[float, tuple[Rounds, ...]]:
-    """All rounds as pairs, once for each direction; none if all are Gaussian, whose total distance comes first."""
+def _composed_directions(events: Events, relation: Relation) -> tuple[float, tuple[Rounds, ...]]:
+    """(mu, all rounds in each direction). mu is the distance of all rounds without sampling.
+
+    There are no directions if no round is sampled: mu then says everything.
+    """
     pairs = [(dominating_pair(event, relation), count) for event, count in events]
     mu = math.sqrt(math.fsum(count * pair.mu**2 for pair, count in pairs if pair.mu is not None))
     sampled = [(pair, count) for pair, count in pairs if pair.mu is None]
     if not sampled:
         return mu, ()
     # All rounds without sampling are one Gaussian round.
-    whole = Direction((Half(Kind.LEAVE, 1.0, mu),), (Half(Kind.LEAVE, 1.0, mu),))
-    first: Rounds = ((whole, 1),) if mu > 0 else ()
+    gaussian = (PositiveLossPart(MixturePair.REMOVE, 1.0, mu),)
+    first: Rounds = ((Direction(gaussian, gaussian), 1),) if mu > 0 else ()
     number = max(len(pair.directions) for pair, _ in sampled)
-    ways = (tuple((pair.directions[i % len(pair.directions)], n) for pair, n in sampled) for i in range(number))
-    return mu, tuple((*first, *rounds) for rounds in ways)
+    each = (tuple((pair.directions[i % len(pair.directions)], n) for pair, n in sampled) for i in range(number))
+    return mu, tuple((*first, *rounds) for rounds in each)
 
 
 def _total_curve(events: Events, relation: Relation, orders: tuple[float, ...]) -> Array:

@@ -1,8 +1,8 @@
 """From a guarantee to the noise, the rounds or the cohort that it allows. Every search ends on the private side.
 
-Each search begins where the quick bound puts it, which is on the private side, goes on with the rough one, which is
-above the truth by a few parts in ten thousand, and closes in on the edge with `account` itself: whatever is answered,
-`account` confirms.
+A search starts with the quick bound, which errs on the private side. It goes on with the rough bound, which is larger
+than the true epsilon by a few parts in ten thousand, and ends with `account` itself. `account` therefore confirms every
+answer.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .accountant import account, check_delta, quick_epsilon, rough_epsilon
 from .events import GaussianEvent, Sampling, sampling_named
 from .guarantee import Guarantee
 from .ledger import Ledger
+from .numerics.monotone_search import least_within, most_within
 from .relations import Relation
-from .searches import least_private, most_within
 
 _LEAST, _MOST = 0.05, 1e9  # noise multipliers considered
-_SLACK = 2e-5  # how far below its target, relative, an epsilon may be left
+_SLACK = 2e-5  # how far below its target, relative, an epsilon may end
 _MOST_ROUNDS = 10**12
 
 
@@ -42,9 +42,9 @@ def noise_multiplier_for(
 ) -> float:
     """The least noise multiplier of the whole round with which `rounds` rounds stay within (epsilon, delta).
 
-    `accountant` (`account`, or `account_renyi`) gives at most `epsilon` for the answer itself, and less by at most
-    0.002 percent, or else more than `epsilon` for a millionth less noise. Never below 0.05: a target so loose that less
-    noise would do protects nobody. A target that no noise reaches is refused.
+    For the answer `accountant` (`account` or `account_renyi`) gives at most `epsilon`, and at least 99.998 percent of
+    it; or else a millionth less noise would give more than `epsilon`. The answer is never below 0.05: a target so loose
+    that less noise would do protects nobody. A target that no noise reaches is refused.
     """
     check_whole("rounds", rounds, at_least=1, way_out="give the number of rounds to train")
     check_number("epsilon", epsilon, above=0, way_out="give a target such as 5")
@@ -65,7 +65,7 @@ def noise_multiplier_for(
                 f"{epsilon=} at {delta=} cannot be reached in {rounds} rounds with {sampling}, whatever the noise: "
                 "raise epsilon or delta, or lower rounds"
             )
-    return least_private(bounds, epsilon, high, _LEAST, slack=min(_SLACK, 5e-5 / epsilon))
+    return least_within(bounds, epsilon, high, _LEAST, slack=min(_SLACK, 5e-5 / epsilon))
 
 
 def rounds_within(
@@ -104,7 +104,7 @@ def least_scale(
 ) -> int:
     """The least cohort m' >= m that reaches the target when the noise grows with it, z' = z m' / m.
 
-    The third step of the paper's recipe: the noise on the mean stays what it was, so that the model stays as good,
+    The third step of the paper's recipe: the noise on the mean, and with it the quality of the model, stays the same
     while privacy improves. Refused if not even the whole population reaches the target.
     """
     m = check_whole(
@@ -129,7 +129,7 @@ def least_scale(
                 f"along from {noise_multiplier=} at {cohort_size=}: raise epsilon or noise_multiplier, or lower rounds"
             )
         enough = min(2 * enough, population_size)
-    # The least cohort is the last one on the way down.
+    # `most_within` looks for the greatest number: with signs reversed it is the least cohort.
     return -most_within([lambda down: rough(-down), lambda down: spent(-down)], epsilon, -enough, -m)
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from ..errors import SettingError, check_choice, check_number, check_whole, nearest
-from .split import DeltaNoise
+from .noise_split import DeltaNoise
 
 SamplingName = Literal["none", "poisson", "truncated-poisson", "fixed"]
 
@@ -42,8 +42,8 @@ class PoissonSampling:
 class TruncatedPoissonSampling:
     """Poisson sampling at `rate` from `population_size` users, but never more than `cap` of them.
 
-    If more than `cap` are drawn, `cap` of those are kept, every such set equally likely; the others are not told apart
-    from users who were never drawn. A cap a few standard deviations above the expected cohort costs next to nothing.
+    If more than `cap` are drawn, `cap` of them are kept, every such set equally likely. The others count as not drawn.
+    A cap a few standard deviations above the expected cohort costs next to nothing.
     """
 
     rate: float
@@ -113,9 +113,9 @@ def sampling_named(name: str, cohort_size: int, population_size: int) -> Poisson
 class GaussianEvent:
     """One round that released a noisy sum over sampled users.
 
-    `noise_multiplier` is that of the whole round, update and bit together. z_delta, the noise of the updates alone, is
-    a `DeltaNoise` (see `split`) and is refused here, by type checkers and at run time. Zero is allowed and means that
-    nothing was hidden: epsilon is then infinite.
+    `noise_multiplier` is that of the whole round, updates and bit together. z_delta, the noise of the updates alone, is
+    a `DeltaNoise` (see `noise_split`) and is refused here, by type checkers and at run time. Zero is allowed and means
+    that there was no noise: epsilon is then infinite.
     """
 
     sampling: Sampling

@@ -1,4 +1,4 @@
-"""What is promised, with everything needed to quote it."""
+"""What a run promises: epsilon and delta, with everything needed to quote them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from typing import Literal
 
 from .events import SamplingName
-from .gaussian import gaussian_mu
+from .numerics.gaussian import gaussian_mu
 from .relations import Relation
 
 AccountantName = Literal["renyi", "privacy loss"]
@@ -27,9 +27,9 @@ _ACCOUNTANTS = {"renyi": "Renyi accountant", "privacy loss": "privacy-loss accou
 class Guarantee:
     """(epsilon, delta) differential privacy for one user.
 
-    `sampler` is "none", "poisson", "truncated-poisson" or "fixed", or "mixed" when rounds differ in kind. `accountant`
-    says which of the two gave epsilon; `order` is the Renyi order that did, and None for the other. `noisy` is whether
-    every round had noise.
+    `sampler` is "none", "poisson", "truncated-poisson" or "fixed", or "mixed" when the rounds differ in it.
+    `accountant` says which of the two gave epsilon. `order` is the Renyi order that gave it, and None for the
+    privacy-loss accountant. `noisy` is whether every round had noise.
     """
 
     epsilon: float
@@ -43,12 +43,12 @@ class Guarantee:
 
     @property
     def private(self) -> bool:
-        """Whether anything is guaranteed at all, that is, whether epsilon is finite."""
+        """Whether epsilon is finite, that is, whether anything is guaranteed at all."""
         return math.isfinite(self.epsilon)
 
     @property
     def sound(self) -> bool:
-        """Whether this may be claimed. False for the paper's convention, which reproduces a table and no more."""
+        """Whether this may be claimed. False for the paper's convention, which only reproduces a table."""
         return self.relation.sound
 
     @property

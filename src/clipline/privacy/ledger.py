@@ -1,4 +1,4 @@
-"""The rounds of a run: what the accountant adds up, and the only thing that it reads."""
+"""The rounds of a run, in memory and as lines of JSON: the only thing that the accountant reads."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ VERSION = 1
 class Ledger:
     """Every round so far, in order. Iterating gives one event a round; equal rounds in a row are stored once.
 
-    `runs` holds (event, how many rounds in a row). A ledger never changes; `add` returns the next one.
+    `entries` holds (event, how many rounds in a row). A ledger never changes; `add` returns the next one.
     """
 
-    runs: tuple[tuple[GaussianEvent, int], ...] = ()
+    entries: tuple[tuple[GaussianEvent, int], ...] = ()
 
     def add(self, event: GaussianEvent, count: int = 1) -> Ledger:
         """The ledger followed by `count` rounds of `event`; with `count=0`, itself."""
         check_whole("count", count, at_least=0, way_out="give the number of rounds")
         if count == 0:
             return self
-        if self.runs and self.runs[-1][0] == event:
-            return Ledger((*self.runs[:-1], (event, self.runs[-1][1] + count)))
-        return Ledger((*self.runs, (event, count)))
+        if self.entries and self.entries[-1][0] == event:
+            return Ledger((*self.entries[:-1], (event, self.entries[-1][1] + count)))
+        return Ledger((*self.entries, (event, count)))
 
     @property
     def rounds(self) -> int:
         """How many rounds there were."""
-        return sum(count for _, count in self.runs)
+        return sum(count for _, count in self.entries)
 
     @property
     def events(self) -> dict[GaussianEvent, int]:
-        """Each different event with its number of rounds, which is all that the cost depends on."""
+        """Each different event with its number of rounds. The cost depends on nothing else."""
         totals: dict[GaussianEvent, int] = {}
-        for event, count in self.runs:
+        for event, count in self.entries:
             totals[event] = totals.get(event, 0) + count
         return totals
 
     def __iter__(self) -> Iterator[GaussianEvent]:
-        for event, count in self.runs:
+        for event, count in self.entries:
             yield from repeat(event, count)
 
     @staticmethod
@@ -61,7 +61,7 @@ class Ledger:
         except (OSError, UnicodeDecodeError) as error:
             raise RunError(f"ledger {path} cannot be read ({error}): give the ledger of a run") from error
         events = (_parse(line, index, f"{path}, line {index + 1}") for index, line in enumerate(lines))
-        return Ledger(tuple((event, sum(1 for _ in run)) for event, run in groupby(events)))
+        return Ledger(tuple((event, sum(1 for _ in equal)) for event, equal in groupby(events)))
 
 
 def ledger_line(round_index: int, event: GaussianEvent) -> str:
@@ -72,17 +72,17 @@ def ledger_line(round_index: int, event: GaussianEvent) -> str:
 def _parse(line: str, round_index: int, place: str) -> GaussianEvent:
     way_out = "restore the ledger from a copy, or start a new run"
     try:
-        entries = json.loads(line)
+        fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{place}: not a line of JSON ({error}): {way_out}") from error
-    if not isinstance(entries, dict):
+    if not isinstance(fields, dict):
         raise RunError(f"{place}: {line!r} must be a JSON object: {way_out}")
-    version, number = entries.pop("version", None), entries.pop("round", None)
+    version, number = fields.pop("version", None), fields.pop("round", None)
     if version != VERSION:
         raise RunError(f"{place}: version={version!r} must be {VERSION}: read it with the clipline that wrote it")
     if number != round_index:
         raise RunError(f"{place}: round={number!r} must be {round_index}, rounds count from 0 without a gap: {way_out}")
     try:
-        return GaussianEvent.from_json(entries)
+        return GaussianEvent.from_json(fields)
     except SettingError as error:
         raise RunError(f"{place}: {error}") from error

@@ -1,4 +1,4 @@
-"""Before training: of epsilon, noise, cohort and rounds, the one that the others leave open."""
+"""Planning a training: of epsilon, noise multiplier, cohort and rounds, find the one that is not given."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .calibration import cohort_within, least_scale, noise_multiplier_for, round
 from .events import GaussianEvent, sampling_named
 from .guarantee import Guarantee, rounded_up
 from .ledger import Ledger
+from .noise_split import DeltaNoise, split_noise
+from .plan_text import plan_text
 from .relations import Relation
-from .split import DeltaNoise, split_noise
-from .text_curve import text_curve
 
 CURVE_POINTS = 8
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A training that has not been run: its settings, complete, and what they guarantee. Prints as one screen."""
+    """A training that has not been run: all its settings and what they guarantee. Prints as one screen of text."""
 
     found: str  # which of epsilon, noise_multiplier, cohort and rounds was asked for; or "scale"
     guarantee: Guarantee
@@ -38,22 +38,18 @@ class Plan:
 
     @property
     def rate(self) -> float:
-        """The chance of a user to take part in a round."""
+        """The probability that a given user takes part in a round."""
         return self.cohort / self.users
-
-    @property
-    def _update_noise(self) -> float:
-        return self.noise_multiplier if self.delta_noise_multiplier is None else float(self.delta_noise_multiplier)
 
     def to_json(self) -> dict[str, Any]:
         """For programs; an infinite epsilon is null."""
-        guarantee = self.guarantee
+        guarantee, delta_noise = self.guarantee, self.delta_noise_multiplier
         return {
             "found": self.found,
             "epsilon": guarantee.epsilon if guarantee.private else None,
             "delta": guarantee.delta,
             "noise_multiplier": self.noise_multiplier,
-            "delta_noise_multiplier": None if self.delta_noise_multiplier is None else self._update_noise,
+            "delta_noise_multiplier": None if delta_noise is None else float(delta_noise),
             "count_stddev": self.count_stddev,
             "cohort": self.cohort,
             "users": self.users,
@@ -77,69 +73,7 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        guarantee = self.guarantee
-        lines = [str(guarantee), ""]
-        rows = [
-            ("users", f"{self.users:,}{self._declared()}"),
-            ("cohort", f"{self.cohort:,}{self._spread()}, each user with chance {self.rate:.3g} a round"),
-            ("rounds", f"{self.rounds:,}, so that a user takes part {self.rate * self.rounds:.3g} times on average"),
-            ("noise multiplier", f"{_up(self.noise_multiplier)} of the whole round"),
-            ("adaptive clip", self._cost_of_counting()),
-            ("noise", self._noise()),
-            ("accountant", self._accountants()),
-        ]
-        found = {"scale": ("cohort", "noise multiplier")}.get(self.found, (self.found.replace("_", " "),))
-        lines += [f"{'> ' if name in found else '  '}{name:<18}{text}" for name, text in rows]
-        lines += ["", "  the same noise, cohort and rounds under other terms (epsilon):", *self._table()]
-        lines += ["", "  epsilon over rounds:", *text_curve(self.curve)]
-        return "\n".join(lines)
-
-    def _declared(self) -> str:
-        """Where the relation needs it: that the number of users is not read from the data."""
-        if self.guarantee.relation is not Relation.ADD_OR_REMOVE or self.sampling != "poisson":
-            return ""
-        return " declared beforehand; counted in the data instead, the same epsilon is for zero-out"
-
-    def _spread(self) -> str:
-        if self.sampling == "fixed":
-            return " exactly"
-        return f" expected, give or take {math.sqrt(self.cohort * (1 - self.rate)):.3g} (one standard deviation)"
-
-    def _cost_of_counting(self) -> str:
-        if self.delta_noise_multiplier is None:
-            needed = f"{self.noise_multiplier / 2:.3g}"
-            return f"not possible with {self.count_stddev:g} users of noise on the count: it needs more than {needed}"
-        if self.noise_multiplier == 0:
-            return "free, as there is no noise at all"
-        percent = 100 * (float(self.delta_noise_multiplier) / self.noise_multiplier - 1)
-        return (
-            f"updates get {_up(float(self.delta_noise_multiplier))} (+{percent:.2g}%), "
-            f"the count {self.count_stddev:g} users of noise"
-        )
-
-    def _noise(self) -> str:
-        multiplier = (
-            self.noise_multiplier if self.delta_noise_multiplier is None else float(self.delta_noise_multiplier)
-        )
-        return (
-            f"{multiplier:.4g} clips a coordinate on the sum, {multiplier / self.cohort:.3g} clips on the mean update"
-        )
-
-    def _accountants(self) -> str:
-        other = self.renyi_epsilon
-        if not self.guarantee.private or not self.guarantee.sound or other == 0:
-            return f"{self.guarantee.accountant}"
-        if self.guarantee.accountant == "renyi":
-            return "renyi, tighter here than the privacy loss"
-        return f"privacy loss, {100 * (1 - self.guarantee.epsilon / other):.2g}% below Renyi's {rounded_up(other, 4)}"
-
-    def _table(self) -> list[str]:
-        relations = list(dict.fromkeys(relation for _, relation, _ in self.comparison))
-        lines = ["    " + f"{'':10}" + "".join(f"{relation!s:>16}" for relation in relations)]
-        for sampling in dict.fromkeys(sampling for sampling, _, _ in self.comparison):
-            cells = {relation: epsilon for name, relation, epsilon in self.comparison if name == sampling}
-            lines.append("    " + f"{sampling:10}" + "".join(f"{rounded_up(cells[r], 4):>16}" for r in relations))
-        return lines
+        return plan_text(self)
 
 
 def plan(
@@ -157,9 +91,9 @@ def plan(
 ) -> Plan:
     """Find the one of epsilon, noise_multiplier, cohort and rounds that is left out.
 
-    For epsilon the least that can be shown; for noise the least; for cohort and rounds the most that epsilon allows.
-    `delta` is users^-1.1 if left out, the relation follows the sampling. `scale=(m, z)` does the third step of the
-    paper's recipe instead: with epsilon and rounds given, the least multiple of both that reaches epsilon.
+    The answer is the least epsilon that can be shown, the least noise, or the largest cohort or number of rounds that
+    epsilon allows. `delta` is users^-1.1 if left out; the relation follows the sampling. `scale=(m, z)` does the third
+    step of the paper's recipe instead: with epsilon and rounds given, the least multiple of both that reaches epsilon.
     """
     users = check_whole(
         "users", users, at_least=2, at_most=10**12, way_out="give the number of users in the population"
@@ -223,7 +157,7 @@ def _complete(
     curve: list[tuple[int, float]] = []
     epsilon = guarantee.epsilon
     for count in reversed(steps if guarantee.private else ()):
-        # Fewer rounds never cost more than more of them do.
+        # From the last point down. Fewer rounds cost no more, so that a rough bound is capped by the point after it.
         epsilon = min(epsilon, epsilon if count == rounds else rough_epsilon(ledger(sampling, count), **terms))
         curve.insert(0, (count, epsilon))
     return Plan(
@@ -261,7 +195,7 @@ def _scaled(
 ) -> tuple[int, float]:
     cohort, z = scale
     _check_cohort(cohort, users)
-    check_number("noise_multiplier", z, above=0, way_out="give the noise that the model bears at this cohort")
+    check_number("noise_multiplier", z, above=0, way_out="give the noise that the model tolerates at this cohort")
     try:
         scaled = least_scale(
             cohort_size=cohort, noise_multiplier=z, population_size=users, sampling=sampling, rounds=_given(rounds),
@@ -276,7 +210,7 @@ def _scaled(
         raise SettingError(
             f"scale='m={cohort},z={z:g}' must reach {epsilon=} with the {users} users there are, and does not: take "
             f"epsilon {best.epsilon_text}, which all users in every round reach{fewer}, or find a "
-            f"model that bears z={rounded_up(needed * cohort / users, 3)} at m={cohort}"
+            f"model that tolerates z={rounded_up(needed * cohort / users, 3)} at m={cohort}"
         ) from None
     return scaled, z * scaled / cohort
 
@@ -285,11 +219,6 @@ def _check_cohort(cohort: int, users: int) -> None:
     check_whole("cohort", cohort, at_least=1, way_out="sample at least one user a round")
     if cohort > users:
         raise refuse("cohort", cohort, f"at most the population, {users} users", "lower the cohort or bring more users")
-
-
-def _up(noise: float) -> str:
-    """A noise multiplier to print: six digits, rounded up, but not for the last bit of a float."""
-    return rounded_up(noise * (1 - 1e-12), 6)
 
 
 def _given(value: Any) -> Any:

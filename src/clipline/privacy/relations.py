@@ -1,3 +1,5 @@
+"""Which two populations count as neighbours: what a guarantee hides about one user."""
+
 from __future__ import annotations
 
 from enum import StrEnum
@@ -6,7 +8,7 @@ from ..errors import check_choice
 
 
 class Relation(StrEnum):
-    """Which two populations are neighbours, that is, what a guarantee hides about one user."""
+    """Which two populations are neighbours. A guarantee says that they can hardly be told apart."""
 
     ADD_OR_REMOVE = "add-or-remove"
     REPLACE_ONE = "replace-one"
@@ -15,12 +17,12 @@ class Relation(StrEnum):
 
     @classmethod
     def named(cls, name: str) -> Relation:
-        """The relation of this name; an unknown one is refused with the nearest."""
+        """The relation of this name. An unknown name is refused with the nearest known one."""
         return cls(check_choice("relation", name, [relation.value for relation in cls]))
 
     @property
     def sound(self) -> bool:
-        """Whether an epsilon under this relation is a guarantee; the paper's convention only reproduces a table."""
+        """Whether an epsilon under this relation is a guarantee. The paper's convention only reproduces a table."""
         return self is not Relation.PAPER
 
     @property
@@ -41,7 +43,7 @@ class Relation(StrEnum):
 _MEANINGS = {
     Relation.ADD_OR_REMOVE: "one user more or one user less",
     Relation.REPLACE_ONE: "one user exchanged for any other",
-    # The bit is centred: a silent user adds 0 to the sum of (within - 1/2), which is not what a zero update would add.
+    # The bit is centred: a silent user adds 0 to the sum of (within - 1/2), while a zero update would add 1/2.
     Relation.ZERO_OUT: (
         "one user made silent, who then adds nothing to the updates nor to the centred count, but still counts in the "
         "number of users, which is public"

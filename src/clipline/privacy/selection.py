@@ -1,13 +1,13 @@
 """What it costs to train several times and release the best run only (Papernot and Steinke 2022).
 
 The bound holds if
-- the number of runs K is drawn at random, from one of the laws below, whatever the data are;
+- the number of runs K is drawn at random from one of the distributions below, independently of the data;
 - every run draws its settings at random from candidates fixed beforehand, and has the privacy of the costliest one;
 - only the best run leaves: no score, no clip and no model of the others;
 - the score by which runs are compared is public, or computed from users whose privacy the run accounts for too.
 
-The first is checked here (a law is required, not a number); for the others the caller answers. Trying a fixed list of
-settings and keeping the best is not covered: there `account_grid` charges every run in full.
+The first is checked here: a distribution is required, not a number. The caller answers for the others. Trying a fixed
+list of settings and keeping the best is not covered: `account_grid` charges every run of such a list in full.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 
 from ..errors import SettingError, check_number, check_whole
 from .accountant import account
-from .conversion import deltas, epsilons
-from .curves import renyi_curve
+from .dominating_pairs import renyi_curve
 from .guarantee import Guarantee
-from .halves import Array
 from .ledger import Ledger
+from .numerics import Array
 from .relations import Relation
+from .renyi.conversion import deltas, epsilons
 
 _ORDERS: Array = 1 + np.logspace(-2, 5, 7 * 48 + 1)
 
@@ -33,8 +33,8 @@ _ORDERS: Array = 1 + np.logspace(-2, 5, 7 * 48 + 1)
 class TruncatedNegativeBinomial:
     """P(K = k) proportional to (1 - gamma)^k times the product of (l + eta) / (l + 1) over l < k, for k = 1, 2, ...
 
-    eta = 1 is the geometric law, with 1 / gamma runs on average; eta = 0 the logarithmic one. A smaller eta costs less
-    for the same number of runs on average, which are then more uneven.
+    eta = 1 is the geometric distribution, with 1 / gamma runs on average; eta = 0 is the logarithmic one. A smaller eta
+    costs less for the same number of runs on average, but the number varies more.
     """
 
     eta: float
@@ -53,7 +53,7 @@ class TruncatedNegativeBinomial:
 
     @classmethod
     def with_mean(cls, mean: float, eta: float = 1.0) -> TruncatedNegativeBinomial:
-        """The law with this number of runs on average."""
+        """The distribution with this number of runs on average."""
         check_number("mean", mean, above=1, way_out="give the number of runs wanted on average, such as 10")
         low, high = 1e-15, 1 - 1e-12
         for _ in range(200):
@@ -70,7 +70,7 @@ class TruncatedNegativeBinomial:
 
 @dataclass(frozen=True)
 class PoissonRuns:
-    """A Poisson number of runs with this mean; if it is zero, a default fixed beforehand is released."""
+    """A Poisson number of runs with this mean. If the number is zero, a default fixed beforehand is released."""
 
     mean: float
 
@@ -90,16 +90,16 @@ RunCount = TruncatedNegativeBinomial | PoissonRuns
 
 def search_epsilon(orders: Array, divergences: Array, runs: RunCount, delta: float) -> tuple[float, float]:
     """(epsilon, order) of releasing the best of a random number of runs, each with this Renyi curve."""
-    _check_law(runs)
+    _check_distribution(runs)
     return _best(orders, runs.charge(orders, divergences), delta)
 
 
 def account_search(ledger: Ledger, runs: RunCount, *, delta: float, relation: Relation) -> Guarantee:
     """The guarantee of releasing the best of `runs` runs, each of which is `ledger` (or costs no more).
 
-    It replaces that of the released run, it does not come on top. See the module for what must hold.
+    It replaces the guarantee of the released run and is not added to it. See the module for what must hold.
     """
-    _check_law(runs)
+    _check_distribution(runs)
     one = account(ledger, delta=delta, relation=relation)
     if not ledger.rounds or not one.private:
         return one
@@ -107,7 +107,7 @@ def account_search(ledger: Ledger, runs: RunCount, *, delta: float, relation: Re
     for event, count in ledger.events.items():
         total += count * renyi_curve(event, one.relation, tuple(_ORDERS))
     charged = runs.charge(_ORDERS, total)
-    # A divergence rises with its order, so that what holds at a higher order holds at a lower one.
+    # A divergence rises with its order, so that a bound at a higher order also holds at every lower one.
     epsilon, order = _best(_ORDERS, np.minimum.accumulate(charged[::-1])[::-1], delta)
     return Guarantee(epsilon, delta, one.relation, one.sampler, "renyi", order, one.rounds)
 
@@ -115,7 +115,9 @@ def account_search(ledger: Ledger, runs: RunCount, *, delta: float, relation: Re
 def account_grid(ledger: Ledger, runs: int, *, delta: float, relation: Relation) -> Guarantee:
     """The guarantee of `runs` runs of `ledger` where the choice looks at them all: each is charged in full."""
     check_whole("runs", runs, at_least=1, way_out="give the number of runs on the grid")
-    return account(Ledger(tuple((event, count * runs) for event, count in ledger.runs)), delta=delta, relation=relation)
+    return account(
+        Ledger(tuple((event, count * runs) for event, count in ledger.entries)), delta=delta, relation=relation
+    )
 
 
 def _best(orders: Array, divergences: Array, delta: float) -> tuple[float, float]:
@@ -124,9 +126,9 @@ def _best(orders: Array, divergences: Array, delta: float) -> tuple[float, float
     return max(float(bounds[best]), 0.0), float(orders[best])
 
 
-def _check_law(runs: object) -> None:
+def _check_distribution(runs: object) -> None:
     if not isinstance(runs, TruncatedNegativeBinomial | PoissonRuns):
         raise SettingError(
-            f"runs={runs!r} must be a law for a random number of runs, since a fixed number is not covered: "
+            f"runs={runs!r} must be a distribution of the number of runs, since a fixed number is not covered: "
             "give TruncatedNegativeBinomial.with_mean(10) or PoissonRuns(10), or use account_grid"
         )

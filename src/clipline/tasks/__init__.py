@@ -1,4 +1,7 @@
-"""Tasks by name, each loaded when it is asked for."""
+"""Tasks: model, loss, metrics, data and settings under one name, one file (or folder) for each.
+
+Begin with `task`, which says what a task is, and `emnist_cr`, a short one. Each is imported when it is asked for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CIFAR-100: name the picture among 100, by a residual network of 18 layers with group normalisation."""
+"""CIFAR-100: classify images into 100 classes, by a residual network of 18 layers with group normalisation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .initialisers import he_normal_, initialised
 from .metrics import Counts, evaluator
 from .paper_task import Fields, paper_task
 from .settings import TrainSettings
-from .stand_ins.pictures import pictures
+from .stand_ins.cifar100 import cifar100_users
 from .task import LoadedTask
 
 CLASSES = 100
@@ -88,7 +88,7 @@ class ResNet18(nn.Module):
         return logits
 
     def penalty(self) -> Tensor:
-        """1e-4 times the sum of squares of every kernel and of the last bias; the normalisations go free."""
+        """1e-4 times the sum of squares of every kernel and of the last bias; normalisation layers are left out."""
         kernels = [layer.weight for layer in self.modules() if isinstance(layer, PatchConv2d)]
         squares = [sum_of_squares(weight) for weight in (*kernels, self.out.weight, self.out.bias)]
         return PENALTY * torch.stack(squares).sum()
@@ -147,7 +147,7 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
 TASK = paper_task(
     "cifar100",
     title="CIFAR-100 by Pachinko allocation: {users} users with patterns for pictures",
-    stand_in=pictures,
+    stand_in=cifar100_users,
     fields=FIELDS,
     build=build,
     test_users=100,

@@ -1,4 +1,4 @@
-"""EMNIST-AE: squeeze handwritten characters through 30 numbers and draw them again, by a deep autoencoder."""
+"""EMNIST-AE: reconstruct handwritten characters from a code of 30 numbers, by a deep autoencoder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .initialisers import initialised, keras_linear
 from .metrics import Counts, evaluator
 from .paper_task import paper_task
 from .settings import TrainSettings
-from .stand_ins.writing import writing
+from .stand_ins.emnist import emnist_users
 from .task import LoadedTask
 
 WIDTHS = (784, 1000, 500, 250, 30, 250, 500, 1000, 784)
@@ -30,7 +30,7 @@ class Autoencoder(nn.Module):
         self.layers = nn.ModuleList(keras_linear(width, after) for width, after in itertools.pairwise(WIDTHS))
 
     def forward(self, ink: Tensor) -> Tensor:
-        """(batch, 784) in [0, 1] -> the same, drawn again."""
+        """(batch, 784) in [0, 1] -> its reconstruction, of the same shape."""
         for number, layer in enumerate(self.layers):
             ink = layer(ink) if number == CODE else torch.sigmoid(layer(ink))
         return ink
@@ -66,7 +66,7 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
 TASK = paper_task(
     "emnist_ae",
     title="EMNIST-62 by writer: {users} drawn writers",
-    stand_in=writing,
+    stand_in=emnist_users,
     fields=FIELDS,
     build=build,
     test_users=100,

@@ -15,7 +15,7 @@ from .initialisers import initialised, keras_linear
 from .metrics import Counts, evaluator
 from .paper_task import Fields, paper_task
 from .settings import TrainSettings
-from .stand_ins.writing import writing
+from .stand_ins.emnist import emnist_users
 from .task import LoadedTask
 
 CLASSES = 62
@@ -38,8 +38,10 @@ class CharacterNet(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """(batch, 28, 28) bytes -> (batch, 62) logits. Paper is 1 and ink 0: no inversion, as in the original."""
         images = pixels.to(self.out.weight.dtype).unsqueeze(1) / 255
-        maps = relu(self.pool(self.conv2(relu(self.conv1(images)))))  # the greatest, then what is above 0: the same
-        flat = self.dropout1(maps.permute(0, 2, 3, 1)).flatten(1)  # by row, column, channel, as they lie in memory
+        maps = relu(
+            self.pool(self.conv2(relu(self.conv1(images))))
+        )  # pooling first gives the same, and ReLU has less to do
+        flat = self.dropout1(maps.permute(0, 2, 3, 1)).flatten(1)  # channels last, as they lie in memory
         logits: Tensor = self.out(self.dropout2(F.relu(self.hidden(flat))))
         return logits
 
@@ -64,7 +66,7 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
 TASK = paper_task(
     "emnist_cr",
     title="EMNIST-62 by writer: {users} drawn writers",
-    stand_in=writing,
+    stand_in=emnist_users,
     fields=FIELDS,
     build=build,
     test_users=100,

@@ -8,15 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ..engine.layers import glorot_uniform_
 from ..streams import Streams
 
 _SPREAD_OF_CUT_NORMAL = 0.87962566103423978  # standard deviation of a normal number cut at two standard deviations
-
-
-def glorot_uniform_(weight: Tensor, *, fan_out: int, fan_in: int | None = None) -> Tensor:
-    """Uniform within sqrt(6 / (fan_in + fan_out)); fan_in is the second axis unless given."""
-    limit = math.sqrt(6 / ((weight.shape[1] if fan_in is None else fan_in) + fan_out))
-    return nn.init.uniform_(weight, -limit, limit)
 
 
 def he_normal_(weight: Tensor) -> Tensor:

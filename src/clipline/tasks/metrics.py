@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from ..errors import check_choice
 from ..federated.local_sgd import Batch
 from ..federated.population import Population
-from ..training.evaluation import Evaluate
+from ..training.evaluation import EvaluateModel
 
-# A metric of a batch: what is summed above and below the line. Below may be None, for a plain sum.
+# A metric of a batch: numerator and denominator, each summed over batches. Without a denominator it is a plain sum.
 Counts = Mapping[str, tuple[Tensor, Tensor | int | None]]
 
 
@@ -25,22 +25,22 @@ def evaluator(
     part: str,
     *,
     batch_size: int,
-    first: int | None = None,
-) -> Evaluate:
-    """The metrics over the examples of `held_out(test, part)`: sums above divided by sums below, 0 where below is 0.
+    max_examples: int | None = None,
+) -> EvaluateModel:
+    """The metrics over the examples of `held_out(test, part)`: summed numerators over summed denominators, or 0 over 0.
 
-    On "validation" and "original" no more than the `first` so many examples count.
+    On "validation" and "original" only the first `max_examples` examples count.
     """
     rows = held_out(test, part)
-    kept: dict[torch.device, Batch] = {}  # what is measured on stays on the device
-    if part != "test" and first is not None:
-        rows = rows[:first]
+    kept: dict[torch.device, Batch] = {}  # examples stay on the device from one evaluation to the next
+    if part != "test" and max_examples is not None:
+        rows = rows[:max_examples]
 
     def evaluate(model: nn.Module) -> Mapping[str, float]:
         sums: dict[str, list[tuple[Tensor, Tensor | int | None]]] = defaultdict(list)
         for batch in batches(test, rows, batch_size, next(model.parameters()), kept):
             for name, pair in count(model, batch).items():
-                sums[name].append(pair)  # added up at the end: nothing waits for the device in between
+                sums[name].append(pair)  # added up at the end, so that the host does not wait for the device in between
         return {name: _ratio(pairs) for name, pairs in sums.items()}
 
     return evaluate
@@ -87,16 +87,16 @@ def _typed(field: Tensor, like: Tensor) -> Tensor:
 
 
 def _ratio(pairs: Sequence[tuple[Tensor, Tensor | int | None]]) -> float:
-    """The sum above over the sum below, or the sum above alone where there is no below; 0 where below is 0."""
-    above = float(torch.stack([torch.as_tensor(top).double() for top, _ in pairs]).sum())
+    """The summed numerators over the summed denominators, 0 where these are 0; without denominators, the sum."""
+    numerator = float(torch.stack([torch.as_tensor(part).double() for part, _ in pairs]).sum())
     if pairs[0][1] is None:
-        return above
-    below = sum(float(bottom) for bottom in _on_host([bottom for _, bottom in pairs]))
-    return above / below if below else 0.0
+        return numerator
+    denominator = sum(_on_host([part for _, part in pairs]))
+    return numerator / denominator if denominator else 0.0
 
 
 def _on_host(numbers: Sequence[Tensor | int | None]) -> list[float]:
-    """Numbers from the device in one go."""
+    """Numbers from the device in one transfer."""
     if all(isinstance(number, Tensor) for number in numbers):
         return torch.stack([torch.as_tensor(number).double() for number in numbers]).tolist()
     return [float(number or 0) for number in numbers]

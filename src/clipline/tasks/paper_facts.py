@@ -1,6 +1,6 @@
 """What is known of every task before anything is loaded: Table 1 of the paper, Figure 7, and the original programs.
 
-No torch here: `clipline tasks` answers at once.
+Nothing heavy is imported here, so that `clipline tasks` is fast.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Data = Literal["stand-in", "embedded"]  # without prepared data; `stores.data_state` says what is there
+Data = Literal["stand-in", "embedded"]  # without prepared data; `data.task_stores.data_state` says what is there
 
 
 @dataclass(frozen=True)

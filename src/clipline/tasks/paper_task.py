@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..data.task_stores import STAND_IN, open_store
 from ..errors import PopulationError, refuse
 from ..federated.population import Population
 from .paper_facts import FACTS
 from .settings import TrainSettings
-from .stores import STAND_IN, open_store
 from .task import LoadedTask, Task
 
 # What one example of a field looks like: its shape (None is any length), and "whole" or "fraction".
 Fields = Mapping[str, tuple[tuple[int | None, ...], str]]
 Build = Callable[[TrainSettings, Population, Population], LoadedTask]
 
-TEST_FIRST = 1 << 36  # test users are numbered far above any training user: the two never meet
+TEST_FIRST = 1 << 36  # test users are numbered far above any training user, so that nobody is both
 STAND_IN_SEED = 2021  # the population is the same whatever the seed of the training
 
 

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..data.task_stores import STAND_IN, with_users_of_store
 from ..errors import SettingError, check_choice, check_number, check_whole, nearest, refuse
 from ..federated.clip_controllers import ClipController, FixedClip, QuantileClip, check_clip
 from ..federated.sampling import FIXED_IS_PUBLIC
-from .stores import STAND_IN, with_users_of_store
 
 _NOT_EVERYWHERE = ("data", "classes", "test_users", "evaluate_on", "augment", "group_count", "padding_in_loss")
 

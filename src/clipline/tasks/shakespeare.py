@@ -13,10 +13,10 @@ from ..federated.population import Population
 from .initialisers import he_normal_, initialised, keras_embedding, keras_linear
 from .metrics import Counts, evaluator, hits_without, sequence_loss
 from .paper_task import Fields, paper_task
+from .preprocessing.text import CHARACTER_IDS, PAD, ROW
 from .settings import TrainSettings
-from .stand_ins.roles import roles
+from .stand_ins.shakespeare import shakespeare_users
 from .task import LoadedTask
-from .text import CHARACTER_IDS, PAD, ROW
 
 FIELDS: Fields = {"tokens": ((ROW,), "whole")}
 
@@ -67,8 +67,8 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
 
 TASK = paper_task(
     "shakespeare",
-    title="Shakespeare by role: {users} roles that chatter by chance",
-    stand_in=roles,
+    title="Shakespeare by role: {users} roles with random text",
+    stand_in=shakespeare_users,
     fields=FIELDS,
     build=build,
     test_users=60,

@@ -13,10 +13,10 @@ from ..federated.population import Population
 from .initialisers import initialised
 from .metrics import Counts, evaluator
 from .paper_task import Fields, paper_task
+from .preprocessing.text import BAG, TAGS, WORDS
 from .settings import TrainSettings
-from .stand_ins.topics import tagged_posts
+from .stand_ins.stackoverflow import so_lr_users
 from .task import LoadedTask
-from .text import BAG, TAGS, WORDS
 
 FIELDS: Fields = {"words": ((BAG,), "whole"), "weights": ((BAG,), "fraction"), "tags": ((None,), "whole")}
 VALIDATION_POSTS = 10_000  # the original validates on the first so many posts of the test users
@@ -65,14 +65,14 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
     """The task on these users. Of a user's posts the first 1000 are taken, then shuffled."""
     make = partial(initialised, TagRegression)
     part = str(settings.evaluate_on)
-    evaluate = evaluator(count, test, part, batch_size=500, first=VALIDATION_POSTS)
+    evaluate = evaluator(count, test, part, batch_size=500, max_examples=VALIDATION_POSTS)
     return LoadedTask(population, make, loss, evaluate, reduction="sum", row_fields={"tags.weight": "words"})
 
 
 TASK = paper_task(
     "so_lr",
-    title="tagged Stack Overflow by user: {users} users who write of their topics",
-    stand_in=tagged_posts,
+    title="tagged Stack Overflow by user: {users} users with topics of their own",
+    stand_in=so_lr_users,
     fields=FIELDS,
     build=build,
     test_users=100,

@@ -13,17 +13,17 @@ from ..federated.population import Population
 from .initialisers import initialised, keras_embedding, keras_linear
 from .metrics import Counts, evaluator, hits_without, sequence_loss
 from .paper_task import Fields, paper_task
+from .preprocessing.text import PAD, SENTENCE, WORD_EOS, WORD_IDS, WORD_OOV
 from .settings import TrainSettings
-from .stand_ins.topics import sentences
+from .stand_ins.stackoverflow import so_nwp_users
 from .task import LoadedTask
-from .text import PAD, SENTENCE, WORD_EOS, WORD_IDS, WORD_OOV
 
 FIELDS: Fields = {"tokens": ((SENTENCE,), "whole")}
 VALIDATION_SENTENCES = 10_000  # the original validates on the first so many sentences of the test users
 
 
 class WordLSTM(nn.Module):
-    """4,050,748 parameters; what reads words and what predicts them share none."""
+    """4,050,748 parameters; input embedding and output layer share none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,14 +66,14 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
     make = partial(initialised, WordLSTM)
     chosen = partial(loss, padding_in_loss=bool(settings.padding_in_loss))
     part = str(settings.evaluate_on)
-    evaluate = evaluator(count, test, part, batch_size=100, first=VALIDATION_SENTENCES)
+    evaluate = evaluator(count, test, part, batch_size=100, max_examples=VALIDATION_SENTENCES)
     return LoadedTask(population, make, chosen, evaluate)
 
 
 TASK = paper_task(
     "so_nwp",
-    title="Stack Overflow by user: {users} users who write of their topics",
-    stand_in=sentences,
+    title="Stack Overflow by user: {users} users with topics of their own",
+    stand_in=so_nwp_users,
     fields=FIELDS,
     build=build,
     test_users=40,

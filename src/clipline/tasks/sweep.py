@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from ..errors import SettingError, refuse
-from ..training.side_by_side import ObserveRun, run_together
-from ..training.training import TrainResult
+from ..training.callbacks import Callback
+from ..training.result import TrainResult
+from ..training.side_by_side import run_together
 from . import task_named
 from .settings import TrainSettings
 
@@ -18,13 +19,14 @@ _SHARED = (
 )
 
 
-def train_many(settings: Sequence[TrainSettings], *, observe: ObserveRun | None = None) -> list[TrainResult]:
+def train_many(
+    settings: Sequence[TrainSettings], callbacks: Sequence[Sequence[Callback]] | None = None
+) -> list[TrainResult]:
     """Train all of these at once: seeds, learning rates, noise, clip, quantile, cohort, rounds may differ.
 
     Each result is what the settings alone would give, up to rounding, for much less time than one run after the other
-    where a single run leaves the machine idle: small models, and GPUs. `observe(number, report, state)` is called after
-    every round of every run; the number counts the settings from 0. The users of all are shared among as many
-    processes as the settings with most `workers` have.
+    where a single run leaves the machine idle: small models, and GPUs. `callbacks` holds a list for each of the
+    settings. The users of all are shared among as many processes as the settings with most `workers` have.
 
         base = task_named("handwriting").settings
         results = train_many([replace(base, seed=seed) for seed in range(20)])
@@ -43,4 +45,4 @@ def train_many(settings: Sequence[TrainSettings], *, observe: ObserveRun | None 
             )
     task = task_named(settings[0].task)
     loaded = task.load(settings[0])
-    return run_together([task.training(one, loaded) for one in settings], observe=observe)
+    return run_together([task.training(one, loaded) for one in settings], callbacks)

@@ -19,7 +19,7 @@ from ..errors import SettingError, refuse
 from ..federated.local_sgd import LocalSGD, Loss
 from ..federated.population import Population
 from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
-from ..training.evaluation import Evaluate
+from ..training.evaluation import EvaluateModel
 from ..training.options import Compute, Privacy
 from ..training.training import Training
 from .settings import TrainSettings
@@ -32,7 +32,7 @@ class LoadedTask:
     population: Population
     make: Callable[[int], nn.Module]  # a new model with the initial parameters of this seed
     loss: Loss
-    evaluate: Evaluate  # on users outside the population
+    evaluate: EvaluateModel  # on users outside the population
     reduction: str = "mean"  # of a loss that gives one number for each example
     row_fields: RowFields = field(default_factory=dict)  # parameters of which a user touches few rows
 

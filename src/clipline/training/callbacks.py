@@ -6,8 +6,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 from ..federated.round import TrainState
-from .evaluation import Metrics
-from .reports import RoundReport
+from .reports import Metrics, RoundReport
 
 if TYPE_CHECKING:
     from .result import TrainResult
@@ -15,7 +14,12 @@ if TYPE_CHECKING:
 
 
 class Callback(Protocol):
-    """Called by `Training.run`, in the order of the list. Derive from it and write the methods you need."""
+    """Called by `Training.run`, in the order of the list. Derive from it and write the methods you need.
+
+    A callback with an attribute `charged`, the `Ledger` of all that it has ever written down, comes before the others,
+    so that a round is on record before anything else is done with it; the result's guarantee covers that ledger too.
+    One with a true `stop_requested` ends the run after the round.
+    """
 
     def on_start(self, training: Training, state: TrainState) -> None:
         """Before the first round of this call; `state` is what it begins from. An error here stops the run."""
@@ -27,7 +31,7 @@ class Callback(Protocol):
         """After the last round, also where the budget or Ctrl-C stopped the run; not after an error."""
 
     def close(self) -> None:
-        """Always, at last, if `on_start` was called: let go of files, threads and the screen."""
+        """Always, at last, once `on_start` has returned: let go of files, threads and the screen."""
 
 
 class Measuring(Callback, Protocol):

@@ -30,7 +30,7 @@ def save_checkpoint(path: Path, state: TrainState, circumstances: str = "") -> N
 
     `circumstances` is whatever must be the same when the run goes on: a line each, `name = value` or `name: value`.
     """
-    runs = [{"count": count, "event": event.to_json()} for event, count in state.ledger.runs]
+    runs = [{"count": count, "event": event.to_json()} for event, count in state.ledger.entries]
     tensors = {"params": state.params, **{f"server.{name}": value for name, value in state.server.items()}}
     metadata = {
         "version": _VERSION,

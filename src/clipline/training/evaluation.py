@@ -1,63 +1,144 @@
-"""Metrics of a model while the next rounds are already training."""
+"""Metrics on users outside the training, measured in the background while the next rounds train."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..engine.working_model import WorkingModel
+from ..engine.batches import Examples
+from ..errors import SettingError, check_whole, refuse
+from ..federated.local_sgd import Batch
+from ..federated.population import Population
+from ..federated.round import TrainState
+from .callbacks import Measuring
+from .reports import RELEASED, Metrics
 
-Evaluate = Callable[[nn.Module], Mapping[str, float]]
-Metrics = Mapping[str, float]
-Result = TypeVar("Result")
+if TYPE_CHECKING:
+    from .training import Training
+
+EvaluateModel = Callable[[nn.Module], Mapping[str, float]]  # the metrics of a model, on data of its own
+Metric = Callable[[nn.Module, Batch], Tensor | Mapping[str, Tensor]]  # (examples,) numbers, or several by name
 
 
-class Evaluation:
-    """Calls `evaluate(model)` in a thread of its own, on a copy of the model, one set of parameters after the other."""
+class Evaluate(Measuring):
+    """Measures the model after every `every` rounds and after the last one; the reports have the metrics.
 
-    def __init__(self, flat: WorkingModel, evaluate: Evaluate | None) -> None:
-        self._evaluate = evaluate
-        self._module = copy.deepcopy(flat.module).eval() if evaluate is not None else None
-        self._device = flat.vector.device
-        on_gpu = self._device.type == "cuda"
-        self._stream: Any = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
+    `test` is a population of users who do not take part in the training: `metric(model, batch)` gives one number for
+    each example of a batch, as a tensor (examples,), or a mapping from names to such tensors. Each is averaged over
+    all examples, so that a user weighs by the number of examples. A single tensor is named after the function.
+    Batches are as the loss gets them, of `batch_size` examples, users end to end. Or else `test` is a function that
+    takes the model and returns named numbers, and there is no `metric`.
+
+    The model is a copy of its own in eval mode, on the training's device and without gradients. One thread measures one
+    state after the other while the next rounds train. Metrics have no noise: the guarantee does not cover the test
+    users, and the training population itself is refused. An object serves one run at a time.
+    """
+
+    def __init__(
+        self,
+        test: Population | EvaluateModel,
+        metric: Metric | None = None,
+        *,
+        every: int = 10,
+        batch_size: int = 256,
+    ) -> None:
+        if isinstance(test, Population):
+            if metric is None:
+                way_out = "give a function of model and batch, such as the loss"
+                raise refuse("metric", metric, "given where test is a population", way_out)
+            if test.examples == 0:
+                raise SettingError("test has 0 examples but needs at least 1 to measure on: give users with data")
+        elif metric is not None:
+            raise refuse("metric", metric, "left out where test is a function of the model", "drop one of them")
+        elif not callable(test):
+            raise refuse("test", test, "a Population or a function of the model", "give users outside the training")
+        self.test, self.metric = test, metric
+        self.every = check_whole("every", every, at_least=1, way_out="1 is after every round")
+        self.batch_size = check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")
+        self._thread: ThreadPoolExecutor | None = None
+
+    def on_start(self, training: Training, state: TrainState) -> None:
+        """Make the model to measure with, and the thread."""
+        if self._thread is not None:
+            raise SettingError("Evaluate is at work in another run but serves one at a time: make one for each run")
+        if self.test is training.population:
+            raise SettingError(
+                "test is the population that trains but must hold other users, as metrics have no noise and would tell "
+                "of the users whom the guarantee covers: set users aside before training and give those"
+            )
+        device = training.device
+        self._model = training.model_at(state).to(device).eval()
+        self._trainable = [param for param in self._model.parameters() if param.requires_grad]
+        if isinstance(self.test, Population):
+            assert self.metric is not None
+            examples = Examples(self.test, device, state.params.dtype)
+            self._evaluate: EvaluateModel = partial(_averages, self.metric, examples, self.batch_size)
+        else:
+            self._evaluate = self.test
+        self._device = device
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="clipline-evaluation")
 
-    def submit(self, work: Callable[[], Result]) -> Future[Result]:
-        """Do other work in the same thread, in turn."""
-        return self._thread.submit(work)
-
-    def __enter__(self) -> Evaluation:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def begin(self, params: Tensor) -> Future[Metrics]:
-        """The metrics of these parameters, which must not change; without an `evaluate`, none."""
+    def measure(self, state: TrainState, *, last: bool) -> Future[Metrics] | None:
+        """Metrics of this state, begun in the background; None if this round is not measured."""
+        if not last and state.round_index % self.every:
+            return None
+        assert self._thread is not None, "on_start comes first"
         ready = torch.cuda.current_stream(self._device).record_event() if self._stream is not None else None
-        return self._thread.submit(self._measure, params, ready)
+        return self._thread.submit(self._measure, state.params, ready)
+
+    def close(self) -> None:
+        """End the thread. What it has not begun to measure is dropped."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread = None
 
     def _measure(self, params: Tensor, ready: torch.cuda.Event | None) -> Metrics:
-        if self._evaluate is None or self._module is None:
-            return {}
         with torch.no_grad(), torch.cuda.stream(self._stream):  # without a stream, the latter does nothing
             if self._stream is not None and ready is not None:
                 self._stream.wait_event(ready)
-            params = params.clone()  # what is measured may be changed by whoever measures it
-            trainable = [param for param in self._module.parameters() if param.requires_grad]
-            pieces = torch.split(params, [param.numel() for param in trainable])
-            for param, piece in zip(trainable, pieces, strict=True):
+            pieces = torch.split(params.clone(), [param.numel() for param in self._trainable])  # a metric may write
+            for param, piece in zip(self._trainable, pieces, strict=True):
                 param.data = piece.view_as(param)
-            metrics = dict(self._evaluate(self._module))
+            metrics = {name: float(value) for name, value in self._evaluate(self._model).items()}
             if self._stream is not None:
                 self._stream.synchronize()
-            return metrics
+        for name in metrics:
+            if name in RELEASED:
+                raise refuse("metric", name, f"named other than {', '.join(RELEASED)}", "give it another name")
+        return metrics
+
+
+def _averages(metric: Metric, examples: Examples, batch_size: int, model: nn.Module) -> Metrics:
+    """Each metric's mean over all examples, summed in float64 where the model is."""
+    total = examples.population.examples
+    sums: dict[str, Tensor] = {}
+    for start in range(0, total, batch_size):
+        stop = min(start + batch_size, total)
+        values = metric(model, examples.between(start, stop))
+        named = values if isinstance(values, Mapping) else {_name(metric): values}
+        if sums and named.keys() != sums.keys():
+            limit = f"the same in every batch, and the first had {sorted(sums)}"
+            raise refuse("metric names", sorted(named), limit, "return every name for every batch")
+        for name, value in named.items():
+            if not isinstance(value, Tensor) or value.shape != (stop - start,):
+                got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise refuse(
+                    f"metric {name!r}",
+                    got,
+                    f"a tensor of shape ({stop - start},), one number for each example",
+                    "do not average in the metric, or give a function of the model as test",
+                )
+            sums[name] = sums.get(name, 0) + value.double().sum()
+    return {name: float(value) / total for name, value in sums.items()}
+
+
+def _name(metric: Metric) -> str:
+    """That of the function, if it has one."""
+    name = getattr(metric, "__name__", "<partial>")
+    return "metric" if name.startswith("<") else name

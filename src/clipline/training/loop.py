@@ -9,38 +9,52 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..engine.prefetch import Prefetch
 from ..federated.backend import Backend, CohortRequest
 from ..federated.clipping import ClippedSum
-from ..federated.draws import Draws
+from ..federated.draws import Draws, PlainDraws
 from ..federated.mechanism import Release
 from ..federated.round import Algorithm, TrainState
 from ..privacy.guarantee import Guarantee
 from .callbacks import Callback
-from .evaluation import Metrics
-from .reports import ReportQueue, Waiting
+from .reports import Metrics, ReportQueue, Waiting
 from .result import Stopped, TrainResult
 
 if TYPE_CHECKING:
     from .training import Training
 
+Result = TypeVar("Result")
+
 
 def drive(runs: Sequence[Run], backend: Backend) -> list[TrainResult]:
-    """Run all of these to their end, round by round: one `backend.sums` trains the next round of every run."""
+    """Run all of these to their end, round by round: one `backend.sums` trains the next round of every run.
+
+    An error of one run, as of its callbacks, is raised once the others have ended; an error of the training at once.
+    """
+    going, errors = list(runs), list[Exception]()
+
+    def tried(run: Run, step: Callable[[], Result]) -> Result | None:
+        try:
+            return step()
+        except Exception as error:
+            going.remove(run)
+            errors.append(error)
+            return None
+
     with ExitStack() as closing:
         for run in runs:
             closing.enter_context(run)
         with backend.running():
-            while True:
-                wanted = [(run, request) for run in runs if (request := run.begin_round()) is not None]
-                if not wanted:
-                    break
+            while wanted := [(run, one) for run in list(going) if (one := tried(run, run.begin_round)) is not None]:
                 totals = backend.sums([request for _, request in wanted])
                 for (run, _), total in zip(wanted, totals, strict=True):
-                    run.end_round(total)
-        return [run.result() for run in runs]
+                    tried(run, partial(run.end_round, total))
+        results = [tried(run, run.result) for run in list(going)]
+        for error in errors:
+            raise error
+        return [result for result in results if result is not None]
 
 
 def one_round(algorithm: Algorithm, state: TrainState, draws: Draws, backend: Backend) -> tuple[TrainState, Release]:
@@ -55,21 +69,30 @@ def one_round(algorithm: Algorithm, state: TrainState, draws: Draws, backend: Ba
     raise AssertionError("a round asks for one sum")
 
 
+def draws_of(training: Training, until: int) -> Draws:
+    """Cohort and noise of the rounds below `until`, drawn ahead unless that is switched off."""
+    sampler, problem = training.algorithm.sampler, training.problem
+    streams, dim, fast = problem.runs[0].streams, problem.model.dim, problem.fast
+    if not fast.prefetch:
+        return PlainDraws(sampler, streams, dim, problem.device)
+    return Prefetch(sampler, streams, dim, problem.device, until, huge_pages=fast.huge_pages)
+
+
 class Run:
     """One run on its way. `number` is its place among those that train side by side."""
 
     def __init__(
         self, training: Training, callbacks: Sequence[Callback], state: TrainState | None = None, number: int = 0
     ) -> None:
-        self._training, self._callbacks, self._number = training, callbacks, number
+        self._training, self._number = training, number
+        # Those that write the ledger come first: a round is on record before anything else is done with it.
+        self._callbacks = sorted(callbacks, key=lambda callback: not hasattr(callback, "charged"))
         self._state = training.init() if state is None else state
-        algorithm, problem = training.algorithm, training.problem
         # Every round is the same event, so it is known at once how many the budget allows.
         begin = self._state.round_index
         self._until = begin + training.affordable(self._state.ledger, training.rounds - begin)
-        streams, dim = problem.runs[0].streams, problem.model.dim
-        self._draws = Prefetch(algorithm.sampler, streams, dim, problem.device, self._until)
-        self._reports = ReportQueue(callbacks)
+        self._draws = draws_of(training, self._until)
+        self._reports = ReportQueue(self._callbacks)
         self._stopped: Stopped = "finished"
         self._round: Generator[CohortRequest, ClippedSum, tuple[TrainState, Release]] | None = None
         self._request: CohortRequest | None = None
@@ -80,8 +103,8 @@ class Run:
         with ExitStack() as on_error:
             on_error.callback(self._accounting.shutdown, wait=False, cancel_futures=True)
             for callback in self._callbacks:
-                on_error.callback(callback.close)
                 callback.on_start(self._training, self._state)
+                on_error.callback(callback.close)
             self._closing = on_error.pop_all()
         return self
 
@@ -129,7 +152,9 @@ class Run:
         if not metrics:
             metrics = {name: value for future in self._measured(last=True) for name, value in future.result().items()}
         training, state = self._training, self._state
-        model, guarantee = training.model_at(state), training.guarantee_of(state.ledger)
+        written = [callback.charged for callback in self._callbacks if hasattr(callback, "charged")]
+        charged = max([state.ledger, *written], key=lambda ledger: ledger.rounds)  # a resumed run may have spent more
+        model, guarantee = training.model_at(state), training.guarantee_of(charged)
         result = TrainResult(model, state, guarantee, metrics, reports, self._stopped)
         for callback in self._callbacks:
             callback.on_end(result)

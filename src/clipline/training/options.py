@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..engine.choose import ENGINES, Engine
+from ..engine.fast_parts import FastParts
 from ..engine.parallel.choose import Workers
 from ..engine.precision import PRECISIONS, Precision
 from ..engine.sparse.row_fields import RowFields
@@ -67,7 +68,7 @@ class Compute:
     `device` is where users train. `engine` is "one-by-one", "stacked" (many users as one program) or "auto".
     `precision` is that of the training, "float32", "tf32" or "bf16"; sums and noise are float64. `workers` processes of
     this machine share each cohort; "torchrun": those that torchrun started. `row_fields` names parameters of which a
-    user's data touch few rows, see docs/engine.md.
+    user's data touch few rows, see docs/engine.md. `fast` switches single fast parts on and off.
     """
 
     device: torch.device | str = "cpu"
@@ -75,6 +76,7 @@ class Compute:
     precision: Precision = "float32"
     workers: Workers = 1
     row_fields: RowFields = field(default_factory=dict)
+    fast: FastParts = field(default_factory=FastParts)
 
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, ENGINES)

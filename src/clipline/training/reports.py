@@ -1,22 +1,23 @@
-"""What is told of a round, and in which order."""
+"""What is told of a round, and the queue that hands it on in order."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..federated.mechanism import Release
 from ..federated.round import TrainState
 from ..privacy.guarantee import Guarantee
-from .evaluation import Metrics
 
 if TYPE_CHECKING:
     from .callbacks import Callback
 
+Metrics = Mapping[str, float]
 _MEASURED_AT_ONCE = 2  # rounds whose metrics may be in the making before training waits for them
 
 
@@ -28,13 +29,38 @@ class RoundReport:
     clip: float  # that clipped in this round
     fraction_within: float | None  # noisy
     metrics: Metrics  # empty where this round was not evaluated
-    unprivate_seconds: float  # how long the round took, which tells something of how many users came
+    unprivate_seconds: float  # how long the round took, which depends on which users were drawn
     account_now: Callable[[], Guarantee] = field(repr=False)
 
     @cached_property
     def guarantee(self) -> Guarantee:
         """Of all rounds so far. Accounted when it is asked for: that may take longer than the round."""
         return self.account_now()
+
+
+def round_json(report: RoundReport, unprivate_timing: bool = False) -> dict[str, Any]:
+    """One round as a line of metrics.jsonl; epsilon is null where there is no guarantee.
+
+    How long the round took is left out unless asked for: it tells whether a user with much data took part.
+    """
+    seconds = {"unprivate_seconds": round(report.unprivate_seconds, 6)} if unprivate_timing else {}
+    return {
+        "round": report.round_index,
+        "clip": finite_or_none(report.clip),
+        "fraction_within": report.fraction_within,
+        "epsilon": finite_or_none(report.guarantee.epsilon),
+        "delta": report.guarantee.delta,
+        **seconds,
+        **{name: finite_or_none(value) for name, value in report.metrics.items()},
+    }
+
+
+RELEASED = ("round", "clip", "fraction_within", "epsilon", "delta", "unprivate_seconds")  # no metric has such a name
+
+
+def finite_or_none(number: float) -> float | None:
+    """JSON has no infinity and no NaN: null stands for both."""
+    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True, eq=False)

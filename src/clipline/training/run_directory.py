@@ -3,146 +3,207 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..errors import RunError
+from ..errors import RunError, SettingError, check_whole
 from ..federated.round import TrainState
-from ..plotting import new_figure, save_figure
-from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger, ledger_line
-from ..tasks.settings import TrainSettings
-from ..tasks.stores import OUTSIDERS
+from .callbacks import Callback
 from .checkpoint import load_checkpoint, save_checkpoint, save_model
-from .circumstances import Circumstances
+from .circumstances import Circumstances, describe, to_toml
+from .curves import draw_curves, quantile_of
 from .directory_lock import DirectoryLock
-from .reports import RoundReport
-from .training import Training, TrainResult
+from .reports import RoundReport, round_json
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from .result import TrainResult
+    from .training import Training
 
 SETTINGS, METRICS, LEDGER = "settings.toml", "metrics.jsonl", "ledger.jsonl"
 MODEL, CURVES = "model.safetensors", "curves.png"
 CHECKPOINT = "checkpoint.safetensors"
 
 
-def check_free(path: Path) -> None:
-    """Refuse a run directory that holds anything already; make nothing."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RunError(f"out={str(path)!r} must be a folder that is new or empty, and it is in use: give another --out")
+class RunDirectory(Callback):
+    """Writes one run into a folder as it happens, and lets it be resumed.
 
+    Files: settings.toml (what the training was made with), ledger.jsonl and metrics.jsonl (a line a round), from time
+    to time checkpoint.safetensors, and at the end model.safetensors and curves.png. They hold released numbers only,
+    but for the seconds that `unprivate_timing` asks for and the checksum of the data in a checkpoint. The folder must
+    be new or empty; for `Training.resume` it is that of the interrupted run. It is locked from the start of the run to
+    `close`: no other process can use it meanwhile.
 
-class RunDirectory:
-    """Writes one run as it happens. Every line holds released numbers only, but for seconds that the settings ask for.
+    A round's line of the ledger is written before anything else of it. To keep this true of other callbacks too,
+    `Training.run` calls a run directory before them. A checkpoint comes after every round that was evaluated and every
+    `checkpoint_every` rounds; and after every round where the noise comes from the system, since such a round cannot
+    be run again with the same result.
 
-    The folder is locked until `close`, `finish` or the end of a `with` block: no other process can open it meanwhile.
+    `facts` (name -> text) are stored with the model and in the title of the figure; one called `measured_on` says whom
+    the metrics are about. `metric` is the one to draw, the first if left out. `same` (name -> value) is what else must
+    be the same on a resume, such as a version of your loss, whose code cannot be compared. `settings` is TOML to store
+    in the place of a description of the training, and `lock` a lock on the folder that the caller has taken.
     """
 
-    def __init__(self, path: Path, settings: TrainSettings, training: Training) -> None:
-        check_free(path)
-        path.mkdir(parents=True, exist_ok=True)
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        facts: Mapping[str, str] | None = None,
+        metric: str | None = None,
+        checkpoint_every: int = 10,
+        unprivate_timing: bool = False,
+        same: Mapping[str, object] | None = None,
+        settings: str | None = None,
+        lock: DirectoryLock | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.facts = None if facts is None else {name: str(value) for name, value in facts.items()}
+        self.metric, self.unprivate_timing, self.same, self.settings = metric, unprivate_timing, same, settings
+        self.checkpoint_every = check_whole(
+            "checkpoint_every", checkpoint_every, at_least=1, way_out="1 is after every round"
+        )
+        self.charged = Ledger()  # everything that was ever written to ledger.jsonl
+        self._lock = lock
+        self._training: Training | None = None
+
+    def on_start(self, training: Training, state: TrainState) -> None:
+        """Make the folder, lock it and write the settings; after `reopen`, go on in the one that is open."""
+        if self._training is training and state.round_index == self._next_round:
+            return
+        if self._training is not None:
+            raise SettingError(
+                f"RunDirectory({str(self.path)!r}) is open for another run or another state but serves one: make one "
+                "for each run"
+            )
+        check_free(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as on_error:
-            lock = on_error.enter_context(DirectoryLock(path))
-            check_free(path)  # again: another process may have written and ended meanwhile
-            self._open(path, settings, training, lock)
-            (path / SETTINGS).write_text(settings.to_toml() + resolved_comments(training), encoding="utf-8")
-            (path / METRICS).touch()
-            (path / LEDGER).touch()
+            lock = on_error.enter_context(self._take_lock())
+            check_free(self.path)  # again: another process may have written and ended meanwhile
+            self._write_settings(training)
+            (self.path / METRICS).touch()
+            _rewrite(self.path / LEDGER, _ledger_lines(state.ledger))
+            self._open(training, state, lock, state.ledger, Circumstances(training, self.same))
             on_error.pop_all()
 
-    def _open(self, path: Path, settings: TrainSettings, training: Training, lock: DirectoryLock) -> None:
-        self.path, self.settings, self.written, self._lock = path, settings, Ledger(), lock
-        self.circumstances = Circumstances(settings, training)
-
-    @classmethod
-    def reopen(
-        cls, path: Path, settings: TrainSettings, training: Training, lock: DirectoryLock | None = None
-    ) -> tuple[RunDirectory, TrainState]:
-        """An interrupted run and its last checkpoint; refused where its circumstances, such as the data, have changed.
+    def reopen(self, training: Training) -> TrainState:
+        """Open an interrupted run and give its last checkpoint; refused where the circumstances have changed.
 
         Rounds after the checkpoint are run again. From the same seed they release the same numbers: their lines in the
         ledger stay and count once. Noise and cohorts from the system differ: there a round that is run again is one
         more round. Either way nothing that was ever charged is forgotten.
-
-        Whoever has read the settings from the folder has locked it before, and hands in the `lock`.
         """
         with ExitStack() as on_error:
-            lock = on_error.enter_context(DirectoryLock(path) if lock is None else lock)
-            if not (path / CHECKPOINT).is_file():
+            lock = on_error.enter_context(self._take_lock())
+            checkpoint = self.path / CHECKPOINT
+            if not checkpoint.is_file():
                 raise RunError(
-                    f"resume={str(path)!r} holds no {CHECKPOINT}: it is finished, or never reached a checkpoint"
+                    f"resume={str(self.path)!r} holds no {CHECKPOINT}: it is finished, or never reached a checkpoint"
                 )
-            directory = cls.__new__(cls)
-            directory._open(path, settings, training, lock)
-            device = training.algorithm.clients.flat.vector.device
-            state = load_checkpoint(path / CHECKPOINT, device, str(directory.circumstances))
-            if _shapes(state) != _shapes(training.algorithm.init()):
-                raise RunError(f"{str(path / CHECKPOINT)!r} holds tensors of another model: start the run again")
-            _rewrite(path / LEDGER, _whole_lines(path / LEDGER))
-            written = Ledger.read(path / LEDGER)
+            circumstances = Circumstances(training, self.same)
+            state = load_checkpoint(checkpoint, training.device, str(circumstances))
+            if _shapes(state) != _shapes(training.init()):
+                raise RunError(f"{str(checkpoint)!r} holds tensors of another model: start the run again")
+            _rewrite(self.path / LEDGER, _whole_lines(self.path / LEDGER))
+            written = Ledger.read(self.path / LEDGER)
             if set(written.events) - {training.algorithm.event}:
-                raise RunError(f"{str(path / LEDGER)!r} holds rounds of another run: restore it, or start a new run")
+                raise RunError(
+                    f"{str(self.path / LEDGER)!r} holds rounds of another run: restore it, or start a new run"
+                )
             charged = max(state.ledger, written, key=lambda ledger: ledger.rounds)
-            _rewrite(path / LEDGER, [ledger_line(index, event) + "\n" for index, event in enumerate(charged)])
-            _rewrite(path / METRICS, _metrics_before(path / METRICS, state.round_index))
-            directory.written = charged
+            _rewrite(self.path / LEDGER, _ledger_lines(charged))
+            _rewrite(self.path / METRICS, _metrics_before(self.path / METRICS, state.round_index))
+            self.facts = _stored_facts(self.path / SETTINGS) if self.facts is None else self.facts
+            self._open(training, state, lock, charged, circumstances)
             on_error.pop_all()
-        return directory, replace(state, ledger=charged) if settings.noise_source == "system" else state
+        return replace(state, ledger=charged) if training.privacy.noise_source == "system" else state
 
-    def __enter__(self) -> RunDirectory:
-        return self
+    def on_round(self, report: RoundReport, state: TrainState) -> None:
+        """A line of the ledger before anything else of the round, a line of metrics, perhaps a checkpoint."""
+        assert self._training is not None, "on_start comes first"
+        if state.ledger.rounds > self.charged.rounds:
+            _append(self.path / LEDGER, ledger_line(state.ledger.rounds - 1, state.ledger.entries[-1][0]))
+            self.charged = state.ledger
+        _append(self.path / METRICS, json.dumps(round_json(report, self.unprivate_timing)))
+        due = bool(report.metrics) or state.round_index % self.checkpoint_every == 0
+        if due or self._training.privacy.noise_source == "system":
+            save_checkpoint(self.path / CHECKPOINT, state, str(self._circumstances))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def on_end(self, result: TrainResult) -> None:
+        """The model and the curves; the checkpoint stays only where there are rounds to resume.
 
-    def close(self) -> None:
-        """Let other processes open the folder. Nothing may be written afterwards."""
-        self._lock.close()
-
-    def write_round(self, report: RoundReport, state: TrainState) -> None:
-        """A line of the ledger before anything else of the round is let out, a line of metrics, perhaps a checkpoint.
-
-        A checkpoint comes when the round was evaluated; and always where the noise comes from the system, since such a
-        round cannot be replayed.
+        Both are given the guarantee of everything the ledger holds, which may be more than this state has seen.
         """
-        if state.ledger.rounds > self.written.rounds:
-            _append(self.path / LEDGER, ledger_line(state.ledger.rounds - 1, state.ledger.runs[-1][0]))
-            self.written = state.ledger
-        _append(self.path / METRICS, json.dumps(round_json(report, self.settings.unprivate_timing)))
-        if report.metrics or self.settings.noise_source == "system":
-            save_checkpoint(self.path / CHECKPOINT, state, str(self.circumstances))
-
-    def charged(self, result: TrainResult, training: Training) -> TrainResult:
-        """The result with the guarantee of everything the ledger holds, which may be more than this state has seen."""
-        return replace(result, guarantee=training.guarantee_of(self.written)) if self.written.rounds else result
-
-    def finish(self, result: TrainResult, metric_name: str, data: str, measured_on: str = OUTSIDERS) -> None:
-        """The model and the curves, then the folder is free; the checkpoint stays where there are rounds to resume.
-
-        `data` says what the model was trained on, such as "stand-in", and `measured_on` whom the metrics look at: both
-        are written beside every result.
-        """
-        facts = {"guarantee": str(result.guarantee), "task": self.settings.task, "data": data}
-        facts["measured_on"] = measured_on
-        save_model(self.path / MODEL, result.model, facts)
+        assert self._training is not None, "on_start comes first"
+        guarantee = self._training.guarantee_of(self.charged) if self.charged.rounds else result.guarantee
+        facts = self.facts or {}
+        save_model(self.path / MODEL, result.model, {"guarantee": str(guarantee), **facts})
         rounds = [json.loads(line) for line in (self.path / METRICS).read_text(encoding="utf-8").splitlines()]
         if rounds:
-            draw_curves(self.path / CURVES, rounds, metric_name, self.settings, result.guarantee, data, measured_on)
+            draw_curves(
+                self.path / CURVES,
+                rounds,
+                guarantee,
+                metric=self.metric,
+                quantile=quantile_of(self._training),
+                title=", ".join(f"{name} {value}" for name, value in facts.items() if name != "measured_on"),
+                measured_on=facts.get("measured_on", ""),
+            )
         if result.stopped == "interrupted":
-            save_checkpoint(self.path / CHECKPOINT, result.state, str(self.circumstances))
+            save_checkpoint(self.path / CHECKPOINT, result.state, str(self._circumstances))
         else:
             (self.path / CHECKPOINT).unlink(missing_ok=True)
-        self.close()
+
+    def close(self) -> None:
+        """Let other processes use the folder. Nothing is written afterwards."""
+        if self._lock is not None:
+            self._lock.close()
+        self._lock = self._training = None
+
+    def _take_lock(self) -> DirectoryLock:
+        """The lock that was handed in, or a new one; not kept here, so that a refused run closes it for good."""
+        lock, self._lock = self._lock or DirectoryLock(self.path), None
+        return lock
+
+    def _open(
+        self, training: Training, state: TrainState, lock: DirectoryLock, charged: Ledger, circumstances: Circumstances
+    ) -> None:
+        self._training, self._next_round, self._circumstances = training, state.round_index, circumstances
+        self._lock, self.charged = lock, charged
+
+    def _write_settings(self, training: Training) -> None:
+        text = self.settings
+        if text is None:
+            tables = describe(training)
+            tables["facts"] = self.facts or None
+            text = to_toml(tables)
+        (self.path / SETTINGS).write_text(text + resolved_comments(training), encoding="utf-8")
+
+
+def check_free(path: Path, name: str = "path") -> None:
+    """Refuse a run directory that holds anything already; make nothing. `name` is what the caller calls it."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunError(
+            f"{name}={str(path)!r} must be a folder that is new or empty, and it is in use: give another, or resume "
+            "the run that is there"
+        )
+
+
+def directory_first(path: str | Path, callbacks: Iterable[Callback]) -> tuple[RunDirectory, list[Callback]]:
+    """The run directory of this folder, from the callbacks or made now, and all callbacks with it as the first."""
+    callbacks = list(callbacks)
+    for callback in callbacks:
+        if isinstance(callback, RunDirectory) and callback.path.resolve() == Path(path).resolve():
+            return callback, [callback, *(other for other in callbacks if other is not callback)]
+    directory = RunDirectory(path)
+    return directory, [directory, *callbacks]
 
 
 def resolved_comments(training: Training) -> str:
@@ -155,80 +216,28 @@ def resolved_comments(training: Training) -> str:
         "delta": training.delta,
         "relation": str(training.relation),
         **({} if training.declared else {"users": len(training.population)}),  # declared: how many came is private
-        "parameters": training.algorithm.clients.flat.dim,
+        "parameters": training.dim,
         "planned": str(training.planned),
     }
     return "\n# Resolved when the run began:\n" + "".join(f"# {name} = {value!r}\n" for name, value in values.items())
 
 
-def round_json(report: RoundReport, unprivate_timing: bool = False) -> dict[str, Any]:
-    """One line of metrics.jsonl; epsilon is null where there is no guarantee.
-
-    How long the round took is left out unless asked for: it tells whether a user with much to train took part.
-    """
-    seconds = {"unprivate_seconds": round(report.unprivate_seconds, 6)} if unprivate_timing else {}
-    return {
-        "round": report.round_index,
-        "clip": finite_or_none(report.clip),
-        "fraction_within": report.fraction_within,
-        "epsilon": finite_or_none(report.guarantee.epsilon),
-        "delta": report.guarantee.delta,
-        **seconds,
-        **report.metrics,
-    }
-
-
-def finite_or_none(number: float) -> float | None:
-    """JSON has no infinity and no NaN: null stands for both."""
-    return number if math.isfinite(number) else None
-
-
-def draw_curves(
-    path: Path,
-    rounds: list[Mapping[str, Any]],
-    metric_name: str,
-    settings: TrainSettings,
-    guarantee: Guarantee,
-    data: str,
-    measured_on: str = OUTSIDERS,
-) -> None:
-    """Metric, clip, epsilon and fraction within over the rounds."""
-    figure, (metric, clip, epsilon, within) = new_figure(2, 2, width=11, height=6.4)
-    number = [r["round"] + 1 for r in rounds]
-    measured = [(r["round"] + 1, r[metric_name]) for r in rounds if metric_name in r]
-    metric.plot([n for n, _ in measured], [value for _, value in measured], marker="o", ms=3.5)
-    metric.set_title(f"{metric_name} on {measured_on.split(',')[0]}")
-    if rounds[-1]["clip"] is None:
-        _say(clip, "clip", "no clip")
-    else:
-        clip.plot(number, [r["clip"] for r in rounds])
-        clip.set(title="clip (log scale)", yscale="log")
-    if guarantee.private:
-        epsilon.plot(number, [r["epsilon"] for r in rounds])
-        epsilon.set(title=f"epsilon spent so far, at delta {guarantee.delta_text}", ylim=(0, None))
-    else:
-        _say(epsilon, "epsilon", "NOT PRIVATE\nno noise was added")
-    if rounds[-1]["fraction_within"] is None:
-        _say(within, "fraction of updates within the clip", "not released:\na clip that does not adapt needs no count")
-    else:
-        within.plot(number, [r["fraction_within"] for r in rounds], ".", ms=4, alpha=0.7)
-        within.axhline(settings.quantile, color="0.4", lw=1, ls="--")
-        within.set_title(f"noisy fraction within the clip (dashed: target {settings.quantile:g})")
-    for axis in (metric, clip, epsilon, within):
-        axis.set_xlim(0, number[-1] + 1)
-        axis.set_xlabel("round")
-    figure.suptitle(f"{settings.task} ({data} data): {guarantee}", fontsize=10)
-    save_figure(figure, path)
-
-
-def _say(axis: Axes, title: str, text: str) -> None:
-    axis.set(title=title, yticks=[])
-    axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes)
+def _stored_facts(path: Path) -> dict[str, str]:
+    """The facts that a run was started with, of a settings file that `RunDirectory` has written itself."""
+    try:
+        facts = tomllib.loads(path.read_text(encoding="utf-8")).get("facts", {}) if path.exists() else {}
+    except (ValueError, RecursionError, OSError) as error:
+        raise RunError(f"{str(path)!r} cannot be read as TOML ({error}): restore it, or give the facts again") from None
+    return {name: str(value) for name, value in facts.items()} if isinstance(facts, dict) else {}
 
 
 def _shapes(state: TrainState) -> dict[str, tuple[torch.Size, torch.dtype]]:
     tensors = {"params": state.params, **{f"server.{name}": tensor for name, tensor in state.server.items()}}
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+def _ledger_lines(ledger: Ledger) -> list[str]:
+    return [ledger_line(index, event) + "\n" for index, event in enumerate(ledger)]
 
 
 def _append(path: Path, line: str) -> None:
@@ -255,6 +264,7 @@ def _metrics_before(path: Path, round_index: int) -> list[str]:
 
 
 def _rewrite(path: Path, lines: list[str]) -> None:
+    """Write all of a file at once: a crash leaves the old one."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text("".join(lines), encoding="utf-8")
     partial.replace(path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from .callbacks import Callback
 from .loop import Run, drive
 from .options import Compute, Privacy
 from .result import TrainResult
+from .run_directory import directory_first
 
 
 class Training:
@@ -116,6 +119,7 @@ class Training:
             compute.row_fields,
             on_error,
             trial_batch,
+            compute.fast,
         )
         self.one_by_one = OneByOne(self.problem)
         varying = privacy.sampling != "fixed"
@@ -149,6 +153,16 @@ class Training:
         """
         (result,) = drive([Run(self, callbacks, state)], self.backend)
         return result
+
+    def resume(self, path: Path | str, callbacks: Sequence[Callback] = ()) -> TrainResult:
+        """Go on with the run in the directory `path`, which was interrupted, from its last checkpoint.
+
+        This training must be made as that one was: model, data, settings and versions are compared first, and a
+        difference is refused. `callbacks` may have a `RunDirectory` of that path; without one it is added.
+        """
+        directory, callbacks = directory_first(Path(path), callbacks)
+        with closing(directory):
+            return self.run(callbacks, state=directory.reopen(self))
 
     def model_at(self, state: TrainState) -> nn.Module:
         """A new model like the one given, with the parameters of `state`, on the CPU."""

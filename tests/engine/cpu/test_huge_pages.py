@@ -10,15 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from samples import small_population
+from samples import one_by_one as made
+from samples import request, small_population
 from torch import nn
 
 from clipline import LocalSGD
 from clipline.engine import one_by_one
 from clipline.engine.cpu import huge_pages as memory
 from clipline.engine.cpu.huge_pages import keep_freed_memory
-from clipline.federated.sampling import Cohort
-from clipline.privacy.events import PoissonSampling
+from clipline.engine.fast_parts import FastParts
 from clipline.streams import Streams
 
 PROGRAM = """
@@ -66,15 +66,22 @@ def test_elsewhere_nothing_happens(monkeypatch):
     assert keep_freed_memory.__wrapped__() is False
 
 
-def test_training_on_a_processor_asks_for_it(monkeypatch):
+@pytest.mark.parametrize("wanted", [True, False])
+def test_training_on_a_processor_asks_for_it_if_the_caller_does(monkeypatch, wanted):
     asked = []
     monkeypatch.setattr(one_by_one, "keep_freed_memory", lambda: asked.append(True))
-    engine = one_by_one.OneByOne(
-        nn.Linear(6, 3), lambda m, b: m(b["x"]).square().mean(), small_population(4), LocalSGD(0.1), Streams(0)
+    fast = FastParts(keep_freed_memory=True) if wanted else None  # it reaches beyond the training: not by default
+    engine = made(
+        nn.Linear(6, 3),
+        lambda m, b: m(b["x"]).square().mean(),
+        small_population(4),
+        LocalSGD(0.1),
+        Streams(0),
+        fast=fast,
     )
     assert not asked  # to make one changes nothing in the process
-    list(engine.train(engine.flat.initial, Cohort(np.arange(2), PoissonSampling(0.5)), 0))
-    assert asked == [True]
+    list(engine.train([request(engine.problem.model.initial, np.arange(2))]))
+    assert asked == ([True] if wanted else [])
 
 
 needs_pages = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="areas are mapped on Linux alone")
@@ -117,3 +124,11 @@ def test_threads_that_ask_at_once_never_share_an_area(monkeypatch):
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(asks, range(8)))
+
+
+@pytest.mark.parametrize("count", [0, 5, 1 << 20])
+def test_new_memory_may_be_written_and_is_as_long_as_asked(count):
+    room = memory.new(count, torch.float64)
+    room.copy_(torch.arange(count))
+    assert np.array_equal(room.numpy(), np.arange(count))
+    assert room.dtype == torch.float64

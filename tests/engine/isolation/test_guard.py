@@ -8,11 +8,10 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from samples import cross_entropy, population_of
+from samples import cross_entropies, cross_entropy, one_by_one, population_of, small_population
 from torch import nn
 
 from clipline import LocalSGD
-from clipline.engine.one_by_one import OneByOne
 from clipline.errors import ModuleError
 from clipline.streams import Streams
 
@@ -105,8 +104,8 @@ def forms():
 def update(net, users):
     population = population_of([4, 4, 4])
     population.fields["x"][0, 0] = MARK
-    engine = OneByOne(net.double(), cross_entropy, population, LocalSGD(0.1, 4), Streams(0))
-    return engine.block(engine.flat.initial, np.array(users), 0).dense(engine.flat.dim)
+    engine = one_by_one(net.double(), cross_entropy, population, LocalSGD(0.1, 4), Streams(0))
+    return engine.block(engine.problem.model.initial, np.array(users), 0).dense(engine.problem.model.dim)
 
 
 @pytest.fixture(autouse=True)
@@ -158,11 +157,13 @@ def test_what_an_interrupted_user_leaves_is_not_taken_for_the_callers():
     net = Net(lambda model: model.seen, remember, seen=False)
     population = population_of([4, 4, 4])
     population.fields["x"][0, 0] = MARK
-    engine = OneByOne(net.double(), cross_entropy, population, LocalSGD(0.1, 4), Streams(0))
-    before = engine.block(engine.flat.initial, np.array([1]), 0).dense(engine.flat.dim)
+    engine = one_by_one(net.double(), cross_entropy, population, LocalSGD(0.1, 4), Streams(0))
+    before = engine.block(engine.problem.model.initial, np.array([1]), 0).dense(engine.problem.model.dim)
     with pytest.raises(KeyboardInterrupt):
-        engine.block(engine.flat.initial, np.array([0]), 0)
-    assert torch.equal(engine.block(engine.flat.initial, np.array([1]), 0).dense(engine.flat.dim), before)
+        engine.block(engine.problem.model.initial, np.array([0]), 0)
+    assert torch.equal(
+        engine.block(engine.problem.model.initial, np.array([1]), 0).dense(engine.problem.model.dim), before
+    )
 
 
 def test_what_the_caller_sets_between_rounds_counts():
@@ -172,8 +173,86 @@ def test_what_the_caller_sets_between_rounds_counts():
     def loss(model, batch):
         return cross_entropy(model, batch) * temperature["now"]
 
-    engine = OneByOne(nn.Linear(6, 3).double(), loss, population_of([4, 4]), LocalSGD(0.1, 4), Streams(0))
-    first = engine.block(engine.flat.initial, np.array([1]), 0).dense(engine.flat.dim)
+    engine = one_by_one(nn.Linear(6, 3).double(), loss, population_of([4, 4]), LocalSGD(0.1, 4), Streams(0))
+    first = engine.block(engine.problem.model.initial, np.array([1]), 0).dense(engine.problem.model.dim)
     temperature["now"] = 2.0
-    second = engine.block(engine.flat.initial, np.array([1]), 0).dense(engine.flat.dim)
+    second = engine.block(engine.problem.model.initial, np.array([1]), 0).dense(engine.problem.model.dim)
     torch.testing.assert_close(second, 2 * first)
+
+
+def test_a_frozen_parameter_that_training_moves_is_refused():
+    class Average(nn.Linear):
+        def __init__(self):
+            super().__init__(6, 3)
+            self.ema = nn.Parameter(torch.zeros(6), requires_grad=False)
+
+        def forward(self, x):
+            self.ema.data.mul_(0.9).add_(0.1 * x.detach().mean(dim=0))
+            return super().forward(x) + self.ema.sum()
+
+    with pytest.raises(ModuleError, match="frozen parameter 'ema'"):
+        one_by_one(Average().double(), cross_entropies, population_of([4, 5]), LocalSGD(0.1, 4), Streams(0))
+
+
+def clients(population, model, loss=cross_entropy):
+    return one_by_one(model, loss, population, LocalSGD(0.1, batch_size=8), Streams(0))
+
+
+def update_of(engine, user):
+    """(dim,): one user's update."""
+    return engine.block(engine.problem.model.initial, np.array([user]), 0).dense(engine.problem.model.dim)[0]
+
+
+def first_with_examples(engine):
+    return int(np.flatnonzero(np.diff(engine.problem.population.offsets))[0])
+
+
+class Remembering(nn.Module):
+    """Keeps a private statistic in a buffer of its own making."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += x.sum().detach()
+        return self.linear(x)
+
+
+class Replacing(Remembering):
+    """Puts a new tensor in the buffer's place instead of changing it."""
+
+    def forward(self, x):
+        self.seen = 0.5 * self.seen + x.sum().detach()
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("kind", [Remembering, Replacing])
+def test_any_other_buffer_that_moves_is_refused_when_it_moves(kind):
+    with pytest.raises(ModuleError, match="buffer 'seen' of the model changed while a user trained"):
+        clients(small_population(), kind())
+
+
+@pytest.mark.parametrize("kind", [Remembering, Replacing])
+def test_a_buffer_that_moves_for_some_data_alone_is_refused_then_and_put_back(kind):
+    class Sometimes(kind):
+        def forward(self, x):
+            return super().forward(x) if bool((x > 100).any()) else self.linear(x)
+
+    population = small_population()
+    engine = clients(population, Sometimes().double())
+    user = first_with_examples(engine)
+    population.fields["x"][int(population.offsets[user])] = 1000.0
+    with pytest.raises(ModuleError, match="buffer 'seen' of the model changed while a user trained"):
+        update_of(engine, user)
+    assert float(engine.problem.model.module.seen) == 0.0
+
+
+def test_a_buffer_that_stays_is_welcome_even_if_it_is_not_a_number():
+    model = Remembering()
+    model.forward = model.linear.forward
+    model.seen.fill_(float("nan"))
+    engine = clients(small_population(), model, lambda m, b: m.linear(b["x"]).square().mean())
+    user = first_with_examples(engine)
+    assert update_of(engine, user).isfinite().all()

@@ -1,163 +1,189 @@
-"""What one user's data might reach past the clip: shared weights written to, users lost, numbers behind a release."""
+"""Things that can change, as they were: each says whether it is still the same, and can be put back."""
 
-import copy
-import io
+import threading
+import types
+from collections import deque
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from samples import cross_entropies, linear_model, population_of, rows_of
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 
-from clipline import FixedClip, LocalSGD, Population, Training
-from clipline.engine.one_by_one import OneByOne
-from clipline.engine.sparse import native
-from clipline.engine.sparse.recorded_weight import Ledger, bag
-from clipline.engine.sparse.row_fields import together
-from clipline.engine.updates import Dense, Rows, Updates
-from clipline.errors import ModuleError
-from clipline.federated.clipping import ClippedSum, aggregate
-from clipline.federated.mechanism import GaussianMechanism
-from clipline.federated.sampling import Cohort
-from clipline.privacy.events import PoissonSampling
-from clipline.streams import Streams
-
-HEIGHT, WIDTH, USERS = 50, 8, 16
-DOUBLE = torch.float64
-
-
-class Bagging(nn.Module):
-    """Words to classes, with something else done beside the product."""
-
-    def __init__(self, use):
-        super().__init__()
-        torch.manual_seed(0)
-        self.weight = nn.Parameter(torch.randn(HEIGHT, WIDTH, dtype=DOUBLE))
-        self.use = use
-
-    def forward(self, words, values):
-        if self.use == "lookup that shortens rows":
-            return F.embedding(words.long(), self.weight, max_norm=1.0).sum(dim=1)
-        if self.use == "writes":
-            with torch.no_grad():
-                self.weight[words.long()] *= 0.9
-        if self.use == "by one user" and bool((values > 0.995).any()):
-            return bag(words, self.weight, values) + self.weight[words[:, 0].long()]
-        if self.use == "copied":
-            copy.deepcopy(self)
-        if self.use == "checkpoint":
-            return checkpoint(lambda: bag(words, self.weight, values).tanh(), use_reentrant=False)
-        out = bag(words, self.weight, values)
-        if self.use == "in place":
-            out += 1.0
-            out = torch.relu_(out)
-        return out
-
-
-def loss(model, batch):
-    return F.cross_entropy(model(batch["words"], batch["values"]), batch["y"], reduction="none")
-
-
-def words():
-    rng = np.random.default_rng(0)
-    fields = {
-        "words": rng.integers(0, HEIGHT, (3 * USERS, 4)),
-        "values": 0.9 * rng.random((3 * USERS, 4)),
-        "y": rng.integers(0, WIDTH, 3 * USERS),
-    }
-    fields["values"][3 * 8, 0] = 0.999  # of user 8
-    return Population(np.arange(0, 3 * USERS + 1, 3), fields)
-
-
-def engine(use, row_fields):
-    return OneByOne(Bagging(use), loss, words(), LocalSGD(0.5, 2, 2), Streams(1), row_fields=row_fields)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("use", ["lookup that shortens rows", "writes"])
-def test_a_model_that_writes_into_its_weight_does_not_reach_the_model_of_all(use, workers):
-    training = Training(
-        Bagging(use), loss, words(), rounds=1, cohort_size=8, local=LocalSGD(0.5, 2), seed=0, noise_multiplier=0.1,
-        clip=FixedClip(1e-6), row_fields={"weight": "words"}, workers=workers, sampling="fixed",
-    )  # fmt: skip
-    first = Bagging(use).weight.detach().flatten()
-    assert torch.equal(training.plain.flat.initial, first)  # the trials of the engine have not moved it
-    after = training.run().state.params
-    assert 0 < float((after - first).abs().max()) < 1e-5
-
-
-@pytest.mark.parametrize("use", ["once", "copied", "checkpoint", "in place", "by one user"])
-def test_however_the_weight_is_used_the_updates_are_those_of_dense_rows(use):
-    users = np.arange(USERS)
-    ours, expected = (rows_of(engine(use, rows), users) for rows in ({"weight": "words"}, {}))
-    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-13)
-    assert (ours.norm(dim=1) > 0).all()
-
-
-def test_nobody_of_a_block_is_lost_where_one_uses_the_weight_otherwise():
-    made, cohort = engine("by one user", {"weight": "words"}), Cohort(np.arange(USERS), PoissonSampling(0.5))
-    blocks = list(made.train(made.flat.initial, cohort, 0))
-    assert sum(map(len, blocks)) == USERS
-    assert made.noted == {"weight"}  # for the others nothing is different
-    total = aggregate(iter(blocks), 1e9, cohort, made.flat.dim).total
-    assert total[-1] == USERS / 2  # all within
-    with pytest.raises(TypeError, match="different kinds"):
-        together([Updates([Dense(0, torch.ones(1, 6))]), Updates([Rows(0, 3, torch.zeros(1, 1), torch.ones(1, 1, 2))])])
-
-
-def test_no_count_lies_behind_a_release_without_one():
-    total = ClippedSum(torch.arange(1.0, 5.0, dtype=DOUBLE), 1.0, PoissonSampling(0.1))
-    release = GaussianMechanism(10, 1.0, None).release(total, np.random.default_rng(0))
-    stored = io.BytesIO()
-    torch.save(release.mean, stored)
-    assert release.mean.untyped_storage().nbytes() // 8 == 4
-    assert torch.frombuffer(bytearray(release.mean.untyped_storage()), dtype=DOUBLE)[-1] == 0.0
-
-
-@pytest.mark.parametrize("values", [(1, 4), (3, 1), (3,)])
-def test_features_and_values_of_different_shapes_are_refused_before_memory_is_read(values):
-    weight = torch.ones(5, 2, dtype=DOUBLE)
-    for given in (weight, Ledger(weight, 0.1).noted()):
-        with pytest.raises(ModuleError, match="must both be"):
-            bag(torch.zeros(3, 4, dtype=torch.int64), given, torch.ones(values, dtype=DOUBLE))
-
-
-@pytest.mark.parametrize(
-    "script", ["exit 1", "exit 0", 'echo "int main;" > x.c', 'cc -shared -o "$6" -x c /dev/null 2>/dev/null || exit 1']
+from clipline.engine.isolation.snapshots import (
+    Cell,
+    ClassAttributes,
+    Constant,
+    Container,
+    Global,
+    Slot,
+    ThreadLocal,
+    only_equal_values,
 )
-def test_a_compiler_that_is_none_is_done_without(tmp_path, monkeypatch, script):
-    compiler = tmp_path / "broken-cc"
-    compiler.write_text(f"#!/bin/sh\ncd {tmp_path}\n{script}\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
-    native.compiled.cache_clear()
-    assert native.compiled(torch.float64) is None
-    native.compiled.cache_clear()
+
+CONTAINERS = {
+    "an entry more in a list": ([1, 2], lambda now: now.append(3)),
+    "an entry less in a list": ([1, 2], lambda now: now.pop()),
+    "another order": ([1, 2], lambda now: now.reverse()),
+    "an entry more in a dictionary": ({"a": 1}, lambda now: now.update(b=2)),
+    "another entry of a dictionary": ({"a": []}, lambda now: now.update(a=[])),
+    "another order of a dictionary": ({"a": 1, "b": 2}, lambda now: now.update(a=now.pop("a"))),
+    "an entry more in a set": ({1}, lambda now: now.add(2)),
+    "an entry more in a deque": (deque([1]), lambda now: now.append(2)),
+    "another byte": (bytearray(b"ab"), lambda now: now.__setitem__(0, 99)),
+}
 
 
-def test_many_small_steps_on_a_tall_weight_stay_few_parts():
-    ledger, weight = Ledger(torch.zeros(1000, 2, dtype=DOUBLE), 0.5), torch.zeros(1000, 2, dtype=DOUBLE)
-    for step in range(100):
-        features, values = torch.tensor([[step % 7, 3]]), torch.tensor([[1.0, 2.0]], dtype=DOUBLE)
-        out = bag(features, ledger.noted(), values)
-        torch.testing.assert_close(out.detach(), values @ weight[features[0]], rtol=1e-12, atol=1e-12)
-        (product,) = ledger.products()
-        gradient = torch.full((1, 2), 0.01 * step, dtype=DOUBLE)
-        ledger.step([gradient])
-        for feature, value in zip(features[0].tolist(), values[0].tolist(), strict=True):
-            weight[feature] -= 0.5 * value * gradient[0]
-        assert product.shape == (1, 2)
-        assert len(ledger.terms()) <= 33
+@pytest.mark.parametrize(("now", "change"), CONTAINERS.values(), ids=CONTAINERS)
+def test_a_container_that_changes_is_seen_and_put_back(now, change):
+    before = now.copy()
+    kept = Container("kept", now)
+    assert kept.same()
+    change(now)
+    assert not kept.same()
+    kept.restore()
+    assert kept.same()
+    assert now == before
+    assert list(now) == list(before)
 
 
-def test_nothing_drawn_ahead_is_kept_after_a_run():
-    training = Training(
-        linear_model(), cross_entropies, population_of([3] * 20), rounds=2, cohort_size=10, seed=0,
-        local=LocalSGD(0.1, 4), noise_multiplier=0.5,
-    )  # fmt: skip
-    before = training.run().state.params
-    assert not training.algorithm.ahead._drawn
-    assert torch.equal(copy.deepcopy(training).run().state.params, before)
+def test_some_entries_of_a_dictionary_may_change():
+    now = {"a": 1, "clock": 0}
+    kept = Container("kept", now, skipped=["clock"])
+    now["clock"] = 5
+    assert kept.same()
+    now["a"] = 2
+    assert not kept.same()
+    kept.restore()
+    assert now == {"a": 1, "clock": 5}
+
+
+def test_variables_of_a_thread_are_those_of_the_thread_that_asks():
+    local = threading.local()
+    local.seen = 0
+    kept = ThreadLocal("kept", local)
+    other = threading.Thread(target=lambda: setattr(local, "seen", 9))
+    other.start()
+    other.join()
+    assert kept.same()
+    local.seen = 1
+    assert not kept.same()
+    kept.restore()
+    assert local.seen == 0
+
+
+def test_a_variable_of_a_function_and_one_that_is_not_there_yet():
+    seen = []
+
+    def uses():
+        return seen, later
+
+    cells = dict(zip(uses.__code__.co_freevars, uses.__closure__, strict=True))
+    kept = {name: Cell(name, cell) for name, cell in cells.items()}
+    seen, later = [1], 5
+    assert not kept["seen"].same()
+    assert not kept["later"].same()
+    kept["seen"].restore()
+    kept["later"].restore()
+    assert kept["seen"].same()
+    assert kept["later"].same()
+    assert cells["seen"].cell_contents == []
+    with pytest.raises(ValueError, match="empty"):
+        _ = cells["later"].cell_contents
+    later = 5
+    assert uses() == ([], 5)
+
+
+def test_a_global_variable_and_one_that_is_not_there_yet():
+    namespace = {"old": 1}
+    kept = [Global(name, namespace, name) for name in ("old", "new")]
+    namespace.update(old=2, new=3)
+    assert [one.same() for one in kept] == [False, False]
+    for one in kept:
+        one.restore()
+    assert namespace == {"old": 1}
+    kept[1].restore()  # nothing to take out
+    assert [one.same() for one in kept] == [True, True]
+
+
+class Slots:
+    __slots__ = ("empty", "full")
+
+    def __setattr__(self, name, value):
+        raise AttributeError("frozen")
+
+
+def test_a_slot_is_put_back_past_what_a_frozen_class_forbids():
+    owner = Slots()
+    Slots.full.__set__(owner, 1)
+    kept = [Slot(name, owner, getattr(Slots, name)) for name in ("full", "empty")]
+    Slots.full.__set__(owner, 2)
+    Slots.empty.__set__(owner, 3)
+    assert [one.same() for one in kept] == [False, False]
+    for one in kept:
+        one.restore()
+    assert owner.full == 1
+    assert not hasattr(owner, "empty")
+
+
+@pytest.mark.parametrize("make", [lambda: type("Class", (), {"a": 1, "b": 2}), lambda: types.ModuleType("module")])
+def test_attributes_of_a_class_or_a_module(make):
+    owner = make()
+    owner.a, owner.b = 1, 2
+    kept = ClassAttributes("kept", owner)
+    owner.a, owner.c = 5, 6
+    del owner.b
+    assert not kept.same()
+    kept.restore()
+    assert (owner.a, owner.b) == (1, 2)
+    assert not hasattr(owner, "c")
+
+
+TENSORS = {
+    "a number": (torch.zeros(3), lambda now: now.__setitem__(1, 1.0)),
+    "the sign of zero": (torch.zeros(3), lambda now: now.neg_()),
+    "past torch's count of changes": (torch.zeros(3), lambda now: now.data.add_(1.0)),
+    "a gradient": (torch.zeros(3, requires_grad=True), lambda now: setattr(now, "grad", torch.ones(3))),
+    "a number of an array": (np.zeros(3), lambda now: now.__setitem__(1, 1.0)),
+}
+
+
+@pytest.mark.parametrize(("now", "change"), TENSORS.values(), ids=TENSORS)
+def test_a_tensor_or_array_that_changes_is_seen_and_put_back_to_the_last_bit(now, change):
+    kept = Constant("kept", now)
+    assert kept.same()
+    assert not kept.touched()
+    change(now)
+    assert kept.touched()
+    assert not kept.same()
+    kept.restore()
+    assert kept.same()
+    assert not now.any()
+    assert not np.signbit(np.asarray(now.detach() if isinstance(now, torch.Tensor) else now)).any()
+
+
+def test_what_is_not_a_number_is_like_itself():
+    kept = Constant("kept", torch.full((2,), torch.nan))
+    assert kept.same()
+    kept.now[0] = 0.0
+    assert not kept.same()
+
+
+def test_of_a_very_large_tensor_only_the_count_of_changes_is_compared(monkeypatch):
+    monkeypatch.setattr("clipline.engine.isolation.snapshots._COPIED", 8)
+    tensor, array = torch.zeros(9), np.zeros(9)
+    kept = [Constant("tensor", tensor), Constant("array", array)]
+    assert [one.before for one in kept] == [None, None]
+    tensor[0], array[0] = 1.0, 1.0
+    assert [one.same() for one in kept] == [False, True]
+
+
+def test_equal_numbers_and_text_in_the_place_of_others_are_no_change():
+    big = 10**6
+    kept = Container("kept", now := {"size": big, "name": "a b"})
+    now["size"] = int("1000000")
+    assert not kept.same()
+    assert only_equal_values(kept)
+    now["size"] = 1000000.0
+    assert not only_equal_values(kept)
+    now["size"] = big + 1
+    assert not only_equal_values(kept)
+    assert not only_equal_values(Container("list", [1]))

@@ -1,4 +1,4 @@
-"""However a run ends, its workers end with it and somebody says why."""
+"""Forked workers: what they need, and that they end with their run, however it ends, and somebody says why."""
 
 import gc
 import multiprocessing
@@ -6,13 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
-from samples import ROOT, cross_entropy
+import torch.distributed as dist
+from samples import ROOT, Observer, cross_entropy, one_round
 from worker_runs import HERE, TOLERANCE, alone, distance, killed, nothing_is_left, training
 
+from clipline import SettingError
+from clipline.engine.parallel.forked import ForkedBackend
 from clipline.errors import WorkerError
+from clipline.privacy.events import PoissonSampling
+from clipline.training.interrupt import StopOnInterrupt
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
@@ -108,17 +114,17 @@ def killing_a_worker_after(round_index):
             child.kill()
             child.join()
 
-    return observe
+    return [Observer(observe)]
 
 
 def test_a_worker_that_is_killed_between_two_rounds_ends_the_next():
     with pytest.raises(WorkerError, match="was ended by signal SIGKILL"):
-        training(workers=3).run(observe=killing_a_worker_after(1))
+        training(workers=3).run(killing_a_worker_after(1))
     assert nothing_is_left()
 
 
 def test_a_worker_that_is_killed_after_the_last_round_costs_nothing():
-    result = training(workers=3).run(observe=killing_a_worker_after(3))
+    result = training(workers=3).run(killing_a_worker_after(3))
     assert (result.stopped, distance(result, alone()) <= TOLERANCE) == ("finished", True)
     assert nothing_is_left()
 
@@ -128,7 +134,7 @@ def test_an_error_beside_the_training_ends_the_workers():
         raise KeyError("disk full")
 
     with pytest.raises(KeyError, match="disk full"):
-        training(workers=3).run(observe=observe)
+        training(workers=3).run([Observer(observe)])
     assert nothing_is_left()
 
 
@@ -139,7 +145,7 @@ def test_ctrl_c_goes_to_everybody_and_stops_after_the_round():
                 os.kill(child.pid, signal.SIGINT)
             os.kill(HERE, signal.SIGINT)
 
-    result = training(workers=3).run(observe=observe)
+    result = training(workers=3).run([StopOnInterrupt(), Observer(observe)])
     assert (result.stopped, result.guarantee.rounds) == ("interrupted", 2)
     assert distance(training(workers=2).run(state=result.state), alone()) <= TOLERANCE
 
@@ -180,8 +186,41 @@ def test_workers_do_not_outlive_the_process_that_forked_them():
 def test_a_worker_has_one_thread_and_the_caller_gets_its_own_back():
     seen = []
     torch.set_num_threads(2)
-    training(
-        workers=2, rounds=1, evaluate=lambda _: {"threads": float(seen.append(torch.get_num_threads()) or 0)}
-    ).run()
+    training(workers=2, rounds=1).run([Observer(lambda *_: seen.append(torch.get_num_threads()))])
     assert seen[0] == 1
     assert torch.get_num_threads() == 2
+
+
+def test_a_gpu_is_not_for_forked_workers():
+    problem = SimpleNamespace(device=torch.device("cuda", 0))
+    with pytest.raises(SettingError, match=r"workers=2 must be 1 on device cuda:0.* one process a GPU with torchrun"):
+        ForkedBackend(None, problem, [PoissonSampling(0.5)], 2)
+
+
+def test_without_fork_workers_are_refused(monkeypatch):
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    with pytest.raises(SettingError, match="workers=2 must be 1 where processes cannot be forked"):
+        training(workers=2)
+
+
+def test_a_group_of_the_callers_own_is_left_alone(tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        with pytest.raises(SettingError, match="has a group already"):
+            training(workers=2).run()
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_how_errors_are_printed_is_left_to_the_caller():
+    before = sys.excepthook
+    training(workers=2, rounds=1).run()
+    assert sys.excepthook is before
+
+
+def test_outside_a_run_a_round_is_trained_here():
+    run = training(workers=2)
+    state, _ = one_round(run)
+    one, _ = one_round(training())
+    assert torch.equal(state.params, one.params)

@@ -2,58 +2,24 @@
 
 import multiprocessing
 import os
-import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from samples import LOCAL, cross_entropy
+from samples import LOCAL, Observer, cross_entropy, flat_training, opened, request
 from worker_runs import TOLERANCE, alone, distance, model_with_dropout, nothing_is_left, training, users_of
 
-from clipline import Population, SettingError, Training
-from clipline.engine.parallel.forked import ForkedBackend, ManyWorkersWarning, usable_cores
-from clipline.engine.parallel.jobs import Errand, share_of, share_out
+from clipline import Population
+from clipline.engine.parallel.forked import ForkedBackend
+from clipline.engine.parallel.sharing import share_out
+from clipline.engine.parallel.single import SingleProcess
+from clipline.engine.stacked.trainer import Stacked
+from clipline.privacy.events import PoissonSampling
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
     pytest.mark.filterwarnings("ignore::clipline.engine.parallel.forked.ManyWorkersWarning"),
 ]
-
-
-def test_work_is_shared_longest_first_to_whoever_has_least():
-    # 7 to rank 0, 5 to rank 1, 4 to rank 1 (9), 3 to rank 0 (10), 1 to rank 1 (10)
-    assert [share.tolist() for share in share_out(np.array([4, 1, 7, 3, 5]), 2)] == [[2, 3], [0, 1, 4]]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-@pytest.mark.parametrize("count", [0, 1, 5, 200])
-def test_every_user_has_one_worker_and_none_has_more_than_the_average_and_one_user(size, count):
-    steps = np.random.default_rng(count).integers(0, 40, count)
-    shares = share_out(steps, size)
-    assert len(shares) == size
-    assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(count))
-    assert all((np.diff(share) > 0).all() for share in shares)
-    loads = [steps[share].sum() for share in shares]
-    assert max(loads) <= steps.sum() / size + steps.max(initial=0)
-
-
-def test_users_without_work_are_spread_too():
-    assert [len(share) for share in share_out(np.zeros(6, np.int64), 3)] == [2, 2, 2]
-
-
-def test_users_of_several_runs_are_shared_out_at_once_each_to_one_worker():
-    begin = torch.zeros(2)
-    errands = [
-        Errand(run, begin, np.array(users, np.int64), 3, 0.1) for run, users in ((0, [4, 6]), (2, []), (5, [1, 4, 7]))
-    ]
-    # Users take as many steps as their numbers say: run 5's 7 to rank 0, run 0's 6 to rank 1, its 4 to rank 1 (10),
-    # run 5's 4 to rank 0 (11), its 1 to rank 1 (11).
-    shares = [share_of(errands, lambda users: users, rank, 2) for rank in range(2)]
-    assert [[one.users.tolist() for one in share] for share in shares] == [[[], [], [4, 7]], [[4, 6], [], [1]]]
-    for share in shares:
-        assert [(one.run, one.round_index, one.clip) for one in share] == [(0, 3, 0.1), (2, 3, 0.1), (5, 3, 0.1)]
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -109,62 +75,9 @@ def test_a_stack_of_users_may_be_shared_out_too():
 
 def test_a_run_goes_on_with_another_number_of_workers():
     states = []
-    training(workers=3).run(observe=lambda _, state: states.append(state))
+    training(workers=3).run([Observer(lambda _, state: states.append(state))])
     assert distance(training().run(state=states[1]), alone()) <= TOLERANCE
     assert distance(training(workers=2).run(state=states[1]), alone()) <= TOLERANCE
-
-
-def test_outside_a_run_a_round_is_trained_here():
-    run = training(workers=2)
-    state, _ = run.algorithm.round(run.algorithm.init())
-    one, _ = training().algorithm.round(run.algorithm.init())
-    assert torch.equal(state.params, one.params)
-
-
-@pytest.mark.parametrize("workers", [0, -1, 1.5, True, "many", 10**6])
-def test_a_number_of_workers_that_makes_no_sense_is_refused(workers):
-    with pytest.raises(SettingError, match="workers="):
-        training(workers=workers)
-
-
-def test_torchrun_is_refused_where_it_started_nothing():
-    with pytest.raises(SettingError, match=r"workers='torchrun' must be a number .*: start with torchrun"):
-        training(workers="torchrun")
-    with pytest.raises(SettingError, match=r"call run\(\)"):
-        training().serve()
-
-
-def test_more_workers_than_cores_are_warned_of():
-    with pytest.warns(ManyWorkersWarning, match=f"is above the {usable_cores()} cores"):
-        training(workers=usable_cores() + 1)
-
-
-def test_a_gpu_is_not_for_forked_workers():
-    hands = SimpleNamespace(flat=SimpleNamespace(vector=SimpleNamespace(device=torch.device("cuda", 0))))
-    with pytest.raises(SettingError, match=r"workers=2 must be 1 on device cuda:0.* one process a GPU with torchrun"):
-        ForkedBackend(hands, lambda users: users, 2)
-
-
-def test_without_fork_workers_are_refused(monkeypatch):
-    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
-    with pytest.raises(SettingError, match="workers=2 must be 1 where processes cannot be forked"):
-        training(workers=2)
-
-
-def test_a_group_of_the_callers_own_is_left_alone(tmp_path):
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    try:
-        with pytest.raises(SettingError, match="has a group already"):
-            training(workers=2).run()
-        assert dist.is_initialized()
-    finally:
-        dist.destroy_process_group()
-
-
-def test_how_errors_are_printed_is_left_to_the_caller():
-    before = sys.excepthook
-    training(workers=2, rounds=1).run()
-    assert sys.excepthook is before
 
 
 def test_a_population_in_which_nobody_has_examples_moves_nothing():
@@ -172,5 +85,29 @@ def test_a_population_in_which_nobody_has_examples_moves_nothing():
         np.zeros(0, np.int64), known_users=np.arange(9), x=np.zeros((0, 6)), y=np.zeros(0, np.int64)
     )
     settings = {"rounds": 1, "cohort_size": 5, "local": LOCAL, "seed": 1, "noise_multiplier": 0.0}
-    run = Training(model_with_dropout(), cross_entropy, empty, workers=2, **settings)
-    assert torch.equal(run.run().state.params, run.algorithm.init().params)
+    run = flat_training(model_with_dropout(), cross_entropy, empty, workers=2, **settings)
+    assert torch.equal(run.run().state.params, run.init().params)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_several_requests_at_once_give_what_one_process_gives(workers):
+    run = training()
+    samplings = [PoissonSampling(0.1), PoissonSampling(0.2)]
+    problem = run.problem.side_by_side([run.problem, training(seed=2).problem])
+    trainer = Stacked(run.one_by_one, 40, problem=problem)
+    params = run.init().params
+    asked = [
+        request(params, np.arange(20), 3, 0.1, 0, samplings[0]),
+        request(params + 0.01, np.arange(10, 40), 5, 0.2, 1, samplings[1]),
+    ]
+    expected = [opened(total) for total in SingleProcess(trainer).sums(asked)]
+    backend = ForkedBackend(trainer, problem, samplings, workers)
+    with backend.running():
+        for order in ((0, 1), (1,), (0,), (1, 0)):  # a run may have ended before the others
+            totals = backend.sums([asked[number] for number in order])
+            assert [(total.bound, total.sampling) for total in totals] == [
+                (asked[number].clip, samplings[number]) for number in order
+            ]
+            for number, total in zip(order, totals, strict=True):
+                torch.testing.assert_close(opened(total), expected[number], rtol=1e-12, atol=1e-14)
+    assert nothing_is_left()

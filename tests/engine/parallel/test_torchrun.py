@@ -72,8 +72,7 @@ def test_ranks_that_were_told_different_things_are_refused(tmp_path):
 LIBRARY = """
 import os, sys
 sys.path[:0] = {path!r}
-from samples import LOCAL, cross_entropy, linear_model, small_population
-from clipline import Training
+from samples import LOCAL, cross_entropy, flat_training, linear_model, small_population
 import torch
 def fails(model, batch):
     if (batch["y"] == 2).any():  # made-up labels are 0 and 1
@@ -82,8 +81,8 @@ def fails(model, batch):
 def made(loss, users, change=0.0):
     population = small_population(users)
     population.fields["x"][17, 2] += change
-    return Training(linear_model(), loss, population, rounds=2, cohort_size=20, local=LOCAL, seed=1,
-                    noise_multiplier=0.5, workers="torchrun", engine="one-by-one", on_error="raise")
+    return flat_training(linear_model(), loss, population, rounds=2, cohort_size=20, local=LOCAL, seed=1,
+                         noise_multiplier=0.5, workers="torchrun", engine="one-by-one", on_error="raise")
 def go(training):
     if not training.leads:
         return training.serve()
@@ -103,8 +102,8 @@ except RuntimeError as error:
 # The same group serves a second run, equal to that of one process.
 result = go(made(cross_entropy, 60))
 if rank == 0:
-    one = Training(linear_model(), cross_entropy, small_population(60), rounds=2, cohort_size=20, local=LOCAL, seed=1,
-                   noise_multiplier=0.5).run()
+    one = flat_training(linear_model(), cross_entropy, small_population(60), rounds=2, cohort_size=20, local=LOCAL,
+                        seed=1, noise_multiplier=0.5).run()
     assert (one.state.params - result.state.params).norm() <= 1e-12 * one.state.params.norm()
 # Other data on rank 1, be it a single value: refused on both.
 try:

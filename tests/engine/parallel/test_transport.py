@@ -3,15 +3,14 @@
 import multiprocessing
 import os
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from samples import flat_training, summed
 from tagged_posts import TAGS, Tags, loss, posts
-from worker_runs import TOLERANCE, alone, distance, nothing_is_left, training
+from worker_runs import TOLERANCE, alone, distance, nothing_is_left, training, users_of
 
-from clipline import LocalSGD, Training
-from clipline.engine.cpu.huge_pages import new
+from clipline import LocalSGD
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
@@ -36,18 +35,17 @@ def test_parameters_and_sums_do_not_travel_between_workers(monkeypatch, tmp_path
     assert distance(run.run(), alone()) <= TOLERANCE
     sent = [int(line) for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
     assert len(list(tmp_path.iterdir())) == 3
-    assert max(sent) <= 60 < run.algorithm.clients.flat.dim  # the users of a round, and orders
+    assert max(sent) <= 60 < run.problem.model.dim  # the users of a round, and orders
     assert nothing_is_left()
 
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_sum_holds_nothing_of_the_round_before(workers):
     run = training(workers=workers, noise_multiplier=0, rounds=3)
-    algorithm, state, totals = run.algorithm, run.algorithm.init(), []
-    with algorithm.workforce.at_work():
+    params, cohorts, totals = run.init().params, users_of(run), []
+    with run.backend.running():
         for t in (0, 1, 0):
-            cohort = algorithm.sampler.draw(algorithm.streams.sampling(t))
-            totals.append(algorithm.workforce.clipped_sum(state.params, cohort, t, 0.1).total.clone())
+            totals.append(summed(run, params, cohorts[t], t, 0.1))
     assert torch.equal(totals[0], totals[2])
     assert not torch.equal(totals[0], totals[1])
 
@@ -58,20 +56,12 @@ def test_noted_changes_add_up_to_the_same_with_any_number_of_workers(workers):
         torch.manual_seed(0)
         settings = {"rounds": 4, "cohort_size": 4, "local": LocalSGD(0.2, batch_size=4), "noise_multiplier": 0.1}
         rows = {"tags.weight": "words"}
-        made = Training(Tags().double(), loss, posts(), **settings, workers=workers, row_fields=rows, seed=1,
+        made = flat_training(Tags().double(), loss, posts(), **settings, workers=workers, row_fields=rows, seed=1,
                         engine="one-by-one")  # fmt: skip
         return made, made.run()
 
     (made, one), (_, many) = run(1), run(workers)
-    assert made.plain.noted == {"tags.weight"}
+    assert made.one_by_one.recorded == {"tags.weight"}
     assert distance(many, one) <= TOLERANCE
     assert one.state.params.shape == (1 + 12 * TAGS + TAGS,)
     assert [report.clip for report in one.reports] == [report.clip for report in many.reports]
-
-
-@pytest.mark.parametrize("count", [0, 5, 1 << 20])
-def test_new_memory_may_be_written_and_is_as_long_as_asked(count):
-    room = new(count, torch.float64)
-    room.copy_(torch.arange(count))
-    assert np.array_equal(room.numpy(), np.arange(count))
-    assert room.dtype == torch.float64

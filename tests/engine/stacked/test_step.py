@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from samples import Mixed, cross_entropies, population_of, rows_of
+from samples import Mixed, cross_entropies, one_by_one, population_of, rows_of
 from torch import nn
 
 from clipline import LocalSGD, Population
 from clipline.engine.kernels import convolution
 from clipline.engine.one_by_one import OneByOne
 from clipline.engine.stacked import step as program
-from clipline.engine.stacked.step import StackStep
+from clipline.engine.stacked.step import GraphedStep, Program, StackStep
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.working_model import WorkingModel
 from clipline.streams import Streams
@@ -73,7 +73,7 @@ def stacks(device, precision="float32", field=np.float64):
         return cross_entropies(model, {"x": batch["x"], "y": batch["y"].long()})
 
     population, local = Population(population.offsets, fields), LocalSGD(0.5, 4, 2)
-    plain = OneByOne(Mixed(), loss, population, local, Streams(0), device, precision)
+    plain = one_by_one(Mixed(), loss, population, local, Streams(0), device, precision)
     return Stacked(plain, 7, compiled=False), Stacked(plain, 7, block_size=5, compiled=True)
 
 
@@ -103,14 +103,25 @@ def test_a_traced_step_equals_the_plain_step_with_idle_places_in_the_block(monke
 def test_a_recorded_step_on_a_gpu_equals_the_plain_step(precision, tolerance):
     plain, recorded = stacks("cuda", precision)
     compare(plain, recorded, tolerance)
-    assert all(recording._graphs for recording in recorded._lanes._recordings.values())  # it was replayed
+    assert all(recording._graphs for recording in recorded._stragglers._recordings.values())  # it was replayed
 
 
 @needs_gpu
 @pytest.mark.filterwarnings("ignore")
 def test_a_recorded_step_on_a_gpu_is_near_one_by_one_on_a_processor_core():
     _, recorded = stacks("cuda")
-    plain, _ = stacks("cpu")
-    expected = rows_of(plain.plain, USERS, 3)
+    stack, _ = stacks("cpu")
+    expected = rows_of(OneByOne(stack.problem), USERS, 3)
     error = (rows_of(recorded, USERS, 3).cpu() - expected).norm(dim=1)
     assert (error <= 1e-3 * expected.norm(dim=1)).all()  # dropout too is the same
+
+
+def test_a_recorded_program_keeps_the_type_of_the_model():
+    model, population = nn.Linear(6, 3).double(), population_of([6, 3, 9])
+    plain = one_by_one(model, cross_entropies, population, LocalSGD(0.3, batch_size=4), Streams(0))
+    stack = Stacked(plain, 3, compiled=True)
+    like = plain.problem.examples.gather(np.zeros((3, 4), np.int64))
+    first = [stack.problem.model.initial.new_zeros(3, *shape) for shape in stack._shapes.values()]
+    recording = GraphedStep(Program(stack._step), first, like, users=3, steps=1, width=4)
+    assert {piece.dtype for piece in recording.stack} == {torch.float64}
+    assert recording.rates.dtype == torch.float64

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from samples import cross_entropies, cross_entropy, population_of, rows_of
+from samples import cross_entropies, cross_entropy, one_by_one, population_of, request, rows_of
 from torch import nn
 
 from clipline import LocalSGD, Population
-from clipline.engine.one_by_one import OneByOne
+from clipline.engine.problem import LocalRun
 from clipline.engine.stacked import trainer as stacked
-from clipline.engine.stacked.trainer import CannotStack, Stacked, Visit
+from clipline.engine.stacked.trainer import Stacked
 from clipline.errors import ModuleError
 from clipline.streams import Streams
 
@@ -25,7 +25,7 @@ def network(dropout=0.4):
 
 
 def plain(model=None, loss=cross_entropies, local=LOCAL, population=None, seed=0):
-    return OneByOne(model or network(), loss, population or population_of(SIZES), local, Streams(seed))
+    return one_by_one(model or network(), loss, population or population_of(SIZES), local, Streams(seed))
 
 
 def stack(engine=None, block_size=None):
@@ -60,12 +60,13 @@ def test_a_loss_for_each_example_trains_as_its_mean_in_one_number():
 
 def test_blocks_are_of_the_asked_size_with_most_work_first():
     engine = stack(block_size=4)
-    visit = Visit(engine.flat.initial, USERS, 0, engine.plain.streams, 0.3)
-    blocks = [len(updates) for updates, _ in engine.train_together([visit])]
-    assert blocks == [4, 4, 2]
-    updates, _ = next(engine.train_together([visit]))
-    expected = rows_of(engine.plain, np.array([3, 6, 5, 9]))
-    assert_same(updates.dense(engine.flat.dim), expected)
+    asked = request(engine.problem.model.initial, USERS)
+    blocks = list(engine.train([asked]))
+    assert [len(updates) for updates, _ in blocks] == [4, 4, 2]
+    assert [owners.tolist() for _, owners in blocks] == [[0] * 4, [0] * 4, [0] * 2]
+    updates, _ = next(engine.train([asked]))
+    expected = rows_of(plain(), np.array([3, 6, 5, 9]))
+    assert_same(updates.dense(engine.problem.model.dim), expected)
 
 
 def test_nobodys_update_depends_on_who_else_is_in_the_block():
@@ -91,26 +92,65 @@ def test_a_user_with_broken_data_breaks_nobody_elses_update(loss, bad):
     assert broken[5].isnan().any() == (not np.isfinite(bad))
 
 
+def several_requests(problem):
+    """Requests of three runs with users, round, seed, rate and parameters of their own; some users are in two."""
+    torch.manual_seed(1)
+    asked, problem.runs = [], []
+    for run, (users, t, seed, lr) in enumerate(
+        (([3, 5, 0, 1], 2, 7, 0.3), ([3, 4, 9, 6, 7], 0, 0, 0.05), ([2, 3], 2, 8, 0.9))
+    ):
+        problem.runs.append(LocalRun(Streams(seed), lr))
+        params = problem.model.initial + 0.1 * torch.randn_like(problem.model.initial)
+        asked.append(request(params, users, t, run=run))
+    return asked
+
+
+def by_request(engine, asked):
+    """The rows of every request, users with most work first."""
+    blocks = [(updates.dense(engine.problem.model.dim).clone(), owners) for updates, owners in engine.train(asked)]
+    rows, owners = torch.cat([rows for rows, _ in blocks]), np.concatenate([owners for _, owners in blocks])
+    return [rows[torch.from_numpy(owners == place)] for place in range(len(asked))], [len(rows) for rows, _ in blocks]
+
+
 def test_users_of_several_runs_train_side_by_side_as_each_run_alone():
     engine = stack(block_size=5)
-    torch.manual_seed(1)
-    visits = []
-    for users, t, seed, lr in (([3, 5, 0, 1], 2, 7, 0.3), ([3, 4, 9, 6, 7], 0, 0, 0.05), ([2, 3], 2, 8, 0.9)):
-        params = engine.flat.initial + 0.1 * torch.randn_like(engine.flat.initial)
-        visits.append(Visit(params, np.array(users), t, Streams(seed), lr))
-    blocks = [(updates.dense(engine.flat.dim).clone(), owners) for updates, owners in engine.train_together(visits)]
-    assert [len(rows) for rows, _ in blocks] == [5, 5, 1]
-    together, owners = torch.cat([rows for rows, _ in blocks]), np.concatenate([runs for _, runs in blocks])
-    for number, visit in enumerate(visits):
-        alone = plain(local=LocalSGD(visit.lr, 4, 2), seed=visit.streams.seed)
-        expected = rows_of(alone, visit.users, visit.round_index, visit.params)
-        work = np.array(SIZES)[visit.users]
-        assert_same(together[torch.from_numpy(owners == number)], expected[np.argsort(-work, kind="stable").copy()])
+    asked = several_requests(engine.problem)
+    together, sizes = by_request(engine, asked)
+    assert sizes == [5, 5, 1]
+    for rows, one, run in zip(together, asked, engine.problem.runs, strict=True):
+        users = one.cohort.users
+        alone = plain(local=LocalSGD(run.lr, 4, 2), seed=run.streams.seed)
+        expected = rows_of(alone, users, one.round_index, one.params)
+        assert_same(rows, expected[np.argsort(-np.array(SIZES)[users], kind="stable").copy()])
+
+
+@pytest.mark.parametrize("loss", [cross_entropies, cross_entropy])
+@pytest.mark.parametrize("block_size", [1, 3, 64])
+def test_several_requests_give_what_one_request_at_a_time_gives(block_size, loss):
+    engine = stack(plain(loss=loss), block_size)
+    asked = several_requests(engine.problem)
+    together, _ = by_request(engine, asked)
+    for rows, one in zip(together, asked, strict=True):
+        ((alone,), _) = by_request(engine, [one])
+        assert_same(rows, alone)
+    reversed_order, _ = by_request(engine, asked[::-1])  # a run's place among the requests does not matter
+    for rows, again in zip(together, reversed_order[::-1], strict=True):
+        assert_same(again, rows)
+
+
+def test_one_by_one_takes_several_requests_one_after_the_other():
+    engine = plain()
+    asked = several_requests(engine.problem)
+    together, sizes = by_request(engine, asked)
+    assert sizes == [4, 5, 2]
+    for rows, one in zip(together, asked, strict=True):
+        ((alone,), _) = by_request(engine, [one])
+        assert torch.equal(rows, alone)
 
 
 def test_an_empty_cohort_and_users_without_examples():
     engine = stack()
-    assert rows_of(engine, np.zeros(0, np.int64)).shape == (0, engine.flat.dim)
+    assert rows_of(engine, np.zeros(0, np.int64)).shape == (0, engine.problem.model.dim)
     assert rows_of(engine, np.array([1, 8])).abs().max() == 0
 
 
@@ -129,7 +169,7 @@ def test_shared_frozen_and_reused_parts_of_a_model():
 
     torch.manual_seed(0)
     engine = plain(Parts().double())
-    assert engine.flat.dim == 36 + 6 + 6 + 18
+    assert engine.problem.model.dim == 36 + 6 + 6 + 18
     assert_same(rows_of(stack(engine), USERS), rows_of(engine, USERS))
 
 
@@ -142,42 +182,6 @@ def test_neither_the_callers_model_nor_the_global_generator_is_touched():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-class Sequence(nn.Module):
-    """A library recurrence, which vmap cannot run."""
-
-    def __init__(self):
-        super().__init__()
-        self.lstm, self.out = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.out(self.lstm(x.view(-1, 3, 2))[0][:, -1])
-
-
-class Branching(nn.Linear):
-    def forward(self, x):
-        return super().forward(x if x.sum() > 0 else 2 * x)
-
-
-class Dice(nn.Linear):
-    def forward(self, x):
-        return super().forward(nn.functional.dropout(x, 0.5))
-
-
-@pytest.mark.parametrize("model", [Sequence(), Branching(6, 3), Dice(6, 3)], ids=lambda m: type(m).__name__)
-def test_what_has_no_version_for_many_users_is_refused_with_the_reason(model):
-    engine = plain(model.double())
-    assert rows_of(engine, USERS).abs().max() > 0  # one by one it trains
-    with pytest.raises(CannotStack, match=r"cannot run for many users at once \(.{15,}\)"):
-        stack(engine)
-
-
-def test_what_no_engine_can_train_is_refused_as_such():
-    for loss, words in ((lambda m, b: m(b["x"]), "loss returned a tensor of shape"), (lambda m, b: 3.0, "float")):
-        with pytest.raises(ModuleError, match=words) as error:
-            stack(plain(loss=loss))
-        assert not isinstance(error.value, CannotStack)
-
-
 def test_a_population_without_examples_trains_nobody():
     empty = Population(np.zeros(4, np.int64), {"x": np.zeros((0, 6)), "y": np.zeros(0, np.int64)})
     assert not rows_of(stack(plain(population=empty)), np.arange(3)).any()
@@ -185,12 +189,80 @@ def test_a_population_without_examples_trains_nobody():
 
 def test_a_user_with_very_many_examples_does_not_multiply_by_all_others(monkeypatch):
     sizes = [3, 2, 400, 5, 1, 4, 60, 2]
-    engine = OneByOne(nn.Linear(6, 3).double(), cross_entropies, population_of(sizes), LocalSGD(0.1, 4), Streams(0))
+    engine = one_by_one(nn.Linear(6, 3).double(), cross_entropies, population_of(sizes), LocalSGD(0.1, 4), Streams(0))
     ours, gathered = Stacked(engine, 8), []
-    assert engine.examples.bytes_each == 6 * 8 + 8
+    assert engine.problem.examples.bytes_each == 6 * 8 + 8
     monkeypatch.setattr(stacked, "_GATHERED", 56 * 130)  # examples of two users with 60, not of one with 400
-    gather = engine.examples.gather
-    monkeypatch.setattr(engine.examples, "gather", lambda rows: gathered.append(rows.shape) or gather(rows))
+    gather = engine.problem.examples.gather
+    monkeypatch.setattr(engine.problem.examples, "gather", lambda rows: gathered.append(rows.shape) or gather(rows))
     rows = rows_of(ours, np.arange(8))
     assert [(users, steps * width) for steps, users, width in gathered] == [(1, 400), (2, 60), (5, 4)]
     assert_same(rows, rows_of(engine, np.arange(8)))
+
+
+def test_a_buffer_that_moves_for_some_users_is_refused_in_a_stack_too():
+    class Alarm(nn.Linear):
+        """Remembers whether anybody had five examples; nobody in the trial has."""
+
+        def __init__(self):
+            super().__init__(6, 3)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            if len(x) == 5:
+                self.seen = torch.maximum(self.seen, (x.detach().amax() > 1).to(self.seen.dtype))
+            return super().forward(x)
+
+    engine = one_by_one(Alarm().double(), cross_entropies, population_of([10, 5, 5]), LocalSGD(0.1, 9), Streams(0))
+    with pytest.raises(ModuleError, match="buffer 'seen'"):
+        rows_of(Stacked(engine, 2, block_size=2), np.array([0, 2]))
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(engine.problem.model.module.seen)
+    assert float(engine.problem.model.module.seen) == 0.0
+
+
+def assert_stack_equals_one_by_one(model, sizes=(6, 3, 9)):
+    engine = plain(model.double(), local=LocalSGD(0.3, batch_size=4), population=population_of(list(sizes)))
+    users = np.arange(len(sizes))
+    torch.testing.assert_close(rows_of(Stacked(engine, 3), users), rows_of(engine, users), rtol=1e-12, atol=1e-12)
+
+
+def test_batch_statistics_of_a_short_batch_leave_the_filling_out():
+    layers = nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)
+    assert_stack_equals_one_by_one(nn.Sequential(*layers), sizes=(6, 3, 7))
+
+
+def test_dropout_where_the_batch_is_not_the_first_axis_is_the_same_in_a_stack():
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hidden, self.drop, self.out = nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.out(self.drop(self.hidden(x).T).T)
+
+    assert_stack_equals_one_by_one(Turned())
+
+
+def test_a_parameter_without_numbers_trains_in_a_stack():
+    class Empty(nn.Linear):
+        def __init__(self):
+            super().__init__(6, 3)
+            self.nothing = nn.Parameter(torch.zeros(0))
+
+        def forward(self, x):
+            return super().forward(x) + self.nothing.sum()
+
+    assert_stack_equals_one_by_one(Empty())
+
+
+class Spare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def test_a_parameter_that_the_loss_does_not_use_stays_where_it_is():
+    assert_stack_equals_one_by_one(Spare())

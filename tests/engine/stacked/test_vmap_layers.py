@@ -5,12 +5,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from samples import small_population
+from samples import one_by_one, small_population
 from torch import nn
 from torch.func import functional_call, vmap
 
 from clipline import LocalSGD
-from clipline.engine.one_by_one import OneByOne
 from clipline.engine.stacked import vmap_layers as layers
 from clipline.engine.stacked.vmap_layers import Dropout, GroupNorm, Linear, stackable
 from clipline.engine.working_model import WorkingModel
@@ -77,10 +76,10 @@ def test_a_users_dropout_differs_by_user_round_step_and_layer():
     def loss(model, batch):
         return model(batch["x"]).square().mean()
 
-    engine = OneByOne(Recorded(), loss, population, LocalSGD(0.1, batch_size=8), Streams(0))
+    engine = one_by_one(Recorded(), loss, population, LocalSGD(0.1, batch_size=8), Streams(0))
     record.reset_mock()  # made-up examples
     for round_index in (0, 1):
-        engine.block(engine.flat.initial, torch.tensor(users).numpy(), round_index)
+        engine.block(engine.problem.model.initial, torch.tensor(users).numpy(), round_index)
     masks = [call.args[0] for call in record.call_args_list]
     steps = sum(-(-population.size(user) // 8) for user in users)
     assert len(masks) == 2 * 2 * steps >= 16

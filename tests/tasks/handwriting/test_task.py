@@ -20,8 +20,7 @@ def test_the_clip_starts_a_hundred_times_below_the_median_update_norm():
     training = TASK.training(
         TASK.settings.overridden({"users": 300, "cohort": 30, "noise_multiplier": 0.5}, "the test")
     )
-    clients = training.algorithm.clients.plain
-    norms = clients.block(clients.flat.initial, np.arange(300), 0).norms()
+    norms = training.one_by_one.block(training.problem.model.initial, np.arange(300), 0).norms()
     assert np.median(norms) / TASK.settings.clip_start > 100
 
 

@@ -4,6 +4,7 @@ A term adds a factor times one row of a table to one row of the matrix. The chan
 (terms.c); torch's operations, the plain twin, form the rows that have changed.
 
 Plain twin: `_Plain` beside `_Native`, and `sort_terms` beside `locate_terms`.
+Switch: `FastParts.compile_c`, off by default.
 Held equal by: tests/engine/sparse/test_outer_products.py.
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
@@ -20,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .native import address, call, compiled
+from .native import address, call
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,9 +137,8 @@ class UpdatedWeight(Protocol):
         ...
 
 
-def moved(weight: Tensor, change: Sequence[SparseOuterProducts]) -> UpdatedWeight:
-    """`weight` plus these changes; the weight itself is not written to."""
-    library = compiled(weight.dtype)
+def moved(weight: Tensor, change: Sequence[SparseOuterProducts], library: ctypes.CDLL | None = None) -> UpdatedWeight:
+    """`weight` plus these changes; the weight itself is not written to. `library` is that of terms.c, to use it."""
     return _Plain(weight, change) if library is None else _Native(library, weight, change)
 
 

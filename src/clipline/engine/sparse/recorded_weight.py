@@ -12,6 +12,7 @@ Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -118,12 +119,12 @@ class StepRecord:
     and the record misses that.
     """
 
-    def __init__(self, weight: Tensor, lr: float) -> None:
+    def __init__(self, weight: Tensor, lr: float, library: ctypes.CDLL | None = None) -> None:
         self._weight = weight.detach()
         self._lr = lr
-        self._forward: list[
-            SparseOuterProducts
-        ] = []  # products of this step's forward pass; the table is the product itself
+        self._library = library  # of terms.c, to use it
+        # Products of this step's forward pass; the table is the product itself.
+        self._forward: list[SparseOuterProducts] = []
         self._backward: list[SparseOuterProducts] = []  # the same, once the backward pass has begun
         self._steps: list[SparseOuterProducts] = []  # the change by all steps so far
         self._current: UpdatedWeight | None = None  # the weight after the steps so far
@@ -137,7 +138,7 @@ class StepRecord:
         """`bag` with the weight after the steps so far."""
         with torch.no_grad():
             if self._current is None:
-                self._current = moved(self._weight, self._steps)
+                self._current = moved(self._weight, self._steps, self._library)
             product, terms = self._current.product(features.long(), values.to(self._weight.dtype))
         if torch.is_grad_enabled():
             product.requires_grad_()

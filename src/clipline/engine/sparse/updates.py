@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .native import call, compiled
+from .native import call
 from .outer_products import SortedTerms, SparseOuterProducts, TermPointers, locate_terms, sort_terms
 
 _MAX_FORMED = 1 << 18  # numbers formed at a time by torch's operations, to fit the cache
@@ -29,6 +30,7 @@ class OuterProductUpdates:
     start: int
     height: int  # rows of the whole matrix
     users: Sequence[Sequence[SparseOuterProducts]] = field(repr=False)  # each user's terms, in parts
+    library: ctypes.CDLL | None = field(default=None, repr=False)  # of terms.c, to use it
 
     def __len__(self) -> int:
         return len(self.users)
@@ -52,7 +54,7 @@ class OuterProductUpdates:
 
     def squares(self, unit: Tensor | None = None) -> Tensor:
         """(users,) float64: sums of squares, of the values divided by unit (users,) if given."""
-        library = compiled(self.dtype)
+        library = self.library
         if library is not None:
             sums, lost = torch.zeros(2, len(self), dtype=torch.float64)
             units = torch.ones_like(sums) if unit is None else unit
@@ -71,7 +73,7 @@ class OuterProductUpdates:
         A user whose scale is 0 adds nothing, whatever the values.
         """
         own = total[self.start : self.start + self.height * self.width]
-        library = compiled(self.dtype)
+        library = self.library
         if library is not None:
             call(library.add, *self._c_arguments, self._pointers.rows, scale, own)
             return
@@ -98,9 +100,8 @@ class OuterProductUpdates:
 
     @cached_property
     def _pointers(self) -> TermPointers:
-        library = compiled(self.dtype)
-        assert library is not None
-        return locate_terms(library, self.users, self.height)
+        assert self.library is not None
+        return locate_terms(self.library, self.users, self.height)
 
     @property
     def _c_arguments(self) -> tuple[int | Tensor, ...]:

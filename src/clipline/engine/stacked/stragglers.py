@@ -4,6 +4,7 @@ A step of few users leaves most of a GPU idle. At the end of a block, alone, the
 for little of the work; beside the rest they fill idle multiprocessors.
 
 Plain twin: the same block as one group (`_parted` with nothing to split), or the eager steps of `trainer.py`.
+Switch: `FastParts.straggler_streams`.
 Held equal by: tests/engine/stacked/test_stragglers.py.
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
@@ -31,9 +32,12 @@ _UNEVEN = 0.8  # split only if the rest need less than 80% of the longest user's
 class StragglerStreams:
     """Trains blocks of at most `users` users, with at most `steps` steps of `width` examples."""
 
-    def __init__(self, step: StackStep, *, users: int, steps: int, width: int) -> None:
+    def __init__(self, step: StackStep, *, users: int, steps: int, width: int, apart: bool = True) -> None:
         self._step = step
-        self._capacities = (users, users // _STRAGGLER_PART)  # of group 0, the rest, and group 1, the stragglers
+        self._capacities = (
+            users,
+            users // _STRAGGLER_PART if apart else 0,
+        )  # of group 0, the rest, and group 1, the stragglers
         self._steps, self._width = steps, width
         self._programs: dict[tuple[torch.Size, ...], Program] = {}
         self._recordings: dict[tuple[int, tuple[torch.Size, ...]], GraphedStep] = {}

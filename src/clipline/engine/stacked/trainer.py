@@ -68,16 +68,18 @@ class Stacked:
         self._paddable, bytes_a_user = found.fillable, found.bytes_a_user
         if compiled is None:
             small = problem.local.batch_size * problem.examples.bytes_each <= _MAX_GRAPHED_BATCH
-            compiled = problem.device.type == "cuda" and self._paddable and small
+            compiled = problem.fast.compiled_steps and problem.device.type == "cuda" and self._paddable and small
         longest, width = 0, min(problem.local.batch_size, problem.local.max_examples or problem.local.batch_size)
         if compiled:  # static buffers hold the largest user
             most_examples = min(problem.population.largest(), problem.local.max_examples or 2**62)
             longest = -(-most_examples // problem.local.batch_size) * problem.local.epochs
         bytes_a_user += 2 * longest * width * problem.examples.bytes_each  # as gathered, and in the static buffers
         self.block_size = block_size or self._choose_block_size(cohort_size, varying, bytes_a_user)
-        self._stragglers = (
-            StragglerStreams(self._step, users=self.block_size, steps=longest, width=width) if compiled else None
-        )
+        self._stragglers: StragglerStreams | None = None
+        if compiled:
+            self._stragglers = StragglerStreams(
+                self._step, users=self.block_size, steps=longest, width=width, apart=problem.fast.straggler_streams
+            )
 
     def train(self, requests: Sequence[CohortRequest]) -> Iterator[tuple[Updates, NDArray[np.int64]]]:
         """Updates (params after local SGD - params) of all requests' users, in blocks, most work first.

@@ -1,4 +1,7 @@
-"""Handwriting: the default task, whose writers are drawn by rule. Begin with `task`; `writers` draws the users."""
+"""Handwriting, the default task: recognise characters by generated writers; nothing to download.
+
+Begin with `task`; `writers` generates the users and `strokes` has the shapes of the characters.
+"""
 
 from .task import TASK
 

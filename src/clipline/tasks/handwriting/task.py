@@ -1,4 +1,4 @@
-"""The embedded task: recognise characters that drawn writers write. No download; the stand-in for federated EMNIST."""
+"""The embedded task: recognise characters by generated writers. No download; a stand-in for federated EMNIST."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .strokes import CHARACTERS
 from .writers import draw_writers
 
 TEST_WRITERS = 1000
-_TEST_FIRST = 1 << 36  # test writers are numbered far above any training writer: the two never meet
+_TEST_FIRST = 1 << 36  # test writers are numbered far above any training writer, so that nobody is both
 _POPULATION_SEED = 2021  # the population is the same whatever the seed of the training
 
 

@@ -1,7 +1,7 @@
-"""A population of handwriters drawn by rule: who writes, how much, and how each character looks in his hand.
+"""Generates a population of writers: how many examples each has, of which characters, and what they look like.
 
-Everything is a function of seed, writer and example number alone, so a writer's drawings do not depend on how many
-others there are, nor on the blocks they are drawn in. As in EMNIST, paper is 255 and full ink is 0.
+Everything is a function of seed, writer and example number alone, so a writer's images do not depend on how many
+others there are, nor on the blocks they are made in. As in EMNIST, paper is 255 and full ink is 0.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TRAITS = {
     "thickness": Trait(0.1, 0.22, 0.0, 0.06),  # logarithm of half the width of the pen in pixels
     "softness": Trait(0.0, 0.2, 0.0, 0.05),  # logarithm of the pixels over which ink fades
     "darkness": Trait(0.88, 0.05, 0.0, 0.015),  # share of full ink, cut at 1
-    "grain": Trait(0.2, 0.1, 0.0, 0.02),  # largest share of a pixel's ink that the paper refuses, cut at 0
+    "grain": Trait(0.2, 0.1, 0.0, 0.02),  # largest share of a pixel's ink that is missing, cut at 0
 }
 WAVES = ((0.5, 0.0), (0.0, 0.5), (0.5, 0.5), (0.5, -0.5), (1.0, 0.0), (0.0, 1.0))  # cycles per UNIT, right and up
 BEND = Trait(0.0, 0.025, 0.026, 0.017)  # of sine and cosine of a wave of half a cycle, in sides of the unit square
@@ -121,7 +121,7 @@ def _uniform(words: Words) -> Real:
 
 
 def _normal(words: Words) -> Real:
-    """Mean 0, variance 1, nearly normal: the sum of a word's four quarters. Never beyond 3.47, so nothing runs away."""
+    """Mean 0, variance 1, nearly normal: the sum of a word's four quarters. Never beyond 3.47: no outliers."""
     quarters: Words = np.zeros_like(words)
     for shift in (0, 16, 32, 48):
         quarters += (words >> np.uint64(shift)) & np.uint64(0xFFFF)
@@ -129,14 +129,14 @@ def _normal(words: Words) -> Real:
 
 
 def _labels(seed: int, writers: Whole, examples: Whole, classes: int) -> Whole:
-    """What each example shows: drawn from its writer's own mixture of characters."""
+    """The label of each example, drawn from its writer's own mixture of characters."""
     people, place = np.unique(writers, return_inverse=True)
     weights = np.exp(
         PREFERENCE * _normal(counter_bits(_writer_keys(seed, "mixture", people)[:, None], np.arange(classes)))
     )
     ends = np.cumsum(weights, axis=1)
-    aim = _uniform(counter_bits(_writer_keys(seed, "label", writers), examples)) * ends[place, -1]
-    passed: Whole = np.sum(aim[:, None] >= ends[place, :-1], axis=1, dtype=np.int64)
+    draws = _uniform(counter_bits(_writer_keys(seed, "label", writers), examples)) * ends[place, -1]
+    passed: Whole = np.sum(draws[:, None] >= ends[place, :-1], axis=1, dtype=np.int64)
     return passed
 
 
@@ -152,20 +152,20 @@ def _images(seed: int, writers: Whole, examples: Whole, labels: NDArray[np.integ
     distance += _column(slope * np.exp(named["thickness"]) + full / 2)
     ink = np.clip(distance, 0, _column(full), out=distance)
     grain = counter_bits(images[:, None], np.arange(SIDE * SIDE // 8)).astype("<u8", copy=False).view(np.uint8)
-    refused = grain * _column(-np.maximum(named["grain"], 0) / 255)
-    refused += np.float32(1)
-    ink *= refused
+    kept = grain * _column(-np.maximum(named["grain"], 0) / 255)
+    kept += np.float32(1)
+    ink *= kept
     return (np.float32(255.5) - ink).astype(np.uint8).reshape(-1, SIDE, SIDE)
 
 
 def _traits(seed: int, writers: Whole, labels: NDArray[np.integer], images: Words) -> Real:
-    """(n, traits): the mean, the writer's way, his way with this character, and the chance of the moment."""
-    hands = _writer_keys(seed, "hand", writers)
-    characters = counter_bits(_writer_keys(seed, "character", writers), labels.astype(np.int64))
-    moments = images ^ _GOLDEN  # the words under `images` itself are the grain
+    """(n, traits): the mean plus deviations of the writer, of the writer's version of the character, of the image."""
+    of_writer = _writer_keys(seed, "hand", writers)
+    of_character = counter_bits(_writer_keys(seed, "character", writers), labels.astype(np.int64))
+    of_image = images ^ _GOLDEN  # the words under `images` itself are used for the grain
     index = np.arange(len(_ALL_TRAITS))
     traits = np.tile(_ALL_TRAITS[:, 0], (len(writers), 1))
-    for keys, spread in zip((hands, characters, moments), _ALL_TRAITS.T[1:], strict=True):
+    for keys, spread in zip((of_writer, of_character, of_image), _ALL_TRAITS.T[1:], strict=True):
         traits += spread * _normal(counter_bits(keys[:, None], index))
     return traits
 

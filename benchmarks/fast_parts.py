@@ -1,0 +1,111 @@
+"""What does each fast part buy? A round with it and without it, by turns, each in a process of its own.
+
+Peer: the same round with the part switched off (`FastParts`). A part that buys less than 5% on its benchmark is taken out.
+
+    python benchmarks/fast_parts.py [--device cpu|cuda] [--parts fused_linear ...] [--turns 3] [--record]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import recording
+import synthetic
+import uneven_users
+
+from clipline import vectors
+from clipline.engine.fast_parts import FastParts
+
+sys.path.insert(0, str(Path(__file__).with_name("peers")))
+from clipline_round import training as even_training
+
+EVERYTHING = FastParts(compile_c=True, keep_freed_memory=True)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where a part should show."""
+
+    task: str
+    users: int
+    rounds: int
+    workers: int = 1
+    precision: str = "float32"
+    uneven: bool = False
+
+
+ON_CORES = {
+    "compile_c": Bench("so_lr", 20, 9, workers=2),
+    "cache_blocks": Bench("so_lr", 20, 9, workers=2),  # `vectors.in_parts`
+    "prefetch": Bench("so_lr", 20, 9, workers=2),
+    "huge_pages": Bench("so_lr", 20, 9, workers=2),
+    "keep_freed_memory": Bench("emnist_cr", 6, 5, workers=2),
+    "fused_linear": Bench("emnist_cr", 6, 5, workers=2),
+}
+ON_GPU = {
+    "compiled_steps": Bench("emnist_cr", 100, 20, precision="bf16"),
+    "straggler_streams": Bench("emnist_cr", 100, 20, precision="bf16", uneven=True),
+    "prefetch": Bench("so_lr", 100, 20),
+}
+
+
+def measured(part: str, bench: Bench, device: str, used: bool) -> float:
+    """Median milliseconds of a round in this process."""
+    fast = EVERYTHING
+    if part == "cache_blocks":
+        vectors._MANY = vectors._MANY if used else 10**9  # no threads
+        vectors._PART = vectors._PART if used else 10**9  # one part
+    else:
+        fast = replace(EVERYTHING, **{part: used})
+    options = {"fast": fast, "workers": bench.workers if device == "cpu" else 1, "precision": bench.precision}
+    if bench.uneven:
+        sizes = uneven_users.stack_overflow_sizes(np.random.default_rng(1))
+        made = synthetic.training(bench.task, sizes, bench.users, device=device, **options)
+    else:
+        made = even_training(bench.task, bench.users, bench.rounds + 4, device, options)
+    with made.backend.running():
+        return 1e3 * synthetic.seconds_a_round(made, bench.rounds)[0]
+
+
+def main() -> None:
+    """Measure by turns, print, and record if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--parts", nargs="*")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--one", nargs=2, metavar=("PART", "USED"), help=argparse.SUPPRESS)
+    wanted = parser.parse_args()
+    benches = ON_CORES if wanted.device == "cpu" else ON_GPU
+    if wanted.one:
+        part, used = wanted.one
+        print(measured(part, benches[part], wanted.device, used == "True"))
+        return
+    rows = []
+    for part in wanted.parts or benches:
+        taken: dict[bool, list[float]] = {True: [], False: []}
+        for turn in range(wanted.turns):
+            for used in (True, False) if turn % 2 == 0 else (False, True):
+                command = [sys.executable, __file__, "--device", wanted.device, "--one", part, str(used)]
+                out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+                taken[used].append(float(out.split()[-1]))
+        fast, plain = (statistics.median(taken[used]) for used in (True, False))
+        bench = benches[part]
+        what = f"{bench.task}, {bench.users} users{', uneven' if bench.uneven else ''}"
+        rows.append((f"`{part}`", what, f"{fast:.1f}", f"{plain:.1f}", f"{100 * (plain / fast - 1):+.0f}%"))
+        print(rows[-1], {used: [round(one, 1) for one in all_] for used, all_ in taken.items()}, flush=True)
+    text = recording.table(("part", "benchmark", "with, ms a round", "without", "slower without it by"), rows)
+    print(text)
+    if wanted.record:
+        about = f"`{recording.command_line()}`, {recording.machine(wanted.device)}"
+        recording.record(f"What each fast part buys on {wanted.device}", f"{about}; medians of turns.\n\n{text}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The manifest of a stored population, `population.json`: its one format, its one writer, its readers and its check.
+
+A store is a folder of `.npy` files, `offsets`, `user_ids` (if users have ids) and `field.NAME`, beside the manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from .. import __version__
+from ..errors import PopulationError
+
+MANIFEST = "population.json"
+VERSION = 1
+WAY_OUT = "prepare or save the data again"
+
+# "original": the files of the paper; "substitute": other real data in their place; "own": the user's own data.
+Origin = Literal["original", "substitute", "own"]
+_TYPES: dict[str, type] = {
+    "version": int, "fields": list, "user_ids": bool, "users": int, "examples": int, "source": str, "made_by": str,
+    "sha256": dict, "tasks": list, "origin": str, "shared_users": bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of `population.json`: what the store holds, where it came from, and a checksum of every file."""
+
+    version: int
+    fields: list[str]
+    user_ids: bool
+    users: int
+    examples: int
+    source: str
+    made_by: str
+    sha256: dict[str, str]  # file name -> checksum
+    tasks: list[str] = field(default_factory=list)  # which can read it; a table's fields belong to none
+    origin: Origin = "own"
+    shared_users: bool = False  # whether users of the train store are users of the test store too
+
+
+def write_manifest(
+    folder: Path,
+    *,
+    fields: Iterable[str],
+    user_ids: bool,
+    users: int,
+    examples: int,
+    source: str,
+    tasks: Iterable[str] = (),
+    origin: Origin = "own",
+    shared_users: bool = False,
+) -> Manifest:
+    """Write the manifest of a store whose other files are all there, with a checksum of each.
+
+    Call it last: a folder that has a manifest is complete.
+    """
+    checksums = {path.name: sha256(path) for path in sorted(folder.iterdir())}
+    manifest = Manifest(
+        VERSION, check_field_names(fields), user_ids, users, examples, source, f"clipline {__version__}", checksums,
+        list(tasks), origin, shared_users,
+    )  # fmt: skip
+    (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
+    return manifest
+
+
+def read_manifest(folder: str | Path) -> Manifest:
+    """The whole manifest of a store. One without counts and checksums is refused, though `Population.open` takes it."""
+    entries = read_entries(folder)
+    try:
+        return _checked(entries)
+    except (ValueError, TypeError) as error:
+        raise PopulationError(
+            f"{str(Path(folder) / MANIFEST)!r} is no manifest with checksums ({error}): prepare the data again"
+        ) from None
+
+
+def read_entries(folder: str | Path) -> dict[str, Any]:
+    """The entries of a manifest as they stand in the file, for the caller to check.
+
+    A file that is missing, unreadable or no JSON object is refused.
+    """
+    path = Path(folder) / MANIFEST
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise PopulationError(
+            f"{str(folder)!r} holds no {MANIFEST}: give a folder made by clipline data prepare or Population.save"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise PopulationError(f"{str(path)!r} is damaged ({error}): {WAY_OUT}") from None
+    if not isinstance(entries, dict):
+        raise PopulationError(f"{str(path)!r} is damaged (it holds no JSON object): {WAY_OUT}")
+    return entries
+
+
+def check_field_names(names: Iterable[object]) -> list[str]:
+    """Names of fields, each of which names a file too; refused where one cannot, or where two are the same."""
+    known: dict[str, None] = {}
+    for name in names:
+        # A name with a separator would lead out of the store's folder.
+        if not isinstance(name, str) or not name or name != Path(name).name or not _encodes(name) or "\0" in name:
+            raise PopulationError(f"field {name!r} cannot name a file: rename it to letters and digits")
+        if name in known:
+            raise PopulationError(f"field {name!r} comes twice: give every field a name of its own")
+        known[name] = None
+    return list(known)
+
+
+def verify_store(folder: str | Path, *, largest: int | None = None) -> Manifest:
+    """Read every file of a store again and compare its checksum with the manifest; raise for the first that differs.
+
+    Files of more than `largest` bytes have to be there and are not read.
+    """
+    manifest = read_manifest(folder)
+    for name, expected in manifest.sha256.items():
+        path = Path(folder) / name
+        if not path.is_file():
+            raise PopulationError(f"{str(path)!r} is missing: prepare the data again")
+        if largest is not None and path.stat().st_size > largest:
+            continue
+        if (found := sha256(path)) != expected:
+            raise PopulationError(
+                f"{str(path)!r} has checksum {found[:12]}... but the manifest says {expected[:12]}...: "
+                "the file was altered or damaged, prepare the data again"
+            )
+    return manifest
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _checked(content: Any) -> Manifest:
+    """The manifest with these entries; ValueError or TypeError where one is missing, unknown or of another type."""
+    manifest = Manifest(**content)
+    for entry in fields(manifest):
+        value = getattr(manifest, entry.name)
+        if type(value) is not _TYPES[entry.name]:
+            raise ValueError(f"{entry.name} is {value!r}")
+    check_field_names(manifest.fields)
+    if not all(isinstance(task, str) for task in manifest.tasks):
+        raise ValueError(f"tasks is {manifest.tasks!r}")
+    for name, checksum in manifest.sha256.items():
+        if not isinstance(checksum, str) or name != Path(name).name:
+            raise ValueError(f"sha256 of {name!r} is {checksum!r}")
+    if manifest.origin not in get_args(Origin):
+        raise ValueError(f"origin is {manifest.origin!r}")
+    return manifest
+
+
+def _encodes(text: str) -> bool:
+    """Whether text can be written as UTF-8; a lone surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,290 @@
+"""Tables with a user column, read a chunk at a time: Parquet, CSV and JSONL (also compressed), NPZ."""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import re
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import PopulationError
+from ..chunks import CHUNK_BYTES, Chunk, Progress, Text, columns_of, existing_file, no_progress, short
+from .npz import read_npz
+
+_CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
+_KINDS = (".parquet", ".csv", ".jsonl", ".npz")
+_DEEPEST = 32  # nested brackets; no version of NumPy allows fewer axes
+_NO_MARK = bytes(set(range(256)) - set(b'[]{}"'))
+_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
+_WAY_OUT = f"give a file that ends in {', '.join(_KINDS)}; .csv and .jsonl also with {', '.join(_CODECS)}"
+
+
+def read_table(
+    path: str | Path,
+    user_column: str,
+    *,
+    fields: Sequence[str] | None = None,
+    text: Text | None = None,
+    progress: Progress = no_progress,
+) -> Generator[Chunk, None, None]:
+    """The rows of a table, with the user column as ids and the chosen or all other columns as fields.
+
+    The ending of the name says what it is. A column of lists becomes an array with one more axis, and all its lists
+    must be equally long. User ids in CSV are text, as written. A column of text is refused unless `text` turns it into
+    numbers; so is one with gaps. `progress` counts bytes of the file.
+    """
+    file = existing_file(path)
+    kind, codec = _kind(file)
+    if kind in (".parquet", ".npz"):
+        if codec is not None:
+            raise PopulationError(
+                f"{str(file)!r} is compressed twice: decompress it to {kind}, which compresses itself"
+            )
+        read = _parquet if kind == ".parquet" else read_npz
+        yield from read(file, user_column, fields, text, progress)
+        return
+    yield from _lines(file, kind, codec, user_column, fields, text, progress)
+
+
+def _kind(file: Path) -> tuple[str, str | None]:
+    """The format and the compression that the name of the file says."""
+    endings = [ending.lower() for ending in file.suffixes]
+    codec = _CODECS.get(endings[-1]) if endings else None
+    kind = (endings[:-1] if codec else endings)[-1:]
+    if not kind or kind[0] not in _KINDS:
+        raise PopulationError(f"{str(file)!r} is of no known kind: {_WAY_OUT}")
+    return kind[0], codec
+
+
+def _parquet(
+    file: Path, user_column: str, fields: Sequence[str] | None, text: Text | None, progress: Progress
+) -> Iterator[Chunk]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20) as table:
+            names = columns_of(repr(str(file)), table.schema_arrow.names, user_column, fields)
+            total, size, rows = table.metadata.num_rows, file.stat().st_size, 0
+            width = sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)) // max(
+                total, 1
+            )
+            at_once = max(1, min(65536, CHUNK_BYTES // max(width, 1)))
+            for batch in table.iter_batches(at_once, columns=[user_column, *names], use_threads=False):
+                yield arrow_chunk(repr(str(file)), batch, user_column, names, text, rows)
+                rows += batch.num_rows
+                progress(size * rows // max(total, 1), size)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise PopulationError(f"{str(file)!r} cannot be read as Parquet ({short(error)}): copy it again") from None
+
+
+def _lines(
+    file: Path, kind: str, codec: str | None, user_column: str, fields: Sequence[str] | None, text: Text | None,
+    progress: Progress,
+) -> Iterator[Chunk]:  # fmt: skip
+    import pyarrow as pa
+
+    size, rows = file.stat().st_size, 0
+    try:
+        with ExitStack() as stack:
+            raw = _Counted(stack.enter_context(file.open("rb")))
+            stream = stack.enter_context(_opened(raw, codec))
+            batches = _rows(stream, user_column) if kind == ".csv" else _objects(stream, file)
+            names: list[str] | None = None
+            for batch in batches:
+                names = names or columns_of(repr(str(file)), batch.schema.names, user_column, fields)
+                yield arrow_chunk(repr(str(file)), batch, user_column, names, text, rows)
+                rows += batch.num_rows
+                progress(raw.done, size)
+    except (pa.ArrowException, OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+        where = _damaged_line(file, codec) if kind == ".jsonl" else ""
+        raise PopulationError(
+            f"{str(file)!r} cannot be read{where} ({short(error)}): mend it or copy it again"
+        ) from None
+
+
+def _blocks(stream: Any, cut: Callable[[bytes], int]) -> Iterator[bytes]:
+    """A stream some lines at a time, about a chunk each; `cut` says how much of some bytes are whole lines.
+
+    Arrow's own streaming readers read ahead without a limit, so memory would grow with a slow consumer.
+    """
+    rest, block = b"", b"-"
+    while block:
+        block = stream.read(CHUNK_BYTES)
+        data = rest + block
+        end = cut(data) if block else len(data)
+        lines, rest = data[:end], data[end:]
+        if lines.strip():
+            yield lines
+
+
+def _objects_end(data: bytes) -> int:
+    return data.rfind(b"\n") + 1
+
+
+def _rows_end(data: bytes) -> int:
+    """Where the last whole row of CSV ends, in CR, LF or both; line ends inside quotes belong to a value.
+
+    If quotes stay open for eight chunks a closing quote is missing: then every line counts as a row.
+    """
+    end = len(data)
+    while True:
+        end = max(data.rfind(b"\n", 0, end), data.rfind(b"\r", 0, end)) + 1
+        if end == 0 or len(data) > 8 * CHUNK_BYTES or data.count(b'"', 0, end) % 2 == 0:
+            return end
+        end = data.rfind(b'"', 0, end)  # the opening quote of an unfinished value
+
+
+def _rows(stream: Any, user_column: str) -> Iterator[Any]:
+    """Batches of a CSV stream. The first block says what the columns are and of which type."""
+    import pyarrow as pa
+    import pyarrow.csv
+
+    types: Any = {user_column: pa.string()}  # 007 and 7 are two users
+    names, before = None, 0
+    for lines in _blocks(stream, _rows_end):
+        whole = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=names)
+        lined = pyarrow.csv.ParseOptions(newlines_in_values=True)
+        typed = pyarrow.csv.ConvertOptions(column_types=types)
+        try:
+            table = pyarrow.csv.read_csv(pa.BufferReader(lines), whole, lined, typed)
+        except pa.ArrowInvalid as error:
+            raise pa.ArrowInvalid(_from_the_top(str(error), before)) from None
+        before += table.num_rows + (names is None)  # the first line names the columns
+        names, types = table.schema.names, table.schema if table.num_rows else types
+        yield from table.combine_chunks().to_batches()
+
+
+def _from_the_top(message: str, before: int) -> str:
+    """Arrow's message with the row counted from the top of the file, not of the block."""
+    return re.sub(r"Row #(\d+)", lambda row: f"Row #{before + int(row[1])}", message)
+
+
+def _objects(stream: Any, file: Path) -> Iterator[Any]:
+    """Batches of a JSONL stream."""
+    import pyarrow as pa
+    import pyarrow.json
+
+    schema = None
+    for lines in _blocks(stream, _objects_end):
+        # Two things would crash the process inside Arrow: a first value of null, which it takes for an object, and
+        # thousands of nested brackets, on which its parser recurses.
+        if not _OBJECT.match(lines):
+            raise pa.ArrowInvalid("it holds no JSON object")
+        if _too_deep(lines):
+            raise PopulationError(
+                f"{str(file)!r} has brackets nested more than {_DEEPEST} deep: flatten them into fewer lists"
+            )
+        whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
+        typed = pyarrow.json.ParseOptions(explicit_schema=schema)
+        table = pyarrow.json.read_json(pa.BufferReader(lines), read_options=whole, parse_options=typed)
+        schema = schema or table.schema
+        yield from table.combine_chunks().to_batches()
+
+
+def _too_deep(lines: bytes) -> bool:
+    """Whether brackets of JSON are nested more than `_DEEPEST` deep; fast, as every line is looked at."""
+    plain = re.sub(rb"\\.", b"", lines, flags=re.DOTALL) if b"\\" in lines else lines
+    marks = plain.translate(None, _NO_MARK).replace(b'""', b"")
+    if b'"' in marks:  # texts with brackets in them, which do not nest
+        marks = re.sub(rb'"[^"]*"', b"", marks)
+    rest = marks
+    for _ in range(_DEEPEST // 2):  # each pass removes the innermost level, or two
+        if not rest:
+            return False
+        rest = rest.replace(b"[]", b"").replace(b"{}", b"")
+    brackets = np.frombuffer(marks, np.uint8)
+    depths = np.where((brackets == ord("[")) | (brackets == ord("{")), 1, -1).cumsum()
+    return int(depths.max(initial=0)) > _DEEPEST
+
+
+class _Counted(io.RawIOBase):
+    """A file that counts the bytes read from it, also where Arrow decompresses it."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self.file, self.done = file, 0
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes and count them."""
+        count = self.file.readinto(buffer)
+        self.done += count
+        return count
+
+
+def _opened(raw: Any, codec: str | None) -> Any:
+    """A stream of Arrow over a file that may be compressed."""
+    import pyarrow as pa
+
+    if codec == "xz":  # which Arrow cannot decompress
+        return pa.PythonFile(lzma.LZMAFile(raw), mode="r")
+    plain = pa.PythonFile(raw, mode="r")
+    return plain if codec is None else pa.CompressedInputStream(plain, codec)
+
+
+def _damaged_line(file: Path, codec: str | None) -> str:
+    """Where the first line that is no JSON object stands, in words: Arrow counts within its own blocks only."""
+    number = 0
+    try:
+        with file.open("rb") as raw, _opened(raw, codec) as stream:
+            rest = b""
+            while True:
+                block = stream.read(CHUNK_BYTES)
+                *lines, rest = (rest + block).split(b"\n") if block else (rest, b"")
+                for line in lines:
+                    number += 1
+                    if line.strip() and not isinstance(json.loads(line), dict):
+                        return f" in line {number}"
+                if not block:
+                    return ""
+    except (ValueError, RecursionError):
+        return f" in line {number}"
+    except (OSError, EOFError, lzma.LZMAError):
+        return f" after line {number}"
+
+
+def arrow_chunk(where: str, rows: Any, user_column: str, names: list[str], text: Text | None, before: int) -> Chunk:
+    """An Arrow batch or table as a chunk. `where` it is from and how many rows came `before` are for errors."""
+    ids = _array(where, user_column, rows.column(user_column), None, before)
+    return ids, {name: _array(where, name, rows.column(name), text, before) for name in names}
+
+
+def _array(where: str, name: str, column: Any, text: Text | None, before: int) -> NDArray[Any]:
+    """One column of a batch as an array (rows, ...); lists give further axes."""
+    import pyarrow as pa
+
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if column.null_count:
+        row = before + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]) + 1
+        raise PopulationError(f"{where} has no value for {name!r} in row {row}: fill the gaps or leave the column out")
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _array(where, name, column.dictionary_decode(), text, before)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = _array(where, name, column.flatten(), None, before)
+        if inner.ndim >= _DEEPEST:
+            raise PopulationError(f"{where} has {name!r} as lists more than {_DEEPEST} deep: flatten them")
+        widths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
+        if len(widths) > 1:
+            raise PopulationError(
+                f"{where} has lists of {widths[0]} to {widths[-1]} entries in {name!r}: "
+                "pad them to one length or leave the column out"
+            )
+        width = int(widths[0]) if len(widths) else 0
+        return inner.reshape(len(column), width, *inner.shape[1:])
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return np.asarray(column.to_numpy(zero_copy_only=False) if text is None else text(column.to_pylist()))
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise PopulationError(f"{where} has {name!r} as {kind}: turn it into numbers or leave it out")
+    return np.asarray(column.to_numpy(zero_copy_only=False))

@@ -1,0 +1,169 @@
+"""The prepared data of a task: a folder with the stores `train` and `test`, made by `clipline data prepare`.
+
+Neither torch nor NumPy is imported here, so that `clipline tasks` is fast.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CliplineError, PopulationError, refuse
+from .manifest import MANIFEST, Manifest, read_manifest, verify_store
+
+if TYPE_CHECKING:
+    from ..federated.population import Population
+
+STAND_IN = "stand-in"  # as the setting `data`: generate users even where a store is found
+HOME_VARIABLE, HOME = "CLIPLINE_DATA", "clipline-data"
+DATA_SET = {
+    "cifar100": "cifar100",
+    "emnist_cr": "emnist",
+    "emnist_ae": "emnist",
+    "shakespeare": "shakespeare",
+    "so_nwp": "stackoverflow",
+    "so_lr": "stackoverflow",
+}
+CHECKSUM_BYTES = 1 << 30  # larger files are not read through when a run begins; `verify_store` reads all
+
+
+@dataclass(frozen=True)
+class TaskStore:
+    """Both stores of a task, as their manifests describe them."""
+
+    folder: Path
+    train: Manifest
+    test: Manifest
+
+    def __str__(self) -> str:
+        users, tested = f"{self.train.users:,}", f"{self.test.users:,}"
+        return f"{self.train.origin} data of {users} users and {tested} to measure on, {self.train.source}"
+
+
+OUTSIDERS = "users outside the training population"
+INSIDERS = "other examples of the training users, which the guarantee does not cover"
+
+
+@dataclass(frozen=True)
+class DataUsed:
+    """What a run trains and measures on, in words that stand beside its results."""
+
+    kind: str  # "embedded", "stand-in", "original", "substitute" or "own"
+    title: str  # for the line before the work begins
+    source: str | None  # of a store, as its manifest says
+    measured_on: str
+
+
+def data_used(task: str, kind: str, title: str, data: str | None) -> DataUsed:
+    """What the setting `data` means on a task: what it generates itself, or the store."""
+    if data in (None, STAND_IN):
+        return DataUsed(kind, title, None, OUTSIDERS)
+    store = read_store(str(data), task)
+    measured_on = INSIDERS if store.train.shared_users else OUTSIDERS
+    return DataUsed(store.train.origin, f"{task} on {store}", store.train.source, measured_on)
+
+
+def data_home() -> Path:
+    """Where stores are looked for: the folder that CLIPLINE_DATA names, or `clipline-data` here."""
+    named = os.environ.get(HOME_VARIABLE)
+    if named and not Path(named).is_dir():
+        raise PopulationError(f"{HOME_VARIABLE}={named!r} is no folder: make it, or unset {HOME_VARIABLE}")
+    return Path(named or HOME)
+
+
+def find_store(task: str, home: Path | None = None) -> Path | None:
+    """The folder of a task's data in `home`, or the default place: by the name of the task, else of its data set.
+
+    A folder counts where `train` or `test` in it holds a store; whether both do is for `read_store` to say.
+    """
+    if task not in DATA_SET:
+        return None
+    for name in (task, DATA_SET[task]):
+        folder = (data_home() if home is None else home) / name
+        if any((folder / split / MANIFEST).is_file() for split in ("train", "test")):
+            return folder
+    return None
+
+
+def read_store(folder: str | Path, task: str) -> TaskStore:
+    """What a folder holds for a task, by its manifests; refused where a part is missing or belongs to another task."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise refuse("data", str(folder), "a folder with the stores train and test", _way_out(task))
+    if (path / MANIFEST).is_file():
+        raise refuse("data", str(folder), "the folder of both train and test, and it is one of the two", "give both")
+    parts = []
+    for split in ("train", "test"):
+        if not (path / split / MANIFEST).is_file():
+            raise refuse("data", str(folder), f"complete, and it holds no {split}/{MANIFEST}", _way_out(task))
+        manifest = read_manifest(path / split)
+        if task not in manifest.tasks:
+            made_for = ", ".join(manifest.tasks) or "no task"
+            raise refuse("data", str(path / split), f"prepared for {task}, and it is for {made_for}", _way_out(task))
+        for name in manifest.sha256:
+            if not (path / split / name).is_file():
+                raise refuse("data", str(folder), f"complete, and {split}/{name} is missing", _way_out(task))
+        parts.append(manifest)
+    return TaskStore(path, *parts)
+
+
+def open_store(folder: str | Path, task: str) -> tuple[Population, Population]:
+    """The users to train on and those to measure on, as memory maps, after every file up to 1 GiB was checked."""
+    from ..federated.population import Population
+
+    store = read_store(folder, task)
+    opened = []
+    for split, manifest in (("train", store.train), ("test", store.test)):
+        verify_store(store.folder / split, largest=CHECKSUM_BYTES)
+        population = Population.open(store.folder / split)
+        if len(population) != manifest.users or population.examples != manifest.examples:
+            raise PopulationError(
+                f"{str(store.folder / split)!r} has {len(population)} users and {population.examples} examples but its "
+                f"manifest says {manifest.users} and {manifest.examples}: prepare the data again"
+            )
+        opened.append(population)
+    return opened[0], opened[1]
+
+
+def data_state(task: str, generated: str, home: Path | None = None) -> dict[str, Any]:
+    """What `clipline train TASK` would find now, unless told otherwise.
+
+    `data` is "present" where both stores are there, "missing" where something is there that cannot be used, with the
+    reason as `problem`, and `generated` (such as "stand-in") where there is nothing.
+    """
+    state: dict[str, Any] = {"data": generated, "folder": None, "origin": None, "store_users": None, "problem": None}
+    try:
+        folder = find_store(task, home)
+        if folder is not None:
+            state |= {"data": "missing", "folder": str(folder)}
+            store = read_store(folder, task)
+            state |= {"data": "present", "origin": store.train.origin, "store_users": store.train.users}
+    except CliplineError as error:
+        state |= {"data": "missing", "problem": str(error)}
+    return state
+
+
+def with_users_of_store(changes: Mapping[str, Any], task: str, data: object) -> dict[str, Any]:
+    """`changes` to settings with the numbers of users that the store has; other numbers are refused."""
+    if data is None or data == STAND_IN:
+        return dict(changes)
+    if not isinstance(data, str) or not data:
+        raise refuse("data", data, f"the path of a folder, or {STAND_IN}", "give the path as text")
+    store = read_store(data, task)
+    counts = {"users": store.train.users, "test_users": store.test.users}
+    for name, count in counts.items():
+        if changes.get(name, count) != count:
+            raise refuse(
+                name,
+                changes[name],
+                f"{count}, as many as data={data!r} has",
+                f"leave it out, or set data to {STAND_IN}",
+            )
+    return {**changes, **counts}
+
+
+def _way_out(task: str) -> str:
+    return f"clipline data prepare {task} --from PATH --to DIR makes one, and --data {STAND_IN} needs none"

@@ -1,0 +1,30 @@
+"""Switches of the fast parts. Each has a plain twin, and a test holds the two equal; see docs/engine.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ..errors import refuse
+
+
+@dataclass(frozen=True)
+class FastParts:
+    """Which fast parts are used. Turning one off changes the time, and results by rounding alone.
+
+    The last two are off unless asked for, as they reach beyond the training: one runs the system's C compiler, the
+    other changes how the whole process allocates memory.
+    """
+
+    compiled_steps: bool = True  # on a GPU: one compiled program, replayed as CUDA graphs; off: vmap, step by step
+    straggler_streams: bool = True  # on a GPU: users with many more steps run on a stream beside the others
+    fused_linear: bool = True  # on a core: large dense layers take their SGD step without forming the gradient
+    huge_pages: bool = True  # on a core: noise for large models is drawn into huge pages
+    prefetch: bool = True  # the next round's cohort and noise are drawn while this one ends
+    compile_c: bool = False  # sparse rows by C code that is compiled when the training is made
+    keep_freed_memory: bool = False  # glibc keeps what is freed, for the rest of the process
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, bool):
+                raise refuse(f"fast parts: {field.name}", value, "True or False", "leave it out for the default")

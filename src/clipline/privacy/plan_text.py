@@ -1,0 +1,104 @@
+"""A plan as one screen of text: the guarantee, the settings, the same run under other terms, epsilon over rounds."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from .guarantee import rounded_up
+from .relations import Relation
+
+if TYPE_CHECKING:  # `planning` imports this module
+    from .planning import Plan
+
+
+def plan_text(plan: Plan) -> str:
+    """The whole plan; a ">" marks what was asked for. Epsilons and noise multipliers are rounded up."""
+    rows = [
+        ("users", f"{plan.users:,}{_declared(plan)}"),
+        ("cohort", f"{plan.cohort:,}{_spread(plan)}, each user with chance {plan.rate:.3g} a round"),
+        ("rounds", f"{plan.rounds:,}, so that a user takes part {plan.rate * plan.rounds:.3g} times on average"),
+        ("noise multiplier", f"{_noise_up(plan.noise_multiplier)} of the whole round"),
+        ("adaptive clip", _cost_of_counting(plan)),
+        ("noise", _noise(plan)),
+        ("accountant", _accountants(plan)),
+    ]
+    found = {"scale": ("cohort", "noise multiplier")}.get(plan.found, (plan.found.replace("_", " "),))
+    lines = [str(plan.guarantee), ""]
+    lines += [f"{'> ' if name in found else '  '}{name:<18}{text}" for name, text in rows]
+    lines += ["", "  the same noise, cohort and rounds under other terms (epsilon):", *_comparison(plan)]
+    lines += ["", "  epsilon over rounds:", *text_curve(plan.curve)]
+    return "\n".join(lines)
+
+
+def text_curve(points: tuple[tuple[int, float], ...], height: int = 6) -> list[str]:
+    """Epsilon over rounds as a bar chart in eighths of a character; the axes are labelled at both ends."""
+    if not points:
+        return ["    none: not private"]
+    top = max(epsilon for _, epsilon in points)
+    lines = []
+    for row in range(height, 0, -1):
+        bar = "".join(5 * _eighths(epsilon / top * height - (row - 1) if top > 0 else 0.0) for _, epsilon in points)
+        label = rounded_up(top, 3) if row == height else "0" if row == 1 else ""
+        lines.append(f"    {label:>8} |{bar}")
+    first, last = f"{points[0][0]}", f"{points[-1][0]} rounds"
+    return [*lines, f"    {'':>8} +{first}{'-' * max(1, 5 * len(points) - len(first) - len(last))}{last}"]
+
+
+def _declared(plan: Plan) -> str:
+    """Where the relation needs it: that the number of users is not read from the data."""
+    if plan.guarantee.relation is not Relation.ADD_OR_REMOVE or plan.sampling != "poisson":
+        return ""
+    return " declared beforehand; counted in the data instead, the same epsilon is for zero-out"
+
+
+def _spread(plan: Plan) -> str:
+    if plan.sampling == "fixed":
+        return " exactly"
+    return f" expected, give or take {math.sqrt(plan.cohort * (1 - plan.rate)):.3g} (one standard deviation)"
+
+
+def _cost_of_counting(plan: Plan) -> str:
+    if plan.delta_noise_multiplier is None:
+        needed = f"{plan.noise_multiplier / 2:.3g}"
+        return f"not possible with {plan.count_stddev:g} users of noise on the count: it needs more than {needed}"
+    if plan.noise_multiplier == 0:
+        return "free, as there is no noise at all"
+    percent = 100 * (float(plan.delta_noise_multiplier) / plan.noise_multiplier - 1)
+    return (
+        f"updates get {_noise_up(float(plan.delta_noise_multiplier))} (+{percent:.2g}%), "
+        f"the count {plan.count_stddev:g} users of noise"
+    )
+
+
+def _noise(plan: Plan) -> str:
+    # Without an adaptive clip there is no count, and all noise goes to the updates.
+    multiplier = plan.noise_multiplier if plan.delta_noise_multiplier is None else float(plan.delta_noise_multiplier)
+    return f"{multiplier:.4g} clips a coordinate on the sum, {multiplier / plan.cohort:.3g} clips on the mean update"
+
+
+def _accountants(plan: Plan) -> str:
+    guarantee, by_renyi = plan.guarantee, plan.renyi_epsilon
+    if not guarantee.private or not guarantee.sound or by_renyi == 0:
+        return f"{guarantee.accountant}"
+    if guarantee.accountant == "renyi":
+        return "renyi, tighter here than the privacy loss"
+    return f"privacy loss, {100 * (1 - guarantee.epsilon / by_renyi):.2g}% below Renyi's {rounded_up(by_renyi, 4)}"
+
+
+def _comparison(plan: Plan) -> list[str]:
+    relations = list(dict.fromkeys(relation for _, relation, _ in plan.comparison))
+    lines = ["    " + f"{'':10}" + "".join(f"{relation!s:>16}" for relation in relations)]
+    for sampling in dict.fromkeys(sampling for sampling, _, _ in plan.comparison):
+        cells = {relation: epsilon for name, relation, epsilon in plan.comparison if name == sampling}
+        lines.append("    " + f"{sampling:10}" + "".join(f"{rounded_up(cells[r], 4):>16}" for r in relations))
+    return lines
+
+
+def _noise_up(noise: float) -> str:
+    """A noise multiplier to print: six digits, rounded up, but not because of the last bit of a float."""
+    return rounded_up(noise * (1 - 1e-12), 6)
+
+
+def _eighths(part: float) -> str:
+    return " ▁▂▃▄▅▆▇█"[round(min(max(part, 0.0), 1.0) * 8)]

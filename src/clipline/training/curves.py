@@ -1,0 +1,123 @@
+"""A figure of a run: metric, clip, epsilon and fraction within over the rounds."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..federated.round import TrainState
+from ..plotting import new_figure, plain_log_labels, save_figure
+from ..privacy.guarantee import Guarantee
+from .callbacks import Callback
+from .reports import RELEASED, RoundReport, round_json
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from .result import TrainResult
+    from .training import Training
+
+_LINE = 140  # characters that fit above the figure
+
+
+class Curves(Callback):
+    """Draws the rounds of a run into a PNG file when the run ends.
+
+    `metric` names the metric to draw; left out, it is the first that was measured. `title` stands above the figure,
+    before the guarantee. After a resume the figure has the rounds since; that of a `RunDirectory` has all of them.
+    """
+
+    def __init__(self, path: str | Path, *, metric: str | None = None, title: str = "") -> None:
+        self.path, self.metric, self.title = Path(path), metric, title
+        self._rounds: list[Mapping[str, Any]] = []
+        self._quantile: float | None = None
+
+    def on_start(self, training: Training, state: TrainState) -> None:
+        """Begin with no rounds."""
+        self._rounds = []
+        self._quantile = quantile_of(training)
+
+    def on_round(self, report: RoundReport, state: TrainState) -> None:
+        """Note what the round released."""
+        self._rounds.append(round_json(report))
+
+    def on_end(self, result: TrainResult) -> None:
+        """Write the figure, if there was a round."""
+        if self._rounds:
+            draw_curves(
+                self.path,
+                self._rounds,
+                result.guarantee,
+                metric=self.metric,
+                quantile=self._quantile,
+                title=self.title,
+            )
+
+
+def quantile_of(training: Training) -> float | None:
+    """The fraction of users that the clip aims to have within, if it has such an aim."""
+    quantile = getattr(training.algorithm.controller, "quantile", None)
+    return float(quantile) if isinstance(quantile, int | float) else None
+
+
+def draw_curves(
+    path: Path,
+    rounds: Sequence[Mapping[str, Any]],
+    guarantee: Guarantee,
+    *,
+    metric: str | None = None,
+    quantile: float | None = None,
+    title: str = "",
+    measured_on: str = "",
+) -> None:
+    """Draw rounds, each as `round_json` gives it and at least one, into a PNG file.
+
+    `quantile` is drawn as the aim of the fraction within; `measured_on` says whom the metrics are about.
+    """
+    figure, (measured, clip, epsilon, within) = new_figure(2, 2, width=11, height=6.4)
+    number = [r["round"] + 1 for r in rounds]
+    names = [name for r in rounds for name in r if name not in RELEASED]
+    name = metric if metric is not None else next(iter(names), "metric")
+    points = [(r["round"] + 1, _or_nan(r[name])) for r in rounds if name in r]
+    if points:
+        measured.plot([n for n, _ in points], [value for _, value in points], marker="o", ms=3.5)
+        measured.set_title(f"{name} on {measured_on.split(',')[0]}" if measured_on else name)
+    else:
+        _say(measured, name, "not measured")
+    if rounds[-1]["clip"] is None:
+        _say(clip, "clip", "no clip")
+    else:
+        clip.plot(number, [_or_nan(r["clip"]) for r in rounds])
+        clip.set(title="clip (log scale)", yscale="log")
+        plain_log_labels(clip)
+    if guarantee.private:
+        epsilon.plot(number, [_or_nan(r["epsilon"]) for r in rounds])
+        epsilon.set(title=f"epsilon spent so far, at delta {guarantee.delta_text}", ylim=(0, None))
+    else:
+        _say(epsilon, "epsilon", "NOT PRIVATE\nno noise was added")
+    if rounds[-1]["fraction_within"] is None:
+        _say(within, "fraction of updates within the clip", "not released:\na clip that does not adapt needs no count")
+    else:
+        within.plot(number, [_or_nan(r["fraction_within"]) for r in rounds], ".", ms=4, alpha=0.7)
+        within.set_title("noisy fraction within the clip")
+        if quantile is not None:
+            within.axhline(quantile, color="0.4", lw=1, ls="--")
+            within.set_title(f"noisy fraction within the clip (dashed: target {quantile:g})")
+    for axis in (measured, clip, epsilon, within):
+        axis.set_xlim(0, number[-1] + 1)
+        axis.set_xlabel("round")
+    lines = [textwrap.fill(text, _LINE) for text in (title, str(guarantee)) if text]
+    figure.suptitle("\n".join(lines), fontsize=10)
+    save_figure(figure, path)
+
+
+def _or_nan(number: float | None) -> float:
+    return math.nan if number is None else number
+
+
+def _say(axis: Axes, title: str, text: str) -> None:
+    axis.set(title=title, yticks=[])
+    axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes)

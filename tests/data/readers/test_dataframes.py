@@ -1,0 +1,123 @@
+"""Dataframes of pyarrow always, of pandas and polars where they are installed."""
+
+import subprocess
+import sys
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from clipline import Population
+from clipline.errors import PopulationError
+
+COLUMNS = {
+    "rider": ["zoë", "ann", "bob", "ann"],
+    "minutes": [12.5, 3.25, 8.0, 1.5],
+    "stops": [1, 2, 3, 4],
+    "start": [[0, 1], [2, 3], [4, 5], [6, 7]],
+}
+LIBRARIES = ["pyarrow", "pandas", "polars"]
+
+
+def frame_of(library, columns):
+    if library == "pyarrow":
+        return pa.table(columns)
+    return pytest.importorskip(library).DataFrame(columns)
+
+
+def same(one, other):
+    assert one.user_ids.tolist() == other.user_ids.tolist()
+    assert np.array_equal(one.offsets, other.offsets)
+    assert list(one.fields) == list(other.fields)
+    for name, field in one.fields.items():
+        assert field.dtype == other.fields[name].dtype
+        assert np.array_equal(field, other.fields[name])
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_dataframe_equals_the_arrays_that_are_in_it(library):
+    population = Population.from_dataframe(frame_of(library, COLUMNS), user="rider")
+    arrays = {name: np.array(column) for name, column in COLUMNS.items()}
+    same(population, Population.from_arrays(arrays.pop("rider"), **arrays))
+    assert population.fields["start"].shape == (4, 2)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_whole_numbers_are_users_too_and_some_may_have_no_row(library):
+    frame = frame_of(library, {"u": [7, 3, 7], "x": [1.0, 2.0, 3.0]})
+    population = Population.from_dataframe(frame, user="u", known_users=[5])
+    same(population, Population.from_arrays([7, 3, 7], known_users=[5], x=[1.0, 2.0, 3.0]))
+    assert population.user_ids.dtype == np.int64
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_text_is_refused_with_the_ways_out_that_work(library):
+    frame = frame_of(library, {"u": ["a", "b"], "note": ["xyz", "x"], "x": [1, 2]})
+    with pytest.raises(PopulationError, match="field 'note' is text but a store holds numbers: leave it out of the f"):
+        Population.from_dataframe(frame, user="u")
+    same(Population.from_dataframe(frame, user="u", fields=["x"]), Population.from_arrays(["a", "b"], x=[1, 2]))
+    lengths = Population.from_dataframe(frame, user="u", text=lambda notes: np.array([len(note) for note in notes]))
+    same(lengths, Population.from_arrays(["a", "b"], note=[3, 1], x=[1, 2]))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"u": [1, None], "x": [1, 2]}, "has no value for 'u' in row 2"),
+        ({"u": [1, 2], "x": [1.0, None]}, "has no value for 'x' in row 2: fill the gaps"),
+        ({"u": [0.5, 1.5], "x": [1, 2]}, "user column 'u' is float64 but must hold whole numbers or text"),
+        ({"u": ["a", ""], "x": [1, 2]}, "row 2 has an empty user id"),
+        ({"u": ["a", "b\0"], "x": [1, 2]}, "ends in a NUL byte"),
+        ({"u": ["a", "b"], "x": [[1], [1, 2]]}, "has lists of 1 to 2 entries in 'x': pad them"),
+        ({"u": ["a", "b"]}, "population has 0 fields"),
+        ({"rider": ["a", "b"], "x": [1, 2]}, "dataframe has no user column 'u': "),
+        ({"u": ["a", "b"], "x": [datetime(2026, 1, 1)] * 2}, "turn it into numbers or leave it out"),
+    ],
+)
+def test_a_dataframe_that_is_no_population_is_refused(library, columns, words):
+    with pytest.raises(PopulationError) as error:
+        Population.from_dataframe(frame_of(library, columns), user="u")
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("frame", [{"u": [1], "x": [2]}, [1, 2], None, np.zeros((2, 2)), pa.array([1, 2])])
+def test_what_is_no_dataframe_is_refused(frame):
+    with pytest.raises(PopulationError, match="DataFrame of pandas or polars, or a Table of pyarrow"):
+        Population.from_dataframe(frame, user="u")
+
+
+def test_categories_are_the_texts_they_stand_for():
+    rider = pa.array(["b", "a", "b"]).dictionary_encode()
+    frame = pa.table({"rider": rider, "x": [1, 2, 3]})
+    same(Population.from_dataframe(frame, user="rider"), Population.from_arrays(["b", "a", "b"], x=[1, 2, 3]))
+
+
+def test_the_population_does_not_share_memory_with_the_dataframe():
+    x = np.arange(3.0)
+    frame = pa.table({"u": [1, 2, 3], "x": pa.array(x)})
+    population = Population.from_dataframe(frame, user="u")
+    population.fields["x"][0] = 9.0
+    assert frame.column("x").to_pylist() == [0.0, 1.0, 2.0]
+
+
+def test_an_index_of_pandas_is_no_field_and_columns_need_names():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"u": ["a", "b"], "x": [1, 2]}, index=[5, 6])
+    assert list(Population.from_dataframe(frame, user="u").fields) == ["x"]
+    assert list(Population.from_dataframe(frame[frame.u == "b"], user="u").user_ids) == ["b"]
+    with pytest.raises(PopulationError, match="2 columns named 'x'"):
+        Population.from_dataframe(pandas.concat([frame, frame[["x"]]], axis=1), user="u")
+    with pytest.raises(PopulationError, match="field 3 must be named by text"):
+        Population.from_dataframe(frame.rename(columns={"x": 3}), user="u")
+
+
+def test_pandas_and_polars_are_never_imported_by_us():
+    code = (
+        "import sys, pyarrow as pa; from clipline import Population; frame = pa.table({'u': ['a'], 'x': [1]}); "
+        "before = set(sys.modules); Population.from_dataframe(frame, user='u'); "  # Arrow itself may have imported some
+        "print({'pandas', 'polars'} & (set(sys.modules) - before))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "set()"

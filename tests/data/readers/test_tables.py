@@ -1,0 +1,236 @@
+import bz2
+import gzip
+import json
+import lzma
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from clipline.data.readers import npz, tables
+from clipline.data.readers.tables import read_table
+from clipline.data.store import write_store
+from clipline.errors import PopulationError
+from clipline.federated.population import Population
+
+USERS = ["ann", "bob", "ann", "zoë", "bob", "ann"]
+SCORES = [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]
+PIXELS = [[i, i + 1, i + 2] for i in range(6)]
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": None}
+
+
+def jsonl():
+    rows = zip(USERS, SCORES, PIXELS, strict=True)
+    return "".join(json.dumps({"user": u, "score": s, "pixels": p}) + "\n" for u, s, p in rows).encode()
+
+
+def csv():
+    rows = zip(USERS, SCORES, PIXELS, strict=True)
+    return ("user,score,first\n" + "".join(f"{u},{s},{p[0]}\n" for u, s, p in rows)).encode()
+
+
+def packed(data, ending):
+    if ending == ".zst":
+        return pa.compress(data, codec="zstd", asbytes=True)
+    return data if ending == "" else COMPRESS[ending](data)
+
+
+def prepared(path, tmp_path, **options):
+    write_store(tmp_path / "store", read_table(path, "user", **options), source=path.name)
+    population = Population.open(tmp_path / "store")
+    assert population.user_ids.tolist() == ["ann", "bob", "zoë"]
+    assert population.fields["score"].tolist() == [0.5, 2.5, 5.5, 1.5, 4.5, 3.5]
+    return population
+
+
+@pytest.mark.parametrize("ending", ["", *COMPRESS])
+def test_jsonl_in_every_compression(tmp_path, ending):
+    path = tmp_path / f"data.jsonl{ending}"
+    path.write_bytes(packed(jsonl(), ending))
+    population = prepared(path, tmp_path)
+    assert population.of(0)["pixels"].tolist() == [[0, 1, 2], [2, 3, 4], [5, 6, 7]]
+
+
+@pytest.mark.parametrize("ending", ["", *COMPRESS])
+def test_csv_in_every_compression(tmp_path, ending):
+    path = tmp_path / f"data.csv{ending}"
+    path.write_bytes(packed(csv(), ending))
+    assert prepared(path, tmp_path).of(1)["first"].tolist() == [1, 4]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.uint8()), pa.list_(pa.uint8(), 3), pa.large_list(pa.uint8())])
+def test_parquet_lists_become_a_second_axis_and_keep_their_type(tmp_path, kind):
+    columns = {"user": USERS, "score": SCORES, "pixels": pa.array(PIXELS, kind)}
+    pyarrow.parquet.write_table(pa.table(columns), tmp_path / "data.parquet", row_group_size=4)
+    population = prepared(tmp_path / "data.parquet", tmp_path)
+    assert population.fields["pixels"].dtype == np.uint8
+    assert population.of(1)["pixels"].tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_lists_of_lists_and_dictionary_columns(tmp_path):
+    images = pa.array([[[i, 0], [0, i]] for i in range(6)])
+    users = pa.array(USERS).dictionary_encode()
+    pyarrow.parquet.write_table(pa.table({"user": users, "score": SCORES, "image": images}), tmp_path / "d.parquet")
+    assert prepared(tmp_path / "d.parquet", tmp_path).of(2)["image"].tolist() == [[[3, 0], [0, 3]]]
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz(tmp_path, save, monkeypatch):
+    monkeypatch.setattr(npz, "CHUNK_BYTES", 100)  # several chunks
+    save(tmp_path / "data.npz", user=USERS, score=SCORES, pixels=np.array(PIXELS, dtype=np.int16))
+    population = prepared(tmp_path / "data.npz", tmp_path)
+    assert population.fields["pixels"].dtype == np.int16
+    assert population.of(0)["pixels"].tolist() == [[0, 1, 2], [2, 3, 4], [5, 6, 7]]
+
+
+def test_many_chunks_equal_one_and_progress_ends_at_the_size_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "CHUNK_BYTES", 64)
+    for name, data in (("data.jsonl", jsonl() * 20), ("data.csv", csv() + csv().split(b"\n", 1)[1] * 19)):
+        (tmp_path / name).write_bytes(data)
+        seen = []
+        chunks = list(
+            read_table(tmp_path / name, "user", progress=lambda done, total, to=seen: to.append((done, total)))
+        )
+        assert len(chunks) > 5
+        assert np.concatenate([ids for ids, _ in chunks]).tolist() == USERS * 20
+        assert np.concatenate([fields["score"] for _, fields in chunks]).tolist() == SCORES * 20
+        assert seen[-1] == (len(data), len(data))
+        assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("chunk_bytes", [16, 17, 18, 19, 40, 1 << 20])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_csv_is_cut_between_rows_wherever_chunks_end(tmp_path, monkeypatch, chunk_bytes, line_end):
+    """Line ends of every kind, quotes around a line end and around a comma, and no end of the last line."""
+    monkeypatch.setattr(tables, "CHUNK_BYTES", chunk_bytes)
+    notes = ["plain", "two\nlines", "a,b", 'say ""hi""', "x"]
+    body = line_end.join(f'u{i},{i},"{note}"' for i, note in enumerate(notes))
+    (tmp_path / "data.csv").write_bytes(f"user,x,note{line_end}{body}".encode())
+    seen = []
+
+    def lengths(texts):
+        seen.extend(texts)
+        return np.array([len(text) for text in texts])
+
+    chunks = list(read_table(tmp_path / "data.csv", "user", text=lengths))
+    assert np.concatenate([ids for ids, _ in chunks]).tolist() == ["u0", "u1", "u2", "u3", "u4"]
+    assert np.concatenate([fields["x"] for _, fields in chunks]).tolist() == [0, 1, 2, 3, 4]
+    assert seen == ["plain", "two\nlines", "a,b", 'say "hi"', "x"]
+
+
+def test_a_forgotten_quote_does_not_hold_the_rest_of_the_file_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "CHUNK_BYTES", 64)
+    (tmp_path / "data.csv").write_text("user,x\n" + 'a"b,1\n' + "c,2\n" * 1000)
+    chunks = list(read_table(tmp_path / "data.csv", "user"))
+    assert sum(len(ids) for ids, _ in chunks) == 1001
+    assert chunks[0][0][0] == 'a"b'
+    assert max(len(ids) for ids, _ in chunks) < 9 * 64 / 4 + 1
+
+
+def test_a_bad_row_of_csv_is_counted_from_the_top_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "CHUNK_BYTES", 64)
+    (tmp_path / "data.csv").write_text("user,x\n" + "1,2\n" * 100 + "1,2,3\n")
+    with pytest.raises(PopulationError, match="Row #102: Expected 2 columns, got 3"):
+        list(read_table(tmp_path / "data.csv", "user"))
+    (tmp_path / "typed.csv").write_text("user,x\n" + "1,2\n" * 100 + "1,half\n")
+    with pytest.raises(PopulationError, match="int64"):
+        list(read_table(tmp_path / "typed.csv", "user"))
+
+
+def test_ids_in_csv_are_what_is_written(tmp_path):
+    (tmp_path / "data.csv").write_text("user,x\n007,1\n7,2\nNA,3\n")
+    ((ids, _),) = read_table(tmp_path / "data.csv", "user")
+    assert ids.tolist() == ["007", "7", "NA"]
+
+
+def test_only_the_chosen_fields_are_read(tmp_path):
+    (tmp_path / "data.csv").write_bytes(csv())
+    ((_, fields),) = read_table(tmp_path / "data.csv", "user", fields=["first"])
+    assert list(fields) == ["first"]
+
+
+def test_text_is_refused_with_a_way_out_and_taken_with_a_tokeniser(tmp_path):
+    path = tmp_path / "posts.jsonl"
+    path.write_text('{"user": 1, "post": "a bb"}\n{"user": 2, "post": "ccc"}\n')
+    with pytest.raises(PopulationError, match="field 'post' is text but a store holds numbers: leave it out"):
+        write_store(tmp_path / "store", read_table(path, "user"), source="posts")
+
+    def lengths(posts):
+        return np.array([[len(word) for word in ([*post.split(), ""])[:2]] for post in posts], dtype=np.uint8)
+
+    ((ids, fields),) = read_table(path, "user", text=lengths)
+    assert ids.tolist() == [1, 2]
+    assert fields["post"].tolist() == [[1, 2], [3, 0]]
+    np.savez(tmp_path / "posts.npz", user=[1, 2], post=["a bb", "ccc"])
+    ((_, fields),) = read_table(tmp_path / "posts.npz", "user", text=lengths)
+    assert fields["post"].tolist() == [[1, 2], [3, 0]]
+
+
+def damage(tmp_path, name, data):
+    path = tmp_path / name
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("a.jsonl", jsonl() * 3 + b'{"user": "ann", "sco', "in line 19 "),
+        ("a.jsonl", b'{"user": 1, "x": 2}\n[3]\n', "in line 2 "),
+        ("a.jsonl", b'{"user": 1, "x": 2}\n{"user": 1}\n', "no value for 'x' in row 2"),
+        (
+            "a.jsonl",
+            b'{"user": 1, "x": [2]}\n{"user": 1, "x": [2, 3]}\n',
+            "lists of 1 to 2 entries in 'x': pad them",
+        ),
+        ("a.jsonl", b'{"user": 1, "x": {"y": 1}}\n', "turn it into numbers"),
+        ("a.jsonl.gz", gzip.compress(jsonl())[:-20], "cannot be read"),
+        ("a.jsonl.xz", lzma.compress(jsonl())[:-30], "cannot be read"),
+        ("a.jsonl.xz", b"not compressed at all", "cannot be read"),
+        ("a.csv", b"user,x\n1,2\n1,2,3\n", "Row #3: Expected 2 columns, got 3"),
+        ("a.csv", b"user,x\n1,2\n,3\n", "row 2 has an empty user id"),
+        ("a.csv", b"user,x\n", "a.csv holds no example"),
+        ("a.csv", b"", "is empty"),
+        ("a.csv", b"usr,x\n1,2\n", "has no user column 'user': did you mean 'usr'?"),
+        ("a.parquet", b"PAR1 and then nothing", "cannot be read as Parquet"),
+        ("a.npz", b"PK nothing", "cannot be read as NPZ"),
+        ("a.txt", b"1 2 3", "of no known kind: give a file that ends in .parquet"),
+        ("a.npz.gz", b"1", "compressed twice"),
+        ("a", b"1", "of no known kind"),
+    ],
+)
+def test_damaged_tables_say_where_and_leave_nothing(tmp_path, name, data, words):
+    path = damage(tmp_path, name, data)
+    with pytest.raises(PopulationError) as caught:
+        write_store(tmp_path / "store", read_table(path, "user"), source=name)
+    assert words in str(caught.value)
+    assert [left.name for left in tmp_path.iterdir()] == [name]
+
+
+def test_damaged_archives(tmp_path):
+    np.savez(tmp_path / "uneven.npz", user=[1, 2], x=[1, 2, 3])
+    with pytest.raises(PopulationError, match="has 3 rows of 'x' but 2 of 'user': give arrays of equal length"):
+        list(read_table(tmp_path / "uneven.npz", "user"))
+    np.savez(tmp_path / "columns.npz", user=[1, 2], x=np.ones((2, 3), order="F"))
+    with pytest.raises(PopulationError, match="stored by columns"):
+        list(read_table(tmp_path / "columns.npz", "user"))
+    np.savez(tmp_path / "objects.npz", user=np.array(["a", None]), x=[1, 2])
+    with pytest.raises(PopulationError, match="Python objects"):
+        list(read_table(tmp_path / "objects.npz", "user"))
+    pyarrow.parquet.write_table(pa.table({"user": range(9999)}), tmp_path / "cut.parquet")
+    data = (tmp_path / "cut.parquet").read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(data[: len(data) // 2])
+    with pytest.raises(PopulationError, match="cannot be read as Parquet"):
+        list(read_table(tmp_path / "cut.parquet", "user"))
+
+
+def test_missing_files_folders_and_fields(tmp_path):
+    with pytest.raises(PopulationError, match="does not exist"):
+        list(read_table(tmp_path / "no.csv", "user"))
+    with pytest.raises(PopulationError, match="is a folder"):
+        list(read_table(tmp_path, "user"))
+    (tmp_path / "data.csv").write_bytes(csv())
+    with pytest.raises(PopulationError, match="has no field 'scores': did you mean 'score'"):
+        list(read_table(tmp_path / "data.csv", "user", fields=["scores"]))

@@ -1,0 +1,279 @@
+"""What `Population.open`, `save`, `from_table` and `from_dataframe` promise."""
+
+import csv
+import io
+import json
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from clipline import Population
+from clipline.data.manifest import verify_store
+from clipline.data.store import write_store
+from clipline.errors import PopulationError
+
+
+def test_a_stored_population_opens_as_it_was(tmp_path):
+    ids = np.array([2, 0, 2, 5])
+    population = Population.from_arrays(ids, x=np.arange(12.0).reshape(4, 3), y=np.array([1, 2, 3, 4], np.uint8))
+    opened = Population.open(population.save(tmp_path / "p"))
+    assert len(opened) == 3
+    for user in range(3):
+        for name in ("x", "y"):
+            np.testing.assert_array_equal(opened.of(user)[name], population.of(user)[name])
+            assert opened.of(user)[name].dtype == population.of(user)[name].dtype
+    assert isinstance(opened.fields["x"], np.memmap)
+
+
+def test_opening_a_million_users_takes_next_to_no_memory(tmp_path):
+    users = 1_000_000
+    ids = np.arange(users)
+    path = Population(np.arange(users + 1), {"x": np.zeros(users, np.uint8)}, ids).save(tmp_path / "p")
+    tracemalloc.start()
+    population = Population.open(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(population) == users
+    assert population.of(999_999)["x"].tolist() == [0]
+    assert peak < 200_000  # offsets and ids are 8 MB each
+
+
+def test_a_folder_in_use_is_not_written_to(tmp_path):
+    (tmp_path / "mine.txt").write_text("keep me")
+    with pytest.raises(PopulationError, match="is in use: give a folder that is new or empty"):
+        Population.from_arrays([1], x=[1]).save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_damaged_store_is_refused_with_the_reason(tmp_path):
+    path = Population.from_arrays([1, 2], x=[1, 2]).save(tmp_path / "p")
+    (path / "field.x.npy").unlink()
+    with pytest.raises(PopulationError, match=r"field\.x\.npy.* cannot be opened"):
+        Population.open(path)
+    (path / "population.json").write_text("{")
+    with pytest.raises(PopulationError, match="damaged"):
+        Population.open(path)
+    (path / "population.json").write_text(json.dumps({"version": 99}))
+    with pytest.raises(PopulationError, match="version 99 but this clipline reads 1"):
+        Population.open(path)
+    with pytest.raises(PopulationError, match=r"holds no population\.json"):
+        Population.open(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[]", "holds no JSON object"),
+        ("null", "holds no JSON object"),
+        ("7", "holds no JSON object"),
+        ("[" * 100_000, "is damaged"),
+        ("\ufeff{}", "is damaged"),
+        (b"\xff\xfe", "is damaged"),
+        ("", "is damaged"),
+        ("9" * 5000, "is damaged"),
+        ({}, "has version None"),
+        ({"version": 1, "user_ids": True}, "must say fields, a list of names"),
+        ({"version": 1, "fields": ["x"]}, "must say fields, a list of names"),
+        ({"version": 1, "fields": 3, "user_ids": True}, "must say fields, a list of names"),
+        ({"version": 1, "fields": "x", "user_ids": True}, "must say fields, a list of names"),
+        ({"version": 1, "fields": ["x"], "user_ids": "no"}, "user_ids, true or false"),
+        ({"version": 1, "fields": [1], "user_ids": True}, "field 1 cannot name a file"),
+        ({"version": 1, "fields": [["x"]], "user_ids": True}, "field ['x'] cannot name a file"),
+        ({"version": 1, "fields": ["../x"], "user_ids": True}, "field '../x' cannot name a file"),
+        ({"version": 1, "fields": ["/x"], "user_ids": True}, "field '/x' cannot name a file"),
+        ({"version": 1, "fields": [""], "user_ids": True}, "field '' cannot name a file"),
+        ({"version": 1, "fields": ["x\0"], "user_ids": True}, "cannot name a file"),
+        ({"version": 1, "fields": ["\ud800"], "user_ids": True}, "cannot name a file"),
+        ({"version": 1, "fields": ["x", "x"], "user_ids": True}, "field 'x' comes twice"),
+        ({"version": 1, "fields": [], "user_ids": True}, "population has 0 fields"),
+        ({"version": 1, "fields": ["y" * 400], "user_ids": True}, "cannot be opened"),
+    ],
+)
+def test_a_manifest_that_is_none_is_refused_with_the_reason(content, words, tmp_path):
+    path = Population.from_arrays([1, 2], x=[1, 2]).save(tmp_path / "p")
+    content = json.dumps(content) if isinstance(content, dict) else content
+    (path / "population.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(PopulationError) as error:
+        Population.open(path)
+    assert words in str(error.value)
+
+
+def npy(header):
+    """A file of one number behind a header of one's own."""
+    text = header.encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(8)
+
+
+def archive():
+    file = io.BytesIO()
+    np.savez(file, x=np.zeros(2))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0" * 64,
+        archive(),
+        npy("{'descr': '<i8', 'fortran_order': False, 'shape': (1000,), }"),
+        npy("{'descr': '<i8', 'fortran_order': False, 'shape': (10**30,), }"),
+        npy("{'descr': '<i8', 'fortran_order': False, 'shape': (1" + "0" * 30 + ",), }"),
+        npy("{'descr': '<i8', 'fortran_order': False, 'shape': (-1,), }"),
+        npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"),
+        npy("{'descr': 'what', 'fortran_order': False, 'shape': (1,), }"),
+        npy("{'descr': " + "-" * 9000 + "1, 'fortran_order': False, 'shape': (1,), }"),
+        npy("{"),
+        npy("[]"),
+    ],
+)
+@pytest.mark.parametrize("name", ["offsets", "field.x", "user_ids"])
+def test_a_damaged_array_is_refused(name, content, tmp_path):
+    path = Population.from_arrays([1, 2], x=[1, 2]).save(tmp_path / "p")
+    (path / f"{name}.npy").write_bytes(content)
+    with pytest.raises(PopulationError, match=rf"{name}\.npy' cannot be opened"):
+        Population.open(path)
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path):
+    path = Population.from_arrays([1, 2], x=[1, 2]).save(tmp_path / "p")
+    for name in ("field.x.npy", "population.json"):
+        (path / name).unlink()
+        (path / name).mkdir()
+        with pytest.raises(PopulationError, match=rf"{name}.*Is a directory"):
+            Population.open(path)
+
+
+def test_only_what_can_be_opened_again_is_saved(tmp_path):
+    for name in ("../x", "a/b", ""):
+        population = Population(np.array([0, 1]), {name: np.zeros(1)})
+        with pytest.raises(PopulationError, match="cannot name a file"):
+            population.save(tmp_path / "p")
+    assert not (tmp_path / "p").exists()
+
+
+def test_what_is_saved_has_a_manifest_with_checksums_as_what_is_prepared(tmp_path):
+    """One format: each store is opened and verified the same way, whichever of the two wrote it."""
+    ids, x = np.array([2, 1, 2]), np.arange(3.0)
+    population = Population.from_arrays(ids, x=x)
+    saved = verify_store(population.save(tmp_path / "saved"))
+    prepared = write_store(tmp_path / "prepared", [(ids, {"x": x})], source="by hand")
+    assert (saved.users, saved.examples, saved.fields, saved.user_ids) == (2, 3, ["x"], True)
+    assert saved.sha256 == prepared.sha256  # the very same files
+    assert Population.open(tmp_path / "saved").fingerprint() == Population.open(tmp_path / "prepared").fingerprint()
+    without = Population(np.array([0, 3]), {"x": x}).save(tmp_path / "without")
+    assert verify_store(without).user_ids is False
+    assert Population.open(without).user_ids is None
+
+
+def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(PopulationError, match=r"cannot be written .*No space left"):
+        Population.from_arrays([1], x=[1]).save(tmp_path / "p")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+RIDERS = np.array(["zoë", "ann", "bob", "ann", "zoë", "ann"])
+MINUTES = np.array([12.5, 3.25, 8.0, 1.5, 7.0, 2.0])
+STARTS = np.arange(12).reshape(6, 2)
+
+
+def write_parquet(path):
+    pyarrow.parquet.write_table(pa.table({"rider": RIDERS, "minutes": MINUTES, "start": STARTS.tolist()}), path)
+
+
+def write_csv(path):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["rider", "minutes", "seats"], *zip(RIDERS, MINUTES, STARTS[:, 0], strict=True)])
+
+
+def write_jsonl(path):
+    rows = zip(RIDERS.tolist(), MINUTES.tolist(), STARTS.tolist(), strict=True)
+    path.write_text("".join(json.dumps({"rider": r, "minutes": m, "start": s}) + "\n" for r, m, s in rows))
+
+
+def write_npz(path):
+    np.savez(path, rider=RIDERS, minutes=MINUTES, start=STARTS)
+
+
+WRITERS = {".parquet": write_parquet, ".csv": write_csv, ".jsonl": write_jsonl, ".npz": write_npz}
+
+
+def equal(one, other):
+    assert np.array_equal(one.offsets, other.offsets)
+    assert one.user_ids.tolist() == other.user_ids.tolist()
+    assert list(one.fields) == list(other.fields)
+    for name, field in one.fields.items():
+        assert field.dtype == other.fields[name].dtype
+        assert np.array_equal(field, other.fields[name])
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_a_table_of_every_format_equals_the_arrays_that_are_in_it(ending, tmp_path):
+    path = tmp_path / f"rides{ending}"
+    WRITERS[ending](path)
+    second = {"seats": STARTS[:, 0]} if ending == ".csv" else {"start": STARTS}
+    (tmp_path / "scratch").mkdir()
+    population = Population.from_table(path, user="rider", scratch=tmp_path / "scratch")
+    equal(population, Population.from_arrays(RIDERS, minutes=MINUTES, **second))
+    assert list((tmp_path / "scratch").iterdir()) == []  # the maps are of files that are deleted already
+    assert population.fingerprint() == Population.from_arrays(RIDERS, minutes=MINUTES, **second).fingerprint()
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_a_prepared_table_opens_with_the_ids_of_its_users(ending, tmp_path):
+    from clipline.data.prepare import prepare
+
+    WRITERS[ending](tmp_path / f"rides{ending}")
+    prepare("table", tmp_path / f"rides{ending}", tmp_path / "store", user_column="rider")
+    equal(Population.open(tmp_path / "store"), Population.from_table(tmp_path / f"rides{ending}", user="rider"))
+    assert Population.open(tmp_path / "store").user_ids.tolist() == ["ann", "bob", "zoë"]
+
+
+def test_a_table_with_chosen_fields_text_and_users_without_rows(tmp_path):
+    path = tmp_path / "notes.csv"
+    path.write_text("author,note,score\nbob,abc,1\nann,x,2\n")
+    with pytest.raises(PopulationError, match="field 'note' is text but a store holds numbers: leave it out of the f"):
+        Population.from_table(path, user="author")
+    plain = Population.from_table(path, user="author", fields=["score"], known_users=["cay"])
+    equal(plain, Population.from_arrays(["bob", "ann"], known_users=["cay"], score=[1, 2]))
+    lengths = Population.from_table(path, user="author", text=lambda notes: np.array([len(note) for note in notes]))
+    equal(lengths, Population.from_arrays(["bob", "ann"], note=[3, 1], score=[1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("rides.csv", {"user": "ridr"}, "has no user column 'ridr': did you mean 'rider'?"),
+        ("rides.csv", {"user": "rider", "fields": ["minuts"]}, "has no field 'minuts': did you mean 'minutes'?"),
+        ("rides.csv", {"user": "rider", "scratch": "nowhere"}, "scratch='nowhere' is no folder: make it"),
+        ("none.csv", {"user": "rider"}, "none.csv' does not exist: give the path of a file"),
+        ("rides.xlsx", {"user": "rider"}, "rides.xlsx' is of no known kind: give a file that ends in .parquet"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused_with_a_way_out_and_nothing_is_left(tmp_path, name, options, words):
+    write_csv(tmp_path / "rides.csv")
+    (tmp_path / "rides.xlsx").write_text("?")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(PopulationError) as error:
+        Population.from_table(tmp_path / name, **{"scratch": tmp_path, **options})
+    assert words in str(error.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_columns_may_have_the_names_of_our_own_arguments(tmp_path):
+    np.savez(tmp_path / "a.npz", cls=[1, 2], user_ids=[3, 4], known_users=[5, 6], user=["b", "a"])
+    table = Population.from_table(tmp_path / "a.npz", user="user")
+    frame = pa.table({"cls": [1, 2], "user_ids": [3, 4], "known_users": [5, 6], "user": ["b", "a"]})
+    equal(table, Population.from_dataframe(frame, user="user"))
+    assert {name: field.tolist() for name, field in table.fields.items()} == {
+        "cls": [2, 1], "user_ids": [4, 3], "known_users": [6, 5],
+    }  # fmt: skip

@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+
+from clipline import SettingError, task_named
+from clipline.data import task_stores
+from clipline.data.catalogue import CATALOGUE
+from clipline.data.store import write_store
+from clipline.data.task_stores import DATA_SET, data_used, find_store, open_store
+from clipline.errors import PopulationError
+from clipline.tasks import TASK_NAMES
+
+
+def write(folder, users=4, **changes):
+    facts = {"source": "by hand", "tasks": ["so_nwp", "so_lr"], "origin": "substitute", **changes}
+    for split, count in (("train", users), ("test", 2)):
+        ids = np.repeat(np.arange(count), 2)
+        tokens = np.ones((2 * count, 21), np.int16)
+        write_store(folder / split, [(ids, {"tokens": tokens, "other": ids})], known_users=range(count), **facts)
+    return folder
+
+
+def test_data_sets_are_those_of_the_catalogue():
+    assert {task: data.name for data in CATALOGUE.values() for task in data.tasks} == DATA_SET
+    assert set(DATA_SET) == set(TASK_NAMES) - {"handwriting"}
+
+
+def test_settings_take_the_numbers_of_users_from_the_store(tmp_path):
+    settings = task_named("so_nwp").settings
+    mine = settings.overridden({"data": str(write(tmp_path / "s")), "cohort": 3}, "here")
+    assert (mine.users, mine.test_users, mine.cohort) == (4, 2, 3)
+    with pytest.raises(SettingError, match="users=5 must be 4"):
+        mine.overridden({"users": 5}, "here")
+    with pytest.raises(SettingError, match=r"cohort=100 must be at most the population, 4 users"):
+        settings.overridden({"data": str(tmp_path / "s")}, "here")
+
+
+def test_a_task_takes_its_own_fields_and_no_others(tmp_path):
+    task = task_named("so_nwp")
+    settings = task.settings.overridden({"data": str(write(tmp_path / "s")), "cohort": 2, "rounds": 1}, "here")
+    loaded = task.load(settings)
+    assert list(loaded.population.fields) == ["tokens"]
+    assert (len(loaded.population), loaded.population.examples) == (4, 8)
+    with pytest.raises(PopulationError, match="no field 'words' but tokens, other"):
+        task_named("so_lr").load(task_named("so_lr").settings.overridden({"data": settings.data, "cohort": 2}, "here"))
+
+
+def test_users_that_the_store_has_not_are_refused_however_the_settings_were_made(tmp_path):
+    import dataclasses
+
+    task = task_named("so_nwp")
+    settings = dataclasses.replace(task.settings, data=str(write(tmp_path / "s")))
+    with pytest.raises(SettingError, match=r"users=2000 must be 4, as many as data="):
+        task.load(settings)
+
+
+def test_what_was_used_stands_beside_the_results(tmp_path):
+    generated = data_used("so_nwp", "stand-in", "stand-in for users", "stand-in")
+    assert (generated.kind, generated.title, generated.source) == ("stand-in", "stand-in for users", None)
+    assert generated.measured_on == "users outside the training population"
+    used = data_used("so_nwp", "stand-in", "stand-in for users", str(write(tmp_path / "s")))
+    assert (used.kind, used.source, used.measured_on) == ("substitute", "by hand", generated.measured_on)
+    assert used.title == "so_nwp on substitute data of 4 users and 2 to measure on, by hand"
+    shared = data_used("so_nwp", "stand-in", "", str(write(tmp_path / "t", shared_users=True)))
+    assert shared.measured_on.startswith("other examples of the training users")
+
+
+def test_files_above_the_limit_are_opened_unread(tmp_path, monkeypatch):
+    folder = write(tmp_path / "s")
+    path = folder / "train" / "field.other.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(PopulationError, match=r"field\.other\.npy' has checksum"):
+        open_store(folder, "so_nwp")
+    monkeypatch.setattr(task_stores, "CHECKSUM_BYTES", len(data) - 1)
+    assert len(open_store(folder, "so_nwp")[0]) == 4
+
+
+def test_a_store_is_found_in_a_home_only_where_there_is_one(tmp_path):
+    (tmp_path / "so_nwp").mkdir()  # an empty folder of that name is nobody's store
+    assert find_store("so_nwp", tmp_path) is None
+    write(tmp_path / "stackoverflow")
+    assert find_store("so_nwp", tmp_path) == find_store("so_lr", tmp_path) == tmp_path / "stackoverflow"
+    assert find_store("handwriting", tmp_path) is None

@@ -1,0 +1,60 @@
+"""Generators that are not the engine's own: kept as they were, and begun anew by a key."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from clipline.engine.isolation.generators import beginning, generators_state, kept_generators
+
+
+def draw():
+    return np.random.rand(), random.random()  # noqa: NPY002
+
+
+def test_shared_generators_are_as_they_were_also_after_a_mistake():
+    before = generators_state()
+
+    def mistaken():
+        with kept_generators():
+            draw()
+            assert generators_state() != before
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        mistaken()
+    assert generators_state() == before
+
+
+@pytest.mark.parametrize("drawing", [np.random.rand, random.random], ids=["NumPy's", "Python's"])
+def test_a_single_draw_is_seen(drawing):
+    before = generators_state()
+    with kept_generators():
+        assert generators_state() == before
+        drawing()
+        assert generators_state() != before
+
+
+HELD = {
+    "torch's": (torch.Generator(), lambda held: torch.rand(3, generator=held).tolist()),
+    "Python's": (random.Random(), lambda held: held.random()),
+    "NumPy's old": (np.random.RandomState(), lambda held: held.rand(3).tolist()),
+    "NumPy's": (np.random.default_rng(), lambda held: held.random(3).tolist()),
+    "NumPy's bits": (np.random.Philox(), lambda held: held.random_raw(3).tolist()),
+}
+
+
+@pytest.mark.parametrize(("held", "draw_from"), HELD.values(), ids=HELD)
+def test_a_generator_that_a_model_holds_begins_anew_by_its_key(held, draw_from):
+    begin = beginning(held)
+    drawn = []
+    for key in (3, 2**62 + 1, 3):
+        begin(key)
+        drawn.append(draw_from(held))
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
+@pytest.mark.parametrize("other", [None, 3, torch.zeros(2), random, np.random])
+def test_anything_else_does_not_begin(other):
+    assert beginning(other) is None

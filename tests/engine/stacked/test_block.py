@@ -1,0 +1,53 @@
+"""A block of users: some of its users are a block again."""
+
+import numpy as np
+import pytest
+import torch
+
+from clipline.engine.batches import Steps
+from clipline.engine.sparse.row_fields import Touched
+from clipline.engine.stacked.block import Block
+
+
+def made(label=torch.uint16):
+    """Three users with two steps of two examples."""
+    rows = np.arange(12).reshape(3, 2, 2)
+    counts = np.array([[2, 2], [2, 1], [1, 0]])
+    touched = Touched(torch.tensor([[0, 1], [2, 3], [4, 0]]), torch.tensor([[True, True], [True, True], [True, False]]))
+    return Block(
+        np.array([7, 8, 9]),
+        np.array([0, 1, 0]),
+        Steps(rows, counts, np.array([2, 2, 2])),
+        {"x": torch.arange(12.0).view(3, 2, 2), "y": torch.arange(12).view(3, 2, 2).to(label)},
+        {"w": touched},
+        torch.arange(12, dtype=torch.int32).view(3, 2, 1, 2),
+        torch.from_numpy(counts),
+        torch.tensor([0.1, 0.2, 0.3]),
+    )
+
+
+@pytest.mark.parametrize("label", [torch.uint8, torch.uint16, torch.int64])
+@pytest.mark.parametrize("chosen", [[0, 1, 2], [2, 0], [1], []])
+def test_some_users_of_a_block_in_any_order(chosen, label):
+    whole = made(label)
+    block = whole.of_users(np.array(chosen, np.int64))
+    assert block.users.tolist() == whole.users[chosen].tolist()
+    assert block.owners.tolist() == whole.owners[chosen].tolist()
+    assert np.array_equal(block.steps.rows, whole.steps.rows[chosen])
+    assert np.array_equal(block.steps.counts, whole.steps.counts[chosen])
+    assert np.array_equal(block.steps.widths, whole.steps.widths[chosen])
+    assert torch.equal(block.examples["x"], whole.examples["x"][chosen])
+    assert block.examples["y"].dtype == label
+    assert block.examples["y"].tolist() == whole.examples["y"].long()[chosen].tolist()
+    assert torch.equal(block.rows["w"].rows, whole.rows["w"].rows[chosen])
+    assert torch.equal(block.rows["w"].used, whole.rows["w"].used[chosen])
+    assert torch.equal(block.chances, whole.chances[chosen])
+    assert torch.equal(block.counts, whole.counts[chosen])
+    assert torch.equal(block.rates, whole.rates[chosen])
+
+
+def test_all_that_lies_on_the_device_is_named():
+    block = made()
+    tensors = block.tensors()
+    own = [*block.examples.values(), block.rows["w"].rows, block.rows["w"].used]
+    assert {id(one) for one in tensors} == {id(one) for one in [*own, block.chances, block.counts, block.rates]}

@@ -1,0 +1,120 @@
+"""What is found out about a stack before any user is looked at: on made-up examples."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from samples import Mixed, cross_entropies, cross_entropy, linear_model, one_by_one, population_of, rows_of
+from torch import nn
+
+from clipline import LocalSGD
+from clipline.engine.stacked.probe import CannotStack, probe
+from clipline.engine.stacked.step import StackStep
+from clipline.engine.stacked.trainer import Stacked
+from clipline.errors import ModuleError
+from clipline.streams import Streams
+
+SIZES = [5, 0, 1, 23, 8]
+USERS = np.arange(len(SIZES))
+
+
+def plain(model, loss=cross_entropies, features=6):
+    return one_by_one(model, loss, population_of(SIZES, features), LocalSGD(0.3, batch_size=4), Streams(0))
+
+
+def stack(engine):
+    return Stacked(engine, len(SIZES))
+
+
+def probed(engine):
+    problem = engine.problem
+    step = StackStep(problem.model, problem.loss, problem.local)
+    return probe(problem, engine.made_up, step), step
+
+
+@pytest.mark.parametrize("loss", [cross_entropies, cross_entropy])
+def test_whether_a_loss_is_one_for_each_example_and_a_batch_may_be_padded(loss):
+    found, step = probed(plain(linear_model(), loss))
+    assert step.per_example == found.fillable == (loss is cross_entropies)
+    assert found.bytes_a_user >= 1
+
+
+def test_a_model_that_looks_across_its_examples_is_not_padded():
+    layers = nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)
+    found, step = probed(plain(nn.Sequential(*layers).double()))
+    assert step.per_example
+    assert not found.fillable
+
+
+def test_a_probe_leaves_model_and_generators_as_they_were():
+    engine = plain(Mixed().double(), features=16)
+    np.random.seed(3)  # noqa: NPY002
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    before = engine.problem.model.initial.clone()
+    probed(engine)
+    assert torch.equal(engine.problem.model.initial, before)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.random.get_state()[1].tolist() == states[1]  # noqa: NPY002
+    assert random.getstate() == states[2]
+
+
+class Shared(nn.Linear):
+    """Draws from Python's generator, which users of a stack would share."""
+
+    def forward(self, x):
+        return super().forward(x * (1 + random.random()))
+
+
+class Sequence(nn.Module):
+    """A library recurrence, which vmap cannot run."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.lstm(x.view(-1, 3, 2))[0][:, -1])
+
+
+class Branching(nn.Linear):
+    def forward(self, x):
+        return super().forward(x if x.sum() > 0 else 2 * x)
+
+
+class Dice(nn.Linear):
+    def forward(self, x):
+        return super().forward(nn.functional.dropout(x, 0.5))
+
+
+@pytest.mark.parametrize("model", [Sequence(), Branching(6, 3), Dice(6, 3)], ids=lambda m: type(m).__name__)
+def test_what_has_no_version_for_many_users_is_refused_with_the_reason(model):
+    engine = plain(model.double())
+    assert rows_of(engine, USERS).abs().max() > 0  # one by one it trains
+    with pytest.raises(CannotStack, match=r"cannot run for many users at once \(.{15,}\)"):
+        stack(engine)
+
+
+def test_a_model_that_draws_from_a_generator_that_users_share_is_refused():
+    engine = plain(Shared(6, 3).double())
+    assert rows_of(engine, USERS).abs().max() > 0
+    with pytest.raises(CannotStack, match="NumPy's or Python's generator, which users in a stack would share"):
+        stack(engine)
+
+
+def test_what_no_engine_can_train_is_refused_as_such():
+    for loss, words in ((lambda m, b: m(b["x"]), "loss returned a tensor of shape"), (lambda m, b: 3.0, "float")):
+        with pytest.raises(ModuleError, match=words) as error:
+            stack(plain(linear_model(), loss))
+        assert not isinstance(error.value, CannotStack)
+
+
+def test_a_model_that_refuses_without_words_cannot_be_stacked():
+    class Silent(nn.Linear):
+        def forward(self, x):
+            if torch._C._functorch.is_functorch_wrapped_tensor(x):
+                raise NotImplementedError
+            return super().forward(x)
+
+    with pytest.raises(CannotStack):
+        stack(plain(Silent(6, 3).double()))

@@ -1,0 +1,87 @@
+"""Each fast part can be turned off, and then the same is trained, up to rounding."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from samples import Mixed, cross_entropies, flat_training, one_by_one, population_of, rows_of
+from tagged_posts import Tags, loss, posts
+
+from clipline import LocalSGD, SettingError
+from clipline.engine.cpu import fused_linear
+from clipline.engine.fast_parts import FastParts
+from clipline.engine.sparse import native
+from clipline.engine.stacked.trainer import Stacked
+from clipline.engine.working_model import WorkingModel
+from clipline.streams import Streams
+
+NAMES = [field.name for field in fields(FastParts)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [1, "yes", None])
+def test_a_switch_is_true_or_false(name, value):
+    with pytest.raises(SettingError, match=f"fast parts: {name}={value!r} must be True or False"):
+        FastParts(**{name: value})
+
+
+def test_what_reaches_beyond_the_training_is_off_unless_asked_for():
+    assert [name for name in NAMES if not getattr(FastParts(), name)] == ["compile_c", "keep_freed_memory"]
+
+
+@pytest.mark.parametrize("engine", ["one-by-one", "stacked"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "keep_freed_memory"])
+def test_a_run_is_the_same_with_a_part_turned_over(monkeypatch, name, engine):
+    monkeypatch.setattr(fused_linear, "_LARGE", 1)  # so that there is something to turn off
+
+    def run(fast):
+        torch.manual_seed(0)
+        population = population_of([9, 0, 4, 1, 6, 3, 7], features=16)
+        settings = {"rounds": 3, "cohort_size": 4, "local": LocalSGD(0.5, 4), "seed": 0, "noise_multiplier": 0.2}
+        training = flat_training(
+            Mixed().double(), cross_entropies, population, engine=engine, fast=fast, delta=0.1, **settings
+        )
+        return training.run()
+
+    usual, turned = run(FastParts()), run(FastParts(**{name: not getattr(FastParts(), name)}))
+    torch.testing.assert_close(turned.state.params, usual.state.params, rtol=1e-11, atol=1e-12)
+    assert turned.guarantee == usual.guarantee
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_large_dense_layers_step_without_a_gradient_unless_that_is_turned_off(monkeypatch, fused):
+    monkeypatch.setattr(fused_linear, "_LARGE", 1)
+    working = WorkingModel(torch.nn.Linear(6, 3), fused_linear=fused)
+    layer = working.module
+    assert layer.factors.serve(torch.ones(1, 6), layer.weight) == fused
+    before = working.vector.clone()
+    working.descend(layer(torch.ones(1, 6)).sum(), 0.5)
+    torch.testing.assert_close(working.vector, before - 0.5)  # the gradient of all is 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_users_with_many_steps_train_the_same_with_the_others_or_beside_them(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)
+    users, rows = np.arange(16), []
+    for apart in (True, False):
+        torch.manual_seed(0)
+        population = population_of([60, 33, *[3] * 14], features=16)
+        plain = one_by_one(torch.nn.Linear(16, 3).double(), cross_entropies, population, LocalSGD(0.3, 4), Streams(0),
+                           fast=FastParts(straggler_streams=apart))  # fmt: skip
+        stack = Stacked(plain, 16, block_size=16, compiled=True)
+        rows.append(rows_of(stack, users))
+        assert {lane for lane, _ in stack._stragglers._recordings} == ({0, 1} if apart else {0})
+    torch.testing.assert_close(*rows, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_no_compiler_runs_unless_it_is_asked_for(monkeypatch, wanted):
+    asked = []
+    monkeypatch.setattr(
+        "clipline.engine.one_by_one.compiled", lambda dtype: asked.append(dtype) or native.compiled(dtype)
+    )
+    made = one_by_one(Tags().double(), loss, posts(), LocalSGD(0.5, 4), Streams(0), row_fields={"tags.weight": "words"},
+                      fast=FastParts(compile_c=wanted))  # fmt: skip
+    assert asked == ([torch.float64] if wanted else [])
+    assert made.runs_c == (wanted and native.compiled(torch.float64) is not None)

@@ -1,0 +1,113 @@
+"""The copy of a model that users train on: one vector of parameters, and nothing that keeps a user's data."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from samples import cross_entropy, linear_model, one_by_one, small_population
+from torch import nn
+
+from clipline import LocalSGD
+from clipline.engine.working_model import WorkingModel, check_module, uncompiled
+from clipline.errors import ModuleError
+from clipline.streams import Streams
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (nn.BatchNorm1d(6), "BatchNorm1d"),
+        (nn.SyncBatchNorm(6), "SyncBatchNorm"),
+        (nn.InstanceNorm1d(6, track_running_stats=True), "InstanceNorm1d"),
+    ],
+)
+def test_running_statistics_are_refused_with_what_to_use_instead(layer, name):
+    with pytest.raises(ModuleError) as error:
+        WorkingModel(nn.Sequential(nn.Linear(6, 6), layer, nn.Linear(6, 3)))
+    assert f"layer '1' ({name})" in str(error.value)
+    assert "GroupNorm or LayerNorm" in str(error.value)
+
+
+def test_the_callers_model_is_not_changed_and_shared_parameters_stay_shared():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+    model[1].weight = model[0].weight
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    engine = one_by_one(model, cross_entropy, small_population(), LocalSGD(0.1, batch_size=8), Streams(0))
+    assert engine.problem.model.dim == 36 + 6 + 6 + 21
+    engine.block(engine.problem.model.initial, np.array([3]), 0)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+    exported = engine.problem.model.export(engine.problem.model.vector + 1)
+    assert exported[1].weight is exported[0].weight
+    assert torch.allclose(exported[0].weight, engine.problem.model.module[0].weight + 1)
+
+
+def test_setting_the_vector_sets_the_model_and_a_step_of_the_model_moves_the_vector():
+    working = WorkingModel(linear_model())
+    module = working.load(torch.arange(18.0, dtype=torch.float64))
+    assert module.weight.flatten().tolist() == list(range(18))
+    before = working.vector.clone()
+    working.descend(module.weight[1].sum(), 0.5)  # the gradient is 1 in the second row of six
+    assert (working.vector - before).tolist() == [0.0] * 6 + [-0.5] * 6 + [0.0] * 6
+    assert not working.initial.any()  # what a run starts from stays
+
+
+def test_a_loss_without_the_models_parameters_is_refused():
+    with pytest.raises(ModuleError, match="does not depend on the model's trainable parameters"):
+        WorkingModel(linear_model()).descend(torch.tensor(1.0), 0.1)
+
+
+def test_the_module_holds_other_tensors_within_and_its_own_afterwards_also_after_a_mistake():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    working = WorkingModel(model)
+    own = dict(working.module.named_parameters())
+    others = {name: torch.ones(shape) for name, shape in working.named_shapes.items()}
+    assert list(others) == ["0.weight", "0.bias", "1.bias"]  # a shared parameter stands once
+
+    def mistaken():
+        with working.holding(others):
+            assert working.module[0].weight is working.module[1].weight is others["0.weight"]
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        mistaken()
+    assert all(param is own[name] for name, param in working.module.named_parameters())
+
+
+def test_models_that_differ_in_training_alone_are_told_from_others():
+    def made(bias=1.0, frozen=True, dtype=torch.float32):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3)).to(dtype)
+        nn.init.constant_(model[2].bias, bias)
+        model[2].bias.requires_grad_(not frozen)
+        return model
+
+    first, other = made(), made()
+    nn.init.zeros_(other[0].weight)
+    assert WorkingModel(first).same_apart_from_training(WorkingModel(other))
+    nan = WorkingModel(made(float("nan")))
+    assert nan.same_apart_from_training(WorkingModel(made(float("nan"))))
+    for different in (made(bias=2.0), made(frozen=False), made(dtype=torch.float64), nn.Linear(6, 3)):
+        assert not WorkingModel(first).same_apart_from_training(WorkingModel(different))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of what is old
+def test_models_that_no_user_can_train_on_are_refused():
+    with pytest.raises(ModuleError, match=r"layer 'model' \(LazyLinear\) has no shape yet"):
+        check_module(nn.LazyLinear(3))
+    with pytest.raises(ModuleError, match="scripted"):
+        check_module(torch.jit.script(nn.Linear(2, 2)))
+    with pytest.raises(ModuleError, match="older weight_norm or spectral_norm"):
+        check_module(nn.utils.spectral_norm(nn.Linear(2, 2)))
+    model = nn.Linear(2, 2)
+    model.lock = threading.Lock()
+    with pytest.raises(ModuleError, match="model Linear cannot be copied"):
+        WorkingModel(model)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own imports
+def test_a_compiled_model_is_unpacked():
+    model = linear_model()
+    assert uncompiled(torch.compile(model)) is model
+    assert type(WorkingModel(torch.compile(model)).export(torch.zeros(18))) is nn.Linear

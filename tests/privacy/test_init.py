@@ -1,0 +1,106 @@
+"""The room itself: public names, imports in one direction, and a light start."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import clipline
+from clipline import privacy
+
+ROOM = Path(privacy.__file__).parent
+# From the bottom up; modules of one level do not import each other, except inside renyi/, pld/ and numerics/.
+LEVELS = [
+    {"relations", "noise_split"},
+    {"events", "numerics"},
+    {"ledger", "guarantee", "renyi", "pld"},
+    {"dominating_pairs", "plan_text"},
+    {"accountant"},
+    {"calibration", "selection"},
+    {"planning"},
+]
+WITHIN = {
+    "numerics": [["gaussian", "quadrature", "monotone_search"]],
+    "renyi": [["curves", "wang2019", "conversion"]],
+    "pld": [["one_round"], ["discretised"], ["fft", "window", "total"], ["rare_losses"], ["compose"]],
+}
+FILES = sorted(path for path in ROOM.rglob("*.py") if path.name != "__init__.py")
+
+
+def imported(path):
+    """The modules of this room that a file imports when it runs, such as "events" or "pld.fft"."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    package = ("clipline", "privacy", *path.relative_to(ROOM).parent.parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
+            if base[:2] == ["clipline", "privacy"] and base[2:] not in ([], [""]):
+                yield ".".join(base[2:])
+
+
+def level_of(module, levels):
+    return next(index for index, names in enumerate(levels) if module in names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOM).as_posix())
+def test_imports_inside_the_room_go_one_way(path):
+    mine = path.relative_to(ROOM).with_suffix("").parts
+    for module in imported(path):
+        head, _, rest = module.partition(".")
+        if head != mine[0]:
+            assert level_of(head, LEVELS) < level_of(mine[0], LEVELS), f"{path.name} imports {module}"
+        elif rest:
+            assert level_of(rest, WITHIN[head]) < level_of(mine[1], WITHIN[head]), f"{path.name} imports {module}"
+
+
+def test_the_reader_of_imports_sees_them():
+    assert {"events", "pld.one_round", "renyi.curves"} <= set(imported(ROOM / "dominating_pairs.py"))
+    assert {"numerics", "one_round"} & {name.split(".")[-1] for name in imported(ROOM / "pld" / "discretised.py")}
+    assert "planning" not in set(imported(ROOM / "plan_text.py"))  # for type checkers only
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOM).as_posix())
+def test_every_module_has_a_test_file_of_its_own(path):
+    mirror = Path(__file__).parent / path.relative_to(ROOM).parent / f"test_{path.name}"
+    assert "\ndef test_" in mirror.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("room", [ROOM, *(ROOM / name for name in WITHIN)], ids=lambda room: room.name)
+def test_every_room_says_what_it_is_for_and_where_to_begin(room):
+    words = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
+    assert "Begin with" in words
+    assert len(words.splitlines()) <= 5
+
+
+def test_public_names_exist_and_are_those_of_the_package():
+    for name in privacy.__all__:
+        assert getattr(privacy, name).__name__ == name
+        assert getattr(clipline, name, getattr(privacy, name)) is getattr(privacy, name)
+    static = {
+        alias.name
+        for node in ast.walk(ast.parse((ROOM / "__init__.py").read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.level
+        for alias in node.names
+    }
+    assert static == set(privacy.__all__) == set(dir(privacy))
+    with pytest.raises(AttributeError, match=r"'clipline\.privacy' has no attribute 'nonsense'"):
+        _ = privacy.nonsense
+
+
+def loaded(code, modules):
+    code = f"import sys; {code}; print([m for m in {modules} if m in sys.modules])"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_accounting_needs_no_array_framework_and_no_scipy():
+    assert loaded("import clipline.privacy.selection, clipline.privacy.planning", ("torch", "scipy")) == "[]"
+
+
+def test_the_names_of_the_room_are_imported_when_they_are_used():
+    assert loaded("import clipline.privacy; dir(clipline.privacy)", ("numpy", "clipline.privacy.accountant")) == "[]"
+    assert loaded("from clipline.privacy import PoissonSampling", ("numpy", "clipline.privacy.accountant")) == "[]"

@@ -1,0 +1,120 @@
+"""Theorem 1 against the paper's numbers, the oracle table and high-precision arithmetic."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clipline.errors import SettingError
+from clipline.privacy.noise_split import CENTRED, UNCENTRED, DeltaNoise, join_noise, quantile_bound, split_noise
+from clipline.privacy.renyi.curves import gaussian_curve
+
+PAPER = [
+    (1.0, 5.0),
+    (0.01, 5.0),
+    (0.1, 5.0),
+    (1.3958, 697.9),
+    (0.6693, 111.55),
+    (0.513, 25.65),
+    (0.01, 697.9),
+    (3.0, 1.51),
+]
+
+
+def test_counting_costs_half_a_percent_more_noise_at_100_users():
+    assert float(split_noise(1.0, 5.0)) == pytest.approx(1.00503781525921, rel=1e-14)
+
+
+def test_pitfall_uncentred_bit_needs_its_own_formula():
+    # A bit that is not centred moves the count by 1, not by 1/2; the centred formula would add too little noise.
+    uncentred = split_noise(1.0, 5.0, bit_bound=1.0)
+    assert float(uncentred) == pytest.approx(1.02062, abs=1e-5)
+    assert uncentred > split_noise(1.0, 5.0)
+    assert join_noise(split_noise(1.0, 5.0), 5.0, bit_bound=1.0) < 1.0
+
+
+def test_the_oracle_table_of_theorem_1_is_met(oracle):
+    rows = oracle("joint_noise.csv")
+    assert len(rows) == 16
+    for row in rows:
+        z, stddev, bound = float(row["z"]), float(row["sigma_b"]), float(row["bit_bound"])
+        if row["z_delta"]:
+            z_delta = float(split_noise(z, stddev, bit_bound=bound))
+            assert z_delta == pytest.approx(float(row["z_delta"]), rel=2e-14)
+        else:
+            with pytest.raises(SettingError):
+                split_noise(z, stddev, bit_bound=bound)
+
+
+@pytest.mark.parametrize(("z", "stddev"), PAPER)
+@pytest.mark.parametrize("bound", [0.5, 1.0])
+def test_both_directions_are_exact_to_the_last_digits(z, stddev, bound):
+    with mpmath.workdps(60):
+        exact_z, bit = mpmath.mpf(z), mpmath.mpf(stddev) / mpmath.mpf(bound)
+        if exact_z < bit:
+            exact = 1 / mpmath.sqrt(exact_z**-2 - bit**-2)
+            ours = float(split_noise(z, stddev, bit_bound=bound))
+            assert abs(ours / exact - 1) < 1e-15 * max(1, 1 / (1 - exact_z / bit))
+        exact = 1 / mpmath.sqrt(exact_z**-2 + bit**-2)
+        assert abs(join_noise(DeltaNoise(z), stddev, bit_bound=bound) / exact - 1) < 1e-15
+
+
+@given(z=st.floats(1e-6, 1e3), share=st.floats(1e-6, 0.999), bound=st.sampled_from([0.5, 1.0]))
+@settings(derandomize=True, deadline=None, max_examples=100)
+def test_joining_undoes_splitting(z, share, bound):
+    stddev = z * bound / share
+    assert join_noise(split_noise(z, stddev, bit_bound=bound), stddev, bit_bound=bound) == pytest.approx(z, rel=1e-12)
+
+
+@pytest.mark.parametrize(("z", "stddev"), PAPER)
+def test_the_two_releases_together_cost_what_one_gaussian_costs(z, stddev):
+    orders = 1 + np.logspace(-4, 6, 40)
+    update, bit = gaussian_curve(float(split_noise(z, stddev)), orders), gaussian_curve(2 * stddev, orders)
+    np.testing.assert_allclose(update + bit, orders / (2 * z * z), rtol=1e-12)
+
+
+def test_no_privacy_needs_no_noise_whatever_the_count():
+    assert split_noise(0, 0) == split_noise(0.0, 5.0) == split_noise(0, math.inf) == DeltaNoise(0)
+
+
+def test_a_part_released_without_noise_leaves_no_privacy():
+    assert join_noise(DeltaNoise(0), 5.0) == join_noise(DeltaNoise(1.0), 0) == join_noise(DeltaNoise(0), 0) == 0
+
+
+def test_without_a_bit_all_noise_goes_to_the_updates():
+    assert float(split_noise(1.3, math.inf)) == join_noise(DeltaNoise(1.3), math.inf) == 1.3
+
+
+@pytest.mark.parametrize(
+    ("z", "stddev", "bound", "limit"), [(2.0, 1.5, 1.0, "1.5"), (10.0, 5.0, 0.5, "10"), (1.0, 0.0, 0.5, "0")]
+)
+def test_a_bit_that_reveals_too_much_is_refused_with_a_way_out(z, stddev, bound, limit):
+    message = (
+        f"noise_multiplier={z}.*below count_stddev / bit_bound = {limit}: raise count_stddev or cohort_size, or lower"
+    )
+    with pytest.raises(SettingError, match=message):
+        split_noise(z, stddev, bit_bound=bound)
+
+
+@pytest.mark.parametrize("bad", [{"noise_multiplier": -1}, {"count_stddev": -1}, {"bit_bound": 0}, {"bit_bound": 2}])
+def test_settings_outside_their_limits_are_refused_by_name(bad):
+    (name,) = bad
+    with pytest.raises(SettingError, match=f"{name}="):
+        split_noise(**{"noise_multiplier": 1.0, "count_stddev": 5.0, **bad})
+
+
+def test_centring_at_the_quantile_costs_between_the_median_and_no_centring():
+    # By hand: at the quantile 0.8 a bit moves the centred count by 0.2 or 0.8.
+    assert quantile_bound(0.5) == CENTRED
+    assert quantile_bound(0.8) == quantile_bound(0.2) == 0.8
+    assert quantile_bound(0) == quantile_bound(1) == UNCENTRED
+    at_quantile = float(split_noise(1.0, 5.0, bit_bound=quantile_bound(0.8)))
+    assert at_quantile == pytest.approx((1 - 0.8**2 / 25) ** -0.5, rel=1e-14)
+
+
+def test_a_bare_number_is_not_taken_for_the_noise_of_the_updates():
+    with pytest.raises(SettingError, match=r"delta_noise=1.0 must be a DeltaNoise: wrap"):
+        join_noise(1.0, 5.0)

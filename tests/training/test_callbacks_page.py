@@ -1,0 +1,27 @@
+"""The code of docs/callbacks.md runs as printed."""
+
+import re
+
+from samples import ROOT
+
+PAGE = (ROOT / "docs" / "callbacks.md").read_text(encoding="utf-8")
+
+
+def test_the_page_runs_as_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    scope = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+        exec(compile(block, "docs/callbacks.md", "exec"), scope)
+    shown = capsys.readouterr()
+    assert scope["result"].metrics["accuracy"] > 0.8
+    assert "round 20/20  accuracy 0." in shown.err
+    assert re.search(r"the clip was high enough in round \d", shown.out)
+    files = sorted(path.name for path in (tmp_path / "runs" / "rides").iterdir())
+    assert files == ["curves.png", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "settings.toml"]
+    for name in files:
+        assert f"`{name}`" in PAGE
+
+
+def test_every_callback_is_on_the_page():
+    for name in ("Callback", "Curves", "Evaluate", "Progress", "RunDirectory", "StopOnInterrupt"):
+        assert name in PAGE

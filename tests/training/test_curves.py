@@ -1,0 +1,105 @@
+import matplotlib.figure
+import matplotlib.image
+import pytest
+from samples import LOCAL, cross_entropy, small_population
+from samples import linear_float32 as linear
+
+from clipline import FixedClip, QuantileClip, Training
+from clipline.training import curves
+from clipline.training.curves import Curves
+from clipline.training.evaluation import Evaluate
+from clipline.training.options import Privacy
+from clipline.training.run_directory import CURVES, RunDirectory
+
+
+def training(clip=None, noise_multiplier=0.5, rounds=12):
+    return Training(
+        linear(),
+        cross_entropy,
+        small_population(),
+        rounds=rounds,
+        cohort_size=20,
+        local=LOCAL,
+        clip=clip,
+        privacy=Privacy(noise_multiplier=noise_multiplier),
+        seed=3,
+    )
+
+
+def evaluate():
+    return Evaluate(lambda model: {"accuracy": 0.25, "loss": float("nan")}, every=3)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that were written."""
+    figures = []
+
+    def save(figure, path):
+        figures.append(figure)
+        matplotlib.figure.Figure.savefig(figure, path)
+
+    monkeypatch.setattr(curves, "save_figure", save)
+    return figures
+
+
+def titles(figure):
+    return [axis.get_title() for axis in figure.axes]
+
+
+def test_the_figure_has_metric_clip_epsilon_and_fraction_over_the_rounds(tmp_path, drawn):
+    result = training(QuantileClip(0.7)).run([evaluate(), Curves(tmp_path / "c.png", title="rides")])
+    (figure,) = drawn
+    assert titles(figure)[0] == "accuracy"
+    assert titles(figure)[3] == "noisy fraction within the clip (dashed: target 0.7)"
+    metric, clip, epsilon, within = (axis.get_lines()[0].get_xydata().tolist() for axis in figure.axes)
+    assert metric == [[3, 0.25], [6, 0.25], [9, 0.25], [12, 0.25]]
+    assert clip == [[r.round_index + 1, r.clip] for r in result.reports]
+    assert epsilon == [[r.round_index + 1, r.guarantee.epsilon] for r in result.reports]
+    assert within == [[r.round_index + 1, r.fraction_within] for r in result.reports]
+    assert figure.get_suptitle() == f"rides\n{result.guarantee}"
+    labels = [text.get_text() for text in figure.axes[1].get_yticklabels(which="both") if text.get_text()]
+    assert len(labels) > 1
+    assert all(float(label) > 0 for label in labels)  # plain numbers
+    assert matplotlib.image.imread(tmp_path / "c.png").shape[2] == 4
+
+
+def test_what_was_not_measured_released_or_promised_is_said(tmp_path, drawn):
+    training(FixedClip(float("inf")), noise_multiplier=0.0).run([Curves(tmp_path / "c.png")])
+    words = [[text.get_text() for text in axis.texts] for axis in drawn[0].axes]
+    assert words[0] == ["not measured"]
+    assert words[1] == ["no clip"]
+    assert "NOT PRIVATE" in words[2][0]
+    assert "not released" in words[3][0]
+
+
+def test_the_metric_to_draw_can_be_named_and_may_be_no_number(tmp_path, drawn):
+    training().run([evaluate(), Curves(tmp_path / "c.png", metric="loss")])
+    assert titles(drawn[0])[0] == "loss"
+
+
+def test_the_figure_of_a_run_directory_has_all_rounds_and_the_facts(tmp_path, drawn):
+    facts = {"task": "rides", "data": "drawn", "measured_on": "other riders, of another town"}
+    run = training()
+    result = run.run([RunDirectory(tmp_path / "r", facts=facts), evaluate()])
+    assert titles(drawn[0])[0] == "accuracy on other riders"
+    assert drawn[0].get_suptitle() == f"task rides, data drawn\n{result.guarantee}"
+    assert len(drawn[0].axes[1].get_lines()[0].get_xdata()) == 12
+    assert (tmp_path / "r" / CURVES).exists()
+
+
+def test_a_long_title_and_the_guarantee_fit_above_the_figure(tmp_path, drawn):
+    result = training().run([Curves(tmp_path / "c.png", title=" ".join(["rides of a town"] * 20))])
+    figure = drawn[0]
+    (title,) = [text for text in figure.texts if str(result.guarantee)[:20] in text.get_text()]
+    box = title.get_window_extent(figure.canvas.get_renderer())
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+
+
+def test_a_run_without_a_round_draws_nothing(tmp_path):
+    class Stop(Curves):
+        stop_requested = True
+
+    training().run([Stop(tmp_path / "c.png")])
+    assert list(tmp_path.iterdir()) == []

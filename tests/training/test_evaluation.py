@@ -1,0 +1,192 @@
+import threading
+
+import numpy as np
+import pytest
+import torch
+from samples import LOCAL, cross_entropies, cross_entropy, population_of, small_population
+from samples import linear_float32 as linear
+
+from clipline import Population, Training
+from clipline.errors import SettingError
+from clipline.training.callbacks import Callback
+from clipline.training.evaluation import Evaluate
+from clipline.training.options import Compute, Privacy
+
+TEST = population_of([3, 0, 9, 1, 40], seed=9)
+
+
+def training(rounds=5, population=None, model=None):
+    return Training(
+        model or linear(),
+        cross_entropy,
+        population or small_population(),
+        rounds=rounds,
+        cohort_size=20,
+        local=LOCAL,
+        privacy=Privacy(noise_multiplier=0.5),
+        seed=3,
+    )
+
+
+def accuracy(model, batch):
+    return model(batch["x"]).argmax(dim=1) == batch["y"]
+
+
+def test_a_metric_is_the_mean_over_all_examples_whatever_the_batches():
+    for batch_size in (1, 7, 1000):
+        result = training().run([Evaluate(TEST, accuracy, every=5, batch_size=batch_size)])
+        guess = (np.float32(TEST.fields["x"]) @ result.model.weight.detach().numpy().T).argmax(axis=1)
+        assert result.metrics == {"accuracy": pytest.approx((guess == TEST.fields["y"]).mean(), abs=1e-12)}
+
+
+def test_metrics_may_be_several_by_name_and_a_loss_is_one():
+    def both(model, batch):
+        return {"accuracy": accuracy(model, batch), "loss": cross_entropies(model, batch)}
+
+    result = training().run([Evaluate(TEST, both)])
+    x, y = torch.tensor(TEST.fields["x"]).float(), torch.tensor(TEST.fields["y"])
+    loss = torch.nn.functional.cross_entropy(result.model(x), y)
+    assert result.metrics.keys() == {"accuracy", "loss"}
+    assert result.metrics["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert training(rounds=1).run([Evaluate(TEST, lambda model, batch: batch["y"])]).metrics.keys() == {"metric"}
+
+
+def test_rounds_are_measured_at_their_turn_and_after_the_last():
+    seen = []
+
+    def evaluate(model):
+        seen.append(model.weight.detach().clone())
+        return {"loss": float(len(seen))}
+
+    result = training().run([Evaluate(evaluate, every=2)])
+    assert [dict(report.metrics) for report in result.reports] == [{}, {"loss": 1.0}, {}, {"loss": 2.0}, {"loss": 3.0}]
+    assert result.metrics == {"loss": 3.0}
+    assert torch.equal(seen[-1], result.model.weight)
+
+
+def test_the_model_is_a_copy_in_eval_mode_without_gradients_in_another_thread():
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), linear())
+    modes = []
+
+    def evaluate(own):
+        modes.append((own.training, torch.is_grad_enabled(), threading.current_thread() is threading.main_thread()))
+        own[1].weight.fill_(1e6)  # it may do what it likes: nobody else has this model
+        return {"loss": 0.0}
+
+    with_metric = training(model=model).run([Evaluate(evaluate, every=1)])
+    assert modes == [(False, False, False)] * 5
+    assert torch.equal(with_metric.state.params, training(model=model).run().state.params)
+    assert not (model[1].weight != 0).any()
+
+
+def test_the_next_rounds_train_while_one_is_measured():
+    trained = threading.Event()
+
+    class Noting(Evaluate):
+        def measure(self, state, *, last):
+            if state.round_index == 4:
+                trained.set()
+            return super().measure(state, last=last)
+
+    result = training().run([Noting(lambda model: {"waited": float(trained.wait(60))}, every=2)])
+    assert result.reports[1].metrics == {"waited": 1.0}  # the metrics of round 1 came when round 3 had been trained
+
+
+def test_an_error_in_a_metric_ends_the_run():
+    def fails(model):
+        raise ZeroDivisionError("no test users")
+
+    with pytest.raises(ZeroDivisionError, match="no test users"):
+        training().run([Evaluate(fails, every=1)])
+
+
+def test_the_population_that_trains_is_refused():
+    population = small_population()
+    with pytest.raises(SettingError, match="test is the population that trains but must hold other users"):
+        training(population=population).run([Evaluate(population, accuracy)])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda: Evaluate(TEST), "metric=None must be given where test is a population"),
+        (lambda: Evaluate(lambda model: {}, accuracy), "must be left out where test is a function of the model"),
+        (lambda: Evaluate(7), "test=7 must be a Population or a function of the model"),
+        (lambda: Evaluate(TEST, accuracy, every=0), "every=0 must be a whole number at least 1"),
+        (lambda: Evaluate(TEST, accuracy, batch_size=0), "batch_size=0 must be a whole number at least 1"),
+        (
+            lambda: Evaluate(Population(np.array([0, 0]), {"x": np.zeros((0, 6))}), accuracy),
+            "test has 0 examples but needs at least 1",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_when_it_is_made(given, words):
+    with pytest.raises(SettingError, match=words):
+        given()
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (cross_entropy, r"metric 'cross_entropy'='shape \(\)' must be a tensor of shape \(53,\)"),
+        (lambda model, batch: 0.5, "metric 'metric'='float' must be a tensor of shape"),
+        (lambda model, batch: {"epsilon": batch["y"]}, "metric='epsilon' must be named other than round, clip"),
+    ],
+)
+def test_a_metric_of_another_form_is_refused(metric, words):
+    with pytest.raises(SettingError, match=words):
+        training(rounds=1).run([Evaluate(TEST, metric)])
+
+
+def test_names_that_change_between_batches_are_refused():
+    def odd(model, batch):
+        return {f"at most {len(batch['y'])}": batch["y"]}
+
+    with pytest.raises(SettingError, match="must be the same in every batch"):
+        training(rounds=1).run([Evaluate(TEST, odd, batch_size=50)])
+
+
+def test_one_object_serves_one_run_at_a_time_and_another_afterwards():
+    evaluate = Evaluate(TEST, accuracy)
+    run = training()
+    evaluate.on_start(run, run.init())
+    with pytest.raises(SettingError, match="serves one at a time"):
+        training().run([evaluate])
+    evaluate.close()
+    evaluate.close()  # twice is once
+    assert training(rounds=2).run([evaluate]).metrics == training(rounds=2).run([evaluate]).metrics
+
+
+def test_what_is_no_number_is_null_in_the_files(tmp_path):
+    import json
+
+    from clipline.training.run_directory import METRICS, RunDirectory
+
+    training(rounds=1).run([RunDirectory(tmp_path / "r"), Evaluate(lambda model: {"loss": float("nan")})])
+    assert json.loads((tmp_path / "r" / METRICS).read_text())["loss"] is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_state_is_measured_as_it_was_when_its_round_ended():
+    run = Training(
+        linear(),
+        cross_entropies,
+        small_population(),
+        rounds=12,
+        cohort_size=20,
+        local=LOCAL,
+        privacy=Privacy(noise_multiplier=0.5),
+        compute=Compute(device="cuda"),
+        seed=3,
+    )
+    states = []
+
+    class Keep(Callback):
+        def on_round(self, report, state):
+            states.append(state)
+
+    result = run.run([Evaluate(TEST, cross_entropies, every=1), Keep()])
+    x, y = torch.tensor(TEST.fields["x"]).float(), torch.tensor(TEST.fields["y"])
+    for report, state in zip(result.reports, states, strict=True):
+        loss = torch.nn.functional.cross_entropy(run.model_at(state)(x), y).item()
+        assert report.metrics == {"cross_entropies": pytest.approx(loss, rel=1e-5)}

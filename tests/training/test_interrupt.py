@@ -1,0 +1,92 @@
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from samples import LOCAL, cross_entropy, small_population
+from samples import linear_float32 as linear
+
+from clipline import Training
+from clipline.training.callbacks import Callback
+from clipline.training.interrupt import StopOnInterrupt
+from clipline.training.options import Privacy
+
+
+def training(rounds=50):
+    return Training(
+        linear(),
+        cross_entropy,
+        small_population(),
+        rounds=rounds,
+        cohort_size=20,
+        local=LOCAL,
+        privacy=Privacy(noise_multiplier=0.5),
+        seed=3,
+    )
+
+
+class Press(Callback):
+    """Ctrl-C, so many times, after this many rounds."""
+
+    def __init__(self, after, times=1):
+        self.after, self.times = after, times
+
+    def on_round(self, report, state):
+        if state.round_index == self.after:
+            for _ in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture
+def handler():
+    before = signal.getsignal(signal.SIGINT)
+    yield before
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_ends_after_the_round_and_the_result_stands(handler, capsys):
+    result = training().run([Press(2), StopOnInterrupt()])
+    assert (result.stopped, result.guarantee.rounds, len(result.reports)) == ("interrupted", 2, 2)
+    assert torch.equal(result.state.params, training(rounds=2).run().state.params)
+    assert "stopping after this round" in capsys.readouterr().err
+
+
+def test_a_second_ctrl_c_stops_at_once_and_the_handler_is_given_back(handler):
+    with pytest.raises(KeyboardInterrupt):
+        training().run([Press(1, times=2), StopOnInterrupt()])
+
+
+def test_without_the_callback_no_signal_is_taken_over(handler):
+    class Look(Callback):
+        def on_round(self, report, state):
+            assert signal.getsignal(signal.SIGINT) is handler
+
+    training(rounds=1).run([Look()])
+    with pytest.raises(KeyboardInterrupt):
+        training().run([Press(1)])
+
+
+def test_one_object_serves_one_run_after_the_other(handler):
+    stop = StopOnInterrupt()
+    assert training().run([Press(1), stop]).stopped == "interrupted"
+    assert training(rounds=2).run([stop]).stopped == "finished"
+
+
+def test_several_runs_at_once_stop_together_and_the_last_gives_the_handler_back(handler):
+    stop = StopOnInterrupt()
+    for _ in range(2):
+        stop.on_start(None, None)
+    stop.close()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert stop.stop_requested
+    stop.close()
+    stop.close()  # once too often
+
+
+def test_outside_the_main_thread_nothing_changes(handler):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(training(rounds=1).run([StopOnInterrupt()])))
+    thread.start()
+    thread.join()
+    assert results[0].stopped == "finished"

@@ -1,0 +1,100 @@
+import io
+
+import pytest
+from rich.console import Console
+from samples import LOCAL, cross_entropy, small_population
+from samples import linear_float32 as linear
+
+from clipline import Training
+from clipline.training import progress
+from clipline.training.callbacks import Callback
+from clipline.training.evaluation import Evaluate
+from clipline.training.options import Privacy
+from clipline.training.progress import Progress
+
+
+def training(rounds=5):
+    return Training(
+        linear(),
+        cross_entropy,
+        small_population(),
+        rounds=rounds,
+        cohort_size=20,
+        local=LOCAL,
+        privacy=Privacy(noise_multiplier=0.5),
+        seed=3,
+    )
+
+
+def evaluate(every=2):
+    return Evaluate(lambda model: {"accuracy": 0.25, "loss": 1.5}, every=every)
+
+
+def test_a_log_has_a_line_for_every_round_that_was_evaluated_on_standard_error(capsys):
+    training().run([evaluate(), Progress()])
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    lines = shown.err.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["round 2/5", "round 4/5", "round 5/5"]
+    for line in lines:
+        assert "  accuracy 0.250  loss 1.500  clip 0." in line
+        assert "  fraction within " in line
+        assert "  epsilon so far " in line
+        assert " rounds/s  0:00:00 left" in line
+
+
+def test_a_named_metric_is_shown_alone_and_from_the_first_round_on(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
+    training(rounds=2).run([evaluate(), Progress("accuracy")])
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("round 1/2  accuracy -  clip 0.1")
+    assert "accuracy 0.250  clip" in second
+
+
+def test_rounds_without_metrics_are_mentioned_now_and_then(capsys, monkeypatch):
+    training().run([Progress()])
+    assert capsys.readouterr().err == ""  # five rounds take less than ten seconds
+    monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
+    training().run([Progress()])
+    assert len(capsys.readouterr().err.splitlines()) == 5
+
+
+class Crash(Callback):
+    def on_round(self, report, state):
+        raise ZeroDivisionError
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """What is written to a terminal of 100 columns."""
+    screen = io.StringIO()
+
+    def console(**options):
+        return Console(file=screen, force_terminal=True, width=100, highlight=False)
+
+    monkeypatch.setattr(progress, "Console", console)
+    return screen
+
+
+def test_a_terminal_has_a_live_bar_that_goes_when_the_run_ends_however_it_ends(terminal, capsys):
+    training().run([evaluate(), Progress()])
+    assert "5/5" in terminal.getvalue()
+    assert "epsilon so far" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\x1b[?25h")  # the cursor is shown again
+    with pytest.raises(ZeroDivisionError):
+        training().run([Progress(), Crash()])
+    assert terminal.getvalue().endswith("\x1b[?25h")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_resumed_run_counts_from_where_it_begins(capsys, monkeypatch):
+    class Keep(Callback):
+        def on_round(self, report, state):
+            if state.round_index == 3:
+                self.state = state
+
+    monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
+    keep = Keep()
+    training().run([keep])
+    training().run([Progress()], state=keep.state)
+    assert [line.split("  ")[0] for line in capsys.readouterr().err.splitlines()] == ["round 4/5", "round 5/5"]
