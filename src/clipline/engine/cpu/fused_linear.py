@@ -5,7 +5,7 @@ read it again and subtract it takes a core longer than the product. So the backw
 and the step adds their product to the weights with one `addmm_`. Large products use oneDNN's kernel (`product`), which
 is 1.2 to 1.7 times as fast as torch's BLAS.
 
-Plain twin: `F.linear` with torch's gradient, used wherever `applies` or `record` says no.
+Plain twin: `F.linear` with torch's gradient, used wherever `serve` or `record` says no.
 Switch: `FastParts.fused_linear`.
 Held equal by: tests/engine/cpu/test_fused_linear.py.
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
@@ -37,7 +37,7 @@ class FusedLinearStep:
         self._kept: list[tuple[Tensor, Tensor, Tensor]] | None = None
         self._graph_task = -1  # torch's id of the backward pass whose factors are recorded
 
-    def applies(self, values: Tensor, weight: Tensor) -> bool:
+    def serve(self, values: Tensor, weight: Tensor) -> bool:
         """Whether to use `linear`: `weight` (out, in) is large and one of our parameters, not a substitute for it."""
         return (
             weight.numel() >= _LARGE

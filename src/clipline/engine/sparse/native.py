@@ -5,7 +5,7 @@ leaves no file behind.
 
 Plain twin: the same with torch's operations (`_Plain` in outer_products.py, the loops in updates.py), equal up to
 rounding.
-Switch: `FastParts.compile_c`, off by default; also off without a compiler, or with CLIPLINE_NATIVE=0 in the environment.
+Switch: `FastParts.compile_c`, off by default; also off without a compiler, or with CLIPLINE_NATIVE=0 set.
 Held equal by: tests/engine/sparse/test_outer_products.py, test_updates.py and test_recorded_weight.py.
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
