@@ -29,7 +29,7 @@ def one_cohort(wanted: argparse.Namespace) -> dict[str, float]:
     largest = max(wanted.cohorts)
     sizes = np.full(largest, wanted.examples)
     training = synthetic.training(
-        wanted.task, sizes, wanted.cohort, device=wanted.device, precision=wanted.precision, engine=wanted.engine
+        wanted.task, sizes, wanted.cohort_size, device=wanted.device, precision=wanted.precision, engine=wanted.engine
     )
     seconds, _ = synthetic.seconds_a_round(training, wanted.rounds, warm_up=1)
     return {"seconds": seconds, "bytes": _memory(wanted.device)}
@@ -95,16 +95,16 @@ def main() -> None:
     parser.add_argument("--cohorts", type=numbers, default=[10, 100, 1000, 14_000])
     parser.add_argument("--populations", type=numbers, default=[10**k for k in range(3, 8)])
     parser.add_argument("--record", action="store_true")
-    for hidden, kind in (("--cohort", int), ("--population", int), ("--write", Path)):
+    for hidden, kind in (("--cohort-size", int), ("--population", int), ("--write", Path)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.write is not None:
         return write_store(wanted.write, wanted.population)
-    if wanted.cohort is not None or wanted.population is not None:
-        return print(json.dumps(one_cohort(wanted) if wanted.cohort is not None else one_population(wanted)))
+    if wanted.cohort_size is not None or wanted.population is not None:
+        return print(json.dumps(one_cohort(wanted) if wanted.cohort_size is not None else one_population(wanted)))
     rows = []
     for cohort in wanted.cohorts:
-        row = ask(wanted, f"--cohort={cohort}")
+        row = ask(wanted, f"--cohort-size={cohort}")
         rows.append((f"{cohort:,}", f"{row['seconds']:.3f}", f"{row['seconds'] / cohort * 1e3:.3f}",
                      f"{row['bytes'] / 2**20:.0f}"))  # fmt: skip
     text = recording.table(("users a round", "seconds a round", "ms a user", "peak memory, MiB"), rows)

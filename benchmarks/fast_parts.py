@@ -1,6 +1,6 @@
 """What does each fast part buy? A round with it and without it, by turns, each in a process of its own.
 
-Peer: the same round with the part switched off (`FastParts`). A part that buys less than 5% on its benchmark is taken out.
+Peer: the same round with the part switched off (`FastParts`). What buys less than 5% on its benchmark is taken out.
 
     python benchmarks/fast_parts.py [--device cpu|cuda] [--parts fused_linear ...] [--turns 3] [--record]
 """

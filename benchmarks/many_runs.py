@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--cohort", type=int, default=30)
+    parser.add_argument("--cohort-size", type=int, default=30)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--alone", type=int, help="how many of the runs to measure one after the other; all")
     parser.add_argument("--record", action="store_true")
@@ -35,7 +35,7 @@ def main() -> None:
     wanted.alone = wanted.alone or wanted.runs
     task = clipline.task_named("handwriting")
     base = replace(
-        task.settings, users=3000, cohort=wanted.cohort, rounds=wanted.rounds, device=wanted.device,
+        task.settings, population_size=3000, cohort_size=wanted.cohort_size, rounds=wanted.rounds, device=wanted.device,
         engine="stacked", evaluate_every=wanted.rounds,
     )  # fmt: skip
     loaded = task.load(base)
@@ -72,7 +72,9 @@ def main() -> None:
     print(text)
     if wanted.record:
         about = f"`{recording.command_line()}`, {recording.machine(wanted.device)}."
-        what = f"{wanted.runs} seeds of handwriting, {wanted.cohort} of 3000 users a round, {wanted.rounds} rounds."
+        what = (
+            f"{wanted.runs} seeds of handwriting, {wanted.cohort_size} of 3000 users a round, {wanted.rounds} rounds."
+        )
         recording.record(f"Many runs in one program on {wanted.device}", f"{about}\n{what}\n\n{text}")
 
 

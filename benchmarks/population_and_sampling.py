@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from clipline import FixedSizeSampler, PoissonSampler, Population
+from clipline import Population
+from clipline.federated.sampling import FixedSizeSampler, PoissonSampler
 from clipline.streams import Streams
 
 

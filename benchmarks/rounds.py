@@ -46,3 +46,6 @@ class _NoPrefetch:
 
     def prefetch(self, round_index: int) -> None:
         pass
+
+    def close(self) -> None:
+        pass

@@ -2,7 +2,8 @@
 
 Peer: the same engine on even users. To reach: within 1.25 times.
 
-    python benchmarks/uneven_users.py [--task emnist_cr] [--device cuda] [--precision bf16] [--cohort 100] [--record]
+    python benchmarks/uneven_users.py [--task emnist_cr] [--device cuda] [--precision bf16]
+        [--cohort-size 100] [--record]
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main() -> None:
     parser.add_argument("--task", default="emnist_cr")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")
-    parser.add_argument("--cohort", type=int, default=100)
+    parser.add_argument("--cohort-size", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--record", action="store_true")
     wanted = parser.parse_args()
@@ -46,11 +47,11 @@ def main() -> None:
         for kind in ("skewed", "even"):
             spread = sizes if kind == "skewed" else np.full(POPULATION, round(sizes.mean()))
             training = synthetic.training(
-                wanted.task, spread, wanted.cohort, device=wanted.device, precision=wanted.precision
+                wanted.task, spread, wanted.cohort_size, device=wanted.device, precision=wanted.precision
             )
             taken, _ = synthetic.seconds_a_round(training, wanted.rounds)
             batch = clipline.task_named(wanted.task).settings.batch_size
-            steps = np.ceil(spread / batch).mean() * wanted.cohort
+            steps = np.ceil(spread / batch).mean() * wanted.cohort_size
             seconds[kind] = taken / steps
         ratio = seconds["skewed"] / seconds["even"]
         rows.append((name, f"{sizes.min()} to {sizes.max()}, mean {sizes.mean():.0f}",

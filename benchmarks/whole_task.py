@@ -32,14 +32,18 @@ def main() -> None:
     """Train the task as `clipline train emnist_cr` does, print, and record if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1500)
-    parser.add_argument("--users", type=int, default=3400)
+    parser.add_argument("--population-size", type=int, default=3400)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--record", action="store_true")
     wanted = parser.parse_args()
     task = clipline.task_named("emnist_cr")
     settings = replace(
-        task.settings, rounds=wanted.rounds, users=wanted.users, device=wanted.device, precision=wanted.precision
+        task.settings,
+        rounds=wanted.rounds,
+        population_size=wanted.population_size,
+        device=wanted.device,
+        precision=wanted.precision,
     )
     begun = time.perf_counter()
     loaded = task.load(settings)

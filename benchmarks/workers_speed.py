@@ -23,7 +23,14 @@ PAIRS = 6
 
 task = task_named("emnist_cr")
 settings = replace(
-    task.settings, users=50, cohort=20, rounds=1, sampling="fixed", epsilon=None, noise_multiplier=0.0, device="cpu"
+    task.settings,
+    population_size=50,
+    cohort_size=20,
+    rounds=1,
+    sampling="fixed",
+    epsilon=None,
+    noise_multiplier=0.0,
+    device="cpu",
 )
 trainings = {workers: task.training(replace(settings, workers=workers)) for workers in (1, WORKERS)}
 seconds: dict[int, list[float]] = {1: [], WORKERS: []}

@@ -16,20 +16,12 @@ from samples import (
     summed,
 )
 
-from clipline import (
-    Evaluate,
-    FixedClip,
-    FixedSizeSampler,
-    GaussianMechanism,
-    LocalSGD,
-    PoissonSampler,
-    Population,
-    QuantileClip,
-    SettingError,
-)
+from clipline import Evaluate, FixedClip, LocalSGD, Population, QuantileClip, SettingError
 from clipline.engine.updates import Dense, Updates
 from clipline.errors import ModuleError
 from clipline.federated.clipping import ClippedSum, clip_rows, join_bit
+from clipline.federated.mechanism import GaussianMechanism
+from clipline.federated.sampling import FixedSizeSampler, PoissonSampler
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling
 from clipline.streams import Streams
 

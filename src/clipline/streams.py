@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import check_choice, check_whole
+from .settings import check
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the step of the splitmix64 sequence
 _MASK = (1 << 64) - 1
@@ -40,8 +40,8 @@ class Streams:
     _secret: str = field(default="", init=False, repr=False)  # part of the keys of users' randomness
 
     def __post_init__(self) -> None:
-        check_whole("seed", self.seed, at_least=0, at_most=2**63 - 1, way_out="give a seed such as 0 or 2026")
-        check_choice("noise_source", self.noise_source, ("seed", "system"))
+        check("seed", self.seed)
+        check("noise_source", self.noise_source)
         if self.noise_source == "system":
             object.__setattr__(self, "_secret", secrets.token_hex(16))
 

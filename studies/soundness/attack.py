@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clipline import Compute, FixedClip, GaussianMechanism, LocalSGD, Population, Privacy, Training
+from clipline import Compute, FixedClip, LocalSGD, Population, Privacy, Training
 from clipline.errors import CliplineError
 from clipline.federated.backend import CohortRequest
+from clipline.federated.mechanism import GaussianMechanism
 from clipline.federated.sampling import Cohort
 
 Value = float | int | str

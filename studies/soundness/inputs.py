@@ -93,14 +93,14 @@ def told(prepare: Callable[[Path], Answer]) -> Value:
 
 def plan(folder: Path) -> Answer:
     """A plan that needs no epsilon at all."""
-    given = "--users 1000 --cohort 5 --rounds 1 --noise-multiplier 100 --delta 0.5"
+    given = "--population-size 1000 --cohort-size 5 --rounds 1 --noise-multiplier 100 --delta 0.5"
     return clipline_command(folder, "plan", *given.split())
 
 
 def digits(folder: Path, key: str) -> Answer:
     """A number of 25 digits in a file of settings."""
     (folder / "run.toml").write_text(f"{key} = {10**24}\n")
-    given = "--users 100 --cohort 10 --rounds 1 --noise-multiplier 0.1 --workers 1 --out run"
+    given = "--population-size 100 --cohort-size 10 --rounds 1 --noise-multiplier 0.1 --workers 1 --out run"
     return clipline_command(folder, "train", "--config", "run.toml", *given.split())
 
 
@@ -153,7 +153,20 @@ def module(folder: Path, made: str) -> Answer:
 def emoji(folder: Path) -> Answer:
     """A run whose data lie in a folder with an emoji, and its settings read again."""
     write_posts(folder / "posts 🙂", dict.fromkeys("ABCD", 2))
-    given = ["--data", "posts 🙂", "--cohort", 2, "--rounds", 1, "--noise-multiplier", 1, "--clip", 1, "--workers", 1]
+    given = [
+        "--data",
+        "posts 🙂",
+        "--cohort-size",
+        2,
+        "--rounds",
+        1,
+        "--noise-multiplier",
+        1,
+        "--clip",
+        1,
+        "--workers",
+        1,
+    ]
     first = clipline_command(folder, "train", "so_lr", *given, "--out", "run")
     if first.code:
         return first

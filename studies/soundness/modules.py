@@ -21,7 +21,8 @@ from attack import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipline import BagLinear, LocalSGD
+from clipline import LocalSGD
+from clipline.engine.layers import BagLinear
 
 TARGET = "a"  # trains first
 NAMES = [f"u{number:02}" for number in range(38)]

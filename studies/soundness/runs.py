@@ -45,7 +45,7 @@ def corrected() -> tuple[Answer, float | None]:
         folder = Path(place)
         write_posts(folder / "posts", POSTS)
         (folder / "run.toml").write_text("evaluate_every = 1\nserver_momentum = 0.0\n")
-        flags = ["--data", "posts", "--cohort", 4, "--rounds", 2, "--noise-multiplier", NOISE, "--clip", CLIP]
+        flags = ["--data", "posts", "--cohort-size", 4, "--rounds", 2, "--noise-multiplier", NOISE, "--clip", CLIP]
         rest = ["--seed", 7, "--workers", 1, "--config", "run.toml", "--out", "run"]
         crashed = clipline_command(folder, "train", "so_lr", *flags, *rest, program=CRASHING)
         if crashed.code != 9:
@@ -96,7 +96,18 @@ def together() -> tuple[list[Answer], int]:
     rounds = 50
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        flags = ["--users", 200, "--cohort", 10, "--rounds", rounds, "--noise-multiplier", 1, "--clip", 1]
+        flags = [
+            "--population-size",
+            200,
+            "--cohort-size",
+            10,
+            "--rounds",
+            rounds,
+            "--noise-multiplier",
+            1,
+            "--clip",
+            1,
+        ]
         killed = begun(folder, "train", *flags, "--noise-source", "system", "--workers", 1, "--out", "run")
         metrics, until = folder / "run" / "metrics.jsonl", time.monotonic() + 60
         while killed.poll() is None and time.monotonic() < until:
@@ -129,7 +140,7 @@ def seconds_stored() -> Value:
         folder = Path(place)
         write_posts(folder / "posts", {"heavy": 1000, **{f"u{number}": 2 for number in range(9)}})
         (folder / "run.toml").write_text("client_epochs = 12\nevaluate_every = 100\n")
-        flags = ["--data", "posts", "--cohort", 5, "--rounds", 24, "--noise-multiplier", 1, "--clip", 1]
+        flags = ["--data", "posts", "--cohort-size", 5, "--rounds", 24, "--noise-multiplier", 1, "--clip", 1]
         rest = ["--seed", 7, "--workers", 1, "--config", "run.toml", "--out", "run", "--json"]
         answer = clipline_command(folder, "train", "so_lr", *flags, *rest)
         if answer.code:

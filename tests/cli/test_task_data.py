@@ -24,7 +24,7 @@ DATA_SET = {
     "so_nwp": "stackoverflow", "so_lr": "stackoverflow",
 }  # fmt: skip
 MINE = {"source": "by hand", "tasks": ["shakespeare"], "origin": "substitute"}
-FLAGS = ["--cohort", 2, "--rounds", 2, "--noise-multiplier", 0, "--sampling", "fixed", "--out", "run", "--json"]
+FLAGS = ["--cohort-size", 2, "--rounds", 2, "--noise-multiplier", 0, "--sampling", "fixed", "--out", "run", "--json"]
 
 
 @pytest.fixture
@@ -57,7 +57,8 @@ def test_every_task_trains_on_its_original_files(clipline, prepared, tmp_path, t
     with safe_open(tmp_path / "run" / "model.safetensors", framework="numpy") as file:
         assert file.metadata()["data"] == "original"
     settings = tomllib.loads((tmp_path / "run" / "settings.toml").read_text())
-    assert (settings["data"], settings["users"], settings["test_users"]) == ("store", len(users), 2)
+    assert settings["data"] == "store"
+    assert not {"population_size", "test_users"} & settings.keys()  # the store says how many there are
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "hdf5"])
@@ -142,27 +143,28 @@ def test_data_in_a_file_and_other_data_on_the_command_line(clipline, prepared, t
     tiny = tmp_path / "tiny"
     write_store(tiny / "train", [(np.array(["A", "B", "C"]), {"tokens": np.full((3, 81), 5, np.uint8)})], **MINE)
     write_store(tiny / "test", [(np.array(["D", "E"]), {"tokens": np.full((2, 81), 5, np.uint8)})], **MINE)
-    (tmp_path / "c.toml").write_text('data = "plays"\nusers = 2\nrounds = 1\n')
-    flags = ["--config", "c.toml", "--cohort", 2, "--json"]
-    assert json.loads(clipline("train", "shakespeare", *flags, "--out", "a")[1])["users"] == 2
+    (tmp_path / "c.toml").write_text('data = "plays"\npopulation_size = 20\nrounds = 1\n')
+    flags = ["--config", "c.toml", "--cohort-size", 2, "--json"]
+    declared = json.loads(clipline("train", "shakespeare", *flags, "--out", "a")[1])
+    assert (declared["users"], declared["population_size"]) == (None, 20)
     answer = json.loads(clipline("train", "shakespeare", *flags, "--data", "tiny", "--out", "b")[1])
     assert (answer["users"], answer["data"], answer["data_source"]) == (3, "substitute", "by hand")
-    (tmp_path / "c.toml").write_text('data = "plays"\nusers = 3\n')
+    (tmp_path / "c.toml").write_text('data = "plays"\ntest_users = 3\n')
     code, _, err = clipline("train", "shakespeare", *flags, "--out", "c")
     assert code == 2
-    assert "users=3 must be 2, as many as data='plays' has" in err
+    assert "test_users=3 must be left out where data are stored" in err
 
 
 def test_users_of_a_store_are_public_unless_another_number_is_declared(clipline, prepared, tmp_path):
     prepared("shakespeare", to="plays")  # 2 users
     flags = ["train", "shakespeare", "--data", "plays", "--rounds", 2, "--noise-multiplier", 0.1, "--json"]
-    code, out, err = clipline(*flags, "--cohort", 2, "--out", "counted")
+    code, out, err = clipline(*flags, "--cohort-size", 2, "--out", "counted")
     assert code == 0, err
     counted = json.loads(out)
     assert (counted["relation"], counted["users"], counted["population_size"]) == ("zero-out", 2, None)
     assert "zero-out one user (the number of users is public)" in counted["guarantee"]
     assert "# users = 2" in (tmp_path / "counted" / "settings.toml").read_text()
-    code, out, err = clipline(*flags, "--cohort", 4, "--population-size", 10, "--out", "declared")
+    code, out, err = clipline(*flags, "--cohort-size", 4, "--population-size", 10, "--out", "declared")
     assert code == 0, err
     declared = json.loads(out)
     assert (declared["relation"], declared["users"], declared["population_size"]) == ("add-or-remove", None, 10)
@@ -170,6 +172,7 @@ def test_users_of_a_store_are_public_unless_another_number_is_declared(clipline,
     stored = (tmp_path / "declared" / "settings.toml").read_text()
     assert tomllib.loads(stored)["population_size"] == 10
     assert not any(line.removeprefix("# ").startswith("users") for line in stored.splitlines())
+    assert "population_size" not in tomllib.loads((tmp_path / "counted" / "settings.toml").read_text())
     code, out, err = clipline("train", "--config", "declared/settings.toml", "--out", "again", "--json")
     assert code == 0, err
     again = json.loads(out)
@@ -178,7 +181,18 @@ def test_users_of_a_store_are_public_unless_another_number_is_declared(clipline,
 
 def test_an_interrupted_run_resumes_with_the_declared_number(clipline, prepared, tmp_path, monkeypatch):
     prepared("shakespeare", to="plays")
-    declared = ["--data", "plays", "--cohort", 4, "--population-size", 10, "--noise-multiplier", 0.1, "--rounds", 3]
+    declared = [
+        "--data",
+        "plays",
+        "--cohort-size",
+        4,
+        "--population-size",
+        10,
+        "--noise-multiplier",
+        0.1,
+        "--rounds",
+        3,
+    ]
     with monkeypatch.context() as patch:
         patch.setattr(TrainProgress, "show", lambda self, report, state: os.kill(os.getpid(), signal.SIGINT))
         clipline("train", "shakespeare", *declared, "--out", "part")
@@ -192,7 +206,7 @@ def test_an_interrupted_run_resumes_with_the_declared_number(clipline, prepared,
 def test_a_number_declared_for_other_data_is_not_taken_over(clipline, prepared, tmp_path):
     prepared("shakespeare", to="plays")
     prepared("shakespeare", to="more")
-    flags = ["train", "shakespeare", "--config", "c.toml", "--cohort", 2, "--data", "more", "--json"]
+    flags = ["train", "shakespeare", "--config", "c.toml", "--cohort-size", 2, "--data", "more", "--json"]
     (tmp_path / "c.toml").write_text('data = "plays"\npopulation_size = 10\nrounds = 1\n')
     assert json.loads(clipline(*flags, "--out", "a")[1])["population_size"] is None
     (tmp_path / "c.toml").write_text("population_size = 10\nrounds = 1\n")  # for whatever data are named
@@ -201,7 +215,19 @@ def test_a_number_declared_for_other_data_is_not_taken_over(clipline, prepared, 
 
 def test_a_stand_in_can_be_asked_for_and_is_then_stored_as_such(clipline, prepared, tmp_path):
     prepared("shakespeare", to="clipline-data/shakespeare")
-    flags = ["--users", 3, "--test-users", 2, "--cohort", 2, "--rounds", 1, "--sampling", "fixed", "--json"]
+    flags = [
+        "--population-size",
+        3,
+        "--test-users",
+        2,
+        "--cohort-size",
+        2,
+        "--rounds",
+        1,
+        "--sampling",
+        "fixed",
+        "--json",
+    ]
     code, out, err = clipline("train", "shakespeare", "--data", "stand-in", *flags, "--out", "run")
     assert code == 0, err
     assert (json.loads(out)["data"], json.loads(out)["users"]) == ("stand-in", 3)
@@ -262,12 +288,16 @@ def rewrite(**entries):
         (rewrite(users="2"), [], "is no manifest with checksums (users is '2'): prepare the data again"),
         (rewrite(version=2), [], "has version 2 but this clipline reads 1"),
         (rewrite(origin="stolen"), [], "is no manifest with checksums (origin is 'stolen')"),
-        (rewrite(users=1), ["--cohort", 1], "has 2 users and 4 examples but its manifest says 1 and 4"),
-        (lambda folder: None, ["--users", 3], "users=3 must be 2, as many as data='store' has: leave it out, or"),
-        (lambda folder: None, ["--test-users", 3], "test_users=3 must be 2, as many as data='store' has"),
-        (lambda folder: None, ["--cohort", 3], "cohort=3 must be at most the population, 2 users"),
+        (rewrite(users=1), ["--cohort-size", 1], "has 2 users and 4 examples but its manifest says 1 and 4"),
+        (
+            lambda folder: None,
+            ["--population-size", 3],
+            "population_size=3 must be left out where sampling='fixed'",
+        ),
+        (lambda folder: None, ["--test-users", 3], "test_users=3 must be left out where data are stored: leave it out"),
+        (lambda folder: None, ["--cohort-size", 3], "cohort_size=3 must be at most the population, 2 users"),
         (lambda folder: None, ["--data", "store/train"], "the folder of both train and test, and it is one of the two"),
-        (lambda folder: None, ["--data", ""], "data='' must be the path of a folder, or stand-in"),
+        (lambda folder: None, ["--data", ""], "data='' must be the path of a folder or a file, or stand-in"),
     ],
 )
 def test_a_store_that_cannot_be_used_is_refused_before_work_begins(
@@ -304,7 +334,7 @@ def interrupted(clipline, prepared, monkeypatch):
     folder = prepared("shakespeare")
     with monkeypatch.context() as patch:
         patch.setattr(TrainProgress, "show", lambda self, report, state: os.kill(os.getpid(), signal.SIGINT))
-        flags = ["--cohort", 1, "--rounds", 2, "--noise-multiplier", 0.5, "--clip", 0.3, "--out", "run"]
+        flags = ["--cohort-size", 1, "--rounds", 2, "--noise-multiplier", 0.5, "--clip", 0.3, "--out", "run"]
         code, out, err = clipline("train", "shakespeare", "--data", "store", *flags)
     assert code == 0, err
     assert "interrupted" in out
@@ -345,7 +375,18 @@ def test_a_folder_of_any_name_is_trained_on_and_resumed(clipline, prepared, tmp_
         write_round(self, report, state)
         raise KeyboardInterrupt
 
-    flags = ["--cohort", 2, "--rounds", 2, "--noise-multiplier", 0, "--noise-source", "system", "--out", f"run {name}"]
+    flags = [
+        "--cohort-size",
+        2,
+        "--rounds",
+        2,
+        "--noise-multiplier",
+        0,
+        "--noise-source",
+        "system",
+        "--out",
+        f"run {name}",
+    ]
     with monkeypatch.context() as patched:
         patched.setattr(RunDirectory, "write_round", interrupted)
         assert clipline("train", "shakespeare", "--data", name, *flags, "--workers", 1)[0] == 130

@@ -17,7 +17,7 @@ from clipline.privacy.accountant import account
 from clipline.privacy.ledger import Ledger
 from clipline.tasks.handwriting.task import HandwritingNet
 
-SMALL = ["--users", "300", "--cohort", "30", "--rounds", "4"]
+SMALL = ["--population-size", "300", "--cohort-size", "30", "--rounds", "4"]
 FILES = ["curves.png", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "settings.toml"]
 
 
@@ -44,7 +44,7 @@ def test_a_run_leaves_everything_that_a_reviewer_needs(clipline, tmp_path):
     assert matplotlib.image.imread(run / "curves.png").shape[2] == 4
     text = (run / "settings.toml").read_text()
     settings = tomllib.loads(text)
-    assert (settings["users"], settings["noise_multiplier"], settings["task"]) == (300, 0.7, "handwriting")
+    assert (settings["population_size"], settings["noise_multiplier"], settings["task"]) == (300, 0.7, "handwriting")
     assert "# count_stddev = 1.5" in text  # 30 / 20, resolved
     assert "# delta_noise_multiplier = 0.71987" in text  # (0.7^-2 - 3^-2)^(-1/2)
 
@@ -121,7 +121,7 @@ def test_a_fixed_clip_by_number_or_by_the_tasks_own_value(clipline, clip, expect
 
 def test_flags_override_the_file_and_the_file_overrides_the_task(clipline, tmp_path):
     (tmp_path / "c.toml").write_text(
-        'users = 300\ncohort = 30\nrounds = 9\nquantile = 0.9\nserver = "adam"\nepsilon = 9.0\n'
+        'population_size = 300\ncohort_size = 30\nrounds = 9\nquantile = 0.9\nserver = "adam"\nepsilon = 9.0\n'
     )
     code, _, err = clipline("train", "--config", "c.toml", "--rounds", "2", "--noise-multiplier", "0.8", "--out", "run")
     assert code == 0, err
@@ -139,7 +139,18 @@ def test_a_run_repeats_from_its_stored_settings(clipline, tmp_path):
 
 
 def test_an_interrupted_run_resumes_to_the_same_model(clipline, tmp_path, monkeypatch):
-    flags = ["--users", "300", "--cohort", "30", "--rounds", "6", "--noise-multiplier", "0.7", "--seed", "1"]
+    flags = [
+        "--population-size",
+        "300",
+        "--cohort-size",
+        "30",
+        "--rounds",
+        "6",
+        "--noise-multiplier",
+        "0.7",
+        "--seed",
+        "1",
+    ]
     clipline("train", *flags, "--out", "whole")
     from clipline.cli.progress import TrainProgress
 
@@ -192,7 +203,18 @@ def test_two_processes_cannot_resume_one_run_and_a_killed_one_leaves_it_free_wit
     from clipline.cli.progress import TrainProgress
 
     run = tmp_path / "run"
-    flags = ["--users", "300", "--cohort", "30", "--rounds", "3000", "--noise-multiplier", "1.0", "--workers", "2"]
+    flags = [
+        "--population-size",
+        "300",
+        "--cohort-size",
+        "30",
+        "--rounds",
+        "3000",
+        "--noise-multiplier",
+        "1.0",
+        "--workers",
+        "2",
+    ]
     with started("train", *flags, "--out", str(run)) as first:
         try:
             waited_for(run / "checkpoint.safetensors", first)
@@ -250,8 +272,7 @@ def test_a_refused_resume_frees_the_folder(clipline, tmp_path):
 def test_a_run_may_be_resumed_with_another_number_of_workers(clipline, tmp_path, monkeypatch):
     from clipline.cli.progress import TrainProgress
 
-    monkeypatch.setattr("clipline.tasks.task.usable_cores", lambda: 1)
-    flags = [*SMALL, "--noise-multiplier", "0.7", "--seed", "1"]
+    flags = [*SMALL, "--noise-multiplier", "0.7", "--seed", "1", "--workers", "1"]
     _, _, err = clipline("train", *flags, "--out", "whole")
     assert "training 4 rounds for (epsilon" in err
     with monkeypatch.context() as patch:
@@ -266,15 +287,15 @@ def test_a_run_may_be_resumed_with_another_number_of_workers(clipline, tmp_path,
 
 
 def test_by_default_there_is_a_worker_for_every_core_but_no_more_than_users(clipline, monkeypatch):
-    monkeypatch.setattr("clipline.tasks.task.usable_cores", lambda: 2)
-    flags = ["--users", "300", "--rounds", "1", "--noise-multiplier", "0"]
-    _, _, err = clipline("train", *flags, "--cohort", "30")
+    monkeypatch.setattr("clipline.engine.parallel.forked.usable_cores", lambda: 2)
+    flags = ["--population-size", "300", "--rounds", "1", "--noise-multiplier", "0"]
+    _, _, err = clipline("train", *flags, "--cohort-size", "30")
     assert "by 2 workers" in err
-    _, _, err = clipline("train", *flags, "--cohort", "1", "--out", "few")
+    _, _, err = clipline("train", *flags, "--cohort-size", "1", "--out", "few")
     assert "workers" not in err
 
 
-def test_generated_users_are_declared_and_another_number_may_be(clipline, tmp_path):
+def test_as_many_users_are_drawn_as_are_declared(clipline, tmp_path):
     _, out, _ = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--json", "--out", "usual")
     usual = json.loads(out)
     assert (usual["relation"], usual["users"], usual["population_size"]) == ("add-or-remove", 300, 300)
@@ -282,7 +303,7 @@ def test_generated_users_are_declared_and_another_number_may_be(clipline, tmp_pa
         "train", *SMALL, "--noise-multiplier", "0.7", "--population-size", "1000", "--json", "--out", "declared"
     )
     declared = json.loads(out)
-    assert (declared["users"], declared["population_size"]) == (300, 1000)
+    assert (declared["users"], declared["population_size"]) == (1000, 1000)
     assert declared["delta"] == pytest.approx(10**-3.3)  # 1000^-1.1
     (event,) = Ledger.read(tmp_path / "declared" / "ledger.jsonl").events
     assert event.sampling.rate == 0.03  # 30 of 1000
@@ -290,14 +311,22 @@ def test_generated_users_are_declared_and_another_number_may_be(clipline, tmp_pa
     _, out, _ = clipline(
         "train", *SMALL, "--noise-multiplier", "0.7", "--sampling", "fixed", "--json", "--out", "fixed"
     )
-    assert (json.loads(out)["relation"], json.loads(out)["population_size"]) == ("replace-one", None)
+    assert (json.loads(out)["relation"], json.loads(out)["population_size"]) == ("replace-one", 300)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--population-size", "20"], "cohort=30 must be at most the population, 20 users"),
-        (["--population-size", "300", "--sampling", "fixed"], "population_size=300 must be left out"),
+        (["--population-size", "20"], "cohort_size=30 must be at most the population, 20 users"),
+        (["--population-size", "20", "--sampling", "fixed"], "cohort_size=30 must be at most the population, 20 users"),
+        (
+            ["--relation", "add-or-remove", "--sampling", "fixed"],
+            "relation='add-or-remove' must be replace-one or zero",
+        ),
+        (["--rounds", "many"], "rounds='many' must be a whole number at least 1"),
+        (["--client-lr", "fast"], "client_lr='fast' must be a finite number above 0"),
+        (["--count-stddev", "-1"], "count_stddev=-1.0 must be a finite number at least 0"),
+        (["--group-count", "3"], "group_count=3 must be 2 or 32"),
         (["handwritting"], "emnist_ae, shakespeare, so_nwp, so_lr: did you mean 'handwriting'?"),
         (["--rounds", "-1"], "rounds=-1 must be a whole number at least 1"),
         (["--noise-multiplier", "nan"], "noise_multiplier=nan"),
@@ -306,7 +335,10 @@ def test_generated_users_are_declared_and_another_number_may_be(clipline, tmp_pa
         (["--epsilon", "2", "--noise-multiplier", "1"], "one follows from the other"),
         (["--delta", "0"], "delta=0.0 must be a finite number above 0 and below 1"),
         (["--delta", "1.5"], "delta=1.5"),
-        (["--cohort", "500"], "cohort=500 must be at most the population, 300 users: lower the cohort or raise users"),
+        (
+            ["--cohort-size", "500"],
+            "cohort_size=500 must be at most the population, 300 users: lower the cohort or declare",
+        ),
         (
             ["--clip", "quantil"],
             "clip='quantil' must be one of quantile, fixed, none or a number: did you mean 'quantile'?",
@@ -319,7 +351,7 @@ def test_generated_users_are_declared_and_another_number_may_be(clipline, tmp_pa
         (["--sampling", "shuffle"], "sampling='shuffle'"),
         (["--seed", "-4"], "seed=-4"),
         (["--classes", "63"], "classes=63"),
-        (["--users", "0"], "users=0"),
+        (["--population-size", "0"], "population_size=0"),
         (["--device", "tpu9"], "device='tpu9'"),
         (["--workers", "0"], "workers=0 must be a whole number at least 1: leave it out for one process a core"),
         (["--config", "missing.toml"], "config='missing.toml' does not exist"),
@@ -346,7 +378,7 @@ def test_bad_input_is_one_sentence_exit_code_2_and_no_directory(clipline, tmp_pa
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "mine.txt").write_text("keep me")
     before = sorted(tmp_path.rglob("*"))
-    base = [] if arguments[0] == "--resume" else ["--users", "300", "--cohort", "30", "--rounds", "2"]
+    base = [] if arguments[0] == "--resume" else ["--population-size", "300", "--cohort-size", "30", "--rounds", "2"]
     out = [] if arguments[0] in ("--out", "--resume") else ["--out", "new"]
     words = words.replace("name too long", "File name too long")
     code, _, err = clipline("train", *base, *out, *arguments)
@@ -370,7 +402,7 @@ def test_help_is_there_for_everything(clipline):
     assert "train" in out
     assert "reproduce" in out
     code, out, _ = clipline("train", "--help")
-    for flag in ("--config", "--rounds", "--cohort", "--sampling", "--clip", "--quantile", "--noise-multiplier",
+    for flag in ("--config", "--rounds", "--cohort-size", "--sampling", "--clip", "--quantile", "--noise-multiplier",
                  "--epsilon", "--delta", "--seed", "--out", "--device", "--workers", "--unprivate-timing",
                  "--json"):  # fmt: skip
         assert flag in out

@@ -79,7 +79,7 @@ def write_lines(folder, user, kind):
     else:
         head, pads = "", [f'"p": [{", ".join([n] * 50)}]}}\n' for n in numbers]
         lines = [f'{{"user": {u}, "x": {x}, {pads[x % 2]}' for x, u in enumerate(user.tolist())]
-    pack = (lambda text: gzip.compress(text.encode(), 1)) if kind.endswith(".gz") else str.encode
+    pack = (lambda text: gzip.compress(text.encode(), 1, mtime=0)) if kind.endswith(".gz") else str.encode
     whole = head + "".join(lines)
     (folder / f"big{kind}").write_bytes(pack(whole))
     (folder / f"small{kind}").write_bytes(pack(head + "".join(lines[:9])))

@@ -24,33 +24,37 @@ def test_data_sets_are_those_of_the_catalogue():
     assert set(DATA_SET) == set(TASK_NAMES) - {"handwriting"}
 
 
-def test_settings_take_the_numbers_of_users_from_the_store(tmp_path):
-    settings = task_named("so_nwp").settings
-    mine = settings.overridden({"data": str(write(tmp_path / "s")), "cohort": 3}, "here")
-    assert (mine.users, mine.test_users, mine.cohort) == (4, 2, 3)
-    with pytest.raises(SettingError, match="users=5 must be 4"):
-        mine.overridden({"users": 5}, "here")
-    with pytest.raises(SettingError, match=r"cohort=100 must be at most the population, 4 users"):
-        settings.overridden({"data": str(tmp_path / "s")}, "here")
+def test_the_numbers_of_users_are_those_of_the_store_unless_one_is_declared(tmp_path):
+    task = task_named("so_nwp")
+    mine = task.settings.overridden({"data": str(write(tmp_path / "s")), "cohort_size": 3}, "here")
+    assert (mine.population_size, mine.declared_size, mine.test_users) == (None, None, None)
+    assert task.training(mine).algorithm.sampler.population_size == 4
+    declared = mine.overridden({"population_size": 5}, "here")
+    assert task.training(declared).algorithm.sampler.population_size == 5
+    other = declared.overridden({"data": str(tmp_path / "s")}, "here")  # perhaps other data: not declared for them
+    assert other.population_size is None
+    with pytest.raises(SettingError, match=r"cohort_size=100 must be at most the population, 4 users"):
+        task.training(task.settings.overridden({"data": str(tmp_path / "s")}, "here"))
 
 
 def test_a_task_takes_its_own_fields_and_no_others(tmp_path):
     task = task_named("so_nwp")
-    settings = task.settings.overridden({"data": str(write(tmp_path / "s")), "cohort": 2, "rounds": 1}, "here")
+    settings = task.settings.overridden({"data": str(write(tmp_path / "s")), "cohort_size": 2, "rounds": 1}, "here")
     loaded = task.load(settings)
     assert list(loaded.population.fields) == ["tokens"]
     assert (len(loaded.population), loaded.population.examples) == (4, 8)
     with pytest.raises(PopulationError, match="no field 'words' but tokens, other"):
-        task_named("so_lr").load(task_named("so_lr").settings.overridden({"data": settings.data, "cohort": 2}, "here"))
+        task_named("so_lr").load(
+            task_named("so_lr").settings.overridden({"data": settings.data, "cohort_size": 2}, "here")
+        )
 
 
-def test_users_that_the_store_has_not_are_refused_however_the_settings_were_made(tmp_path):
+def test_a_number_of_test_users_is_refused_with_a_store_however_the_settings_were_made(tmp_path):
     import dataclasses
 
     task = task_named("so_nwp")
-    settings = dataclasses.replace(task.settings, data=str(write(tmp_path / "s")))
-    with pytest.raises(SettingError, match=r"users=2000 must be 4, as many as data="):
-        task.load(settings)
+    with pytest.raises(SettingError, match=r"test_users=40 must be left out where data are stored"):
+        dataclasses.replace(task.settings, data=str(write(tmp_path / "s")))
 
 
 def test_what_was_used_stands_beside_the_results(tmp_path):

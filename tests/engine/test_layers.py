@@ -4,8 +4,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from clipline import BagLinear, MatrixLSTM, PatchConv2d, SettingError
+from clipline import SettingError
 from clipline.engine.kernels import convolution
+from clipline.engine.layers import BagLinear, MatrixLSTM, PatchConv2d
 
 DOUBLE = torch.float64
 needs_gpu = pytest.mark.skipif(

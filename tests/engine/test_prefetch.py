@@ -3,6 +3,8 @@
 import copy
 import multiprocessing
 import os
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -20,13 +22,14 @@ from samples import (
     small_population,
 )
 
-from clipline import FixedClip, FixedSizeSampler, PoissonSampler, QuantileClip
+from clipline import FixedClip, QuantileClip
 from clipline.engine import prefetch
 from clipline.engine.parallel.single import SingleProcess
 from clipline.engine.prefetch import BackgroundNoise, Prefetch
 from clipline.engine.stacked.trainer import Stacked
 from clipline.errors import RunError
 from clipline.federated.draws import PART, NoiseNow, PlainDraws
+from clipline.federated.sampling import FixedSizeSampler, PoissonSampler
 from clipline.streams import Streams
 from clipline.training import loop
 from clipline.training.callbacks import Callback
@@ -42,11 +45,10 @@ def test_numbers_drawn_in_the_background_are_those_drawn_now(count):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
-def test_the_numbers_do_not_depend_on_the_number_of_threads(threads, monkeypatch):
+def test_the_numbers_do_not_depend_on_the_number_of_threads(threads):
     expected = NoiseNow(Streams(4).noise(0), COUNT).numbers()
     with ThreadPoolExecutor(threads) as pool:
-        monkeypatch.setattr(prefetch, "_threads", lambda: pool)
-        assert torch.equal(BackgroundNoise(Streams(4).noise(0), COUNT).numbers(), expected)
+        assert torch.equal(BackgroundNoise(Streams(4).noise(0), COUNT, threads=pool).numbers(), expected)
 
 
 @pytest.fixture
@@ -259,7 +261,7 @@ def test_a_training_keeps_nothing_of_what_its_run_has_drawn(callbacks):
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
 def test_a_forked_process_draws_with_threads_of_its_own():
     expected = NoiseNow(Streams(4).noise(0), COUNT).numbers()
-    BackgroundNoise(Streams(4).noise(0), COUNT).numbers()  # the pool is there
+    BackgroundNoise(Streams(4).noise(0), COUNT).numbers()  # threads that a child does not have
     reader, writer = os.pipe()
     child = multiprocessing.get_context("fork").Process(
         target=lambda: os.write(
@@ -270,3 +272,31 @@ def test_a_forked_process_draws_with_threads_of_its_own():
     child.join(60)
     assert child.exitcode == 0
     assert os.read(reader, 1) == bytes([True])
+
+
+# Threads --------------------------------------------------------------------------------------------------------------
+
+
+def noise_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("clipline-noise")]
+
+
+def test_threads_start_with_the_first_draw_and_end_when_the_draws_are_closed():
+    before = noise_threads()
+    draws = Prefetch(PoissonSampler(100, 10), Streams(0), COUNT, "cpu", until=3)
+    assert noise_threads() == before
+    _, noise = draws.take(0)
+    draws.prefetch(1)
+    assert len(noise_threads()) > len(before)
+    draws.close()
+    assert noise_threads() == before
+    assert len(noise.numbers()) == COUNT + 1  # what was taken before is still there
+
+
+def test_noise_by_itself_ends_its_own_threads():
+    before = noise_threads()
+    BackgroundNoise(Streams(0).noise(0), COUNT).numbers()
+    until = time.monotonic() + 10
+    while noise_threads() != before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert noise_threads() == before

@@ -1,11 +1,22 @@
+import copy
+import importlib.util
+import json
 import math
+import os
+import pickle
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 import torch
-from samples import aggregate, opened
+from samples import ROOT, aggregate, opened
 
 from clipline.engine.updates import Dense, Updates
-from clipline.federated.clipping import clip_factors, clip_rows, join_bit
+from clipline.errors import PrivateError
+from clipline.federated.clipping import ClippedSum, PartialSums, clip_factors, clip_rows, join_bit
+from clipline.federated.mechanism import GaussianMechanism, Release
+from clipline.privacy.events import PoissonSampling
 
 
 def test_a_row_within_is_unchanged_and_a_longer_one_is_scaled_to_the_clip():
@@ -114,3 +125,179 @@ def test_factors_at_the_ends_of_what_a_norm_can_be(clips):
     assert within == [True, True] + [False] * 6
     for norm, factor in zip(norms[2:6].tolist(), scale[2:6], strict=True):
         assert norm * factor <= 1e-320
+
+
+@pytest.mark.parametrize("runs", [1, 2, 5])
+def test_the_sums_of_several_runs_are_those_of_each_alone(runs):
+    rng = torch.Generator().manual_seed(2)
+    deltas, clips = torch.randn(40, 5, generator=rng), [0.5 + 0.4 * run for run in range(runs)]
+    owners = torch.randint(0, runs, (40,), generator=rng).numpy()
+    together = PartialSums(torch.full((runs, 6), torch.nan, dtype=torch.float64))  # it begins with zeros
+    for block in range(0, 40, 7):
+        rows = Updates([Dense(0, deltas[block : block + 7])])
+        together.add(rows, clips, owners[block : block + 7])
+    samplings = [PoissonSampling(0.1 * (1 + run)) for run in range(runs)]
+    for run, total in enumerate(together.finished(clips, samplings)):
+        alone = aggregate([Updates([Dense(0, deltas[owners == run])])], clips[run], dim=5)
+        torch.testing.assert_close(opened(total), opened(alone), rtol=1e-14, atol=1e-14)
+        joined = join_bit(*clip_rows(deltas[owners == run], clips[run]))  # the plain version
+        torch.testing.assert_close(opened(total), joined.sum(0), rtol=1e-12, atol=1e-12)
+        assert (total.bound, total.sampling) == (clips[run], samplings[run])
+
+
+# Nobody but the mechanism reads a private sum -------------------------------------------------------------------------
+
+SECRET = 123.456
+
+
+def clipped_sum():
+    return ClippedSum(torch.tensor([SECRET, 0.5], dtype=torch.float64), 2.0, PoissonSampling(0.5))
+
+
+def partial_sums():
+    sums = PartialSums(torch.empty(1, 2, dtype=torch.float64))
+    sums.add(Updates([Dense(0, torch.tensor([[SECRET]]))]), [1e9], np.zeros(1, np.int64))
+    return sums
+
+
+PRIVATE = [clipped_sum, partial_sums]
+
+
+def test_a_private_sum_has_no_public_numbers_but_its_bound():
+    assert {name for name in dir(clipped_sum()) if not name.startswith("_")} == {"bound", "sampling", "take_key"}
+    assert {name for name in dir(partial_sums()) if not name.startswith("_")} == {"add", "finished"}
+    (total,) = partial_sums().finished([1e9], [PoissonSampling(0.5)])
+    assert isinstance(total, ClippedSum)
+    assert partial_sums().add(Updates([Dense(0, torch.ones(1, 1))]), [1.0], np.zeros(1, np.int64)) is None
+
+
+@pytest.mark.parametrize("make", PRIVATE)
+def test_a_private_sum_shows_no_numbers_in_text(make):
+    private = make()
+    for text in (repr(private), str(private), f"{private}", format(private), repr([private])):
+        assert "123" not in text
+        assert "private" in text
+
+
+@pytest.mark.parametrize("make", PRIVATE)
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps, lambda private: copy.deepcopy([private])])
+def test_a_private_sum_is_not_copied_or_pickled(make, copied):
+    with pytest.raises(PrivateError, match="is private and must not be copied or pickled: release it first"):
+        copied(make())
+
+
+@pytest.mark.parametrize("make", PRIVATE)
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda private: private + private,
+        lambda private: private + 1.0,
+        lambda private: 2 * private,
+        lambda private: -private,
+        lambda private: sum([private, private]),
+        lambda private: private < 3,
+        float,
+        int,
+        list,
+        len,
+        bytes,
+        memoryview,
+        vars,
+        json.dumps,
+        lambda private: private[0],
+        lambda private: private.total,
+        lambda private: private.__total,
+        lambda private: private.__totals,
+        torch.tensor,
+        torch.as_tensor,
+        lambda private: torch.add(torch.zeros(2), private),
+        lambda private: torch.stack([private, private]),
+        lambda private: np.asarray(private, dtype=np.float64),
+        lambda private: np.add(private, 1.0),
+        lambda private: np.zeros(2) + private,
+    ],
+)
+def test_a_private_sum_is_no_number_and_no_array(make, read):
+    with pytest.raises((TypeError, AttributeError, ValueError, RuntimeError)) as error:
+        read(make())
+    assert "123" not in str(error.value)
+
+
+@pytest.mark.parametrize("make", PRIVATE)
+def test_a_private_sum_takes_no_further_attributes(make):
+    private = make()
+    with pytest.raises(AttributeError):
+        private.seen = 1
+
+
+def test_the_key_is_given_out_once_and_the_mechanism_has_it():
+    with pytest.raises(PrivateError, match="the key to private sums is given out once, to the mechanism"):
+        ClippedSum.take_key()
+    with pytest.raises(PrivateError, match="ask that for a Release"):
+        clipped_sum().take_key()
+    release = GaussianMechanism(1, 0.0).release(clipped_sum(), np.random.default_rng(0))
+    assert isinstance(release, Release)
+    assert release.mean.tolist() == [SECRET]
+
+
+def test_where_somebody_else_took_the_key_first_the_mechanism_does_not_start():
+    code = (
+        "from clipline.federated.clipping import ClippedSum; ClippedSum.take_key()\n"
+        "try:\n    import clipline.federated.mechanism\nexcept Exception as error:\n    print(type(error).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=with_source())
+    assert done.stdout.strip() == "PrivateError"
+
+
+def with_source():
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "MYPYPATH": str(ROOT / "src")}
+
+
+TYPED = """
+import numpy as np
+from torch import Tensor
+
+from clipline.federated.clip_controllers import ClipController, ClipState
+from clipline.federated.clipping import ClippedSum, PartialSums
+from clipline.federated.mechanism import GaussianMechanism, Release
+from clipline.federated.server_optimisers import ServerOptimiser, ServerState
+
+
+def steps(
+    total: ClippedSum, part: PartialSums, bare: Tensor, release: Release, mechanism: GaussianMechanism,
+    server: ServerOptimiser, state: ServerState, controller: ClipController, clip: ClipState, rng: np.random.Generator,
+) -> None:
+    mechanism.release(total, rng)
+    server.update(bare, state, release)
+    controller.update(clip, release)
+    server.update(bare, state, total)  # refused
+    server.update(bare, state, part)  # refused
+    server.update(bare, state, bare)  # refused
+    controller.update(clip, total)  # refused
+    controller.update(clip, part)  # refused
+    controller.update(clip, bare)  # refused
+    mechanism.release(part, rng)  # refused
+    mechanism.release(bare, rng)  # refused
+    mechanism.release(release, rng)  # refused
+    total.total  # refused
+    total._ClippedSum__total  # refused
+    part._PartialSums__totals  # refused
+    total + total  # refused
+    total[0]  # refused
+    float(total)  # refused
+    np.add(total, 1.0)  # refused
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="needs mypy")
+def test_types_let_nothing_earlier_than_a_release_pass(tmp_path):
+    """A server step and a clip step take a `Release`, and only the mechanism makes one, of a `ClippedSum` alone."""
+    snippet = tmp_path / "snippet.py"
+    snippet.write_text(TYPED)
+    options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
+    command = [sys.executable, "-m", "mypy", *options, "--no-error-summary", str(snippet)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=with_source(), check=False)
+    errors = [line for line in done.stdout.splitlines() if line.startswith(str(snippet)) and " error: " in line]
+    found = {int(line.removeprefix(f"{snippet}:").split(":")[0]) for line in errors}
+    wanted = {number for number, line in enumerate(TYPED.splitlines(), start=1) if line.endswith("# refused")}
+    assert found == wanted, done.stdout + done.stderr

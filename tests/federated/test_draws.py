@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from clipline import FixedSizeSampler, PoissonSampler
 from clipline.engine.prefetch import BackgroundNoise, Prefetch
 from clipline.errors import RunError
 from clipline.federated.draws import PART, NoiseNow, PlainDraws
+from clipline.federated.sampling import FixedSizeSampler, PoissonSampler
 from clipline.privacy.events import FixedSizeSampling
 from clipline.streams import Streams
 

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from clipline import GaussianMechanism, SettingError, split_noise
+from clipline import SettingError
 from clipline.engine.prefetch import BackgroundNoise
 from clipline.federated.clipping import ClippedSum
 from clipline.federated.draws import NoiseNow
-from clipline.federated.mechanism import grid_of, rounding_slack
+from clipline.federated.mechanism import GaussianMechanism, grid_of, rounding_slack
+from clipline.privacy import split_noise
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent
 from clipline.streams import Streams
 

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from clipline import GaussianMechanism, SettingError
+from clipline import SettingError
 from clipline.errors import RunError
 from clipline.federated.clipping import ClippedSum
 from clipline.federated.draws import NoiseNow
+from clipline.federated.mechanism import GaussianMechanism
 from clipline.privacy.events import PoissonSampling
 from clipline.streams import Streams
 

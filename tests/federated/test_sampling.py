@@ -3,8 +3,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from clipline import FixedSizeSampler, PoissonSampler, SettingError
-from clipline.federated.sampling import sampler_named
+from clipline import SettingError
+from clipline.federated.sampling import FixedSizeSampler, PoissonSampler, sampler_named
 from clipline.privacy.events import FixedSizeSampling, PoissonSampling
 from clipline.streams import Streams
 

@@ -4,12 +4,13 @@ import math
 
 import pytest
 
-from clipline import Plan, SettingError, plan
+from clipline import SettingError, plan
+from clipline.privacy import Plan
 
 
 def test_the_missing_noise_is_found_on_the_private_side():
     # oracle C01: z = 0.894905730 for epsilon 5 at 13,958 of a million users, 1500 rounds
-    found = plan(users=10**6, cohort=13_958, rounds=1500, epsilon=5.0)
+    found = plan(population_size=10**6, cohort_size=13_958, rounds=1500, epsilon=5.0)
     assert found.found == "noise_multiplier"
     assert found.noise_multiplier == pytest.approx(0.894905730, rel=1e-4)
     assert found.noise_multiplier >= 0.894905
@@ -19,20 +20,24 @@ def test_the_missing_noise_is_found_on_the_private_side():
 
 def test_the_missing_epsilon_is_found():
     # oracle E026: 2.223353466
-    found = plan(users=10**6, cohort=13_958, rounds=1500, noise_multiplier=1.3958)
+    found = plan(population_size=10**6, cohort_size=13_958, rounds=1500, noise_multiplier=1.3958)
     assert (found.found, found.guarantee.accountant) == ("epsilon", "privacy loss")
     assert found.guarantee.epsilon == pytest.approx(2.223353466, abs=1e-4)
     assert found.renyi_epsilon == pytest.approx(2.392492, abs=2e-3)  # E012, on whole orders
 
 
 def test_the_missing_rounds_and_cohort_are_the_most_that_fit():
-    settings = {"users": 40_000, "noise_multiplier": 0.8, "epsilon": 2.0}
-    rounds = plan(cohort=200, **settings).rounds
-    spent = {"users": 40_000, "noise_multiplier": 0.8, "cohort": 200}
+    settings = {"population_size": 40_000, "noise_multiplier": 0.8, "epsilon": 2.0}
+    rounds = plan(cohort_size=200, **settings).rounds
+    spent = {"population_size": 40_000, "noise_multiplier": 0.8, "cohort_size": 200}
     assert plan(rounds=rounds, **spent).guarantee.epsilon <= 2.0 < plan(rounds=rounds + 1, **spent).guarantee.epsilon
-    cohort = plan(rounds=100, **settings).cohort
-    spent = {"users": 40_000, "noise_multiplier": 0.8, "rounds": 100}
-    assert plan(cohort=cohort, **spent).guarantee.epsilon <= 2.0 < plan(cohort=cohort + 1, **spent).guarantee.epsilon
+    cohort = plan(rounds=100, **settings).cohort_size
+    spent = {"population_size": 40_000, "noise_multiplier": 0.8, "rounds": 100}
+    assert (
+        plan(cohort_size=cohort, **spent).guarantee.epsilon
+        <= 2.0
+        < plan(cohort_size=cohort + 1, **spent).guarantee.epsilon
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,33 +46,35 @@ def test_the_missing_rounds_and_cohort_are_the_most_that_fit():
 )
 def test_the_papers_third_step_scales_cohort_and_noise_together(sampling, relation, cohort):
     # Table 1's EMNIST-CR row, and its honest counterparts
-    found = plan(users=10**6, rounds=1500, epsilon=5.0, scale=(100, 0.1), sampling=sampling, relation=relation)
-    assert (found.found, found.cohort) == ("scale", cohort)
+    found = plan(
+        population_size=10**6, rounds=1500, epsilon=5.0, scale=(100, 0.1), sampling=sampling, relation=relation
+    )
+    assert (found.found, found.cohort_size) == ("scale", cohort)
     assert found.noise_multiplier == pytest.approx(cohort / 1000)
     assert found.guarantee.sound is (relation != "paper")
 
 
 def test_a_scale_beyond_the_population_names_what_is_feasible():
     with pytest.raises(SettingError) as error:
-        plan(users=3000, rounds=100, epsilon=1.0, scale=(100, 0.05))
+        plan(population_size=3000, rounds=100, epsilon=1.0, scale=(100, 0.05))
     words = str(error.value)
     assert "scale='m=100,z=0.05' must reach epsilon=1.0 with the 3000 users there are" in words
-    feasible = plan(users=3000, cohort=3000, rounds=100, noise_multiplier=1.5)
+    feasible = plan(population_size=3000, cohort_size=3000, rounds=100, noise_multiplier=1.5)
     assert f"take epsilon {feasible.guarantee.epsilon_text}" in words
 
 
 def test_counting_costs_what_theorem_1_says():
-    found = plan(users=10_000, cohort=100, rounds=10, noise_multiplier=1.0)
+    found = plan(population_size=10_000, cohort_size=100, rounds=10, noise_multiplier=1.0)
     assert found.count_stddev == 5.0
     assert float(found.delta_noise_multiplier) == pytest.approx(1.00503781525921, rel=1e-12)
     assert "(+0.5%)" in str(found)
-    crowded = plan(users=10_000, cohort=10, rounds=10, noise_multiplier=2.0)
+    crowded = plan(population_size=10_000, cohort_size=10, rounds=10, noise_multiplier=2.0)
     assert crowded.delta_noise_multiplier is None
     assert "not possible with 0.5 users of noise on the count: it needs more than 1" in str(crowded)
 
 
 def test_the_comparison_covers_every_sound_pair_and_agrees_with_the_answer():
-    found = plan(users=10_000, cohort=100, rounds=300, noise_multiplier=2.0)
+    found = plan(population_size=10_000, cohort_size=100, rounds=300, noise_multiplier=2.0)
     table = {(sampling, str(relation)): epsilon for sampling, relation, epsilon in found.comparison}
     relations = ("add-or-remove", "replace-one", "zero-out")
     assert set(table) == {(sampling, relation) for sampling in ("poisson", "fixed") for relation in relations}
@@ -75,27 +82,29 @@ def test_the_comparison_covers_every_sound_pair_and_agrees_with_the_answer():
     for relation in relations:
         assert table["fixed", relation] > table["poisson", relation]
     # and with fixed-size sampling as the question, the same table answers
-    fixed = plan(users=10_000, cohort=100, rounds=300, noise_multiplier=2.0, sampling="fixed")
+    fixed = plan(population_size=10_000, cohort_size=100, rounds=300, noise_multiplier=2.0, sampling="fixed")
     assert fixed.guarantee.epsilon == table["fixed", "replace-one"]
 
 
 def test_the_curve_bounds_every_number_of_rounds_and_closely():
-    found = plan(users=40_000, cohort=300, rounds=800, noise_multiplier=0.9)
+    found = plan(population_size=40_000, cohort_size=300, rounds=800, noise_multiplier=0.9)
     for rounds, epsilon in found.curve:
-        exact = plan(users=40_000, cohort=300, rounds=rounds, noise_multiplier=0.9).guarantee.epsilon
+        exact = plan(population_size=40_000, cohort_size=300, rounds=rounds, noise_multiplier=0.9).guarantee.epsilon
         assert exact <= epsilon <= exact * (1 + 2e-3)
 
 
 @pytest.mark.parametrize(("sampling", "relation"), [("poisson", "replace-one"), ("fixed", "zero-out")])
 def test_the_row_that_was_asked_for_stands_in_the_comparison_to_the_last_digit(sampling, relation):
-    found = plan(users=40_000, cohort=300, rounds=80, noise_multiplier=0.9, sampling=sampling, relation=relation)
+    found = plan(
+        population_size=40_000, cohort_size=300, rounds=80, noise_multiplier=0.9, sampling=sampling, relation=relation
+    )
     rows = {(name, str(other)): epsilon for name, other, epsilon in found.comparison}
     assert rows[sampling, relation] == found.guarantee.epsilon
     assert rows["poisson", "zero-out"] == rows["poisson", "add-or-remove"]  # one entry of the table
 
 
 def test_without_noise_nothing_is_promised():
-    found = plan(users=1000, cohort=10, rounds=5, noise_multiplier=0.0)
+    found = plan(population_size=1000, cohort_size=10, rounds=5, noise_multiplier=0.0)
     assert not found.guarantee.private
     assert "not private" in str(found)
     assert found.to_json()["epsilon"] is None
@@ -103,32 +112,53 @@ def test_without_noise_nothing_is_promised():
 
 
 def test_a_plan_is_frozen_and_complete_as_json():
-    found = plan(users=1000, cohort=50, rounds=5, noise_multiplier=1.0)
+    found = plan(population_size=1000, cohort_size=50, rounds=5, noise_multiplier=1.0)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        found.cohort = 3
+        found.cohort_size = 3
     assert isinstance(found, Plan)
-    wanted = "epsilon delta noise_multiplier delta_noise_multiplier count_stddev cohort users rounds sampling relation"
-    assert set(wanted.split()) | {"accountant"} <= set(found.to_json())
+    wanted = "epsilon delta noise_multiplier delta_noise_multiplier count_stddev cohort_size population_size rounds"
+    assert set(wanted.split()) | {"sampling", "relation", "accountant"} <= set(found.to_json())
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"users": 100}, "exactly one must be left out, and it is epsilon, noise_multiplier, cohort, rounds"),
-        ({"users": 100, "cohort": 5, "rounds": 5, "epsilon": 1.0, "noise_multiplier": 1.0}, "and it is none"),
-        ({"users": 100, "cohort": 500, "rounds": 5, "epsilon": 1.0}, "cohort=500 must be at most the population, 100"),
-        ({"users": 1, "cohort": 1, "rounds": 5, "epsilon": 1.0}, "users=1"),
-        ({"users": 100, "cohort": 5, "rounds": 0, "epsilon": 1.0}, "rounds=0"),
-        ({"users": 100, "cohort": 5, "rounds": 5, "epsilon": -1.0}, "epsilon=-1.0"),
-        ({"users": 100, "cohort": 5, "rounds": 5, "epsilon": math.nan}, "epsilon=nan"),
-        ({"users": 100, "cohort": 5, "rounds": 5, "noise_multiplier": -1.0}, "noise_multiplier=-1.0"),
-        ({"users": 100, "cohort": 5, "rounds": 5, "epsilon": 1.0, "delta": 2.0}, "delta=2.0"),
-        ({"users": 100, "cohort": 5, "rounds": 5, "epsilon": 1.0, "sampling": "shuffle"}, "sampling='shuffle'"),
-        ({"users": 100, "cohort": 5, "rounds": 5, "epsilon": 1.0, "relation": "replace"}, "did you mean 'replace-one'"),
-        ({"users": 100, "cohort": 5, "rounds": 5, "epsilon": 1.0, "relation": "paper"}, "fixed-size"),
-        ({"users": 100, "rounds": 5, "scale": (10, 0.1)}, "give those two and no others"),
-        ({"users": 100, "noise_multiplier": 0.2, "rounds": 50, "epsilon": 0.001}, "enough for a cohort of one user"),
-        ({"users": 100, "noise_multiplier": 0.2, "cohort": 50, "epsilon": 0.001}, "enough for one round"),
+        (
+            {"population_size": 100},
+            "exactly one must be left out, and it is epsilon, noise_multiplier, cohort_size, rounds",
+        ),
+        (
+            {"population_size": 100, "cohort_size": 5, "rounds": 5, "epsilon": 1.0, "noise_multiplier": 1.0},
+            "and it is none",
+        ),
+        (
+            {"population_size": 100, "cohort_size": 500, "rounds": 5, "epsilon": 1.0},
+            "cohort_size=500 must be at most the population, 100",
+        ),
+        ({"population_size": 1, "cohort_size": 1, "rounds": 5, "epsilon": 1.0}, "population_size=1"),
+        ({"population_size": 100, "cohort_size": 5, "rounds": 0, "epsilon": 1.0}, "rounds=0"),
+        ({"population_size": 100, "cohort_size": 5, "rounds": 5, "epsilon": -1.0}, "epsilon=-1.0"),
+        ({"population_size": 100, "cohort_size": 5, "rounds": 5, "epsilon": math.nan}, "epsilon=nan"),
+        ({"population_size": 100, "cohort_size": 5, "rounds": 5, "noise_multiplier": -1.0}, "noise_multiplier=-1.0"),
+        ({"population_size": 100, "cohort_size": 5, "rounds": 5, "epsilon": 1.0, "delta": 2.0}, "delta=2.0"),
+        (
+            {"population_size": 100, "cohort_size": 5, "rounds": 5, "epsilon": 1.0, "sampling": "shuffle"},
+            "sampling='shuffle'",
+        ),
+        (
+            {"population_size": 100, "cohort_size": 5, "rounds": 5, "epsilon": 1.0, "relation": "replace"},
+            "did you mean 'replace-one'",
+        ),
+        ({"population_size": 100, "cohort_size": 5, "rounds": 5, "epsilon": 1.0, "relation": "paper"}, "fixed-size"),
+        ({"population_size": 100, "rounds": 5, "scale": (10, 0.1)}, "give those two and no others"),
+        (
+            {"population_size": 100, "noise_multiplier": 0.2, "rounds": 50, "epsilon": 0.001},
+            "enough for a cohort of one user",
+        ),
+        (
+            {"population_size": 100, "noise_multiplier": 0.2, "cohort_size": 50, "epsilon": 0.001},
+            "enough for one round",
+        ),
     ],
 )
 def test_a_question_without_an_answer_is_refused(settings, words):

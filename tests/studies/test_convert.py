@@ -52,7 +52,7 @@ def converted(scripts, tmp_path):
 
 def loads(task, folder):
     """The task takes the store."""
-    settings = task_named(task).settings.overridden({"data": str(folder), "cohort": 2}, "the test")
+    settings = task_named(task).settings.overridden({"data": str(folder), "cohort_size": 2}, "the test")
     return task_named(task).load(settings)
 
 

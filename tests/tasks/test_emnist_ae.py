@@ -52,7 +52,7 @@ class Grey(torch.nn.Module):
 
 def test_pitfall_defaults_that_drift_the_autoencoder_loss_is_a_sum_over_the_batch():
     batch = {"pixels": torch.cat([blank(3), blank(2, value=0)])}
-    task = TASK.load(TASK.settings.overridden({"users": 2, "test_users": 2, "cohort": 1}, "here"))
+    task = TASK.load(TASK.settings.overridden({"population_size": 2, "test_users": 2, "cohort_size": 1}, "here"))
     local = LocalSGD(1.0, reduction=task.reduction)
     losses = task.loss(Grey(), batch)
     assert losses.tolist() == pytest.approx([0.25] * 5)

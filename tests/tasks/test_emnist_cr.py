@@ -63,7 +63,7 @@ def test_cross_entropy_is_a_mean_over_the_batch():
     batch = {"pixels": blank(), "labels": torch.tensor([7, 0], dtype=torch.uint8)}
     losses = loss(model, batch)
     assert losses.tolist() == pytest.approx([math.log(63 / 2), math.log(63)])
-    task = TASK.load(TASK.settings.overridden({"users": 2, "test_users": 2, "cohort": 1}, "here"))
+    task = TASK.load(TASK.settings.overridden({"population_size": 2, "test_users": 2, "cohort_size": 1}, "here"))
     local = LocalSGD(1.0, reduction=task.reduction)
     mean = local.reduced(losses, torch.ones(2, dtype=torch.bool)).item()
     assert mean == pytest.approx((math.log(63 / 2) + math.log(63)) / 2)

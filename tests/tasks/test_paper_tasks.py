@@ -26,7 +26,14 @@ PRINTED = {
 
 
 def settings_of(name, **changes):
-    small = {"users": 5, "cohort": 5, "test_users": 2, "rounds": 2, "max_examples": 4, "sampling": "fixed"}
+    small = {
+        "population_size": 5,
+        "cohort_size": 5,
+        "test_users": 2,
+        "rounds": 2,
+        "max_examples": 4,
+        "sampling": "fixed",
+    }
     return task_named(name).settings.overridden({**small, **changes}, "the test")
 
 
@@ -57,7 +64,7 @@ def test_facts_are_those_that_the_paper_prints(name):
 def test_settings_are_the_papers(name):
     task, facts = task_named(name), FACTS[name]
     settings = task.settings
-    assert (settings.cohort, settings.server_momentum, settings.client_epochs) == (100, 0.9, 1)
+    assert (settings.cohort_size, settings.server_momentum, settings.client_epochs) == (100, 0.9, 1)
     assert (settings.quantile, settings.clip_start, settings.clip_lr) == (0.5, 0.1, 0.2)
     assert (settings.noise_multiplier, settings.fixed_clip) == (facts.noise_at_100, facts.best_clip)
     assert (settings.rounds, settings.client_lr, settings.server_lr) == (facts.rounds, facts.client_lr, facts.server_lr)
@@ -75,7 +82,7 @@ def test_parameters_are_those_of_the_facts(name, loaded):
 
 def test_the_embedded_task_has_facts_that_hold():
     task, facts = task_named("handwriting"), FACTS["handwriting"]
-    assert (facts.users, facts.rounds) == (task.settings.users, task.settings.rounds)
+    assert (facts.users, facts.rounds) == (task.settings.population_size, task.settings.rounds)
     assert (facts.client_lr, facts.server_lr, facts.best_clip) == (0.5, 1.0, task.settings.fixed_clip)
 
 

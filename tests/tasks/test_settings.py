@@ -41,12 +41,12 @@ def test_epsilon_and_noise_replace_each_other_but_never_stand_together():
 
 
 def test_the_number_of_generated_users_is_a_setting_and_so_declared():
-    assert BASE.declared_size == BASE.users == 40_000
+    assert BASE.declared_size == BASE.drawn_users() == BASE.population_size == 40_000
     assert BASE.overridden({"population_size": 50_000}, "here").declared_size == 50_000
-    assert BASE.overridden({"sampling": "fixed"}, "here").declared_size is None  # drawn from those who are there
-    few = BASE.overridden({"users": 10, "population_size": 1000}, "here")  # the cohort of 300 is of the declared ones
-    assert (few.users, few.declared_size, few.users_private) == (10, 1000, False)
-    assert tomllib.loads(few.to_toml())["users"] == 10
+    fixed = BASE.overridden({"sampling": "fixed"}, "here")
+    assert (fixed.drawn_users(), fixed.declared_size) == (40_000, None)  # a cohort of those who are there
+    with pytest.raises(SettingError, match="population_size=None must be given where users are generated"):
+        replace(BASE, population_size=None).drawn_users()
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,17 @@ def test_the_number_of_generated_users_is_a_setting_and_so_declared():
         ({"unprivate_timing": 1}, "unprivate_timing=1 must be true or false"),
         ({"clip_rule": "cubic"}, "clip_rule='cubic'"),
         ({"clip_start": 0.0}, "clip_start=0.0"),
-        ({"users": 10}, "cohort="),
+        ({"population_size": 10}, "cohort_size="),
         (
             {"population_size": 299},
-            "cohort=300 must be at most the population, 299 users: lower the cohort or raise pop",
+            "cohort_size=300 must be at most the population, 299 users: lower the cohort or declare more users",
         ),
         ({"population_size": 0}, "population_size=0 must be a whole number at least 1"),
-        ({"population_size": 900, "sampling": "fixed"}, "population_size=900 must be left out where sampling='fixed'"),
+        ({"population_size": 200, "sampling": "fixed"}, "cohort_size=300 must be at most the population, 200 users"),
+        ({"clip": "fixed", "fixed_clip": None}, "fixed_clip=None must be given where clip='fixed'"),
+        ({"noise_multiplier": 0, "max_epsilon": 4.0}, "max_epsilon=4.0 must be left out where there is no noise"),
+        ({"epsilon": None}, "epsilon=None and noise_multiplier=None, but one of them must be set"),
+        ({"workers": "many"}, "workers='many' must be one of torchrun or a number"),
     ],
 )
 def test_bad_settings_are_refused_on_construction(changes, words):
@@ -116,13 +120,13 @@ def test_a_file_that_is_no_toml_is_refused(content, tmp_path):
 
 @pytest.fixture(scope="module")
 def loaded():
-    return TASK.load(BASE.overridden({"users": 60, "cohort": 6}, "here"))
+    return TASK.load(BASE.overridden({"population_size": 60, "cohort_size": 6}, "here"))
 
 
 @pytest.mark.parametrize("digits", [25, 400])
 @pytest.mark.parametrize("name", [field.name for field in fields(TrainSettings) if field.name not in ("task", "data")])
 def test_a_number_of_many_digits_is_refused_by_its_name_before_anything_is_trained(name, digits, loaded):
-    changes = {"users": 60, "cohort": 6, "noise_multiplier": 0.2, name: 10 ** (digits - 1)}
+    changes = {"population_size": 60, "cohort_size": 6, "noise_multiplier": 0.2, name: 10 ** (digits - 1)}
     if name == "epsilon":
         del changes["noise_multiplier"]
     with pytest.raises(SettingError, match=rf"^{name}="):

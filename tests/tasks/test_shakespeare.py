@@ -66,5 +66,7 @@ def test_accuracy_leaves_padding_out():
 
 
 def test_the_setting_reaches_the_loss():
-    settings = TASK.settings.overridden({"users": 2, "test_users": 2, "cohort": 1, "padding_in_loss": False}, "here")
+    settings = TASK.settings.overridden(
+        {"population_size": 2, "test_users": 2, "cohort_size": 1, "padding_in_loss": False}, "here"
+    )
     assert TASK.load(settings).loss(Constant(), rows()) == loss(Constant(), rows(), padding_in_loss=False)

@@ -65,7 +65,7 @@ def test_the_loss_is_a_mean_over_tags_and_a_sum_over_posts():
     expected = [(hits * math.log(4 / 3) + (500 - hits) * math.log(4)) / 500 for hits in (2, 1, 0)]
     losses = loss(model, batch)
     assert losses.tolist() == pytest.approx(expected, rel=1e-6)
-    task = TASK.load(TASK.settings.overridden({"users": 2, "test_users": 2, "cohort": 1}, "here"))
+    task = TASK.load(TASK.settings.overridden({"population_size": 2, "test_users": 2, "cohort_size": 1}, "here"))
     local = LocalSGD(1.0, reduction=task.reduction)
     assert local.reduced(losses, torch.ones(3, dtype=torch.bool)).item() == pytest.approx(sum(expected), rel=1e-6)
 

@@ -30,7 +30,7 @@ def cut(population, sizes):
 
 def engine_of(name, **changes):
     task = task_named(name)
-    small = {"users": 4, "cohort": 4} | ({} if name == "handwriting" else {"test_users": 2})
+    small = {"population_size": 4, "cohort_size": 4} | ({} if name == "handwriting" else {"test_users": 2})
     loaded = task.load(task.settings.overridden({**small, **changes}, "the test"))
     sizes, epochs, lr = CASES[name]
     local = LocalSGD(lr, 4, epochs, reduction=loaded.reduction)

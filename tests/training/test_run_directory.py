@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from samples import LOCAL, cross_entropy, small_population
 from samples import linear_float32 as linear
 
-from clipline import FixedClip, Ledger, Population, QuantileClip, ServerSGD, Training
+from clipline import FixedClip, Population, QuantileClip, ServerSGD, Training
 from clipline.errors import RunError, SettingError
 from clipline.federated.clip_controllers import ClipState
+from clipline.privacy import Ledger
 from clipline.training.callbacks import Callback
 from clipline.training.checkpoint import save_checkpoint
 from clipline.training.circumstances import Circumstances, model_fingerprint

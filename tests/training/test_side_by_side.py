@@ -102,7 +102,14 @@ def test_nothing_to_run():
 
 
 def test_settings_of_a_task_train_side_by_side():
-    base = replace(task_named("handwriting").settings, users=60, cohort=5, rounds=2, epsilon=None, noise_multiplier=0.3)
+    base = replace(
+        task_named("handwriting").settings,
+        population_size=60,
+        cohort_size=5,
+        rounds=2,
+        epsilon=None,
+        noise_multiplier=0.3,
+    )
     several = [replace(base, seed=seed, quantile=0.2 + 0.3 * seed, client_lr=0.1 + 0.2 * seed) for seed in range(3)]
     results = train_many(several)
     task = task_named("handwriting")

@@ -1,35 +1,27 @@
-"""All commands, as typer knows them."""
+"""The commands by name. A command's module is imported when the command is called."""
 
 from __future__ import annotations
 
-import typer
+import click
 
-from . import data, plan, reproduce, tasks, train
-
-app = typer.Typer(
-    name="clipline",
-    help="Train models with user-level differential privacy and no clip norm to tune.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command("train")(train.train)
-app.command("tasks")(tasks.tasks)
-app.command("plan")(plan.plan)
-app.command("reproduce")(reproduce.reproduce)
-app.add_typer(data.app, name="data")
+from .parser import Group
 
 
-def _version(wanted: bool) -> None:
+def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if wanted:
         from .. import __version__
 
-        typer.echo(f"clipline {__version__}")
-        raise typer.Exit
+        click.echo(f"clipline {__version__}")
+        ctx.exit()
 
 
-@app.callback()
-def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
-) -> None:
-    pass
+app = Group(
+    "clipline",
+    help="Train models with user-level differential privacy and no clip norm to tune.",
+    modules={"train": ".train", "tasks": ".tasks", "plan": ".plan", "reproduce": ".reproduce", "data": ".data"},
+    params=[
+        click.Option(
+            ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
+        )
+    ],
+)

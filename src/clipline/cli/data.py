@@ -11,30 +11,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from ..errors import PopulationError
+from .parser import Argument, Command, Group, Option
 from .tasks import state_in_words
 
 if TYPE_CHECKING:
     from ..data.chunks import Convert
     from ..data.manifest import Manifest
 
-app = typer.Typer(help="List, fetch and prepare data.", no_args_is_help=True)
 
-_NAME = "emnist, cifar100, shakespeare, stackoverflow, or a task that reads one of them"
-
-
-@app.command("list")
-def list_data(
-    where: Annotated[
-        Path | None,
-        typer.Option("--in", help="Where to look for what is present.", show_default="CLIPLINE_DATA or clipline-data"),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
+def list_data(where: Path | None, as_json: bool) -> None:
     """Say which data sets are known, which are present, and how to get them."""
     from ..data.catalogue import CATALOGUE
     from ..data.task_stores import data_home, data_state
@@ -72,24 +62,16 @@ def list_data(
     print("table: your own Parquet, CSV, JSONL or NPZ\n  prepare  clipline data prepare table --from FILE --to DIR")
 
 
-@app.command("prepare")
 def prepare_data(
-    name: Annotated[str, typer.Argument(help=f"{_NAME}; or table, for your own.")],
-    source: Annotated[Path, typer.Option("--from", help="The file, or a folder with the original files.")],
-    target: Annotated[Path, typer.Option("--to", help="The folder to write; new or empty.")],
-    user_column: Annotated[str | None, typer.Option(help="The column that says whose row it is.")] = None,
-    fields: Annotated[str | None, typer.Option(help="Columns to keep, as a,b.", show_default="all others")] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(help="Only this one, straight into DIR: train or test (stackoverflow: heldout too)."),
-    ] = None,
-    words: Annotated[
-        Path | None, typer.Option(help="stackoverflow.word_count, if it is not beside the examples.")
-    ] = None,
-    tags: Annotated[
-        Path | None, typer.Option(help="stackoverflow.tag_count, if it is not beside the examples.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    name: str,
+    source: Path,
+    target: Path,
+    user_column: str | None,
+    fields: str | None,
+    split: str | None,
+    words: Path | None,
+    tags: Path | None,
+    as_json: bool,
 ) -> None:
     """Turn a file into a store grouped by user, however large it is.
 
@@ -161,11 +143,7 @@ def _compare(name: str, made: dict[str, Manifest]) -> None:
             print(f"note: {split} has {manifest.users:,} users where the published file has {published:,}")
 
 
-@app.command("fetch")
-def fetch_data(
-    name: Annotated[str, typer.Argument(help=f"{_NAME}.")],
-    target: Annotated[Path, typer.Option("--to", help="The folder to download into.")],
-) -> None:
+def fetch_data(name: str, target: Path) -> None:
     """Download a known data set; the same command goes on with what was interrupted."""
     from ..data.catalogue import data_set
     from ..data.fetch import fetch
@@ -205,3 +183,56 @@ def _terminated_cleanly() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+_NAME = "emnist, cifar100, shakespeare, stackoverflow, or a task that reads one of them"
+_path = click.Path(path_type=Path)
+_json = Option(["--json", "as_json"], is_flag=True, help="Print one JSON object.")
+list_command = Command(
+    "list",
+    callback=list_data,
+    help=list_data.__doc__,
+    params=[
+        Option(
+            ["--in", "where"],
+            type=_path,
+            unset="CLIPLINE_DATA or clipline-data",
+            help="Where to look for what is present.",
+        ),
+        _json,
+    ],
+)
+prepare_command = Command(
+    "prepare",
+    callback=prepare_data,
+    help=prepare_data.__doc__,
+    params=[
+        Argument(["name"], help=f"{_NAME}; or table, for your own."),
+        Option(["--from", "source"], type=_path, required=True, help="The file, or a folder with the original files."),
+        Option(["--to", "target"], type=_path, required=True, help="The folder to write; new or empty."),
+        Option(["--user-column"], metavar="TEXT", help="The column that says whose row it is."),
+        Option(["--fields"], metavar="TEXT", unset="all others", help="Columns to keep, as a,b."),
+        Option(
+            ["--split"],
+            metavar="TEXT",
+            help="Only this one, straight into DIR: train or test (stackoverflow: heldout too).",
+        ),
+        Option(["--words"], type=_path, help="stackoverflow.word_count, if it is not beside the examples."),
+        Option(["--tags"], type=_path, help="stackoverflow.tag_count, if it is not beside the examples."),
+        _json,
+    ],
+)
+fetch_command = Command(
+    "fetch",
+    callback=fetch_data,
+    help=fetch_data.__doc__,
+    params=[
+        Argument(["name"], help=f"{_NAME}."),
+        Option(["--to", "target"], type=_path, required=True, help="The folder to download into."),
+    ],
+)
+command = Group(
+    "data",
+    help="List, fetch and prepare data.",
+    modules={"list": ".data:list_command", "prepare": ".data:prepare_command", "fetch": ".data:fetch_command"},
+)

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from ..data.task_stores import DataUsed
     from ..tasks.settings import TrainSettings
     from ..tasks.task import Task
-    from ..training.training import TrainResult
+    from ..training.result import TrainResult
 
 
-def summary(task: Task, settings: TrainSettings, used: DataUsed, result: TrainResult, path: Path) -> str:
+def summary(settings: TrainSettings, used: DataUsed, result: TrainResult, metric_name: str, path: Path) -> str:
     """A few lines that a person can quote."""
     clip = (
         "none"
@@ -21,7 +21,7 @@ def summary(task: Task, settings: TrainSettings, used: DataUsed, result: TrainRe
     )
     part = "" if settings.evaluate_on is None else f" ({settings.evaluate_on})"
     lines = [
-        f"{task.metric_name} {result.metrics[task.metric_name]:.4f} on {used.measured_on}{part}",
+        f"{metric_name} {result.metrics[metric_name]:.4f} on {used.measured_on}{part}",
         str(result.guarantee),
         f"clip {clip}"
         + (f", tracking quantile {settings.quantile:g} of the update norms" if settings.clip == "quantile" else ""),
@@ -30,7 +30,8 @@ def summary(task: Task, settings: TrainSettings, used: DataUsed, result: TrainRe
     if used.kind == "stand-in":
         lines.insert(1, "data: a stand-in, generated; not comparable with results on the original data set")
     elif used.source is not None:
-        other = "" if used.kind == "original" else "; not comparable with results on the original data set"
+        alike = used.kind == "original" or settings.task.endswith(".py")  # a task of one's own has no original
+        other = "" if alike else "; not comparable with results on the original data set"
         lines.insert(1, f"data: {used.kind}, {used.source}{other}")
     if result.stopped == "budget":
         lines.append(f"stopped after {result.guarantee.rounds} rounds: the next one would have passed the budget")
@@ -42,10 +43,16 @@ def summary(task: Task, settings: TrainSettings, used: DataUsed, result: TrainRe
 
 
 def summary_json(
-    task: Task, settings: TrainSettings, used: DataUsed, result: TrainResult, path: Path
+    task: Task,
+    settings: TrainSettings,
+    used: DataUsed,
+    result: TrainResult,
+    metric_name: str,
+    users: int | None,
+    path: Path,
 ) -> dict[str, Any]:
-    """The same for programs; epsilon is null where there is no guarantee."""
-    from ..training.run_directory import finite_or_none
+    """The same for programs; epsilon is null where there is no guarantee, `users` where their number is private."""
+    from ..training.reports import finite_or_none
 
     guarantee = result.guarantee
     return {
@@ -54,8 +61,8 @@ def summary_json(
         "data_source": used.source,
         "measured_on": used.measured_on,
         "evaluate_on": settings.evaluate_on,
-        "metric": result.metrics[task.metric_name],
-        "metric_name": task.metric_name,
+        "metric": result.metrics[metric_name],
+        "metric_name": metric_name,
         "epsilon": finite_or_none(guarantee.epsilon),
         "delta": guarantee.delta,
         "relation": str(guarantee.relation),
@@ -66,9 +73,9 @@ def summary_json(
         "rounds": guarantee.rounds,
         "clip": finite_or_none(result.state.clip.clip),
         "stopped": result.stopped,
-        "users": None if settings.users_private else settings.users,
-        "population_size": settings.declared_size,
-        "cohort": settings.cohort,
+        "users": users,
+        "population_size": settings.population_size,
+        "cohort_size": settings.cohort_size,
         "seed": settings.seed,
         "run_dir": str(path),
     }

@@ -1,20 +1,21 @@
-"""`clipline tasks`: every task by name, with what the paper prints of it, at once."""
+"""`clipline tasks`: every task by name, with what the paper prints of it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
 from ..data.task_stores import data_state
 from ..tasks.paper_facts import FACTS, TaskFacts
+from .parser import Command, Option
 
 _COLUMNS = ("name", "parameters", "users", "rounds", "client_lr", "server_lr", "clip_min", "clip_max", "data")
 
 
-def tasks(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False) -> None:
+def tasks(as_json: bool) -> None:
     """List the tasks: what `clipline train NAME` trains, and on which data.
 
     present: prepared data were found in CLIPLINE_DATA or clipline-data. stand-in: nothing was found, and a generated
@@ -24,9 +25,9 @@ def tasks(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON l
     if as_json:
         keys = (*_COLUMNS, "stand_in_users")
         rows = [{key: getattr(facts, key) for key in keys} for facts in FACTS.values()]
-        typer.echo(json.dumps([{**row, **states[row["name"]]} for row in rows]))
+        click.echo(json.dumps([{**row, **states[row["name"]]} for row in rows]))
     else:
-        typer.echo(table(states))
+        click.echo(table(states))
 
 
 def table(states: Mapping[str, Mapping[str, Any]]) -> str:
@@ -64,3 +65,11 @@ def _cells(facts: TaskFacts, state: Mapping[str, Any]) -> list[str]:
         "-" if facts.clip_max is None else f"{facts.clip_max:g}",
         state_in_words(state, facts.stand_in_users),
     ]
+
+
+command = Command(
+    "tasks",
+    callback=tasks,
+    help=tasks.__doc__,
+    params=[Option(["--json", "as_json"], is_flag=True, help="Print one JSON list.")],
+)

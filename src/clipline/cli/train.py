@@ -1,4 +1,4 @@
-"""`clipline train`: a task by name, privately, with a clip nobody chose."""
+"""`clipline train`: a task by name, or a Python file with a model and a loss, trained with user-level privacy."""
 
 from __future__ import annotations
 
@@ -9,160 +9,33 @@ import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
+import click
 
 from ..errors import SettingError
+from ..settings import GROUPS, RUN, SETTINGS
 from ..tasks import DEFAULT_TASK, TASK_NAMES, task_named
+from .parser import Argument, Command, Option, flags_for
 
 if TYPE_CHECKING:
-    from ..federated.round import TrainState
     from ..tasks.settings import TrainSettings
     from ..tasks.task import Task
     from ..training.directory_lock import DirectoryLock
-    from ..training.reports import RoundReport
 
-_WHAT = "What to train"
-_PRIVACY = "Privacy"
-_RUN = "The run"
-# What limits each other is set together: a cohort that is too large for some users may be right for others.
-_JOINT = ("data", "users", "test_users", "population_size", "cohort")
+_OF_DATA = ("population_size", "test_users")  # what a file says of its own data
 
 
 def train(
-    task: Annotated[
-        str | None, typer.Argument(help=f"The task: {', '.join(TASK_NAMES)}.", show_default=DEFAULT_TASK)
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Settings as TOML; flags override it.", rich_help_panel=_RUN)
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of training.", rich_help_panel=_WHAT)] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder made by clipline data prepare TASK, or stand-in, to generate users.",
-            show_default="what is in CLIPLINE_DATA or clipline-data, else stand-in",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
-    users: Annotated[int | None, typer.Option(help="Users in a generated population.", rich_help_panel=_WHAT)] = None,
-    classes: Annotated[
-        int | None, typer.Option(help="Classes in a generated population.", rich_help_panel=_WHAT)
-    ] = None,
-    test_users: Annotated[
-        int | None, typer.Option(help="Users to measure on, outside a generated population.", rich_help_panel=_WHAT)
-    ] = None,
-    evaluate_on: Annotated[
-        str | None,
-        typer.Option(
-            help="validation or test (disjoint halves of the test users), or original (all of them).",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
-    client_lr: Annotated[float | None, typer.Option(help="Learning rate of users.", rich_help_panel=_WHAT)] = None,
-    server_lr: Annotated[float | None, typer.Option(help="Learning rate of the server.", rich_help_panel=_WHAT)] = None,
-    cohort: Annotated[
-        int | None, typer.Option(help="Users a round (expected number under Poisson).", rich_help_panel=_PRIVACY)
-    ] = None,
-    sampling: Annotated[str | None, typer.Option(help="poisson or fixed.", rich_help_panel=_PRIVACY)] = None,
-    clip: Annotated[
-        str | None,
-        typer.Option(
-            help="quantile (adapts by itself), fixed (the task's value), a number, or none.", rich_help_panel=_PRIVACY
-        ),
-    ] = None,
-    quantile: Annotated[
-        float | None, typer.Option(help="Which quantile of the update norms to track.", rich_help_panel=_PRIVACY)
-    ] = None,
-    noise_multiplier: Annotated[
-        float | None,
-        typer.Option(
-            help="Noise z of a whole round; 0 is not private. Instead of --epsilon.", rich_help_panel=_PRIVACY
-        ),
-    ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="Epsilon to spend on all rounds; the noise follows.", rich_help_panel=_PRIVACY),
-    ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="Delta; (number of users)^-1.1 if left out.", rich_help_panel=_PRIVACY)
-    ] = None,
-    population_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Declare how many users there are, a public number that is not read from the data: the rate and delta "
-            "follow from it, and the guarantee is for add-or-remove.",
-            show_default="--users where they are generated; none with --data DIR, and the guarantee is for zero-out",
-            rich_help_panel=_PRIVACY,
-        ),
-    ] = None,
-    max_epsilon: Annotated[
-        float | None, typer.Option(help="Stop before the round that would pass this.", rich_help_panel=_PRIVACY)
-    ] = None,
-    noise_source: Annotated[
-        str | None,
-        typer.Option(
-            help="seed (replayable; keep the seed secret) or system (for a model that leaves the house).",
-            rich_help_panel=_PRIVACY,
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of all randomness.", show_default="drawn, and stored", rich_help_panel=_RUN)
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run directory, new or empty.", show_default="runs/...", rich_help_panel=_RUN)
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Go on with an interrupted run directory.", rich_help_panel=_RUN)
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_RUN)] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="auto, one-by-one or stacked (many users at once).", rich_help_panel=_RUN)
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="float32, tf32 or bf16, of local training alone.", rich_help_panel=_RUN)
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Processes that share the users among them; torchrun brings more machines.",
-            show_default="one a core; 1 with a GPU",
-            rich_help_panel=_RUN,
-        ),
-    ] = None,
-    unprivate_timing: Annotated[
-        bool | None,
-        typer.Option(
-            "--unprivate-timing",
-            help="Store how long each round took, which tells who took part.",
-            show_default=False,
-            rich_help_panel=_RUN,
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="End with one JSON object on standard output.", rich_help_panel=_RUN)
-    ] = False,
+    task: str | None, config: Path | None, out: Path | None, resume: Path | None, as_json: bool, **flags: Any
 ) -> None:
     """Train a task with user-level differential privacy.
 
     Without arguments: handwriting of 40,000 drawn writers at epsilon 4, the clip tracking the median update norm.
     """
-    flags = {
-        "rounds": rounds, "data": data, "users": users, "classes": classes, "test_users": test_users,
-        "evaluate_on": evaluate_on,
-        "client_lr": client_lr, "server_lr": server_lr, "cohort": cohort, "sampling": sampling,
-        "clip": _clip(clip), "quantile": quantile,
-        "noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta, "max_epsilon": max_epsilon,
-        "population_size": population_size, "noise_source": noise_source, "seed": seed, "device": device,
-        "engine": engine, "precision": precision, "workers": workers, "unprivate_timing": unprivate_timing,
-    }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
-    if noise_multiplier is not None and epsilon is not None:
-        raise SettingError(
-            f"{noise_multiplier=} and {epsilon=} are both given but one follows from the other: drop one"
-        )
     if resume is None:
         run(*resolve(task, config, given), out, None, as_json)
         return
@@ -171,27 +44,37 @@ def train(
             f"resume={str(resume)!r} must stand alone (or with data or workers), its settings are stored: drop the rest"
         )
     with _locked(resume) as lock:  # before its settings are read
-        run(*resolve(None, resume / "settings.toml", given), None, resume, as_json, lock)
+        run(*resolve(None, resume / "settings.toml", given, same_data=True), None, resume, as_json, lock)
 
 
-def resolve(task: str | None, config: Path | None, flags: dict[str, Any]) -> tuple[Task, TrainSettings]:
-    """The task and its settings: defaults of the task, data at the default place, then the file, then the flags."""
+def resolve(
+    task: str | None, config: Path | None, flags: dict[str, Any], *, same_data: bool = False
+) -> tuple[Task, TrainSettings]:
+    """The task and its settings: defaults of the task, data at the default place, then the file, then the flags.
+
+    Flags that name other data drop what the file says of its own, unless they are the `same_data` at another place.
+    """
     from ..data.task_stores import find_store
     from ..engine.parallel.torchrun import from_rank_0
-    from ..tasks.settings import read_toml
+    from ..tasks.own_task import is_task_file, own_task
+    from ..tasks.settings import check_given, merged, read_toml
 
     file = {} if config is None else read_toml(config)
-    chosen = task_named(task or file.get("task", DEFAULT_TASK))
+    check_given(file, f"config {str(config)!r}")
+    name = task or file.get("task", DEFAULT_TASK)
     # Two runs that were not told otherwise must not share their noise.
     seed = {"seed": from_rank_0(secrets.randbits(62))}
-    joint: dict[str, Any] = {key: file.pop(key) for key in _JOINT if key in file}
-    if "data" in flags:
-        of_data = ("users", "test_users", *(("population_size",) if "data" in joint else ()))
-        joint = {key: value for key, value in joint.items() if key not in of_data}  # other data have other users
-    elif "data" not in joint and (found := find_store(chosen.name)) is not None:
-        joint["data"] = str(found)
-    settings = chosen.settings.overridden({**seed, **file, "task": chosen.name}, f"config {str(config)!r}")
-    return chosen, settings.overridden({**joint, **flags}, "the command line")
+    if is_task_file(name):
+        chosen = own_task(name, {**seed, **merged(file, flags)})
+        return chosen, chosen.settings
+    chosen = task_named(name)
+    if "data" in flags and not same_data:
+        for name in _OF_DATA if "data" in file else ("test_users",):
+            file.pop(name, None)
+    elif "data" not in flags and "data" not in file and (found := find_store(chosen.name)) is not None:
+        file["data"] = str(found)
+    settings = {**seed, **merged(file, flags), "task": chosen.name}
+    return chosen, chosen.settings.overridden(settings, "the command line")
 
 
 def _locked(path: Path) -> AbstractContextManager[DirectoryLock | None]:
@@ -199,8 +82,8 @@ def _locked(path: Path) -> AbstractContextManager[DirectoryLock | None]:
     from ..engine.parallel.torchrun import torchrun_rank
     from ..training.directory_lock import DirectoryLock
 
-    mine = torchrun_rank()
-    return DirectoryLock(path) if mine is None or mine.leads else nullcontext()
+    rank = torchrun_rank()
+    return DirectoryLock(path) if rank is None or rank.leads else nullcontext()
 
 
 def run(
@@ -211,51 +94,62 @@ def run(
     as_json: bool,
     lock: DirectoryLock | None = None,
 ) -> None:
-    """Load, check, make the directory, train, and say what came of it. `lock` is that on `resume`, if it is taken."""
+    """Load, check, make the directory, train, and print what came of it. `lock` is that on `resume`, if it is taken."""
     import torch
 
-    from ..data.task_stores import data_used
     from ..engine.choose import SMALL_MODEL
     from ..engine.parallel.torchrun import agree, from_rank_0, torchrun_rank
+    from ..training.evaluation import Evaluate
+    from ..training.interrupt import StopOnInterrupt
+    from ..training.progress import Progress
     from ..training.run_directory import RunDirectory, check_free
-    from .progress import TrainProgress
     from .summary import summary, summary_json
 
-    mine = torchrun_rank()
-    if mine is not None:
+    rank = torchrun_rank()
+    if rank is not None:
         agree({**asdict(settings), "seed": "" if settings.seed == from_rank_0(settings.seed) else "another one"})
-    if mine is not None and not mine.leads:
+    if rank is not None and not rank.leads:
         task.training(settings).serve()
         _leave()
     path = resume or out or Path("runs") / time.strftime(f"{task.name}-%Y%m%d-%H%M%S")
     if resume is None:
-        check_free(path)
-    used = data_used(task.name, task.data, task.title.format(users=f"{settings.users:,}"), settings.data)
+        check_free(path, "out")
+    used = task.data_used(settings)
     print(f"preparing {used.title} ...", file=sys.stderr, flush=True)
-    training = task.training(settings)
-    if training.algorithm.clients.flat.dim < SMALL_MODEL:
+    settings.compute().check_device()
+    loaded = task.load(settings)
+    metric = loaded.metric_name or task.metric_name
+    training = task.training(settings, loaded)
+    if training.dim < SMALL_MODEL:
         torch.set_num_threads(1)
-    workers = training.algorithm.workforce.size
-    by = f" by {workers} workers" if workers > 1 else ""
-    print(f"training {settings.rounds} rounds{by} for {training.planned}", file=sys.stderr, flush=True)
-    if resume is None:
-        directory, state = RunDirectory(path, settings, training), None
-    else:
-        directory, state = RunDirectory.reopen(path, settings, training, lock)
-    progress = TrainProgress(settings.rounds, task.metric_name, 0 if state is None else state.round_index)
-
-    def observe(report: RoundReport, after: TrainState) -> None:
-        directory.write_round(report, after)
-        progress.show(report, after)
-
-    with directory:
-        with progress:
-            result = directory.charged(training.run(observe=observe, state=state), training)
-        directory.finish(result, task.metric_name, used.kind, used.measured_on)
+    by = f" by {training.workers} workers" if training.workers > 1 else ""
+    compiled = ", sparse rows by compiled C" if training.one_by_one.runs_c else ""
+    print(f"training {settings.rounds} rounds{by}{compiled} for {training.planned}", file=sys.stderr, flush=True)
+    directory = RunDirectory(
+        path,
+        facts={"task": task.name, "data": used.kind, "measured_on": used.measured_on},
+        metric=metric,
+        checkpoint_every=settings.evaluate_every,
+        unprivate_timing=settings.unprivate_timing,
+        settings=settings.to_toml(),
+        same=_must_be_same(task, settings),
+        lock=lock,
+    )
+    measuring = Evaluate(loaded.evaluate, every=settings.evaluate_every)
+    callbacks = [directory, measuring, Progress(metric), StopOnInterrupt()]
+    result = training.run(callbacks) if resume is None else training.resume(path, callbacks)
     if as_json:
-        print(json.dumps(summary_json(task, settings, used, result, path)))
+        counted = not settings.stored or settings.population_size is None
+        users = len(training.population) if counted else None
+        print(json.dumps(summary_json(task, settings, used, result, metric, users, path)))
     else:
-        print(summary(task, settings, used, result, path))
+        print(summary(settings, used, result, metric, path))
+
+
+def _must_be_same(task: Task, settings: TrainSettings) -> dict[str, Any]:
+    """What a resumed run must agree in, beyond what the training itself knows: options of the task and its code."""
+    free = ("workers", "data", "unprivate_timing", "seed")
+    return {**{name: value for name, value in asdict(settings).items() if name not in free}, "code": task.code}
 
 
 def _leave() -> NoReturn:
@@ -265,9 +159,23 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _clip(text: str | None) -> str | float | None:
-    """A number where it reads as one, else the word."""
-    try:
-        return text if text is None else float(text)
-    except ValueError:
-        return text
+_TASKS = (
+    f"{', '.join(TASK_NAMES)}; or a Python file of your own with model() and loss(model, batch), trained on --data.  "
+    f"[default: {DEFAULT_TASK}]"
+)
+_path = click.Path(path_type=Path)
+_option = partial(Option, group=RUN)
+command = Command(
+    "train",
+    callback=train,
+    help=train.__doc__,
+    groups=GROUPS,
+    params=[
+        Argument(["task"], required=False, help=_TASKS),
+        *flags_for(name for name in SETTINGS if name != "task"),
+        _option(["--config"], type=_path, help="Settings as TOML; flags override it."),
+        _option(["--out"], type=_path, unset="runs/...", help="Run directory, new or empty."),
+        _option(["--resume"], type=_path, help="Go on with an interrupted run directory."),
+        _option(["--json", "as_json"], is_flag=True, help="End with one JSON object on standard output."),
+    ],
+)

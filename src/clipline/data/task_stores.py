@@ -6,18 +6,17 @@ Neither torch nor NumPy is imported here, so that `clipline tasks` is fast.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CliplineError, PopulationError, refuse
+from ..settings import STAND_IN
 from .manifest import MANIFEST, Manifest, read_manifest, verify_store
 
 if TYPE_CHECKING:
     from ..federated.population import Population
 
-STAND_IN = "stand-in"  # as the setting `data`: generate users even where a store is found
 HOME_VARIABLE, HOME = "CLIPLINE_DATA", "clipline-data"
 DATA_SET = {
     "cifar100": "cifar100",
@@ -144,25 +143,6 @@ def data_state(task: str, generated: str, home: Path | None = None) -> dict[str,
     except CliplineError as error:
         state |= {"data": "missing", "problem": str(error)}
     return state
-
-
-def with_users_of_store(changes: Mapping[str, Any], task: str, data: object) -> dict[str, Any]:
-    """`changes` to settings with the numbers of users that the store has; other numbers are refused."""
-    if data is None or data == STAND_IN:
-        return dict(changes)
-    if not isinstance(data, str) or not data:
-        raise refuse("data", data, f"the path of a folder, or {STAND_IN}", "give the path as text")
-    store = read_store(data, task)
-    counts = {"users": store.train.users, "test_users": store.test.users}
-    for name, count in counts.items():
-        if changes.get(name, count) != count:
-            raise refuse(
-                name,
-                changes[name],
-                f"{count}, as many as data={data!r} has",
-                f"leave it out, or set data to {STAND_IN}",
-            )
-    return {**changes, **counts}
 
 
 def _way_out(task: str) -> str:

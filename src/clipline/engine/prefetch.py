@@ -2,15 +2,14 @@
 
 Plain twin: `PlainDraws` of federated/draws.py, which draws the same numbers when they are needed.
 Switch: `FastParts.prefetch`.
-Held equal by: tests/engine/test_prefetch.py.
+Held equal by: tests/engine/test_prefetch.py, tests/federated/test_draws.py.
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
 
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -27,11 +26,18 @@ from .cpu.huge_pages import new
 class BackgroundNoise:
     """`count` independent standard normal numbers, drawn by background threads from construction on.
 
-    They depend on the generator alone, not on the number of threads.
+    They depend on the generator alone, not on the number of threads. Without `threads` it starts its own, which end
+    when all numbers are drawn.
     """
 
     def __init__(
-        self, rng: np.random.Generator, count: int, device: torch.device | str = "cpu", *, huge_pages: bool = True
+        self,
+        rng: np.random.Generator,
+        count: int,
+        device: torch.device | str = "cpu",
+        *,
+        huge_pages: bool = True,
+        threads: Executor | None = None,
     ) -> None:
         self._device = torch.device(device)
         self._used = False
@@ -40,10 +46,12 @@ class BackgroundNoise:
         else:
             self._numbers = new(count, torch.float64) if huge_pages else torch.empty(count, dtype=torch.float64)
         array = self._numbers.numpy()
-        parts = list(
-            part_generators(rng, count)
-        )  # before any is drawn: drawing advances `rng`, from which the others jump
-        self._pending = [_threads().submit(part.standard_normal, out=array[where]) for part, where in parts]
+        # All parts before any is drawn: drawing advances `rng`, from which the others jump.
+        parts = list(part_generators(rng, count))
+        pool = new_threads() if threads is None else threads
+        self._pending = [pool.submit(part.standard_normal, out=array[where]) for part, where in parts]
+        if threads is None:
+            pool.shutdown(wait=False)
 
     def numbers(self) -> Tensor:
         """(count,) float64 on the device; waits for the threads. Given out once: noise hides one release only."""
@@ -58,7 +66,10 @@ class BackgroundNoise:
 
 
 class Prefetch:
-    """Cohort and noise of the rounds below `until`; `prefetch` draws those of one round in the background."""
+    """Cohort and noise of the rounds below `until`; `prefetch` draws those of one round in the background.
+
+    Its threads start with the first draw and end with `close`.
+    """
 
     def __init__(
         self,
@@ -74,6 +85,7 @@ class Prefetch:
         self._sampler, self._streams, self._dim, self._device = sampler, streams, dim, device
         self._until = until
         self._drawn: dict[int, tuple[Cohort, Noise]] = {}
+        self._threads = new_threads()
 
     def take(self, round_index: int) -> tuple[Cohort, Noise]:
         """Cohort and noise of this round, prefetched or drawn now. Given out once."""
@@ -86,19 +98,19 @@ class Prefetch:
         if round_index < self._until:
             self._draw(round_index)
 
+    def close(self) -> None:
+        """End the threads, and drop what was drawn for a round that does not come."""
+        self._drawn.clear()
+        self._threads.shutdown()  # without cancelling: what was taken is drawn to its end
+
     def _draw(self, round_index: int) -> None:
         self._drawn.clear()
         cohort = self._sampler.draw(self._streams.sampling(round_index))
-        noise = BackgroundNoise(
-            self._streams.noise(round_index), self._dim + 1, self._device, huge_pages=self._huge_pages
-        )
+        rng = self._streams.noise(round_index)
+        noise = BackgroundNoise(rng, self._dim + 1, self._device, huge_pages=self._huge_pages, threads=self._threads)
         self._drawn[round_index] = cohort, noise
 
 
-@cache
-def _threads() -> ThreadPoolExecutor:
+def new_threads() -> ThreadPoolExecutor:
+    """A pool of as many threads as there are cores; each starts when it is first needed."""
     return ThreadPoolExecutor(min(32, os.cpu_count() or 1), thread_name_prefix="clipline-noise")
-
-
-if hasattr(os, "register_at_fork"):  # a forked process inherits the pool without its threads: it makes its own
-    os.register_at_fork(after_in_child=_threads.cache_clear)

@@ -8,20 +8,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from ..errors import check_choice, check_number, check_whole, refuse
+from ..errors import check_whole, refuse
+from ..settings import LARGEST_CLIP, SETTINGS, SMALLEST_CLIP, check_clip, check_declared, declared
 
 if TYPE_CHECKING:
     from .mechanism import Release
-
-# Far outside the norms of real updates, inside the range of float32. They keep a runaway clip (driven by pure noise,
-# say) finite, and large enough that noise made for it does not underflow. They are not a range to tune.
-SMALLEST_CLIP = 1e-30
-LARGEST_CLIP = 1e30
-
-
-def check_clip(name: str, clip: object, way_out: str) -> float:
-    """Check that noise can be made for this clip."""
-    return check_number(name, clip, at_least=SMALLEST_CLIP, at_most=LARGEST_CLIP, way_out=way_out)
 
 
 @dataclass(frozen=True)
@@ -73,7 +64,7 @@ class FixedClip:
 
     def __post_init__(self) -> None:
         if self.clip != math.inf:
-            check_clip("clip", self.clip, "give a clip near the norms of updates, such as 1.0, or use QuantileClip")
+            check_clip("clip", self.clip, SETTINGS["clip"].way_out)
 
     @property
     def needs_fraction(self) -> bool:
@@ -139,18 +130,14 @@ class QuantileClip:
     `clamp_fraction` limits the noisy fraction to [0, 1] first. Off, as in Algorithm 1.
     """
 
-    quantile: float = 0.5
-    start: float = 0.1
-    lr: float = 0.2
-    rule: Literal["geometric", "linear"] = "geometric"
-    clamp_fraction: bool = False
+    quantile: float = declared("quantile")
+    start: float = declared("clip_start")
+    lr: float = declared("clip_lr")
+    rule: Literal["geometric", "linear"] = declared("clip_rule")
+    clamp_fraction: bool = declared("clamp_fraction")
 
     def __post_init__(self) -> None:
-        check_number("quantile", self.quantile, above=0, below=1, way_out="0.5 tracks the median and needs no tuning")
-        way_out = "a start safely below the expected norms, such as 0.1, grows tenfold in 23 rounds"
-        check_clip("clip_start", self.start, way_out)
-        check_number("clip_lr", self.lr, above=0, way_out="the paper uses 0.2")
-        check_choice("clip_rule", self.rule, ("geometric", "linear"))
+        check_declared(self)
 
     @property
     def needs_fraction(self) -> bool:

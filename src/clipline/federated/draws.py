@@ -36,6 +36,10 @@ class Draws(Protocol):
         """May start drawing for this round in the background. Never changes what is drawn."""
         ...
 
+    def close(self) -> None:
+        """Ends what goes on in the background: no more rounds come."""
+        ...
+
 
 def part_generators(rng: np.random.Generator, count: int) -> Iterator[tuple[np.random.Generator, slice]]:
     """Generators for `count` numbers, each with the part that it fills, so that parts can be drawn in parallel.
@@ -82,4 +86,7 @@ class PlainDraws:
         return cohort, NoiseNow(self.streams.noise(round_index), self.dim + 1, self.device)
 
     def prefetch(self, round_index: int) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
         """Does nothing."""

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..errors import ModuleError, check_choice, check_number, check_whole
+from ..errors import ModuleError, check_choice
+from ..settings import check_declared, declared
 from .population import Population
 
 Batch = dict[str, Tensor]
@@ -28,19 +29,15 @@ class LocalSGD:
     a single number has reduced already.
     """
 
-    lr: float
-    batch_size: int = 20
-    epochs: int = 1
-    max_examples: int | None = None
+    lr: float = declared("client_lr")
+    batch_size: int = declared("batch_size")
+    epochs: int = declared("client_epochs")
+    max_examples: int | None = declared("max_examples")
     reduction: str = "mean"
 
     def __post_init__(self) -> None:
-        check_number("client_lr", self.lr, above=0, at_most=1e30, way_out="0.1 is a usual start")
-        check_whole("batch_size", self.batch_size, at_least=1, at_most=10**9, way_out="the paper's tasks use 4 to 100")
-        check_whole("client_epochs", self.epochs, at_least=1, at_most=10**6, way_out="the paper uses 1")
+        check_declared(self)
         check_choice("reduction", self.reduction, ("mean", "sum"))
-        if self.max_examples is not None:
-            check_whole("max_examples", self.max_examples, at_least=1, way_out="leave it out for no limit")
 
     def examples_of(self, population: Population, users: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many examples each of these users trains on."""

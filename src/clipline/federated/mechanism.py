@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import check_number, check_whole, refuse
+from ..errors import check_number, refuse
 from ..privacy.events import GaussianEvent
 from ..privacy.noise_split import DeltaNoise, split_noise
+from ..settings import check
 from ..vectors import LateScalar, in_parts
 from .clipping import ClippedSum
 from .draws import Noise, NoiseNow
@@ -53,14 +54,11 @@ class GaussianMechanism:
     count_stddev: float | None = None
 
     def __post_init__(self) -> None:
-        check_whole("cohort_size", self.cohort_size, at_least=1, way_out="sample at least one user a round")
-        check_number("noise_multiplier", self.noise_multiplier, at_least=0, way_out="0 means no noise and no privacy")
-        if self.count_stddev is not None:
-            check_number(
-                "count_stddev", self.count_stddev, at_least=0, way_out="cohort_size / 20 is the paper's choice"
-            )
-            if self.count_stddev > 0:
-                _check_stddev("count_stddev", self.count_stddev)
+        check("cohort_size", self.cohort_size)
+        check("noise_multiplier", self.noise_multiplier)
+        check("count_stddev", self.count_stddev)
+        if self.count_stddev:
+            _check_stddev("count_stddev", self.count_stddev)
         _ = self.delta_noise_multiplier  # refuses a split that does not exist
 
     @property

@@ -8,10 +8,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import check_choice, check_whole, refuse
+from ..errors import check_whole, refuse
 from ..privacy.accountant import default_relation
 from ..privacy.events import FixedSizeSampling, PoissonSampling, Sampling
 from ..privacy.relations import Relation
+from ..settings import check
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +105,7 @@ def sampler_named(
 
     With a declared `population_size` only the draw itself depends on `users`.
     """
-    poisson = check_choice("sampling", name, ("poisson", "fixed")) == "poisson"
+    poisson = check("sampling", name) == "poisson"
     if population_size is None:
         return PoissonSampler(users, cohort_size) if poisson else FixedSizeSampler(users, cohort_size)
     if not poisson:
@@ -143,8 +144,8 @@ def _distinct(rng: np.random.Generator, population_size: int, count: int) -> NDA
 
 
 def _check_sizes(population_size: int, cohort_size: int, more: str = "bring more users") -> None:
-    check_whole("population_size", population_size, at_least=1, at_most=10**12, way_out="give the number of users")
-    check_whole("cohort_size", cohort_size, at_least=1, way_out="sample at least one user a round")
+    check("population_size", population_size)
+    check("cohort_size", cohort_size)
     if cohort_size > population_size:
         limit = f"at most the population, {population_size} users"
         raise refuse("cohort_size", cohort_size, limit, f"lower the cohort or {more}")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import check_number
+from ..settings import check, check_declared, declared
 from ..vectors import in_parts
 from .mechanism import Release
 
@@ -32,14 +33,11 @@ class ServerOptimiser(Protocol):
 class ServerSGD:
     """Algorithm 1: momentum <- beta * momentum + mean; params <- params + lr * momentum (no Nesterov)."""
 
-    lr: float = 1.0
-    momentum: float = 0.9
+    lr: float = declared("server_lr")
+    momentum: float = declared("server_momentum")
 
     def __post_init__(self) -> None:
-        check_number("server_lr", self.lr, above=0, at_most=1e30, way_out="1.0 applies the mean update as it is")
-        check_number(
-            "server_momentum", self.momentum, at_least=0, below=1, way_out="the paper uses 0.9; 0 turns it off"
-        )
+        check_declared(self)
 
     def init(self, params: Tensor) -> ServerState:
         """No momentum yet."""
@@ -121,7 +119,7 @@ def _adaptive_step(
 
 
 def _check_adaptive(lr: float, beta1: float, beta2: float, epsilon: float) -> None:
-    check_number("server_lr", lr, above=0, at_most=1e30, way_out="0.01 is a usual start")
+    check("server_lr", lr)
     check_number("server_beta1", beta1, at_least=0, below=1, way_out="0.9 is usual")
     check_number("server_beta2", beta2, at_least=0, below=1, way_out="0.99 is usual")
     check_number("server_epsilon", epsilon, above=0, way_out="1e-3 is usual for federated Adam and Yogi")

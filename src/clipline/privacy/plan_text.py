@@ -15,15 +15,15 @@ if TYPE_CHECKING:  # `planning` imports this module
 def plan_text(plan: Plan) -> str:
     """The whole plan; a ">" marks what was asked for. Epsilons and noise multipliers are rounded up."""
     rows = [
-        ("users", f"{plan.users:,}{_declared(plan)}"),
-        ("cohort", f"{plan.cohort:,}{_spread(plan)}, each user with chance {plan.rate:.3g} a round"),
+        ("population size", f"{plan.population_size:,}{_declared(plan)}"),
+        ("cohort size", f"{plan.cohort_size:,}{_spread(plan)}, each user with chance {plan.rate:.3g} a round"),
         ("rounds", f"{plan.rounds:,}, so that a user takes part {plan.rate * plan.rounds:.3g} times on average"),
         ("noise multiplier", f"{_noise_up(plan.noise_multiplier)} of the whole round"),
         ("adaptive clip", _cost_of_counting(plan)),
         ("noise", _noise(plan)),
         ("accountant", _accountants(plan)),
     ]
-    found = {"scale": ("cohort", "noise multiplier")}.get(plan.found, (plan.found.replace("_", " "),))
+    found = {"scale": ("cohort size", "noise multiplier")}.get(plan.found, (plan.found.replace("_", " "),))
     lines = [str(plan.guarantee), ""]
     lines += [f"{'> ' if name in found else '  '}{name:<18}{text}" for name, text in rows]
     lines += ["", "  the same noise, cohort and rounds under other terms (epsilon):", *_comparison(plan)]
@@ -55,7 +55,7 @@ def _declared(plan: Plan) -> str:
 def _spread(plan: Plan) -> str:
     if plan.sampling == "fixed":
         return " exactly"
-    return f" expected, give or take {math.sqrt(plan.cohort * (1 - plan.rate)):.3g} (one standard deviation)"
+    return f" expected, give or take {math.sqrt(plan.cohort_size * (1 - plan.rate)):.3g} (one standard deviation)"
 
 
 def _cost_of_counting(plan: Plan) -> str:
@@ -74,7 +74,9 @@ def _cost_of_counting(plan: Plan) -> str:
 def _noise(plan: Plan) -> str:
     # Without an adaptive clip there is no count, and all noise goes to the updates.
     multiplier = plan.noise_multiplier if plan.delta_noise_multiplier is None else float(plan.delta_noise_multiplier)
-    return f"{multiplier:.4g} clips a coordinate on the sum, {multiplier / plan.cohort:.3g} clips on the mean update"
+    return (
+        f"{multiplier:.4g} clips a coordinate on the sum, {multiplier / plan.cohort_size:.3g} clips on the mean update"
+    )
 
 
 def _accountants(plan: Plan) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..data.task_stores import STAND_IN, open_store
-from ..errors import PopulationError, refuse
+from ..data.task_stores import open_store
+from ..errors import PopulationError
 from ..federated.population import Population
+from ..settings import STAND_IN
 from .paper_facts import FACTS
 from .settings import TrainSettings
 from .task import LoadedTask, Task
@@ -39,12 +40,12 @@ def paper_task(
     settings = TrainSettings(
         task=name,
         rounds=facts.rounds,
-        cohort=100,
+        cohort_size=100,
         client_lr=facts.client_lr,
         batch_size=facts.batch_size,
         server_lr=facts.server_lr,
         fixed_clip=facts.best_clip,
-        users=facts.stand_in_users,
+        population_size=facts.stand_in_users,
         noise_multiplier=facts.noise_at_100,
         clip_start=0.1,
         max_examples=facts.max_examples,
@@ -55,13 +56,11 @@ def paper_task(
     )
 
     def load(settings: TrainSettings) -> LoadedTask:
-        if settings.data in (None, STAND_IN):
-            population, test = stand_in(0, settings.users), stand_in(TEST_FIRST, settings.test_users or test_users)
-        else:
+        if settings.stored:
             population, test = open_store(str(settings.data), name)
-        if len(population) != settings.users:
-            limit = f"{len(population)}, as many as data={settings.data!r} has"
-            raise refuse("users", settings.users, limit, "set data by settings.overridden, which sets users too")
+        else:
+            population = stand_in(0, settings.drawn_users())
+            test = stand_in(TEST_FIRST, settings.test_users or test_users)
         return build(settings, narrowed(population, fields), narrowed(test, fields))
 
     return Task(name, f"stand-in for {title}", facts.metric_name, settings, load, data=STAND_IN)

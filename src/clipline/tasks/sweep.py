@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 from ..errors import SettingError, refuse
 from ..training.callbacks import Callback
@@ -14,7 +13,18 @@ from .settings import TrainSettings
 
 # What side by side runs must share: what decides the data, the model, the batches and how they are computed.
 _SHARED = (
-    *("task", "users", "data", "classes", "test_users", "evaluate_on", "augment", "group_count", "padding_in_loss"),
+    *(
+        "task",
+        "population_size",
+        "data",
+        "user_column",
+        "classes",
+        "test_users",
+        "evaluate_on",
+        "augment",
+        "group_count",
+        "padding_in_loss",
+    ),
     *("batch_size", "client_epochs", "max_examples", "device", "precision"),
 )
 
@@ -22,7 +32,7 @@ _SHARED = (
 def train_many(
     settings: Sequence[TrainSettings], callbacks: Sequence[Sequence[Callback]] | None = None
 ) -> list[TrainResult]:
-    """Train all of these at once: seeds, learning rates, noise, clip, quantile, cohort, rounds may differ.
+    """Train all of these at once: seeds, learning rates, noise, clip, quantile, cohort size, rounds may differ.
 
     Each result is what the settings alone would give, up to rounding, for much less time than one run after the other
     where a single run leaves the machine idle: small models, and GPUs. `callbacks` holds a list for each of the
@@ -33,10 +43,9 @@ def train_many(
     """
     if not settings:
         return []
-    known = {field.name for field in fields(TrainSettings)}
     for number, one in enumerate(settings):
         for name in _SHARED:
-            if name in known and getattr(one, name) != getattr(settings[0], name):
+            if getattr(one, name) != getattr(settings[0], name):
                 limit = f"{getattr(settings[0], name)!r} as in settings 0, which run side by side"
                 raise refuse(f"{name} of settings {number}", getattr(one, name), limit, "train these apart")
         if one.engine == "one-by-one":

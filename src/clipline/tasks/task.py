@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
-from ..engine.choose import SMALL_MODEL
-from ..engine.parallel.choose import Workers
-from ..engine.parallel.forked import usable_cores
+from ..data.task_stores import DataUsed, data_used
 from ..engine.parallel.torchrun import torchrun_rank
 from ..engine.sparse.row_fields import RowFields
-from ..errors import SettingError, refuse
+from ..errors import refuse
 from ..federated.local_sgd import LocalSGD, Loss
 from ..federated.population import Population
 from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
+from ..settings import keywords_for
 from ..training.evaluation import EvaluateModel
-from ..training.options import Compute, Privacy
+from ..training.options import Compute
 from ..training.training import Training
 from .settings import TrainSettings
 
@@ -35,6 +32,7 @@ class LoadedTask:
     evaluate: EvaluateModel  # on users outside the population
     reduction: str = "mean"  # of a loss that gives one number for each example
     row_fields: RowFields = field(default_factory=dict)  # parameters of which a user touches few rows
+    metric_name: str | None = None  # the main one, where the task itself does not know it
 
     def __post_init__(self) -> None:
         if self.population.user_ids is None:  # users drawn by rule: the number of a user is the user's id
@@ -52,85 +50,45 @@ class Task:
     settings: TrainSettings
     load: Callable[[TrainSettings], LoadedTask]
     data: str = "embedded"  # "stand-in" where generated users take the place of the original ones
+    describe: Callable[[TrainSettings], DataUsed] | None = None  # what there is to train on, of a task of one's own
+    code: str | None = None  # checksum of the file that defines it: a run goes on only with the same model and loss
+
+    def data_used(self, settings: TrainSettings) -> DataUsed:
+        """What these settings train and measure on, in words; a store that cannot be used is refused."""
+        if self.describe is not None:
+            return self.describe(settings)
+        title = self.title if settings.stored else self.title.format(users=f"{settings.drawn_users():,}")
+        return data_used(self.name, self.data, title, settings.data)
 
     def training(self, settings: TrainSettings, loaded: LoadedTask | None = None) -> Training:
         """Everything checked and ready to run, on data that are loaded already if given."""
-        check_device(settings.device)
+        compute = _compute(settings)
+        compute.check_device()
         loaded = self.load(settings) if loaded is None else loaded
         model = loaded.make(settings.seed)
-        noise_source: Any = settings.noise_source
-        engine: Any = settings.engine
-        precision: Any = settings.precision
-        device = chosen_device(settings.device, sum(p.numel() for p in model.parameters()))
         return Training(
             model,
             loaded.loss,
             loaded.population,
             rounds=settings.rounds,
-            cohort_size=settings.cohort,
-            local=LocalSGD(
-                settings.client_lr,
-                settings.batch_size,
-                settings.client_epochs,
-                settings.max_examples,
-                loaded.reduction,
-            ),
+            cohort_size=settings.cohort_size,
+            local=LocalSGD(**keywords_for(LocalSGD, settings), reduction=loaded.reduction),
             clip=settings.controller(),
             server=_server(settings),
-            privacy=Privacy(
-                epsilon=settings.epsilon,
-                noise_multiplier=settings.noise_multiplier,
-                delta=settings.delta,
-                population_size=settings.declared_size,
-                sampling=settings.sampling,
-                count_stddev=settings.count_stddev,
-                max_epsilon=settings.max_epsilon,
-                noise_source=noise_source,
-            ),
-            compute=Compute(device, engine, precision, chosen_workers(settings, device), loaded.row_fields),
+            privacy=settings.privacy(),
+            compute=replace(compute, row_fields=loaded.row_fields),
             seed=settings.seed,
         )
 
 
-def chosen_device(name: str, parameters: int) -> torch.device:
-    """The torch device: "auto" is the GPU where there is one and the model is large enough to gain from it.
-
-    One by one, a small model spends its time starting kernels, and a processor core starts them faster.
-    """
-    if name == "auto":
-        device = torch.device("cuda" if torch.cuda.is_available() and parameters >= SMALL_MODEL else "cpu")
-    else:
-        device = torch.device(name)
-    mine = torchrun_rank()
-    return device if mine is None else mine.device(device)
-
-
-def chosen_workers(settings: TrainSettings, device: torch.device) -> Workers:
-    """Those that torchrun started; else as set; else one a core, and no more than users come.
-
-    Where torch sees a GPU one is the default even on the processor: forked copies may not run autograd there.
-    """
-    if torchrun_rank() is not None:
-        if settings.workers not in (None, 1):
-            raise refuse("workers", settings.workers, "left out under torchrun", "choose by --nproc-per-node")
-        return "torchrun"
-    if settings.workers is not None:
-        return settings.workers
-    return 1 if device.type == "cuda" or torch.cuda.is_available() else min(usable_cores(), settings.cohort)
-
-
-def check_device(name: str) -> None:
-    """Refuse a device that is not there or cannot hold the sums, before any data are drawn."""
-    if name == "auto":
-        return
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise SettingError(f"device={name!r} must be auto, cpu or cuda: leave it out to take what is there") from None
-    if device.type not in ("cpu", "cuda"):
-        raise SettingError(f"device={name!r} must be auto, cpu or cuda (sums are kept in float64): use cpu") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SettingError(f"device={name!r} must be present, and torch finds no CUDA device here: use cpu or auto")
+def _compute(settings: TrainSettings) -> Compute:
+    """As set; under torchrun its own processes are the workers."""
+    compute = settings.compute()
+    if torchrun_rank() is None:
+        return compute
+    if settings.workers not in (None, 1, "torchrun"):
+        raise refuse("workers", settings.workers, "left out under torchrun", "choose by --nproc-per-node")
+    return replace(compute, workers="torchrun")
 
 
 def _server(settings: TrainSettings) -> ServerOptimiser:
@@ -138,4 +96,4 @@ def _server(settings: TrainSettings) -> ServerOptimiser:
         return ServerAdam(settings.server_lr)
     if settings.server == "yogi":
         return ServerYogi(settings.server_lr)
-    return ServerSGD(settings.server_lr, settings.server_momentum)
+    return ServerSGD(**keywords_for(ServerSGD, settings))

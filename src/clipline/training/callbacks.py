@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..federated.round import TrainState
 from .reports import Metrics, RoundReport
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .training import Training
 
 
-class Callback(Protocol):
+class Callback:
     """Called by `Training.run`, in the order of the list. Derive from it and write the methods you need.
 
     A callback with an attribute `charged`, the `Ledger` of all that it has ever written down, comes before the others,
@@ -34,8 +34,9 @@ class Callback(Protocol):
         """Always, at last, once `on_start` has returned: let go of files, threads and the screen."""
 
 
-class Measuring(Callback, Protocol):
+class Measuring(Callback):
     """A callback whose numbers belong into the report: `measure` is asked first, `on_round` sees the result."""
 
     def measure(self, state: TrainState, *, last: bool) -> Future[Metrics] | None:
         """Metrics of this state, begun in the background; None if this round is not measured."""
+        return None

@@ -101,7 +101,8 @@ class Run:
 
     def __enter__(self) -> Run:
         with ExitStack() as on_error:
-            on_error.callback(self._accounting.shutdown, wait=False, cancel_futures=True)
+            on_error.callback(self._accounting.shutdown, cancel_futures=True)
+            on_error.callback(self._draws.close)
             for callback in self._callbacks:
                 callback.on_start(self._training, self._state)
                 on_error.callback(callback.close)
@@ -140,7 +141,7 @@ class Run:
         metrics = self._measured(last=state.round_index == self._training.rounds)
         account: Callable[[], Guarantee] = partial(self._training.guarantee_of, state.ledger)
         if self._callbacks:  # they will ask for it: begin at once, beside the next round
-            account = self._accounting.submit(account).result
+            account = partial(_begun_or_now, self._accounting.submit(account), account)
         seconds = time.perf_counter() - self._begun
         self._reports.put(Waiting(state, release, clip, seconds, metrics, account))
 
@@ -167,3 +168,8 @@ class Run:
         if begun and self._training.problem.draws_globally:  # both would draw from torch's global generator
             wait(begun)
         return begun
+
+
+def _begun_or_now(begun: Future[Guarantee], account: Callable[[], Guarantee]) -> Guarantee:
+    """What was begun in the background; accounted now if the run ended before its turn came."""
+    return account() if begun.cancelled() else begun.result()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
-import torch
-
-from ..engine.choose import ENGINES, Engine
 from ..engine.fast_parts import FastParts
-from ..engine.parallel.choose import Workers
-from ..engine.precision import PRECISIONS, Precision
-from ..engine.sparse.row_fields import RowFields
-from ..errors import SettingError, check_choice, check_number
+from ..errors import SettingError, refuse
 from ..privacy.relations import Relation
+from ..settings import SETTINGS, check_declared, declared
 from ..streams import NoiseSource
+
+if TYPE_CHECKING:  # torch is loaded when it is needed: settings can be checked without it
+    import torch
+
+    from ..engine.choose import Engine
+    from ..engine.precision import Precision
+    from ..engine.sparse.row_fields import RowFields
+
+Workers = int | Literal["torchrun"]
 
 
 @dataclass(frozen=True)
@@ -29,17 +34,18 @@ class Privacy:
     draw again.
     """
 
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    delta: float | None = None
-    population_size: int | None = None
-    sampling: str = "poisson"
-    relation: Relation | None = None
-    count_stddev: float | None = None
-    max_epsilon: float | None = None
-    noise_source: NoiseSource = "seed"
+    epsilon: float | None = declared("epsilon")
+    noise_multiplier: float | None = declared("noise_multiplier")
+    delta: float | None = declared("delta")
+    population_size: int | None = declared("population_size")
+    sampling: str = declared("sampling")
+    relation: Relation | str | None = declared("relation")
+    count_stddev: float | None = declared("count_stddev")
+    max_epsilon: float | None = declared("max_epsilon")
+    noise_source: NoiseSource = declared("noise_source")
 
     def __post_init__(self) -> None:
+        check_declared(self)
         if self.epsilon is None and self.noise_multiplier is None:
             raise SettingError(
                 "epsilon=None and noise_multiplier=None, but one of them must be set: give epsilon=4.0, say, or "
@@ -50,34 +56,85 @@ class Privacy:
                 f"epsilon={self.epsilon!r} and noise_multiplier={self.noise_multiplier!r} are both set but one follows "
                 "from the other: drop one of them, or give the limit as max_epsilon"
             )
-        for name in ("epsilon", "max_epsilon"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), above=0, way_out="give 4.0, say, or leave it out")
-        if self.noise_multiplier is not None:
-            check_number("noise_multiplier", self.noise_multiplier, at_least=0, way_out="0 is no noise and no privacy")
-        if self.delta is not None:
-            check_number("delta", self.delta, above=0, below=1, way_out="population_size^-1.1 is the usual choice")
-        check_choice("sampling", self.sampling, ("poisson", "fixed"))
-        check_choice("noise_source", self.noise_source, ("seed", "system"))
+        if self.noise_multiplier == 0 and self.max_epsilon is not None:
+            raise refuse("max_epsilon", self.max_epsilon, "left out where there is no noise", "add noise or drop it")
 
 
 @dataclass(frozen=True)
 class Compute:
     """How a cohort is trained. Nothing here changes the guarantee; results change by rounding alone.
 
-    `device` is where users train. `engine` is "one-by-one", "stacked" (many users as one program) or "auto".
-    `precision` is that of the training, "float32", "tf32" or "bf16"; sums and noise are float64. `workers` processes of
-    this machine share each cohort; "torchrun": those that torchrun started. `row_fields` names parameters of which a
-    user's data touch few rows, see docs/engine.md. `fast` switches single fast parts on and off.
+    `device` is where users train; "auto" takes a GPU where there is one and the model is large enough to gain from it.
+    `engine` is "one-by-one", "stacked" (many users as one program) or "auto". `precision` is that of the training,
+    "float32", "tf32" or "bf16"; sums and noise are float64. `workers` processes of this machine share each cohort;
+    "torchrun": those that torchrun started; None: those, or one a core where there is no GPU. `row_fields` names
+    parameters of which a user's data touch few rows, see docs/engine.md. `fast` switches single fast parts.
     """
 
-    device: torch.device | str = "cpu"
-    engine: Engine = "auto"
-    precision: Precision = "float32"
-    workers: Workers = 1
+    # A library takes a GPU and other cores only if told so; the command line has "auto" and None for these two.
+    device: torch.device | str = declared("device", default="cpu")
+    engine: Engine = declared("engine")
+    precision: Precision = declared("precision")
+    workers: Workers | None = declared("workers", default=1)
     row_fields: RowFields = field(default_factory=dict)
     fast: FastParts = field(default_factory=FastParts)
 
     def __post_init__(self) -> None:
-        check_choice("engine", self.engine, ENGINES)
-        check_choice("precision", self.precision, PRECISIONS)
+        check_declared(self)
+
+    def resolved(self, parameters: int, cohort_size: int) -> Compute:
+        """The same with a torch device and a number of workers in place of "auto" and None.
+
+        For a model of so many parameters and a cohort of so many users. Refused where the device is not there.
+        """
+        device = _device(self.device, parameters)
+        return replace(self, device=device, workers=_workers(self.workers, device, cohort_size))
+
+    def check_device(self) -> None:
+        """Refuse a device that is not there or cannot hold the sums, before any data are loaded."""
+        import torch
+
+        name = str(self.device)
+        if name == "auto":
+            return
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            raise refuse("device", name, "auto, cpu or cuda", SETTINGS["device"].way_out) from None
+        if device.type not in ("cpu", "cuda"):
+            raise refuse("device", name, "auto, cpu or cuda (sums are kept in float64)", "use cpu")
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise refuse("device", name, "present, and torch finds no CUDA device here", "use cpu or auto")
+
+
+def _device(name: torch.device | str, parameters: int) -> torch.device:
+    """One by one, a small model spends its time starting kernels, and a processor core starts them faster."""
+    import torch
+
+    from ..engine.choose import SMALL_MODEL
+    from ..engine.parallel.torchrun import torchrun_rank
+
+    Compute(device=name).check_device()
+    if name == "auto":
+        device = torch.device("cuda" if torch.cuda.is_available() and parameters >= SMALL_MODEL else "cpu")
+    else:
+        device = torch.device(name)
+    rank = torchrun_rank()
+    return device if rank is None else rank.device(device)
+
+
+def _workers(workers: Workers | None, device: torch.device, cohort_size: int) -> Workers:
+    """As set; else those that torchrun started; else one a core, and no more than users come.
+
+    Where torch sees a GPU one is the default even on the processor: forked copies may not run autograd there.
+    """
+    import torch
+
+    from ..engine.parallel.forked import usable_cores
+    from ..engine.parallel.torchrun import torchrun_rank
+
+    if workers is not None:
+        return workers
+    if torchrun_rank() is not None:
+        return "torchrun"
+    return 1 if device.type == "cuda" or torch.cuda.is_available() else min(usable_cores(), cohort_size)

@@ -71,6 +71,7 @@ class Training:
         server = ServerSGD() if server is None else server
         compute = Compute() if compute is None else compute
         _check_parts(population, local, privacy, clip, server, compute)
+        compute = compute.resolved(sum(p.numel() for p in model.parameters() if p.requires_grad), cohort_size)
         self.rounds = check_whole("rounds", rounds, at_least=1, at_most=10**9, way_out="train for at least one round")
         self.population, self.cohort_size, self.local, self.seed = population, cohort_size, local, seed
         self.privacy, self.compute, self.clip, self.server = privacy, compute, clip, server
@@ -124,6 +125,7 @@ class Training:
         self.one_by_one = OneByOne(self.problem)
         varying = privacy.sampling != "fixed"
         self.trainer = choose_trainer(compute.engine, self.one_by_one, cohort_size, varying=varying)
+        assert compute.workers is not None, "resolved above"
         self.backend = choose_backend(compute.workers, self.trainer, self.problem, sampler.sampling)
         self.planned = self.guarantee_of(Ledger().add(self.algorithm.event, self.rounds))
 

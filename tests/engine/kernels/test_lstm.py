@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.func import functional_call, stack_module_state, vmap
 
-from clipline import MatrixLSTM
 from clipline.engine.kernels import convolution
+from clipline.engine.layers import MatrixLSTM
 
 DOUBLE = torch.float64
 USERS = 3

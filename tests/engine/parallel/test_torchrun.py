@@ -15,7 +15,19 @@ from samples import ROOT
 from clipline.cli.train import resolve, run
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
-TRAIN = ["-m", "clipline", "train", "--users", "100", "--cohort", "12", "--rounds", "2", "--noise-multiplier", "0.5"]
+TRAIN = [
+    "-m",
+    "clipline",
+    "train",
+    "--population-size",
+    "100",
+    "--cohort-size",
+    "12",
+    "--rounds",
+    "2",
+    "--noise-multiplier",
+    "0.5",
+]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 

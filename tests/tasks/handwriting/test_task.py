@@ -7,18 +7,18 @@ from clipline.tasks.handwriting.task import TASK, HandwritingNet, loss, writers_
 
 
 def loaded(**changes):
-    return TASK.load(TASK.settings.overridden({"users": 40, "cohort": 5, **changes}, "the test"))
+    return TASK.load(TASK.settings.overridden({"population_size": 40, "cohort_size": 5, **changes}, "the test"))
 
 
 def test_the_default_population_is_large_enough_for_an_epsilon_to_mean_something():
-    assert TASK.settings.users >= 20_000
+    assert TASK.settings.population_size >= 20_000
     assert TASK.settings.epsilon <= 4.0
     assert TASK.settings.delta is None  # users^-1.1
 
 
 def test_the_clip_starts_a_hundred_times_below_the_median_update_norm():
     training = TASK.training(
-        TASK.settings.overridden({"users": 300, "cohort": 30, "noise_multiplier": 0.5}, "the test")
+        TASK.settings.overridden({"population_size": 300, "cohort_size": 30, "noise_multiplier": 0.5}, "the test")
     )
     norms = training.one_by_one.block(training.problem.model.initial, np.arange(300), 0).norms()
     assert np.median(norms) / TASK.settings.clip_start > 100

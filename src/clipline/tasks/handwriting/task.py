@@ -9,13 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import check_whole
 from ...federated.local_sgd import Batch
 from ...federated.population import Population
 from ..initialisers import initialised
 from ..settings import TrainSettings
 from ..task import LoadedTask, Task
-from .strokes import CHARACTERS
 from .writers import draw_writers
 
 TEST_WRITERS = 1000
@@ -47,9 +45,8 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 def load(settings: TrainSettings) -> LoadedTask:
     """Draw the training writers, and test writers whom no training ever sees."""
-    way_out = "10 are the digits, 36 with capitals, 62 with small letters"
-    classes = check_whole("classes", settings.classes, at_least=2, at_most=len(CHARACTERS), way_out=way_out)
-    population = writers_population(0, settings.users, classes)
+    classes = settings.classes or 10  # the digits
+    population = writers_population(0, settings.drawn_users(), classes)
     test = writers_population(_TEST_FIRST, TEST_WRITERS, classes)
     make = partial(initialised, partial(HandwritingNet, classes))
     pixels = torch.from_numpy(test.fields["pixels"])
@@ -76,12 +73,12 @@ TASK = Task(
     settings=TrainSettings(
         task="handwriting",
         rounds=150,
-        cohort=300,
+        cohort_size=300,
         client_lr=0.5,
         batch_size=20,
         server_lr=1.0,
         fixed_clip=0.7,
-        users=40_000,
+        population_size=40_000,
         classes=10,
         epsilon=4.0,
         clip_start=0.0035,  # a hundred times below the median update norm of the first round

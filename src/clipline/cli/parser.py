@@ -1,0 +1,162 @@
+"""Flags made from settings, help in groups, and commands that are imported when they are called."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING
+from typing import Any
+
+import click
+
+from ..errors import nearest
+from ..settings import SETTINGS, Setting
+
+_WIDEST = 110  # columns of help, on a terminal that has more
+_LONGEST_FLAG = 34  # columns; the help of a longer one begins on the next line
+_NUMBERS: dict[type, str] = {int: "N", float: "X"}
+
+
+class Option(click.Option):
+    """An option with a group for the help; `unset` says in words what holds if it is left out.
+
+    Of a pair of flags, --x and --no-x, the help shows the second only if it is not the default (`off_by_default`).
+    """
+
+    def __init__(
+        self, *names: Any, group: str = "Options", unset: str = "", off_by_default: bool = False, **options: Any
+    ) -> None:
+        super().__init__(*names, **options)
+        self.group, self.unset, self.off_by_default = group, unset, off_by_default
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """The flag with its value, and its help with the default."""
+        names = ", ".join(self.opts)
+        if self.secondary_opts and not self.off_by_default:
+            names = f"--[no-]{self.opts[0].removeprefix('--')}"
+        value = "" if self.is_flag or self.count else f" {self.make_metavar(ctx)}"
+        notes = [f"default: {self.unset}"] if self.unset else []
+        notes += ["required"] if self.required else []
+        return names + value, (self.help or "") + (f"  [{'; '.join(notes)}]" if notes else "")
+
+
+class Argument(click.Argument):
+    """A positional argument with help."""
+
+    def __init__(self, *names: Any, help: str, **options: Any) -> None:
+        super().__init__(*names, **options)
+        self.description = help
+
+
+class _Value(click.ParamType):  # type: ignore[type-arg]  # no type arguments before click 8.4
+    """The text of a flag as a number where it reads as one. What is no number is refused by the setting's own check."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.kind = setting.kind
+        words = [str(choice) for choice in setting.choices]
+        if setting.or_number or not words:
+            words.append(_NUMBERS.get(setting.kind, "TEXT"))
+        self.name = "|".join(words)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """The choices there are, or N for a whole number and X for any."""
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, or the text as it is."""
+        if self.kind is str or not isinstance(value, str):
+            return value
+        try:
+            return self.kind(value)
+        except ValueError:
+            return value
+
+
+def flags_for(names: Iterable[str], group: str | None = None) -> list[click.Parameter]:
+    """The flags of these settings, as they are declared. One that is not given is None: a file or a task may set it.
+
+    In the help they stand in the declared groups, with the defaults of tasks; or all in `group`, without these.
+    """
+    return [_flag(SETTINGS[name], group) for name in names]
+
+
+def _flag(setting: Setting, group: str | None) -> Option:
+    unset = setting.unset or ("" if setting.default in (MISSING, None, False) else str(setting.default))
+    if setting.by_task:
+        unset = "" if group else f"the task's; {setting.unset}".rstrip("; ")
+    options: dict[str, Any] = {"group": group or setting.group, "help": setting.help, "unset": unset, "default": None}
+    if setting.kind is bool:
+        pair = f"{setting.flag}/--no-{setting.flag[2:]}"
+        return Option([pair, setting.name], off_by_default=setting.default is False, **options)
+    return Option([setting.flag, setting.name], type=_Value(setting), **options)
+
+
+class Command(click.Command):
+    """A command whose help has the arguments first, then each group of options, in the given order or as they come."""
+
+    def __init__(self, *arguments: Any, groups: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.groups = groups
+        self.context_settings = {"max_content_width": _WIDEST, **self.context_settings}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups."""
+        rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{group: [] for group in self.groups}}
+        for param in self.get_params(ctx):
+            if isinstance(param, Argument):
+                rows["Arguments"].append((param.make_metavar(ctx), param.description))
+            elif record := param.get_help_record(ctx):
+                last = self.groups[-1] if self.groups else "Options"  # where --help goes
+                rows.setdefault(getattr(param, "group", last), []).append(record)
+        names = [name for records in rows.values() for name, _ in records if len(name) <= _LONGEST_FLAG]
+        width = max(map(len, names))  # one column for all groups
+        for group, records in rows.items():
+            if records:
+                with formatter.section(click.style(group, bold=True)):
+                    formatter.write_dl([(name.ljust(width), text) for name, text in records], col_max=width)
+
+
+class Group(click.Group):
+    """Commands of which each is imported when it is called or described: `modules` maps a name to its module."""
+
+    def __init__(self, *arguments: Any, modules: dict[str, str], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.modules = modules
+        self.context_settings = {"max_content_width": _WIDEST, **self.context_settings}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Without a word, the help and exit code 2."""
+        if not args:
+            click.echo(ctx.get_help())
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of the commands, in order."""
+        return list(self.modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name, imported now: the one that its module calls `command`."""
+        if cmd_name not in self.modules:
+            return None
+        module, _, name = self.modules[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module, __package__), name or "command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first word names; a misspelt one is refused with the nearest."""
+        if args and not args[0].startswith("-") and args[0] not in self.modules:
+            ctx.fail(f"no such command {args[0]!r}: {nearest(args[0], self.modules)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each command with the first sentence of its help."""
+        rows = []
+        for name in self.modules:
+            command = self.get_command(ctx, name)
+            assert command is not None
+            rows.append((name, (command.help or "").partition("\n")[0]))
+        with formatter.section(click.style("Commands", bold=True)):
+            formatter.write_dl(rows)

@@ -1,0 +1,212 @@
+"""A model of one's own on data of one's own, by `clipline train FILE.py --data DATA`."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import tomllib
+
+import numpy as np
+import pytest
+from clipline.cli.progress import TrainProgress
+from safetensors.torch import load_file
+from samples import ROOT
+
+from clipline.data.store import write_store
+from clipline.federated.population import Population
+from clipline.privacy.ledger import Ledger
+
+PAGE = (ROOT / "docs" / "own_model.md").read_text()
+TASK = """
+import torch
+from torch import nn
+
+SETTINGS = {"rounds": 3, "cohort_size": 10, "client_lr": 0.1, "noise_multiplier": 0.8, "evaluate_every": 1}
+
+
+def model():
+    return nn.Linear(3, 2)
+
+
+def loss(model, batch):
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"].long())
+
+
+def metrics(model, batch):
+    return {"accuracy": (model(batch["x"]).argmax(dim=1) == batch["y"]).float()}
+"""
+FLAGS = ["--workers", 1, "--seed", 1, "--out", "run", "--json"]
+
+
+def examples(users=80, seed=0):
+    rng = np.random.default_rng(seed)
+    ids = np.repeat(np.arange(users), 4)
+    x = rng.normal(size=(len(ids), 3)).astype(np.float32)
+    return ids, {"x": x, "y": (x[:, 0] > 0).astype(np.int64)}
+
+
+@pytest.fixture
+def mine(clipline, tmp_path):
+    """A task file and its data in several forms, in the folder where the command runs."""
+    (tmp_path / "mine.py").write_text(TASK)
+    ids, fields = examples()
+    lines = [{"user": int(i), "x": x.tolist(), "y": int(y)} for i, x, y in zip(ids, *fields.values(), strict=True)]
+    (tmp_path / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    np.savez(tmp_path / "table.npz", user=ids, **fields)
+    write_store(tmp_path / "store", [(ids, fields)], source="by hand")
+    Population.from_arrays(ids, **fields).save(tmp_path / "saved")
+    write_store(tmp_path / "both" / "train", [(ids, fields)], source="by hand")
+    write_store(tmp_path / "both" / "test", [examples(7, seed=1)], source="by hand")
+    return clipline
+
+
+def test_the_page_runs_as_printed(clipline, tmp_path):
+    file, rides = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert file == (ROOT / "examples" / "own_task.py").read_text()
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "own_task.py").write_text(file)
+    exec(compile(rides, "docs/own_model.md", "exec"), {})
+    (block,) = re.findall(r"^```\n(clipline .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    commands = block.splitlines()
+    assert len(commands) == 3
+    outs = []
+    for command in commands:
+        code, out, err = clipline(*command.split()[1:])
+        assert code == 0, err
+        outs.append(out)
+    share = float(outs[0].split()[1])
+    assert outs[0].startswith("within_15_minutes")
+    assert share > 0.8  # the same hours for every ride: less than a third
+    assert "zero-out one user (the number of users is public)" in outs[0]
+    assert "not comparable" not in outs[0]
+    assert "(epsilon 2.00, delta 0.000502)-DP for add-or-remove one user" in outs[2]
+
+
+@pytest.mark.parametrize(
+    ("data", "users"),
+    [("table.jsonl", 64), ("table.npz", 64), ("store", 64), ("saved", 64), ("both", 80)],
+)
+def test_all_forms_of_data_train(mine, tmp_path, data, users):
+    column = ["--user-column", "user"] if data.startswith("table") else []
+    code, out, err = mine("train", "mine.py", "--data", data, *column, *FLAGS)
+    assert code == 0, err
+    answer = json.loads(out)
+    assert (answer["task"], answer["metric_name"], answer["rounds"]) == ("mine", "accuracy", 3)
+    assert (answer["relation"], answer["data"], answer["population_size"]) == ("zero-out", "own", None)
+    assert answer["users"] == users  # 16 of 80 are measured on: a tenth, as a hash has it (one in 200 such is as large)
+    settings = tomllib.loads((tmp_path / "run" / "settings.toml").read_text())
+    assert (settings["task"], settings["data"], settings["client_lr"]) == ("mine.py", data, 0.1)
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"accuracy", "loss"} <= last.keys()
+
+
+def test_the_same_users_in_whatever_form_give_the_same_model(mine, tmp_path):
+    for data, column in (("store", []), ("table.npz", ["--user-column", "user"])):
+        code, _, err = mine("train", "mine.py", "--data", data, *column, *FLAGS[:4], "--out", data + ".run")
+        assert code == 0, err
+    one, other = (load_file(tmp_path / f"{name}.run" / "model.safetensors") for name in ("store", "table.npz"))
+    assert all((one[name] == other[name]).all() for name in one)
+
+
+def test_flags_override_the_file_which_overrides_what_the_task_says(mine, tmp_path):
+    (tmp_path / "c.toml").write_text("rounds = 2\nclient_lr = 0.3\nepsilon = 5.0\n")
+    code, out, err = mine("train", "mine.py", "--config", "c.toml", "--data", "store", "--client-lr", 0.2, *FLAGS)
+    assert code == 0, err
+    settings = tomllib.loads((tmp_path / "run" / "settings.toml").read_text())
+    assert (settings["rounds"], settings["client_lr"], settings["epsilon"]) == (2, 0.2, 5.0)
+    assert "noise_multiplier" not in settings
+    code, _, err = mine("train", "--config", "run/settings.toml", "--out", "again")
+    assert code == 0, err
+    assert json.loads(out)["epsilon"] <= 5
+
+
+def test_an_interrupted_run_of_ones_own_is_resumed(mine, tmp_path, monkeypatch):
+    flags = ["train", "mine.py", "--data", "store", "--workers", 1, "--seed", 1]
+    mine(*flags, "--out", "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainProgress, "show", lambda self, report, state: os.kill(os.getpid(), signal.SIGINT))
+        _, out, _ = mine(*flags, "--out", "part")
+    assert "interrupted: go on with" in out
+    (tmp_path / "store").rename(tmp_path / "moved")
+    code, _, err = mine("train", "--resume", "part", "--data", "moved")
+    assert code == 0, err
+    assert Ledger.read(tmp_path / "part" / "ledger.jsonl").rounds == 3
+    whole, part = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part"))
+    assert all((whole[name] == part[name]).all() for name in whole)
+
+
+def test_a_file_may_define_a_task(mine, tmp_path):
+    (tmp_path / "helper.py").write_text("NAME = 'digits of few'\n")
+    (tmp_path / "given.py").write_text(
+        "from dataclasses import replace\nfrom helper import NAME\nfrom clipline import task_named\n"
+        "base = task_named('handwriting')\n"
+        "TASK = replace(base, name='few', title=NAME + ', {users} writers',\n"
+        "    settings=replace(base.settings, population_size=60, cohort_size=6, rounds=1))\n"
+    )
+    code, out, err = mine("train", "given.py", *FLAGS)
+    assert code == 0, err
+    assert "preparing digits of few, 60 writers" in err
+    assert (json.loads(out)["task"], json.loads(out)["users"]) == ("few", 60)
+    assert tomllib.loads((tmp_path / "run" / "settings.toml").read_text())["task"] == "given.py"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("def loss(model, batch)", "def cost(model, batch)", "must define loss(model, batch), and it does not"),
+        ("def model()", "def module()", "must define model(), and it does not"),
+        ("def loss(model, batch)", "def loss(batch)", "and its loss is called as loss(batch): change its arguments"),
+        ("def model()", "def model(classes)", "must define model(), and its model is called as model(classes)"),
+        ("def metrics(model, batch)", "def metrics(batch)", "must define metrics(model, batch), and its metrics is"),
+        ("import torch\n", "import torsch\n", "cannot be run (line 2: ModuleNotFoundError: No module named 'torsch')"),
+        ("return nn.Linear(3, 2)", "return nn.Linear(3, 2", "cannot be run (line 9: '(' was never closed): mend the"),
+        ("return nn.Linear(3, 2)", "return 3", "model() of 'mine.py' gave int but must give a torch.nn.Module"),
+        ('"rounds": 3', '"ronds": 3', "SETTINGS of 'mine.py' has the unknown key 'ronds': did you mean 'rounds'?"),
+        ('"rounds": 3, ', "", "rounds is missing: give --rounds, or rounds in SETTINGS of 'mine.py'"),
+        ('"rounds": 3', '"rounds": 0', "rounds=0 must be a whole number at least 1"),
+        ('"rounds": 3', '"rounds": 3, "classes": 4', "classes=4 must be left out, as this task has no such setting"),
+        ("SETTINGS = {", "SETTINGS = 3 or {", "SETTINGS=3 must be a dict in 'mine.py'"),
+        ("def model()", "TASK = 3\ndef model()", "TASK=3 must be a clipline.tasks.task.Task in 'mine.py'"),
+        ('return {"accuracy": ', "return (", "metrics(model, batch) gave Tensor but must give names and numbers"),
+        (".float()}", ".float().mean()}", "gave 'accuracy' as () but must give ("),
+        ('"noise_multiplier": 0.8, ', "", "epsilon=None and noise_multiplier=None, but one of them must be set"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_one_sentence(mine, tmp_path, old, new, words):
+    assert old in TASK
+    text = TASK.replace(old, new)
+    if new == "return (":
+        text = text.replace(".float()}", ".float())")
+    (tmp_path / "mine.py").write_text(text)
+    code, out, err = mine("train", "mine.py", "--data", "store", *FLAGS)
+    assert (code, out) == (2, "")
+    assert words in err.splitlines()[-1]
+    assert err.splitlines()[-1].startswith("clipline: ")
+    assert "Traceback" not in err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere.py", "--data", "store"], "task='nowhere.py' must be the path of a Python file, and there is none"),
+        (["mine.py"], "data=None must be given for 'mine.py', which generates no users: give --data DIR or FILE"),
+        (["mine.py", "--data", "stand-in"], "data='stand-in' must be given for 'mine.py'"),
+        (["mine.py", "--data", "nowhere"], "data='nowhere' must be a folder made by clipline data prepare, or a table"),
+        (["mine.py", "--data", "table.npz"], "user_column=None must be given for the table 'table.npz'"),
+        (["mine.py", "--data", "table.npz", "--user-column", "usr"], "has no user column 'usr': did you mean 'user'?"),
+        (["mine.py", "--data", "mine.py", "--user-column", "user"], "'mine.py' is of no known kind"),
+        (["mine.py", "--data", "store", "--evaluate-on", "test"], "evaluate_on='test' must be left out"),
+        (["mine.py", "--data", "store", "--cohort-size", "100"], "cohort_size=100 must be at most the population"),
+        (["mine.py", "--data", "damaged"], "has checksum"),
+        (["handwriting", "--user-column", "user"], "user_column='user' must be left out, as task 'handwriting' has no"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_in_one_sentence(mine, tmp_path, arguments, words):
+    shutil.copytree(tmp_path / "store", tmp_path / "damaged")
+    (tmp_path / "damaged" / "field.y.npy").write_bytes((tmp_path / "store" / "field.x.npy").read_bytes())
+    code, out, err = mine("train", *arguments, *FLAGS)
+    assert (code, out) == (2, "")
+    assert words in err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,409 @@
+"""One loop drives a single run and several side by side; callbacks are called in order and always closed."""
+
+import gc
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from samples import LOCAL, cross_entropies, flat_training, linear_model, small_population
+
+from clipline import Callback, Evaluate, FixedClip, run_together
+from clipline.engine.parallel.single import SingleProcess
+from clipline.training import loop
+from clipline.training.side_by_side import SharedNoiseWarning
+
+POPULATION, MODEL = small_population(), linear_model()
+WORKERS = [
+    1,
+    pytest.param(
+        2, marks=pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+    ),
+]
+
+
+def training(**changes):
+    settings = {"rounds": 4, "cohort_size": 20, "local": LOCAL, "seed": 1, "noise_multiplier": 0.5, **changes}
+    return flat_training(MODEL, cross_entropies, POPULATION, **settings)
+
+
+class Logged(Callback):
+    """Notes all that it is told, and may fail."""
+
+    def __init__(self, log, name="", fail=None):
+        self.log, self.name, self.fail = log, name, fail
+        self.stop_requested = False
+
+    def _noted(self, what, number=None):
+        moment = what if number is None else f"{what} {number}"
+        self.log.append(f"{self.name} {moment}".strip())
+        if moment == self.fail:
+            raise OSError(f"{self.name} fails at {moment}")
+
+    def on_start(self, training, state):
+        self._noted("start")
+
+    def on_round(self, report, state):
+        assert state.round_index == report.round_index + 1
+        self._noted("round", report.round_index)
+
+    def on_end(self, result):
+        self._noted("end")
+
+    def close(self):
+        self._noted("close")
+
+
+# One loop -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_run_alone_and_the_same_run_among_others_report_the_same(workers):
+    variants = [
+        {"seed": 1},
+        {"seed": 2, "rounds": 6, "sampling": "fixed"},
+        {"seed": 3, "rounds": 2, "clip": FixedClip(0.1)},
+    ]
+
+    def callbacks():
+        return [Evaluate(lambda model: {"norm": float(model.weight.norm())}, every=2)]
+
+    alone = [training(**one, workers=workers, engine="stacked").run(callbacks()) for one in variants]
+    runs = [training(**one, workers=workers) for one in variants]
+    together = run_together(runs, [callbacks() for _ in variants])
+    for ours, theirs in zip(together, alone, strict=True):
+        assert [len(r.metrics) for r in ours.reports] == [len(r.metrics) for r in theirs.reports]
+        for mine, other in zip(ours.reports, theirs.reports, strict=True):
+            assert (mine.round_index, mine.guarantee) == (other.round_index, other.guarantee)
+            assert (mine.clip, mine.fraction_within) == (other.clip, other.fraction_within)
+            assert mine.metrics == pytest.approx(other.metrics, rel=1e-9)
+        assert (ours.stopped, ours.guarantee, ours.state.ledger) == (
+            theirs.stopped,
+            theirs.guarantee,
+            theirs.state.ledger,
+        )
+        assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-9)
+
+
+def test_both_go_through_the_same_loop(monkeypatch):
+    driven, drive = [], loop.drive
+
+    def noted(runs, backend):
+        driven.append(len(runs))
+        return drive(runs, backend)
+
+    monkeypatch.setattr("clipline.training.training.drive", noted)
+    monkeypatch.setattr("clipline.training.side_by_side.drive", noted)
+    training(rounds=1).run()
+    run_together([training(rounds=1, seed=seed) for seed in (1, 2)])
+    assert driven == [1, 2]
+
+
+def test_a_round_of_every_run_is_summed_in_one_call(monkeypatch):
+    asked, sums = [], SingleProcess.sums
+
+    def noted(self, requests):
+        asked.append([(one.run, one.round_index) for one in requests])
+        return sums(self, requests)
+
+    monkeypatch.setattr(SingleProcess, "sums", noted)
+    run_together([training(seed=1, rounds=2), training(seed=2, rounds=3)])
+    assert asked == [[(0, 0), (1, 0)], [(0, 1), (1, 1)], [(1, 2)]]
+
+
+def test_two_runs_of_one_seed_are_warned_of():
+    with pytest.warns(SharedNoiseWarning, match="2 private runs have the seed 1 and so the same noise"):
+        run_together([training(rounds=1), training(rounds=1)])
+
+
+# Callbacks ------------------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_are_called_in_their_order_and_closed_in_the_other():
+    log = []
+    training(rounds=2).run([Logged(log, "a"), Logged(log, "b")])
+    assert log == [
+        *("a start", "b start"),
+        *("a round 0", "b round 0", "a round 1", "b round 1"),
+        *("a end", "b end"),
+        *("b close", "a close"),
+    ]
+
+
+def test_what_writes_the_ledger_comes_first_wherever_it_stands():
+    log = []
+    ledger = Logged(log, "ledger")
+    ledger.charged = training().init().ledger
+    training(rounds=1).run([Logged(log, "a"), ledger])
+    assert log[:4] == ["ledger start", "a start", "ledger round 0", "a round 0"]
+
+
+def test_callbacks_of_runs_side_by_side_are_each_runs_own():
+    logs = [], []
+    runs = [training(seed=1, rounds=1), training(seed=2, rounds=3)]
+    run_together(runs, [[Logged(log)] for log in logs])
+    assert logs[0] == ["start", "round 0", "end", "close"]
+    assert logs[1] == ["start", "round 0", "round 1", "round 2", "end", "close"]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(
+    ("moment", "expected"),
+    [
+        ("start", ["a start", "b start", "a close"]),  # what has not started has nothing to close
+        ("round 0", ["a start", "b start", "c start", "a round 0", "b round 0", "c close", "b close", "a close"]),
+        (
+            "end",
+            [
+                *("a start", "b start", "c start", "a round 0", "b round 0", "c round 0", "a end", "b end"),
+                *("c close", "b close", "a close"),
+            ],
+        ),
+    ],
+)
+def test_an_error_of_a_callback_reaches_the_caller_and_closes_all_that_have_started(moment, expected, workers):
+    log = []
+    callbacks = [Logged(log, "a"), Logged(log, "b", fail=moment), Logged(log, "c")]
+    with pytest.raises(OSError, match=f"b fails at {moment}"):
+        training(rounds=1, workers=workers).run(callbacks)
+    assert log == expected
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_while_closing_still_closes_the_others():
+    log = []
+    with pytest.raises(OSError, match="b fails at close"):
+        training(rounds=1).run([Logged(log, "a"), Logged(log, "b", fail="close"), Logged(log, "c")])
+    assert log[-3:] == ["c close", "b close", "a close"]
+
+
+def test_an_error_in_the_training_closes_all_callbacks():
+    log, broken = [], []
+
+    def loss(model, batch):
+        if broken:
+            raise ZeroDivisionError("boom")
+        return cross_entropies(model, batch)
+
+    class Breaking(Callback):
+        def on_start(self, training, state):
+            broken.append(1)
+
+    run = flat_training(
+        MODEL, loss, POPULATION, rounds=2, cohort_size=20, local=LOCAL, noise_multiplier=0.5,
+        on_error="raise", engine="one-by-one",
+    )  # fmt: skip
+    with pytest.raises(ZeroDivisionError, match="boom"):
+        run.run([Logged(log), Breaking()])
+    assert log == ["start", "close"]
+
+
+def test_an_error_on_start_of_one_of_several_runs_closes_those_that_have_started():
+    logs = [], []
+    runs = [training(seed=1), training(seed=2)]
+    with pytest.raises(OSError, match="fails at start"):
+        run_together(runs, [[Logged(logs[0])], [Logged(logs[1], fail="start")]])
+    assert logs == (["start", "close"], ["start"])
+
+
+def test_an_error_beside_one_of_several_runs_lets_the_others_finish():
+    logs = [], [], []
+    runs = [training(seed=seed) for seed in (1, 2, 3)]
+    with pytest.raises(OSError, match="fails at round 1"):
+        run_together(runs, [[Logged(logs[0])], [Logged(logs[1], fail="round 1")], [Logged(logs[2])]])
+    whole = ["start", *(f"round {t}" for t in range(4)), "end", "close"]
+    assert logs == (whole, ["start", "round 0", "round 1", "close"], whole)
+
+
+# Stopping -------------------------------------------------------------------------------------------------------------
+
+
+class StopAfter(Logged):
+    """Asks to stop when it sees this round."""
+
+    def __init__(self, log, round_index):
+        super().__init__(log)
+        self.last = round_index
+
+    def on_round(self, report, state):
+        super().on_round(report, state)
+        self.stop_requested = report.round_index >= self.last
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_callback_may_ask_to_stop_and_the_result_stands(workers):
+    log = []
+    result = training(rounds=50, workers=workers).run([StopAfter(log, 1)])
+    assert (result.stopped, result.guarantee.rounds, len(result.reports)) == ("interrupted", 2, 2)
+    assert log == ["start", "round 0", "round 1", "end", "close"]
+    assert torch.equal(result.state.params, training(rounds=2, workers=workers).run().state.params)
+
+
+def test_a_request_to_stop_before_the_first_round_trains_nothing():
+    stopping = Logged([])
+    stopping.stop_requested = True
+    result = training().run([stopping])
+    assert (result.stopped, result.reports, result.guarantee.epsilon) == ("interrupted", (), 0.0)
+
+
+def test_one_run_may_stop_while_others_go_on():
+    results = run_together([training(seed=1, rounds=6), training(seed=2, rounds=6)], [[StopAfter([], 1)], [Logged([])]])
+    assert [(one.stopped, len(one.reports)) for one in results] == [("interrupted", 2), ("finished", 6)]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_budget_ends_a_run_and_callbacks_are_told_of_the_end(together):
+    limit = training(rounds=2).planned.epsilon
+    log, made = [], training(rounds=4, max_epsilon=limit)
+    if together:
+        result, other = run_together([made, training(seed=2)], [[Logged(log)], []])
+        assert (other.stopped, len(other.reports)) == ("finished", 4)
+    else:
+        result = made.run([Logged(log)])
+    assert (result.stopped, len(result.reports)) == ("budget", 2)
+    assert result.guarantee.epsilon <= limit
+    assert log == ["start", "round 0", "round 1", "end", "close"]
+
+
+def test_a_finished_run_is_not_said_to_be_stopped_by_its_budget():
+    limit = training(rounds=4).planned.epsilon
+    assert training(rounds=4, max_epsilon=limit).run().stopped == "finished"
+
+
+# Reports --------------------------------------------------------------------------------------------------------------
+
+
+class Slow(Callback):
+    """Measures every round, and answers only when it is let."""
+
+    def __init__(self):
+        self.begun = []
+
+    def measure(self, state, *, last):
+        self.begun.append(Future())
+        if len(self.begun) > 1:  # the one before answers when the next round is done
+            self.begun[-2].set_result({"round": float(state.round_index - 2)})
+        if last:
+            self.begun[-1].set_result({"round": float(state.round_index - 1)})
+        return self.begun[-1]
+
+
+def test_reports_come_in_order_with_their_own_metrics_however_late_these_are():
+    log = []
+    result = training(rounds=5).run([Slow(), Logged(log)])
+    assert [report.metrics for report in result.reports] == [{"round": float(t)} for t in range(5)]
+    assert [line for line in log if line.startswith("round")] == [f"round {t}" for t in range(5)]
+    assert result.metrics == {"round": 4.0}
+
+
+def test_the_guarantee_of_every_report_can_be_read_after_the_run_also_where_nobody_asked_before():
+    quiet = training(rounds=12).run([Logged([])])
+    plain = training(rounds=12).run()
+    assert [one.guarantee for one in quiet.reports] == [one.guarantee for one in plain.reports]
+
+
+def test_callbacks_change_nothing_that_is_released():
+    watched, plain = training().run([Logged([])]), training().run()
+    assert torch.equal(watched.state.params, plain.state.params)
+    assert [one.clip for one in watched.reports] == [one.clip for one in plain.reports]
+
+
+def test_one_round_at_a_time_is_what_a_run_does():
+    made = training()
+    state, draws = made.init(), loop.draws_of(made, made.rounds)
+    with made.backend.running():
+        for _ in range(made.rounds):
+            state, release = loop.one_round(made.algorithm, state, draws, made.backend)
+    draws.close()
+    whole = training().run()
+    assert torch.equal(state.params, whole.state.params)
+    assert release.fraction_within == whole.reports[-1].fraction_within
+
+
+# The process ----------------------------------------------------------------------------------------------------------
+
+
+def circumstances():
+    """What a library call must leave as it found it."""
+    gc.collect()
+    return {
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "children": multiprocessing.active_children(),
+        "signals": {number: signal.getsignal(number) for number in sorted(signal.valid_signals())},
+        "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, []),
+        "hooks": (sys.excepthook, threading.excepthook, sys.unraisablehook, sys.displayhook),
+        "torch threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "torch": (torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()),
+        "generators": (torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())),  # noqa: NPY002
+        "warnings": (list(warnings.filters), warnings.showwarning),
+        "environment": dict(os.environ),
+        "collector": (gc.isenabled(), gc.get_freeze_count(), gc.get_threshold()),
+        "folder": Path.cwd(),
+        "streams": (sys.stdin, sys.stdout, sys.stderr),
+        "path": list(sys.path),
+        "group": torch.distributed.is_initialized(),
+    }
+
+
+OURS = "clipline-noise", "clipline-accounting", "clipline-evaluation"
+
+
+def settled():
+    """Wait for threads that were told to end and do not do so at once."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until and any(thread.name.startswith(OURS) for thread in threading.enumerate()):
+        time.sleep(0.01)
+
+
+def assert_left_alone(call):
+    call()  # what is imported or computed once for all
+    settled()
+    before = circumstances()
+    call()
+    settled()
+    after = circumstances()
+    for name, found in before.items():
+        assert after[name] == found, name
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_run_leaves_the_process_as_it_found_it_and_prints_nothing(workers, threads, capfd):
+    torch.set_num_threads(threads)
+    assert_left_alone(lambda: training(workers=workers).run([Logged([]), Evaluate(lambda model: {"one": 1.0})]))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_runs_side_by_side_leave_the_process_as_they_found_it(workers, capfd):
+    assert_left_alone(lambda: run_together([training(seed=seed, workers=workers) for seed in (1, 2)]))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_run_that_fails_leaves_the_process_as_it_found_it(workers):
+    def failing():
+        with pytest.raises(OSError, match="fails at round 1"):
+            training(workers=workers).run([Logged([], fail="round 1"), Evaluate(lambda model: {"one": 1.0}, every=1)])
+
+    assert_left_alone(failing)
+
+
+def test_no_signal_is_taken_over_while_a_run_goes_on_unless_asked():
+    before, during = signal.getsignal(signal.SIGINT), []
+
+    class Looking(Callback):
+        def on_round(self, report, state):
+            during.append((signal.getsignal(signal.SIGINT), sys.excepthook, torch.get_num_threads()))
+
+    training().run([Looking()])
+    assert set(during) == {(before, sys.excepthook, torch.get_num_threads())}
