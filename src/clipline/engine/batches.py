@@ -104,7 +104,7 @@ class Examples:
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
             if sum(field.nbytes for field in population.fields.values()) <= _RESIDENT_SHARE * free:
-                self._resident = {name: self._transfer(field) for name, field in population.fields.items()}
+                self._resident = {name: self._moved(field) for name, field in population.fields.items()}
 
     def gather(self, rows: NDArray[np.int64]) -> Batch:
         """The examples of these rows, each field (*rows.shape, ...)."""
@@ -115,18 +115,18 @@ class Examples:
                 for name, field in self._resident.items()
             }
         fields = self.population.fields
-        return {name: self._cast(self._transfer(field[rows]), field.dtype) for name, field in fields.items()}
+        return {name: self._cast(self._moved(field[rows]), field.dtype) for name, field in fields.items()}
 
     def between(self, start: int, stop: int) -> Batch:
         """The examples of rows start to stop, for `select_rows`. Read only: they may be views of the population."""
         fields = self.population.fields
         if self._resident:
             return {name: self._cast(field[start:stop], fields[name].dtype) for name, field in self._resident.items()}
-        return {name: self._cast(self._transfer(field[start:stop]), field.dtype) for name, field in fields.items()}
+        return {name: self._cast(self._moved(field[start:stop]), field.dtype) for name, field in fields.items()}
 
     def to_device(self, fields: Mapping[str, NDArray[Any]]) -> Batch:
         """Synthetic examples, which are no user's, as tensors like the population's."""
-        return {name: self._cast(self._transfer(field), field.dtype) for name, field in fields.items()}
+        return {name: self._cast(self._moved(field), field.dtype) for name, field in fields.items()}
 
     @staticmethod
     def select_rows(field: Tensor, rows: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class Examples:
             return field.view(torch.int16).index_select(0, rows).view(torch.uint16)
         return field.index_select(0, rows)
 
-    def _transfer(self, field: NDArray[Any]) -> Tensor:
+    def _moved(self, field: NDArray[Any]) -> Tensor:
         # torch can move uint16 between devices but not index it: it travels as int16.
         plain = np.ascontiguousarray(field)
         plain = plain if plain.flags.writeable else plain.copy()  # torch.from_numpy warns about read-only arrays

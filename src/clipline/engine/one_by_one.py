@@ -26,7 +26,7 @@ from .problem import Problem
 from .sparse.native import compiled
 from .sparse.outer_products import SparseOuterProducts
 from .sparse.recorded_weight import StepRecord
-from .sparse.row_fields import Touched, build_updates, concat_updates, renumber_rows, starting_params, touched
+from .sparse.row_fields import Touched, first_pieces, renumbered, together, touched, updates_of
 from .updates import Dense, Updates
 from .user_random import step_keys
 
@@ -99,7 +99,7 @@ class OneByOne:
             self.problem.device
         )
         order = torch.from_numpy(plan.rows - starts[:, None, None]).to(self.problem.device)
-        whole = starting_params(params.unsqueeze(0), self.problem.model.named_shapes, {})
+        whole = first_pieces(params.unsqueeze(0), self.problem.model.named_shapes, {})
         updates = params.new_empty(len(users), 0 if self.problem.row_fields else self.problem.model.dim)
         user_updates: list[Updates] = []
         version = params._version
@@ -115,7 +115,7 @@ class OneByOne:
             self.problem.isolation.after_block()
         if params._version != version:
             raise ModuleError("the round's parameters changed while a user trained: train on the model that is given")
-        return concat_updates(user_updates) if self.problem.row_fields else Updates([Dense(0, updates)])
+        return together(user_updates) if self.problem.row_fields else Updates([Dense(0, updates)])
 
     def _train_isolated(self, key: int, train: Callable[[], object]) -> bool:
         """Train one user with all generators seeded by the user's key; restore all state after. False if it failed."""
@@ -172,8 +172,8 @@ class OneByOne:
         shapes = self.problem.model.named_shapes
         fields = {name: field for name, field in self.problem.row_fields.items() if name not in recorded}
         heights = {name: shapes[name][0] for name in fields}
-        one, rows = renumber_rows({name: field.unsqueeze(0) for name, field in steps.examples.items()}, fields, heights)
-        first = starting_params(steps.params.unsqueeze(0), shapes, rows) if rows else steps.whole
+        one, rows = renumbered({name: field.unsqueeze(0) for name, field in steps.examples.items()}, fields, heights)
+        first = first_pieces(steps.params.unsqueeze(0), shapes, rows) if rows else steps.whole
         records = {name: StepRecord(first[name][0], steps.lr, self._library) for name in recorded}
         moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in records}
         held = {name: records[name].noted() if name in records else moving[name] for name in shapes}
@@ -200,7 +200,7 @@ class OneByOne:
                 stack.append([SparseOuterProducts.of_rows(rows[name].rows[0], change)])
             else:
                 stack.append(moving[name].detach().unsqueeze(0))
-        return build_updates(stack, first, shapes, rows, self._library)
+        return updates_of(stack, first, shapes, rows, self._library)
 
     def _failed_update(self, params: Tensor) -> Updates:
         """An update of NaN, which adds nothing and is not within the clip."""
@@ -218,7 +218,7 @@ class OneByOne:
             stack.append(
                 [SparseOuterProducts.of_rows(bad[0].long() * 0, nothing[0])] if name in self.recorded else nothing
             )
-        return build_updates(stack, first, shapes, rows, self._library)
+        return updates_of(stack, first, shapes, rows, self._library)
 
     def _run_trials(self) -> Callable[[int], Batch]:
         """Train a synthetic user, to find mistakes that every user would run into. Gives a source of such examples."""
@@ -255,7 +255,7 @@ class OneByOne:
         problem = self.problem
         params, rows = problem.model.initial, torch.arange(count, device=problem.device)
         chances = torch.zeros(1, len(problem.model.chances), 2, dtype=torch.int32, device=problem.device)
-        whole = starting_params(params.unsqueeze(0), problem.model.named_shapes, {})
+        whole = first_pieces(params.unsqueeze(0), problem.model.named_shapes, {})
         steps = _UserSteps(params, whole, made(count), [rows], chances, problem.local.lr)
         on_error, problem.on_error = problem.on_error, "raise"
         try:
@@ -299,7 +299,7 @@ class OneByOne:
             spare = F.pad(rows.rows, (0, 1))
             batch = {key: value[0] for key, value in {**one, field: places}.items()}
             for params in parameters_to_try(self.problem.model.initial):
-                first = starting_params(params.unsqueeze(0), shapes, {name: Touched(spare, spare >= 0)})
+                first = first_pieces(params.unsqueeze(0), shapes, {name: Touched(spare, spare >= 0)})
                 leaves = {f"model.{key}": piece[0].clone().requires_grad_() for key, piece in first.items()}
                 with self.problem.users_apart():
                     loss = self._reduce_loss(
@@ -329,7 +329,7 @@ class OneByOne:
 
 @dataclass(frozen=True, eq=False)
 class _UserSteps:
-    """What one user trains on. `whole`: all parameters by name, all of their rows, from `starting_params`."""
+    """What one user trains on. `whole`: all parameters by name, all of their rows, from `first_pieces`."""
 
     params: Tensor
     whole: dict[str, Tensor]

@@ -1,6 +1,7 @@
 """Prefetches the next round's cohort and noise, on idle cores, while the current round ends.
 
 Plain twin: `PlainDraws` of federated/draws.py, which draws the same numbers when they are needed.
+Switch: `FastParts.prefetch`.
 Held equal by: tests/engine/test_prefetch.py, tests/federated/test_draws.py.
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """

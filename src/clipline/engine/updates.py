@@ -15,8 +15,8 @@ try:
 except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
     triton_sum = None  # type: ignore[assignment]
 
-_GPU_CHUNK = 1 << 22  # numbers converted to float64 at a time on a GPU, to bound memory
-_CPU_CHUNK = 1 << 16  # the same on a CPU core, to fit its cache
+_CHUNK = 1 << 22  # numbers converted to float64 at a time on a GPU, to bound memory
+_CACHED = 1 << 16  # the same on a CPU core, to fit its cache
 
 
 def subtracts_lazily(values: Tensor) -> bool:
@@ -26,7 +26,7 @@ def subtracts_lazily(values: Tensor) -> bool:
 
 def _column_chunks(values: Tensor) -> Iterator[slice]:
     """Slices of the columns of values (users, width), as many as should be converted at a time."""
-    step = max(256, (_CPU_CHUNK if values.device.type == "cpu" else _GPU_CHUNK) // max(1, len(values)))
+    step = max(256, (_CACHED if values.device.type == "cpu" else _CHUNK) // max(1, len(values)))
     for start in range(0, values.shape[1], step):
         yield slice(start, start + step)
 
@@ -126,7 +126,7 @@ class Rows:
         users, touched, width = self.values.shape
         matrix = total[self.start : self.start + self.height * width].view(self.height, width)
         if self.values.device.type == "cpu":
-            step = max(1, _CPU_CHUNK // width)
+            step = max(1, _CACHED // width)
             for places, values, factor in zip(self.places, self.values, scale.tolist(), strict=True):
                 for start in range(0, touched if factor > 0 else 0, step):
                     part = slice(start, start + step)
@@ -135,7 +135,7 @@ class Rows:
         if triton_sum is not None:
             triton_sum.add_rows(self.places, self.used, self.values, scale, matrix)
             return
-        step = max(1, _GPU_CHUNK // max(1, touched * width))
+        step = max(1, _CHUNK // max(1, touched * width))
         for start in range(0, users, step):
             part = slice(start, start + step)
             factors = scale[part, None, None]

@@ -5,7 +5,8 @@ read it again and subtract it takes a core longer than the product. So the backw
 and the step adds their product to the weights with one `addmm_`. Large products use oneDNN's kernel (`product`), which
 is 1.2 to 1.7 times as fast as torch's BLAS.
 
-Plain twin: `F.linear` with torch's gradient, used wherever `applies` or `record` says no.
+Plain twin: `F.linear` with torch's gradient, used wherever `serve` or `record` says no.
+Switch: `FastParts.fused_linear`.
 Held equal by: tests/engine/cpu/test_fused_linear.py.
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
@@ -20,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_MIN_FUSED = 1 << 14  # weights: the gradient of a smaller matrix stays in the cache
+_LARGE = 1 << 14  # weights: the gradient of a smaller matrix stays in the cache
 _MIN_ONEDNN = 1 << 18  # weights: from here on oneDNN is faster than torch's BLAS
 
 
@@ -36,10 +37,10 @@ class FusedLinearStep:
         self._kept: list[tuple[Tensor, Tensor, Tensor]] | None = None
         self._graph_task = -1  # torch's id of the backward pass whose factors are recorded
 
-    def applies(self, values: Tensor, weight: Tensor) -> bool:
+    def serve(self, values: Tensor, weight: Tensor) -> bool:
         """Whether to use `linear`: `weight` (out, in) is large and one of our parameters, not a substitute for it."""
         return (
-            weight.numel() >= _MIN_FUSED
+            weight.numel() >= _LARGE
             and id(weight) in self._param_ids
             and not torch.is_autocast_enabled(values.device.type)
             and torch.autograd.forward_ad._current_level < 0  # `linear` has no forward-mode rule

@@ -1,6 +1,7 @@
 """Memory for long vectors in huge pages, and an allocator setting that keeps freed memory with the process.
 
 Plain twin: `torch.empty`, and glibc's malloc as it is; used below 4 MiB and where the system has no huge pages.
+Switches: `FastParts.huge_pages`; `FastParts.keep_freed_memory`, off by default, as it concerns the whole process.
 Held equal by: tests/engine/cpu/test_huge_pages.py.
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """

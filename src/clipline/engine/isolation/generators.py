@@ -28,7 +28,7 @@ def generators_state() -> tuple[object, ...]:
     return kind, bytes(memoryview(numbers)), *rest, random.getstate()  # type: ignore[arg-type]
 
 
-def reseeder(value: Any) -> Callable[[int], object] | None:
+def beginning(value: Any) -> Callable[[int], object] | None:
     """The function that reseeds `value`, a random generator that a model holds; None for anything else."""
     if isinstance(value, torch.Generator):
         return value.manual_seed

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from ...errors import ModuleError
 from ..user_random import UserRandom
-from .generators import reseeder
+from .generators import beginning
 from .snapshots import (
     MISSING,
     VALUES,
@@ -230,7 +230,7 @@ class Isolation:
                 self._visit(value.__self__, label, trainable_ids)
         elif isinstance(value, functools.cached_property | functools.partialmethod):
             self._visit(value.func, label, trainable_ids)
-        elif (reseed := reseeder(value)) is not None:
+        elif (reseed := beginning(value)) is not None:
             self._reseeders.append(reseed)
         elif isinstance(value, dict | list | set | deque | bytearray | types.SimpleNamespace):
             inside = vars(value) if isinstance(value, types.SimpleNamespace) else value

@@ -19,8 +19,8 @@ from torch import Tensor
 
 VALUES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, torch.Size)
 MISSING = object()
-_MAX_PER_USER_BYTES = 1 << 16  # compared after every user; longer ones once a block
-_MAX_COPIED_BYTES = 1 << 26  # of larger tensors only torch's version counter is compared, larger arrays not at all
+_SHORT = 1 << 16  # compared after every user; longer ones once a block
+_COPIED = 1 << 26  # of larger tensors only torch's version counter is compared, larger arrays not at all
 
 
 class Snapshot(Protocol):
@@ -171,10 +171,10 @@ class Constant:
         self.label, self.now = label, now
         self.version, self.grad = (now._version, now.grad) if isinstance(now, Tensor) and now.is_leaf else (0, None)
         plain = not isinstance(now, Tensor) or (now.layout == torch.strided and now.device.type != "meta")
-        self.before = _copy(now) if plain and now.nbytes <= _MAX_COPIED_BYTES else None
+        self.before = _copy(now) if plain and now.nbytes <= _COPIED else None
         # Compared after every user: short values in CPU memory, where that costs next to nothing.
         self._checked_per_user = (
-            plain and now.nbytes <= _MAX_PER_USER_BYTES and (isinstance(now, np.ndarray) or now.device.type == "cpu")
+            plain and now.nbytes <= _SHORT and (isinstance(now, np.ndarray) or now.device.type == "cpu")
         )
 
     def touched(self) -> bool:

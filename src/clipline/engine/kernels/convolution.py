@@ -4,7 +4,7 @@ They are custom ops ("clipline::...") so that `torch.func.vmap` and `torch.compi
 convolution kernel never writes its patches to memory.
 
 Plain twin: `patches` times a matrix (the body of `conv`, and `convolved` off the GPU), and `F.max_pool2d` for pooling.
-Held equal by: tests/engine/kernels/test_kernels.py (needs a GPU).
+Held equal by: tests/engine/kernels/test_convolution.py (needs a GPU).
 Buys: pooling as one operation, emnist_cr on an H200: 30 ms a round before, 22 after (docs/results/performance.md).
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """

@@ -4,7 +4,7 @@ It is a custom op ("clipline::...") so that `torch.func.vmap` and `torch.compile
 unroll it into thousands of small steps.
 
 Plain twin: the loop over time in `stacked_lstm` and `_lstm_loop_backward`, used where `fused` is false.
-Held equal by: tests/engine/kernels/test_kernels.py (against a textbook recurrence; the GPU part needs a GPU).
+Held equal by: tests/engine/kernels/test_lstm.py (against a textbook recurrence; the GPU part needs a GPU).
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
 

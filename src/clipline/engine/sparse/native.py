@@ -1,10 +1,12 @@
 """Loads terms.c: sparse products and sums of outer products, for which torch has no single operation.
 
-It is compiled when first needed, by the system's C compiler, in a fraction of a second, and leaves no file behind.
+It is compiled when a training that asks for it is made, by the system's C compiler, in a fraction of a second, and
+leaves no file behind.
 
-Plain twin: the same with torch's operations (`_Plain` in outer_products.py, the loops in updates.py), used without a
-compiler or with CLIPLINE_NATIVE=0 in the environment. Equal up to rounding.
-Held equal by: tests/engine/sparse/test_recorded_weight.py.
+Plain twin: the same with torch's operations (`_Plain` in outer_products.py, the loops in updates.py), equal up to
+rounding.
+Switch: `FastParts.compile_c`, off by default; also off without a compiler, or with CLIPLINE_NATIVE=0 set.
+Held equal by: tests/engine/sparse/test_outer_products.py, test_updates.py and test_recorded_weight.py.
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
 

@@ -4,7 +4,8 @@ A term adds a factor times one row of a table to one row of the matrix. The chan
 (terms.c); torch's operations, the plain twin, form the rows that have changed.
 
 Plain twin: `_Plain` beside `_Native`, and `sort_terms` beside `locate_terms`.
-Held equal by: tests/engine/sparse/test_recorded_weight.py.
+Switch: `FastParts.compile_c`, off by default.
+Held equal by: tests/engine/sparse/test_outer_products.py.
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """
 
@@ -33,7 +34,7 @@ class SparseOuterProducts:
     table: Tensor  # (any, out)
 
     @staticmethod
-    def zero(like: Tensor) -> SparseOuterProducts:
+    def none(like: Tensor) -> SparseOuterProducts:
         """No change, of a matrix like this."""
         no_index = torch.empty(0, dtype=torch.int64)
         return SparseOuterProducts(no_index, no_index, like.new_empty(0), like.new_empty(0, like.shape[1]))
@@ -44,7 +45,7 @@ class SparseOuterProducts:
         return SparseOuterProducts(numbers, torch.arange(len(rows)), rows.new_ones(len(rows)), rows.contiguous())
 
     @staticmethod
-    def concat(parts: Sequence[SparseOuterProducts]) -> SparseOuterProducts:
+    def joined(parts: Sequence[SparseOuterProducts]) -> SparseOuterProducts:
         """The sum of several changes, at least one, as one list of terms."""
         if len(parts) == 1:
             return parts[0]
@@ -65,7 +66,7 @@ class SparseOuterProducts:
             return self.table.new_zeros(len(starts), self.table.shape[1])
         return F.embedding_bag(self.sources, self.table, starts, per_sample_weights=self.factors, mode="sum")
 
-    def coalesced(self) -> SparseOuterProducts:
+    def added_up(self) -> SparseOuterProducts:
         """The same change with one term for each row that changes, as `Tensor.coalesce` does."""
         by_row = sort_terms([[self]])
         rows = by_row.terms.rows(by_row.starts[:-1])
@@ -84,7 +85,7 @@ class SortedTerms:
 
 def sort_terms(users: Sequence[Sequence[SparseOuterProducts]]) -> SortedTerms:
     """Sort the terms of these users; each user's come in several parts."""
-    terms = SparseOuterProducts.concat([part for parts in users for part in parts])
+    terms = SparseOuterProducts.joined([part for parts in users for part in parts])
     counts = torch.tensor([sum(len(part.numbers) for part in parts) for parts in users])
     owners = torch.repeat_interleave(torch.arange(len(users)), counts)
     keys, order = (terms.numbers * len(users) + owners).sort(stable=True)
@@ -146,7 +147,7 @@ class _Native:
 
     def __init__(self, library: ctypes.CDLL, weight: Tensor, change: Sequence[SparseOuterProducts]) -> None:
         self._library, self._weight = library, weight.contiguous()
-        self._terms = SparseOuterProducts.concat(change or [SparseOuterProducts.zero(weight)])
+        self._terms = SparseOuterProducts.joined(change or [SparseOuterProducts.none(weight)])
         self._heads = torch.full((len(weight),), -1)
         self._next = torch.empty_like(self._terms.numbers)
         if change:

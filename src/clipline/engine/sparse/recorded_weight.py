@@ -163,10 +163,10 @@ class StepRecord:
                 self._current = None
         self._forward, self._backward = [], []
         if len(self._steps) > _MAX_PARTS:
-            self._steps = [SparseOuterProducts.concat(self._steps)]
+            self._steps = [SparseOuterProducts.joined(self._steps)]
         if sum(len(part.numbers) for part in self._steps) > _MAX_TERMS_PER_ROW * len(self._weight):
-            self._steps = [SparseOuterProducts.concat(self._steps).coalesced()]
+            self._steps = [SparseOuterProducts.joined(self._steps).added_up()]
 
     def terms(self) -> list[SparseOuterProducts]:
         """The change of the weight by all steps, in one or more parts."""
-        return self._steps or [SparseOuterProducts.zero(self._weight)]
+        return self._steps or [SparseOuterProducts.none(self._weight)]

@@ -100,9 +100,7 @@ def touched(numbers: Tensor, height: int) -> tuple[Touched, Tensor]:
     return named.touched(named.max_rows())
 
 
-def renumber_rows(
-    examples: Batch, row_fields: RowFields, heights: Mapping[str, int]
-) -> tuple[Batch, dict[str, Touched]]:
+def renumbered(examples: Batch, row_fields: RowFields, heights: Mapping[str, int]) -> tuple[Batch, dict[str, Touched]]:
     """The examples with renumbered fields, and the rows of each parameter, padded to the user with most."""
     examples, rows = dict(examples), dict[str, Touched]()
     for name, field in row_fields.items():
@@ -110,7 +108,7 @@ def renumber_rows(
     return examples, rows
 
 
-def starting_params(
+def first_pieces(
     params: Tensor, shapes: Mapping[str, torch.Size], rows: Mapping[str, Touched], run: Tensor | None = None
 ) -> dict[str, Tensor]:
     """The parameters each user starts from, by name: (users, *shape), or the user's own rows (users, touched, width).
@@ -130,7 +128,7 @@ def starting_params(
     return first
 
 
-def build_updates(
+def updates_of(
     stack: Sequence[Tensor | list[SparseOuterProducts]],
     first: Mapping[str, Tensor],
     shapes: Mapping[str, torch.Size],
@@ -162,7 +160,7 @@ def build_updates(
     return Updates(pieces)
 
 
-def concat_updates(users: Sequence[Updates]) -> Updates:
+def together(users: Sequence[Updates]) -> Updates:
     """The updates of single users as one block; rows are padded to the user with most."""
     if len(users) == 1:
         return users[0]

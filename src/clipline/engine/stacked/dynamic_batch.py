@@ -7,6 +7,7 @@ Under autocast the graph also keeps the bfloat16 copies of weights from step to 
 update, instead of casting in every step.
 
 Plain twin: the step itself (`StackStep`), which is traced; used eagerly where tracing or compiling fails.
+Switch: `FastParts.compiled_steps`.
 Held equal by: tests/engine/stacked/test_dynamic_batch.py.
 Buys: kept bfloat16 copies, emnist_cr on an H200: 18.6 ms a round before, 17.0 after (docs/results/performance.md).
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).

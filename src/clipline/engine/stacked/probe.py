@@ -15,7 +15,7 @@ from ..isolation.generators import generators_state, kept_generators
 from ..isolation.made_up_data import parameters_to_try
 from ..precision import computing_in
 from ..problem import Problem
-from ..sparse.row_fields import Named, starting_params
+from ..sparse.row_fields import Named, first_pieces
 from .step import StackStep
 from .vmap_layers import Bypass
 
@@ -30,7 +30,7 @@ class CannotStack(ModuleError):
 class Probed:
     """What the probe found out."""
 
-    paddable: bool  # whether a batch may be padded without changing the result
+    fillable: bool  # whether a batch may be padded without changing the result
     bytes_a_user: int
 
 
@@ -50,7 +50,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
     for name, field in problem.row_fields.items():
         named = Named(like[field], problem.model.named_shapes[name][0])
         rows[name], like[field] = named.touched(int(named.rooms(MIN_ROOM).max()))
-    first = starting_params(params.unsqueeze(0), problem.model.named_shapes, rows)
+    first = first_pieces(params.unsqueeze(0), problem.model.named_shapes, rows)
     stack = [piece.expand(2, *piece.shape[1:]).clone() for piece in first.values()]
     on_gpu = problem.device.type == "cuda"
     before = torch.cuda.memory_allocated(problem.device) if on_gpu else 0
@@ -60,7 +60,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
         kept_generators(),
         computing_in("float32", problem.device),
     ):  # float32: coarser arithmetic would blur the comparison
-        stack_step.per_example, paddable = _check_padding(problem, made_up)
+        stack_step.per_example, fillable = _check_padding(problem, made_up)
     problem.isolation.after_user()
     with kept_generators(), computing_in(problem.precision, problem.device):
         try:
@@ -86,7 +86,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
     peak = torch.cuda.max_memory_allocated(problem.device) if on_gpu else 0
-    return Probed(paddable, max(1, (peak - before) // 2))
+    return Probed(fillable, max(1, (peak - before) // 2))
 
 
 def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[bool, bool]:

@@ -1,6 +1,7 @@
 """One SGD step for every user of a stack: eager under vmap, or traced, compiled and replayed as a CUDA graph.
 
 Plain twin: `StackStep`, the eager step; `Program` compiles it, `GraphedStep` captures and replays it.
+Switch: `FastParts.compiled_steps`.
 Held equal by: tests/engine/stacked/test_step.py (and stacked against one by one: tests/tasks/test_stacked_tasks.py).
 Buys: emnist_cr on an H200 in tf32: 121 ms a round eager, 52 with the whole step compiled (docs/results/performance.md).
 """
@@ -88,14 +89,14 @@ class Program:
 
     def __init__(self, step: StackStep) -> None:
         self.step = step
-        self._compilations = 0  # how often the compiler was called
+        self._versions = 0  # how often the compiler was called
         self._compiled: Callable[..., Any] | None = None
         self._copies: dict[int, torch.dtype] | None = None
 
     @property
     def any_width(self) -> bool:
         """Whether one compiled program has served every number of users so far; if not, always run whole blocks."""
-        return self._compilations <= _VERSIONS
+        return self._versions <= _VERSIONS
 
     def copies(self, arguments: Arguments) -> dict[int, torch.dtype]:
         """The pieces of the stack whose cast is kept from step to step, and the type: each step would cast again."""
@@ -129,7 +130,7 @@ class Program:
         self._compiled = program
 
     def _inductor(self, graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        self._compilations += 1
+        self._versions += 1
         from torch._inductor.compile_fx import compile_fx  # takes a second to import
 
         return cast("Callable[..., Any]", compile_fx(graph, inputs))

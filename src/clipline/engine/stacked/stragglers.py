@@ -4,6 +4,7 @@ A step of few users leaves most of a GPU idle. At the end of a block, alone, the
 for little of the work; beside the rest they fill idle multiprocessors.
 
 Plain twin: the same block as one group (`_parted` with nothing to split), or the eager steps of `trainer.py`.
+Switch: `FastParts.straggler_streams`.
 Held equal by: tests/engine/stacked/test_stragglers.py.
 Buys: TO BE MEASURED (benchmarks/fast_parts.py).
 """

@@ -25,7 +25,7 @@ from ..isolation.guard import IsolationError
 from ..one_by_one import OneByOne
 from ..precision import computing_in
 from ..problem import Problem
-from ..sparse.row_fields import Named, build_updates, starting_params
+from ..sparse.row_fields import Named, first_pieces, updates_of
 from ..updates import Updates
 from ..user_random import step_keys
 from .block import Block, Trained
@@ -65,7 +65,7 @@ class Stacked:
         self._shapes = problem.model.named_shapes
         self._step = StackStep(problem.model, problem.loss, problem.local)
         found = probe(problem, plain.made_up, self._step)
-        self._paddable, bytes_a_user = found.paddable, found.bytes_a_user
+        self._paddable, bytes_a_user = found.fillable, found.bytes_a_user
         if compiled is None:
             small = problem.local.batch_size * problem.examples.bytes_each <= _MAX_GRAPHED_BATCH
             compiled = problem.fast.compiled_steps and problem.device.type == "cuda" and self._paddable and small
@@ -95,7 +95,7 @@ class Stacked:
                 for part, stack in trained.stacks:
                     own = {name: piece if len(piece) == 1 else piece[part] for name, piece in trained.first.items()}
                     touched = {name: one.of_users(part) for name, one in trained.block.rows.items()}
-                    yield build_updates(stack, own, self._shapes, touched), trained.block.owners[part]
+                    yield updates_of(stack, own, self._shapes, touched), trained.block.owners[part]
 
     def _next_block(self, users: NDArray[np.int64]) -> int:
         """How many of these users, sorted by work, make the next block. On CPU cores a block has one batch width."""
@@ -192,7 +192,7 @@ class Stacked:
 
     def _starting_params(self, requests: Sequence[CohortRequest], block: Block) -> dict[str, Tensor]:
         run = torch.from_numpy(block.owners).to(self.problem.device) if len(requests) > 1 else None
-        return starting_params(torch.stack([request.params for request in requests]), self._shapes, block.rows, run)
+        return first_pieces(torch.stack([request.params for request in requests]), self._shapes, block.rows, run)
 
     def _train_stack(self, requests: Sequence[CohortRequest], block: Block, *, recorded: bool = True) -> Trained:
         problem, first = self.problem, self._starting_params(requests, block)

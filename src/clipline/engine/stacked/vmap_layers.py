@@ -197,7 +197,7 @@ class Linear(nn.Linear):
     def forward(self, values: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
         if not stacked(values, self.weight):
-            if self.factors is not None and self.factors.applies(values, self.weight):
+            if self.factors is not None and self.factors.serve(values, self.weight):
                 return self.factors.linear(values, self.weight, self.bias)
             return F.linear(values, self.weight, self.bias)
         device_type = values.device.type
