@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,8 @@ def population_from_table(
     try:
         with tempfile.TemporaryDirectory(prefix="clipline-", dir=folder) as temporary:
             store = Path(temporary) / "store"
-            chunks = read_table(path, user, fields=fields, text=text)
-            write_store(store, chunks, source=Path(path).name, known_users=known_users)
+            with closing(read_table(path, user, fields=fields, text=text)) as chunks:
+                write_store(store, chunks, source=Path(path).name, known_users=known_users)
             return open_population(store)
     except OSError as error:
         raise PopulationError(
