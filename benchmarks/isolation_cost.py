@@ -23,7 +23,7 @@ import torch
 from rounds import Rounds
 
 from clipline.engine import problem
-from clipline.engine.isolation.generators import kept_generators
+from clipline.engine.isolation.generators import preserve_generators
 from clipline.engine.isolation.guard import Isolation
 from clipline.engine.stacked import trainer as stacked
 
@@ -47,8 +47,8 @@ def timed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def timed_generators():  # type: ignore[no-untyped-def]
-    """`kept_generators`, its beginning and its end timed."""
-    inside = kept_generators()
+    """`preserve_generators`, its beginning and its end timed."""
+    inside = preserve_generators()
     timed(inside.__enter__)()
     try:
         yield
@@ -63,7 +63,7 @@ def main() -> None:
     wanted = parser.parse_args()
     for name in ("before_block", "seed", "after_user", "after_block"):  # `after_stack` calls the last two
         setattr(Isolation, name, timed(getattr(Isolation, name)))
-    problem.kept_generators = stacked.kept_generators = timed_generators
+    problem.preserve_generators = stacked.preserve_generators = timed_generators
     torch.set_num_threads(1)
     rows = []
     for task, engine, size, cohort in (

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from clipline import LocalSGD, Population
-from clipline.engine.batches import Examples, Steps, filled_width, plan_steps
+from clipline.engine.batches import Examples, Steps, padded_width, plan_steps
 from clipline.streams import Streams, keys_of, user_order
 
 STREAMS = Streams(3)
@@ -40,7 +40,7 @@ def test_a_plan_is_what_each_user_does_alone(epochs, max_examples, batch_size):
         steps = plan(population, users, local, 11)
         wanted = [batches_alone(population, user, local, 11) for user in users.tolist()]
         widest = max((len(batch) for batches in wanted for batch in batches), default=1)
-        widths = filled_width(local.examples_of(population, users), batch_size)
+        widths = padded_width(local.examples_of(population, users), batch_size)
         assert steps.widths.tolist() == widths.tolist()
         assert steps.rows.shape == (len(users), steps.longest, max(widths.tolist(), default=1))
         assert widest <= steps.rows.shape[2] <= min(batch_size, max(8, 2 * widest))
@@ -86,10 +86,10 @@ def test_runs_of_users_whose_batches_are_of_one_size():
 def test_how_wide_a_batch_is_filled_up_depends_on_the_users_own_examples_alone():
     sizes = np.array([0, 1, 5, 6, 8, 9, 10, 11, 15, 16, 20, 21, 400])
     expected = [5, 5, 5, 8, 8, 10, 10, 15, 15, 20, 20, 20, 20]  # 20 over 1, 1.41, 2, 2.83, 4, rounded up
-    assert filled_width(sizes, 20).tolist() == expected
+    assert padded_width(sizes, 20).tolist() == expected
     for size, width in zip(sizes, expected, strict=True):
-        assert filled_width(np.array([size, 7]), 20)[0] == width
-    assert filled_width(sizes, 1).tolist() == [1] * len(sizes)
+        assert padded_width(np.array([size, 7]), 20)[0] == width
+    assert padded_width(sizes, 1).tolist() == [1] * len(sizes)
 
 
 def test_users_of_several_runs_are_planned_together_each_with_the_keys_of_the_own_run():

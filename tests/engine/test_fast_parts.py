@@ -56,7 +56,7 @@ def test_large_dense_layers_step_without_a_gradient_unless_that_is_turned_off(mo
     layer = working.module
     assert layer.factors.serve(torch.ones(1, 6), layer.weight) == fused
     before = working.vector.clone()
-    working.descend(layer(torch.ones(1, 6)).sum(), 0.5)
+    working.sgd_step(layer(torch.ones(1, 6)).sum(), 0.5)
     torch.testing.assert_close(working.vector, before - 0.5)  # the gradient of all is 1
 
 

@@ -10,7 +10,7 @@ from clipline.engine.layers import BagLinear, MatrixLSTM, PatchConv2d
 
 DOUBLE = torch.float64
 needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available() or convolution.triton_convolution is None, reason="needs a GPU and Triton"
+    not torch.cuda.is_available() or convolution.convolution_kernels is None, reason="needs a GPU and Triton"
 )
 
 

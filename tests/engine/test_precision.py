@@ -3,7 +3,7 @@ import torch
 from samples import Mixed, cross_entropies, flat_training, one_by_one, one_round, population_of, request, rows_of
 
 from clipline import LocalSGD
-from clipline.engine.precision import PRECISIONS, computing_in
+from clipline.engine.precision import PRECISIONS, precision_context
 from clipline.engine.stacked.trainer import Stacked
 from clipline.streams import Streams
 
@@ -61,7 +61,7 @@ def before(request):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_callers_switches_are_set_inside_and_given_back_also_after_a_mistake(before, precision):
-    with computing_in(precision, CPU):
+    with precision_context(precision, CPU):
         assert flags() == ((False, False) if precision == "float32" else (True, True))
         assert torch.is_autocast_enabled("cpu") == (precision == "bf16")
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
@@ -69,7 +69,7 @@ def test_the_callers_switches_are_set_inside_and_given_back_also_after_a_mistake
     assert not torch.is_autocast_enabled("cpu")
 
     def mistaken():
-        with computing_in(precision, CPU):
+        with precision_context(precision, CPU):
             raise KeyError(precision)
 
     with pytest.raises(KeyError, match=precision):

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from clipline.engine.stacked.vmap_layers import Dropout, stackable
-from clipline.engine.user_random import UserRandom, step_keys
+from clipline.engine.stacked.vmap_layers import Dropout, replace_layers
+from clipline.engine.user_random import UserRandom, random_layer_keys
 from clipline.streams import counter_bits
 
-KEYS = torch.from_numpy(step_keys(counter_bits(np.array([2026], np.uint64), np.arange(64)), 1, 1)[:, 0, 0])
+KEYS = torch.from_numpy(random_layer_keys(counter_bits(np.array([2026], np.uint64), np.arange(64)), 1, 1)[:, 0, 0])
 
 
 def drawn(key, *shape):
@@ -80,17 +80,17 @@ def test_a_stack_draws_what_each_user_draws_alone():
 
 def test_every_user_step_and_layer_has_a_key_that_does_not_depend_on_the_others():
     users = np.array([3, 2**63 + 1], np.uint64)
-    keys = step_keys(users, 4, 3)
+    keys = random_layer_keys(users, 4, 3)
     assert (keys.shape, keys.dtype) == ((2, 4, 3, 2), np.int32)
     assert len({tuple(key) for key in keys.reshape(-1, 2).tolist()}) == 24
-    np.testing.assert_array_equal(step_keys(users[1:], 2, 3)[0], keys[1, :2])  # fewer users, fewer steps
-    assert step_keys(users, 3, 0).shape == (2, 3, 0, 2)
-    assert step_keys(users, 0, 2).shape == (2, 0, 2, 2)
+    np.testing.assert_array_equal(random_layer_keys(users[1:], 2, 3)[0], keys[1, :2])  # fewer users, fewer steps
+    assert random_layer_keys(users, 3, 0).shape == (2, 3, 0, 2)
+    assert random_layer_keys(users, 0, 2).shape == (2, 0, 2, 2)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
 def test_dropout_drops_its_share_and_scales_the_rest(p):
-    layer = stackable(nn.Dropout(p))
+    layer = replace_layers(nn.Dropout(p))
     layer.key.copy_(KEYS[1])
     out = layer(torch.ones(400, 100, dtype=torch.float64))
     assert set(out.unique().tolist()) == {0.0, 1 / (1 - p)}
@@ -101,15 +101,15 @@ def test_dropout_drops_its_share_and_scales_the_rest(p):
 def test_dropout_does_nothing_in_evaluation_or_at_0_and_drops_all_at_1():
     values = torch.randn(5, 6)
     for p in (0.0, 0.5, 1.0):
-        layer = stackable(nn.Dropout(p))
+        layer = replace_layers(nn.Dropout(p))
         assert isinstance(layer, Dropout)
         assert torch.equal(layer.eval()(values), values)
-    assert torch.equal(stackable(nn.Dropout(0.0))(values), values)
-    assert stackable(nn.Dropout(1.0))(values).abs().max() == 0
+    assert torch.equal(replace_layers(nn.Dropout(0.0))(values), values)
+    assert replace_layers(nn.Dropout(1.0))(values).abs().max() == 0
 
 
 def test_dropout_passes_gradients_only_where_it_let_values_pass():
-    layer = stackable(nn.Dropout(0.5))
+    layer = replace_layers(nn.Dropout(0.5))
     values = torch.ones(50, requires_grad=True)
     out = layer(values)
     (gradient,) = torch.autograd.grad(out.sum(), values)
@@ -120,7 +120,7 @@ def test_dropout_keeps_the_type_of_its_values_and_leaves_the_global_generator_al
     torch.manual_seed(0)
     before = torch.get_rng_state()
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        assert stackable(nn.Dropout(0.3))(torch.ones(4, dtype=dtype)).dtype == dtype
+        assert replace_layers(nn.Dropout(0.3))(torch.ones(4, dtype=dtype)).dtype == dtype
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -128,7 +128,7 @@ def test_dropout_keeps_the_type_of_its_values_and_leaves_the_global_generator_al
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_what_is_kept_follows_from_the_bits_in_every_type_alone_and_in_a_stack(p, dtype):
     values = torch.ones(3, 700, dtype=dtype)
-    layer = stackable(nn.Dropout(p))
+    layer = replace_layers(nn.Dropout(p))
     stack = vmap(lambda key: functional_call(layer, {"key": key}, (values,)))(KEYS[:4])  # its first draw
     for key, row in zip(KEYS[:4], stack, strict=True):
         layer.key.copy_(key)
@@ -157,5 +157,5 @@ def test_a_second_draw_differs_and_is_the_same_alone_and_in_a_stack():
 
 
 def test_a_dropout_that_is_used_twice_draws_twice():
-    drop, ones = stackable(nn.Dropout(0.5)), torch.ones(100)
+    drop, ones = replace_layers(nn.Dropout(0.5)), torch.ones(100)
     assert not torch.equal(drop(ones), drop(ones))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clipline import LocalSGD, Population, SettingError, task_named
-from clipline.engine.stacked.vmap_layers import stackable
+from clipline.engine.stacked.vmap_layers import replace_layers
 from clipline.errors import PopulationError
 from clipline.tasks import TASK_NAMES, cifar100
 from clipline.tasks.paper_facts import FACTS
@@ -143,7 +143,7 @@ class WithLoss(torch.nn.Module):
 @pytest.mark.parametrize("name", PAPER)
 def test_gradients_of_two_users_in_a_stack_are_those_of_each_alone(name, loaded):
     task = loaded(name)
-    whole = WithLoss(stackable(task.make(0)).double().eval(), task.loss)
+    whole = WithLoss(replace_layers(task.make(0)).double().eval(), task.loss)
     if name == "cifar100":
         whole.loss = functools.partial(cifar100.loss, augment=False)
     torch.manual_seed(0)

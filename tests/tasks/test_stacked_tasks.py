@@ -66,7 +66,7 @@ def test_a_stack_trains_every_task_as_one_by_one(name):
     assert expected[:-1].any(dim=1).all()  # all move but the one without examples
     assert not expected[-1].any()
     drawing = {"emnist_cr": 2, "cifar100": 1}
-    assert len(engine.problem.model.chances) == drawing.get(name, 0)
+    assert len(engine.problem.model.random_layers) == drawing.get(name, 0)
 
 
 def test_a_loss_that_leaves_padding_out_is_one_number_and_stacks_by_size_of_batch():

@@ -27,7 +27,7 @@ class Steps:
 
     rows: NDArray[np.int64]  # (users, steps, width): rows of the population; width of the widest user
     counts: NDArray[np.int64]  # (users, steps): real examples of each batch; 0 where the user has no such step
-    widths: NDArray[np.int64]  # (users,): the width to which the user's batches are padded, from `filled_width`
+    widths: NDArray[np.int64]  # (users,): the width to which the user's batches are padded, from `padded_width`
 
     @property
     def longest(self) -> int:
@@ -47,7 +47,7 @@ class Steps:
         return [(slice(start, stop), int(widths[start])) for start, stop in runs if widths[start] > 0]
 
 
-def filled_width(sizes: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
+def padded_width(sizes: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
     """The width to which the batches of users with so many examples are padded, from each user's own size alone.
 
     The model sees the width, so nobody else's size may decide it. It is `batch_size`, or for a user with a single batch
@@ -63,7 +63,7 @@ def plan_steps(population: Population, users: NDArray[np.int64], local: LocalSGD
     """The batches of a block of users: the same, in the same order, as `user_order` gives each user alone."""
     sizes, starts = local.examples_of(population, users), np.asarray(population.offsets[users], np.int64)
     largest = int(sizes.max(initial=0))
-    widths = filled_width(sizes, local.batch_size)
+    widths = padded_width(sizes, local.batch_size)
     widest = int(widths.max(initial=1))  # less than batch_size only where all users have a single batch
     most_steps = int((-(-sizes // widest)).max(initial=0))
     slots = np.arange(most_steps * widest)

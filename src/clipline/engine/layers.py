@@ -19,7 +19,7 @@ from .cpu.autograd_ops import conv as single_user_conv
 from .kernels import convolution
 from .kernels import lstm as lstm_ops
 from .sparse.recorded_weight import bag
-from .stacked.stacks import stacked
+from .stacked.vmap_axis import is_batched
 
 Padding = int | Literal["same", "valid"]
 
@@ -58,7 +58,7 @@ class PatchConv2d(nn.Module):
         """(batch, in_channels, height, width) -> (batch, out_channels, height, width), channels last in memory."""
         size, stride = self.kernel_size, self.stride
         before, after = (0, 0) if self.padding == "valid" else self._zeros(images.shape[2])[:2]
-        single_user = not stacked(images, self.weight)
+        single_user = not is_batched(images, self.weight)
         if before != after or (before > 0 and not single_user):  # torch's convolution pads symmetrically by itself
             images = F.pad(images, (before, after, before, after), value=0.0)
             before = 0
@@ -81,7 +81,7 @@ class MaxPool2d(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(batch, channels, height, width) -> (batch, channels, height / 2, width / 2)."""
-        if not (stacked(images) and convolution.fused(images)):
+        if not (is_batched(images) and convolution.fused(images)):
             return F.max_pool2d(images, 2)
         pooled: Tensor = convolution.pool(images.permute(0, 2, 3, 1))[0]
         return pooled.permute(0, 3, 1, 2)
@@ -112,7 +112,7 @@ class MatrixLSTM(nn.Module):
 
         Where `mask` (batch, time) is false the state is held and given out again, as Keras does with `mask_zero`.
         """
-        single_user = inputs.device.type == "cpu" and not stacked(inputs, self.weight_ih, self.weight_hh)
+        single_user = inputs.device.type == "cpu" and not is_batched(inputs, self.weight_ih, self.weight_hh)
         if single_user and (mask is None or bool((mask[:, 1:] <= mask[:, :-1]).all())):
             return self._torch_lstm(inputs, mask)
         return self._step_by_step(inputs, mask)
@@ -134,7 +134,7 @@ class MatrixLSTM(nn.Module):
         if torch.is_autocast_enabled(inputs.device.type):  # under vmap adding the bias promotes to float32
             gate_inputs = gate_inputs.to(torch.get_autocast_dtype(inputs.device.type))
         active = torch.ones_like(gate_inputs[..., 0], dtype=torch.bool) if mask is None else mask.transpose(0, 1)
-        if stacked(inputs, self.weight_ih, self.weight_hh):
+        if is_batched(inputs, self.weight_ih, self.weight_hh):
             stacked_outputs: Tensor = lstm_ops.lstm(gate_inputs, self.weight_hh, active)
             return stacked_outputs.transpose(0, 1)
         with_user_axis = (tensor.unsqueeze(0) for tensor in (gate_inputs, self.weight_hh, active))
@@ -160,7 +160,7 @@ class BagLinear(nn.Module):
 
         An entry with value 0 is padding, whatever its feature; features beyond the last are allowed only there.
         """
-        if not stacked(features, values, self.weight):
+        if not is_batched(features, values, self.weight):
             return bag(features, self.weight, values) + self.bias
         # vmap has no rule for embedding_bag and would loop over the users. If the weight has the user's own rows only,
         # and a dense batch over those rows is smaller than the rows themselves, the dense product is faster.

@@ -26,9 +26,9 @@ from .problem import Problem
 from .sparse.native import compiled
 from .sparse.outer_products import SparseOuterProducts
 from .sparse.recorded_weight import StepRecord
-from .sparse.row_fields import Touched, first_pieces, renumbered, together, touched, updates_of
+from .sparse.row_fields import TouchedRows, build_updates, renumber_rows, starting_params, together, touched
 from .updates import Dense, Updates
-from .user_random import step_keys
+from .user_random import random_layer_keys
 
 _MAX_BLOCK_VALUES = 1 << 24  # numbers in a block of updates: 64 MiB of float32
 _RECORDED_BLOCK = 16  # users in a block if all updates are recorded, which take little memory
@@ -36,7 +36,7 @@ _TRIAL_EXAMPLES = 8  # at most
 _RECORDED_DTYPES = (torch.float32, torch.float64)
 
 
-class RememberingWarning(UserWarning):
+class RetainedStateWarning(UserWarning):
     """A model or loss keeps state between calls; it is restored after every user."""
 
 
@@ -95,11 +95,11 @@ class OneByOne:
         keys_for = partial(streams.user_keys, round_index=round_index, identities=population.identities(users))
         plan, keys = plan_steps(population, users, self.problem.local, keys_for), keys_for("dropout")
         starts, sizes = population.offsets[users], self.problem.local.examples_of(population, users)
-        chances = torch.from_numpy(step_keys(keys, plan.longest, len(self.problem.model.chances))).to(
+        random_keys = torch.from_numpy(random_layer_keys(keys, plan.longest, len(self.problem.model.random_layers))).to(
             self.problem.device
         )
         order = torch.from_numpy(plan.rows - starts[:, None, None]).to(self.problem.device)
-        whole = first_pieces(params.unsqueeze(0), self.problem.model.named_shapes, {})
+        whole = starting_params(params.unsqueeze(0), self.problem.model.named_shapes, {})
         updates = params.new_empty(len(users), 0 if self.problem.row_fields else self.problem.model.dim)
         user_updates: list[Updates] = []
         version = params._version
@@ -107,7 +107,7 @@ class OneByOne:
             for i, key in enumerate(keys.tolist()):
                 examples = self.problem.examples.between(int(starts[i]), int(starts[i] + sizes[i]))
                 batches = [order[i, step, :count] for step, count in enumerate(plan.counts[i].tolist()) if count]
-                steps = _UserSteps(params, whole, examples, batches, chances[i], lr)
+                steps = _UserSteps(params, whole, examples, batches, random_keys[i], lr)
                 if self.problem.row_fields:
                     user_updates.append(self._train_by_rows(key, steps))
                 elif not self._train_isolated(key, partial(self._train_dense, steps, updates[i])):
@@ -142,10 +142,10 @@ class OneByOne:
         model.vector.copy_(steps.params)
         finite_marker = steps.params.new_zeros(())
         for step, rows in enumerate(steps.batches):
-            model.set_keys(steps.chances[step])
+            model.set_keys(steps.random_keys[step])
             batch = {name: self.problem.examples.select_rows(field, rows) for name, field in steps.examples.items()}
             loss = self._reduce_loss(self.problem.loss(model.module, batch), len(rows))
-            model.descend(loss, steps.lr)
+            model.sgd_step(loss, steps.lr)
             finite_marker += 0.0 * loss.detach()  # becomes and stays NaN if a loss is not finite
         torch.sub(model.vector, steps.params, out=out)
         _check_finite(finite_marker)
@@ -172,16 +172,16 @@ class OneByOne:
         shapes = self.problem.model.named_shapes
         fields = {name: field for name, field in self.problem.row_fields.items() if name not in recorded}
         heights = {name: shapes[name][0] for name in fields}
-        one, rows = renumbered({name: field.unsqueeze(0) for name, field in steps.examples.items()}, fields, heights)
-        first = first_pieces(steps.params.unsqueeze(0), shapes, rows) if rows else steps.whole
+        one, rows = renumber_rows({name: field.unsqueeze(0) for name, field in steps.examples.items()}, fields, heights)
+        first = starting_params(steps.params.unsqueeze(0), shapes, rows) if rows else steps.whole
         records = {name: StepRecord(first[name][0], steps.lr, self._library) for name in recorded}
         moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in records}
-        held = {name: records[name].noted() if name in records else moving[name] for name in shapes}
+        held = {name: records[name].stand_in() if name in records else moving[name] for name in shapes}
         finite_marker = steps.params.new_zeros(())
         try:
-            with self.problem.model.holding(held):
+            with self.problem.model.substituting(held):
                 for step, rows_of_batch in enumerate(steps.batches):
-                    self.problem.model.set_keys(steps.chances[step])
+                    self.problem.model.set_keys(steps.random_keys[step])
                     batch = {
                         name: self.problem.examples.select_rows(field[0], rows_of_batch) for name, field in one.items()
                     }
@@ -200,14 +200,16 @@ class OneByOne:
                 stack.append([SparseOuterProducts.of_rows(rows[name].rows[0], change)])
             else:
                 stack.append(moving[name].detach().unsqueeze(0))
-        return updates_of(stack, first, shapes, rows, self._library)
+        return build_updates(stack, first, shapes, rows, self._library)
 
     def _failed_update(self, params: Tensor) -> Updates:
         """An update of NaN, which adds nothing and is not within the clip."""
         shapes = self.problem.model.named_shapes
         bad = params.new_full((1, 1), math.nan)
         rows = {
-            name: Touched(bad.long() * 0, bad != bad) for name in self.problem.row_fields if name not in self.recorded
+            name: TouchedRows(bad.long() * 0, bad != bad)
+            for name in self.problem.row_fields
+            if name not in self.recorded
         }
         stack: list[Tensor | list[SparseOuterProducts]] = []
         first = {}
@@ -218,7 +220,7 @@ class OneByOne:
             stack.append(
                 [SparseOuterProducts.of_rows(bad[0].long() * 0, nothing[0])] if name in self.recorded else nothing
             )
-        return updates_of(stack, first, shapes, rows, self._library)
+        return build_updates(stack, first, shapes, rows, self._library)
 
     def _run_trials(self) -> Callable[[int], Batch]:
         """Train a synthetic user, to find mistakes that every user would run into. Gives a source of such examples."""
@@ -254,9 +256,9 @@ class OneByOne:
         count = min(self.problem.local.batch_size, _TRIAL_EXAMPLES)
         problem = self.problem
         params, rows = problem.model.initial, torch.arange(count, device=problem.device)
-        chances = torch.zeros(1, len(problem.model.chances), 2, dtype=torch.int32, device=problem.device)
-        whole = first_pieces(params.unsqueeze(0), problem.model.named_shapes, {})
-        steps = _UserSteps(params, whole, made(count), [rows], chances, problem.local.lr)
+        random_keys = torch.zeros(1, len(problem.model.random_layers), 2, dtype=torch.int32, device=problem.device)
+        whole = starting_params(params.unsqueeze(0), problem.model.named_shapes, {})
+        steps = _UserSteps(params, whole, made(count), [rows], random_keys, problem.local.lr)
         on_error, problem.on_error = problem.on_error, "raise"
         try:
             with problem.users_apart():
@@ -276,7 +278,7 @@ class OneByOne:
                 warnings.warn(
                     f"{self._leftover} changes while a user trains; it is put back after every user, so that nobody "
                     "finds what another has left there",
-                    RememberingWarning,
+                    RetainedStateWarning,
                     stacklevel=2,
                 )
         finally:
@@ -299,7 +301,7 @@ class OneByOne:
             spare = F.pad(rows.rows, (0, 1))
             batch = {key: value[0] for key, value in {**one, field: places}.items()}
             for params in parameters_to_try(self.problem.model.initial):
-                first = first_pieces(params.unsqueeze(0), shapes, {name: Touched(spare, spare >= 0)})
+                first = starting_params(params.unsqueeze(0), shapes, {name: TouchedRows(spare, spare >= 0)})
                 leaves = {f"model.{key}": piece[0].clone().requires_grad_() for key, piece in first.items()}
                 with self.problem.users_apart():
                     loss = self._reduce_loss(
@@ -329,13 +331,13 @@ class OneByOne:
 
 @dataclass(frozen=True, eq=False)
 class _UserSteps:
-    """What one user trains on. `whole`: all parameters by name, all of their rows, from `first_pieces`."""
+    """What one user trains on. `whole`: all parameters by name, all of their rows, from `starting_params`."""
 
     params: Tensor
     whole: dict[str, Tensor]
     examples: Batch
     batches: Sequence[Tensor]  # of each step: which of the user's examples
-    chances: Tensor
+    random_keys: Tensor
     lr: float
 
 

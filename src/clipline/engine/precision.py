@@ -13,7 +13,7 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
 
 
 @contextmanager
-def computing_in(precision: Precision, device: torch.device) -> Iterator[None]:
+def precision_context(precision: Precision, device: torch.device) -> Iterator[None]:
     """Within, torch computes in this precision; on leaving, its settings are restored.
 
     "tf32" lets matrix products round their inputs to 10 bits, on a GPU that can, and is float32 elsewhere. "bf16" is

@@ -19,10 +19,10 @@ from ..federated.population import Population
 from ..streams import Streams
 from .batches import Examples
 from .fast_parts import FastParts
-from .isolation.generators import kept_generators
+from .isolation.generators import preserve_generators
 from .isolation.guard import Isolation
 from .isolation.made_up_data import check_trial_batch
-from .precision import Precision, computing_in
+from .precision import Precision, precision_context
 from .sparse.row_fields import RowFields, check_row_fields
 from .working_model import WorkingModel
 
@@ -96,5 +96,5 @@ class Problem:
         self.model.module.train()
         self.isolation.before_block()
         devices = [self.device] if self.device.type == "cuda" else []
-        with kept_generators(), torch.random.fork_rng(devices), computing_in(self.precision, self.device):
+        with preserve_generators(), torch.random.fork_rng(devices), precision_context(self.precision, self.device):
             yield

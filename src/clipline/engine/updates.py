@@ -11,9 +11,9 @@ from torch import Tensor
 from .sparse.updates import OuterProductUpdates
 
 try:
-    from .kernels import block_sums_triton as triton_sum
+    from .kernels import block_sums_triton as block_sums
 except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
-    triton_sum = None  # type: ignore[assignment]
+    block_sums = None  # type: ignore[assignment]
 
 _CHUNK = 1 << 22  # numbers converted to float64 at a time on a GPU, to bound memory
 _CACHED = 1 << 16  # the same on a CPU core, to fit its cache
@@ -21,7 +21,7 @@ _CACHED = 1 << 16  # the same on a CPU core, to fit its cache
 
 def subtracts_lazily(values: Tensor) -> bool:
     """Whether to keep parameters and starting point apart: Triton reductions subtract on the fly, saving a pass."""
-    return values.device.type == "cuda" and triton_sum is not None and values.dtype == torch.float32
+    return values.device.type == "cuda" and block_sums is not None and values.dtype == torch.float32
 
 
 def _column_chunks(values: Tensor) -> Iterator[slice]:
@@ -62,8 +62,8 @@ class Dense:
         """
         if unit is not None:
             return Dense(0, self.formed() / unit.unsqueeze(1)).squares()
-        if self.values.device.type == "cuda" and triton_sum is not None:
-            return triton_sum.squares(self.values, self.before)
+        if self.values.device.type == "cuda" and block_sums is not None:
+            return block_sums.squares(self.values, self.before)
         if self.values.device.type != "cpu":
             norms: Tensor = torch.linalg.vector_norm(self.formed(), dim=1, dtype=torch.float64)
             return norms.square()
@@ -77,8 +77,8 @@ class Dense:
         A user whose scale is 0 adds nothing, whatever the values: 0 times infinity is not 0.
         """
         own = total[self.start : self.start + self.values.shape[1]]
-        if self.values.device.type == "cuda" and triton_sum is not None:
-            triton_sum.add_scaled(self.values, scale, own, self.before)
+        if self.values.device.type == "cuda" and block_sums is not None:
+            block_sums.add_scaled(self.values, scale, own, self.before)
             return
         values = self.formed()
         values = values if bool((scale > 0).all()) else values[scale > 0]
@@ -132,8 +132,8 @@ class Rows:
                     part = slice(start, start + step)
                     matrix.index_add_(0, places[part], values[part].double(), alpha=factor)
             return
-        if triton_sum is not None:
-            triton_sum.add_rows(self.places, self.used, self.values, scale, matrix)
+        if block_sums is not None:
+            block_sums.add_rows(self.places, self.used, self.values, scale, matrix)
             return
         step = max(1, _CHUNK // max(1, touched * width))
         for start in range(0, users, step):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..streams import counter_bits
-from .stacked.stacks import stacked
+from .stacked.vmap_axis import is_batched
 
 BITS = 31  # of a drawn number: 32 minus the sign
 
@@ -33,7 +33,7 @@ class UserRandom(nn.Module):
 
     def bits(self, *shape: int) -> Tensor:
         """Independent uniform integers from 0 to 2^31 - 1, int32 of this shape."""
-        if self.key.device.type == "cpu" and not stacked(self.key):
+        if self.key.device.type == "cpu" and not is_batched(self.key):
             return torch.from_numpy(self._numpy_bits(math.prod(shape))).view(shape)
         index = torch.arange(math.prod(shape), dtype=torch.int32, device=self.key.device)
         words = _hash(index + self.key[0]).bitwise_xor_(self.key[1] + self._next_offset())
@@ -45,7 +45,7 @@ class UserRandom(nn.Module):
         Element i of the values, in row-major order, is dropped if number i of `bits` is below p * 2^31.
         """
         limit, scale = round(p * 2**BITS), 1 / (1 - p)
-        if self.key.device.type == "cpu" and values.dtype == torch.float32 and not stacked(self.key, values):
+        if self.key.device.type == "cpu" and values.dtype == torch.float32 and not is_batched(self.key, values):
             words = self._numpy_bits(values.numel())
             # The arithmetic shift of limit - 1 - word is all ones or all zeros: a bit mask for the scale. Faster than
             # a comparison and a conversion.
@@ -92,7 +92,7 @@ def _hash(words: Tensor) -> Tensor:
     return words.bitwise_xor_((words >> 16).bitwise_and_(0xFFFF))
 
 
-def step_keys(keys: NDArray[np.uint64], steps: int, chances: int) -> NDArray[np.int32]:
-    """The key of every `UserRandom` of a model at every step, from one key a user: (users, steps, chances, 2)."""
-    words = counter_bits(keys[:, None], np.arange(steps * chances))
-    return words.astype("<u8", copy=False).view(np.int32).reshape(len(keys), steps, chances, 2)
+def random_layer_keys(keys: NDArray[np.uint64], steps: int, random_keys: int) -> NDArray[np.int32]:
+    """The key of every `UserRandom` of a model at every step, from one key a user: (users, steps, random_keys, 2)."""
+    words = counter_bits(keys[:, None], np.arange(steps * random_keys))
+    return words.astype("<u8", copy=False).view(np.int32).reshape(len(keys), steps, random_keys, 2)

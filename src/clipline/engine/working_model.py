@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from ..errors import ModuleError
 from .cpu.fused_linear import FusedLinearStep
-from .stacked.vmap_layers import Linear, stackable
+from .stacked.vmap_layers import Linear, replace_layers
 from .user_random import UserRandom
 
 _LEGACY_HOOKS = ("WeightNorm", "SpectralNorm")  # of torch.nn.utils
@@ -29,7 +29,7 @@ class WorkingModel:
         module = uncompiled(module)
         check_module(module)
         self._original = module
-        self.module = stackable(_copied(module)).to(device)
+        self.module = replace_layers(_copied(module)).to(device)
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         self.vector = torch.cat([p.detach().reshape(-1) for p in trainable]).clone()
         self.initial = self.vector.clone()  # what a run starts from; the vector changes in training
@@ -53,12 +53,14 @@ class WorkingModel:
         for layer in self.module.modules():
             if isinstance(layer, Linear):
                 layer.factors = self._factors
-        self.chances = {name: part for name, part in self.module.named_modules() if isinstance(part, UserRandom)}
-        for random_layer in self.chances.values():
+        self.random_layers = {name: part for name, part in self.module.named_modules() if isinstance(part, UserRandom)}
+        for random_layer in self.random_layers.values():
             random_layer.draws = (
                 0  # set now: an attribute added in training would look like state that a user left behind
             )
-        self._keys = {f"{name}.key".lstrip(".") for name in self.chances}  # set by the engine, not statistics of users
+        self._keys = {
+            f"{name}.key".lstrip(".") for name in self.random_layers
+        }  # set by the engine, not statistics of users
         self.module.train()
 
     @property
@@ -95,7 +97,7 @@ class WorkingModel:
         )
 
     @contextmanager
-    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    def substituting(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         """Within, the module uses these tensors, one for each of `named_shapes`, for its trainable parameters."""
         try:
             for parameters, key, name, _ in self._owners:
@@ -106,10 +108,10 @@ class WorkingModel:
                 parameters[key] = own
 
     def set_keys(self, keys: Tensor) -> None:
-        """Set the key of each `UserRandom` of the module, from (chances, 2) int32."""
-        if not self.chances:
+        """Set the key of each `UserRandom` of the module, from (random_layers, 2) int32."""
+        if not self.random_layers:
             return
-        for random_layer, key in zip(self.chances.values(), keys, strict=True):
+        for random_layer, key in zip(self.random_layers.values(), keys, strict=True):
             random_layer.key.copy_(key)
             random_layer.draws = 0
 
@@ -119,7 +121,7 @@ class WorkingModel:
         frozen = {name: param.data for name, param in self.module.named_parameters() if not param.requires_grad}
         return buffers | frozen
 
-    def descend(self, loss: Tensor, lr: float) -> None:
+    def sgd_step(self, loss: Tensor, lr: float) -> None:
         """One SGD step. A parameter that the loss does not use is not changed."""
         if not loss.requires_grad:
             raise ModuleError("the loss does not depend on the model's trainable parameters: return what it computed")

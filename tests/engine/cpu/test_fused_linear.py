@@ -101,7 +101,7 @@ def both_steps(use, dtype=torch.float64, rows=6, bias=True):
     batch = {"x": torch.randn(rows, 140, dtype=dtype)}
     flat, plain = WorkingModel(net), copy.deepcopy(net)
     for _ in range(2):
-        flat.descend(loss(flat.module, batch), LR)
+        flat.sgd_step(loss(flat.module, batch), LR)
         params = [param for param in plain.parameters() if param.requires_grad]
         gradients = torch.autograd.grad(loss(plain, batch), params, allow_unused=True)
         with torch.no_grad():
@@ -186,7 +186,7 @@ def test_what_a_failed_step_kept_is_forgotten():
     flat = WorkingModel(nn.Sequential(nn.Linear(140, 130), nn.Linear(130, 140)))
     hidden = Failing.apply(flat.module[0](torch.randn(4, 140)))
     with pytest.raises(ValueError, match="no gradient today"):
-        flat.descend(flat.module[1](hidden).sum(), LR)
+        flat.sgd_step(flat.module[1](hidden).sum(), LR)
     assert flat._factors._kept is None
     assert torch.equal(flat.vector, flat.initial)
 
@@ -216,7 +216,7 @@ def test_a_step_in_float32_is_that_of_plain_gradients_up_to_rounding():
     net = nn.Sequential(nn.Linear(700, 600), nn.Tanh(), nn.Linear(600, 500))
     values = torch.randn(20, 700)
     flat, exact = WorkingModel(net), copy.deepcopy(net).double()
-    flat.descend(flat.module(values).square().mean(), LR)
+    flat.sgd_step(flat.module(values).square().mean(), LR)
     gradients = torch.autograd.grad(exact(values.double()).square().mean(), list(exact.parameters()))
     step = torch.cat([gradient.flatten() for gradient in gradients])
     moved = (flat.initial.double() - flat.vector.double()) / LR

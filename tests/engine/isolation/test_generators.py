@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from clipline.engine.isolation.generators import beginning, generators_state, kept_generators
+from clipline.engine.isolation.generators import beginning, generators_state, preserve_generators
 
 
 def draw():
@@ -17,7 +17,7 @@ def test_shared_generators_are_as_they_were_also_after_a_mistake():
     before = generators_state()
 
     def mistaken():
-        with kept_generators():
+        with preserve_generators():
             draw()
             assert generators_state() != before
             raise KeyError
@@ -30,7 +30,7 @@ def test_shared_generators_are_as_they_were_also_after_a_mistake():
 @pytest.mark.parametrize("drawing", [np.random.rand, random.random], ids=["NumPy's", "Python's"])
 def test_a_single_draw_is_seen(drawing):
     before = generators_state()
-    with kept_generators():
+    with preserve_generators():
         assert generators_state() == before
         drawing()
         assert generators_state() != before

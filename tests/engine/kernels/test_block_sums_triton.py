@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from clipline.engine.kernels import convolution
-from clipline.engine.updates import Dense, Rows, Updates, triton_sum
+from clipline.engine.updates import Dense, Rows, Updates, block_sums
 
 DOUBLE = torch.float64
 USERS = 3
 needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available() or convolution.triton_convolution is None, reason="needs a GPU and Triton"
+    not torch.cuda.is_available() or convolution.convolution_kernels is None, reason="needs a GPU and Triton"
 )
 
 
@@ -82,9 +82,9 @@ def test_rows_on_a_gpu_add_up_as_on_the_cpu_and_the_same_every_time(padded):
 @pytest.mark.parametrize("users", [1, 8, 21])
 def test_spreading_writes_every_row_and_nothing_beside(users):
     row, rows = torch.randn(1, 3001, device="cuda"), torch.full((users + 1, 3001), 7.0, device="cuda")
-    triton_sum.spread(row[0], rows[:users])
+    block_sums.spread(row[0], rows[:users])
     assert torch.equal(rows[:users], row.expand(users, 3001))
     assert (rows[users:] == 7).all()
     rounded = torch.zeros(users, 3001, dtype=torch.bfloat16, device="cuda")
-    triton_sum.spread(row[0], rounded)
+    block_sums.spread(row[0], rounded)
     assert torch.equal(rounded, row.bfloat16().expand(users, 3001))

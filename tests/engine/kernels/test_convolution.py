@@ -9,7 +9,7 @@ from clipline.engine.kernels import convolution
 DOUBLE = torch.float64
 USERS = 3
 needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available() or convolution.triton_convolution is None, reason="needs a GPU and Triton"
+    not torch.cuda.is_available() or convolution.convolution_kernels is None, reason="needs a GPU and Triton"
 )
 PRECISIONS = [(torch.float32, 2e-3), (torch.bfloat16, 2e-2)]
 CONVOLUTIONS = [(1, 32, 3, 1, 28), (32, 64, 3, 1, 26), (3, 64, 7, 2, 29), (64, 128, 1, 1, 6), (24, 40, 5, 3, 17)]

@@ -10,7 +10,7 @@ from clipline.engine.layers import MatrixLSTM
 DOUBLE = torch.float64
 USERS = 3
 needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available() or convolution.triton_convolution is None, reason="needs a GPU and Triton"
+    not torch.cuda.is_available() or convolution.convolution_kernels is None, reason="needs a GPU and Triton"
 )
 LSTM_MASKS = {
     "all awake": torch.ones(2, 7, dtype=torch.bool),

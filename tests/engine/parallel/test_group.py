@@ -11,7 +11,7 @@ from worker_runs import TOLERANCE, alone, distance, model_with_dropout, nothing_
 
 from clipline import Population
 from clipline.engine.parallel.forked import ForkedBackend
-from clipline.engine.parallel.sharing import share_out
+from clipline.engine.parallel.sharing import partition_users
 from clipline.engine.parallel.single import SingleProcess
 from clipline.engine.stacked.trainer import Stacked
 from clipline.privacy.events import PoissonSampling
@@ -49,7 +49,7 @@ def test_every_worker_trains_its_own_users_and_no_others(tmp_path):
     run.run()
     (users,) = users_of(run)
     steps = LOCAL.steps_of(run.population, users)
-    expected = sorted(steps[share].sum() for share in share_out(steps, 3))
+    expected = sorted(steps[share].sum() for share in partition_users(steps, 3))
     assert sorted(len(path.read_text().splitlines()) for path in tmp_path.iterdir()) == expected
     assert len(expected) == 3
 

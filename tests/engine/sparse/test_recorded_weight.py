@@ -112,7 +112,7 @@ def test_a_layer_may_call_bag_by_itself_and_padding_may_have_any_number():
     expected = torch.stack([2.5 * weight[1], weight[3]])
     assert torch.equal(bag(features, weight, values), expected)
     with torch.no_grad():
-        torch.testing.assert_close(bag(features, StepRecord(weight, 1.0).noted(), values), expected)
+        torch.testing.assert_close(bag(features, StepRecord(weight, 1.0).stand_in(), values), expected)
 
 
 def test_nothing_of_a_user_outlives_the_update():
@@ -213,7 +213,7 @@ def test_nobody_of_a_block_is_lost_where_one_uses_the_weight_otherwise():
 @pytest.mark.parametrize("values", [(1, 4), (3, 1), (3,)])
 def test_features_and_values_of_different_shapes_are_refused_before_memory_is_read(values):
     weight = torch.ones(5, 2, dtype=torch.float64)
-    for given in (weight, StepRecord(weight, 0.1).noted()):
+    for given in (weight, StepRecord(weight, 0.1).stand_in()):
         with pytest.raises(ModuleError, match="must both be"):
             bag(torch.zeros(3, 4, dtype=torch.int64), given, torch.ones(values, dtype=torch.float64))
 
@@ -225,7 +225,7 @@ def test_many_small_steps_on_a_tall_weight_stay_few_parts():
     )
     for step in range(100):
         features, values = torch.tensor([[step % 7, 3]]), torch.tensor([[1.0, 2.0]], dtype=torch.float64)
-        out = bag(features, record.noted(), values)
+        out = bag(features, record.stand_in(), values)
         torch.testing.assert_close(out.detach(), values @ weight[features[0]], rtol=1e-12, atol=1e-12)
         (product,) = record.products()
         gradient = torch.full((1, 2), 0.01 * step, dtype=torch.float64)

@@ -8,14 +8,14 @@ from torch import nn
 
 from clipline import LocalSGD, Population
 from clipline.engine.sparse.row_fields import (
-    Named,
-    Touched,
+    RowUsage,
+    TouchedRows,
+    build_updates,
     check_row_fields,
-    first_pieces,
-    renumbered,
+    renumber_rows,
+    starting_params,
     together,
     touched,
-    updates_of,
 )  # fmt: skip
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.updates import Dense, Rows, Updates
@@ -107,7 +107,7 @@ def test_the_rows_that_numbers_name_by_hand():
     assert rows.used.tolist() == [[True, True, True], [True, False, False]]
     assert places.tolist() == [[[1, 0], [0, 2]], [[0, 0], [0, 0]]]
     assert torch.equal(rows.rows.gather(1, places.flatten(1)).view_as(numbers), numbers.clamp(max=8))
-    examples, found = renumbered({"words": numbers, "y": numbers[:, 0]}, {"w": "words"}, {"w": 9})
+    examples, found = renumber_rows({"words": numbers, "y": numbers[:, 0]}, {"w": "words"}, {"w": 9})
     assert torch.equal(examples["words"], places)
     assert torch.equal(examples["y"], numbers[:, 0])
     assert torch.equal(found["w"].rows, rows.rows)
@@ -120,24 +120,24 @@ def test_room_for_rows_depends_on_the_users_own_count_alone(count, room):
         numbers[0] = torch.arange(30).clamp(max=count - 1)
         if others:
             numbers[1, : len(others)] = torch.tensor(others)
-        assert Named(numbers, 30).rooms(4)[0] == room  # 4 times a power of two, at most all 30 rows
+        assert RowUsage(numbers, 30).rooms(4)[0] == room  # 4 times a power of two, at most all 30 rows
 
 
 def test_rows_that_stand_for_nothing_do_not_move_row_0():
     shapes = {"w": torch.Size([4, 2])}
-    rows = {"w": Touched(torch.tensor([[1, 3], [2, 0]]), torch.tensor([[True, True], [True, False]]))}
+    rows = {"w": TouchedRows(torch.tensor([[1, 3], [2, 0]]), torch.tensor([[True, True], [True, False]]))}
     params = torch.arange(8.0).unsqueeze(0)
-    first = first_pieces(params, shapes, rows)
+    first = starting_params(params, shapes, rows)
     assert first["w"].tolist() == [[[2.0, 3.0], [6.0, 7.0]], [[4.0, 5.0], [0.0, 1.0]]]
-    dense = updates_of([first["w"] + 1.0], first, shapes, rows).dense(8)
+    dense = build_updates([first["w"] + 1.0], first, shapes, rows).dense(8)
     assert dense.tolist() == [[0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0], [0.0] * 4 + [1.0, 1.0, 0.0, 0.0]]
 
 
 def test_users_of_several_runs_start_from_the_parameters_of_their_own():
     shapes = {"w": torch.Size([2, 2]), "b": torch.Size([1])}
-    rows = {"w": Touched(torch.tensor([[1], [0], [1]]), torch.ones(3, 1, dtype=torch.bool))}
+    rows = {"w": TouchedRows(torch.tensor([[1], [0], [1]]), torch.ones(3, 1, dtype=torch.bool))}
     params = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0], [10.0, 20.0, 30.0, 40.0, 50.0]])
-    first = first_pieces(params, shapes, rows, torch.tensor([0, 1, 1]))
+    first = starting_params(params, shapes, rows, torch.tensor([0, 1, 1]))
     assert first["w"].flatten(1).tolist() == [[3.0, 4.0], [10.0, 20.0], [30.0, 40.0]]
     assert first["b"].flatten().tolist() == [5.0, 50.0, 50.0]
 

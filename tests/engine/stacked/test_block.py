@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from clipline.engine.batches import Steps
-from clipline.engine.sparse.row_fields import Touched
+from clipline.engine.sparse.row_fields import TouchedRows
 from clipline.engine.stacked.block import Block
 
 
@@ -13,7 +13,9 @@ def made(label=torch.uint16):
     """Three users with two steps of two examples."""
     rows = np.arange(12).reshape(3, 2, 2)
     counts = np.array([[2, 2], [2, 1], [1, 0]])
-    touched = Touched(torch.tensor([[0, 1], [2, 3], [4, 0]]), torch.tensor([[True, True], [True, True], [True, False]]))
+    touched = TouchedRows(
+        torch.tensor([[0, 1], [2, 3], [4, 0]]), torch.tensor([[True, True], [True, True], [True, False]])
+    )
     return Block(
         np.array([7, 8, 9]),
         np.array([0, 1, 0]),
@@ -41,7 +43,7 @@ def test_some_users_of_a_block_in_any_order(chosen, label):
     assert block.examples["y"].tolist() == whole.examples["y"].long()[chosen].tolist()
     assert torch.equal(block.rows["w"].rows, whole.rows["w"].rows[chosen])
     assert torch.equal(block.rows["w"].used, whole.rows["w"].used[chosen])
-    assert torch.equal(block.chances, whole.chances[chosen])
+    assert torch.equal(block.random_keys, whole.random_keys[chosen])
     assert torch.equal(block.counts, whole.counts[chosen])
     assert torch.equal(block.rates, whole.rates[chosen])
 
@@ -50,4 +52,4 @@ def test_all_that_lies_on_the_device_is_named():
     block = made()
     tensors = block.tensors()
     own = [*block.examples.values(), block.rows["w"].rows, block.rows["w"].used]
-    assert {id(one) for one in tensors} == {id(one) for one in [*own, block.chances, block.counts, block.rates]}
+    assert {id(one) for one in tensors} == {id(one) for one in [*own, block.random_keys, block.counts, block.rates]}

@@ -36,7 +36,7 @@ def probed(engine):
 @pytest.mark.parametrize("loss", [cross_entropies, cross_entropy])
 def test_whether_a_loss_is_one_for_each_example_and_a_batch_may_be_padded(loss):
     found, step = probed(plain(linear_model(), loss))
-    assert step.per_example == found.fillable == (loss is cross_entropies)
+    assert step.per_example == found.paddable == (loss is cross_entropies)
     assert found.bytes_a_user >= 1
 
 
@@ -44,7 +44,7 @@ def test_a_model_that_looks_across_its_examples_is_not_padded():
     layers = nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)
     found, step = probed(plain(nn.Sequential(*layers).double()))
     assert step.per_example
-    assert not found.fillable
+    assert not found.paddable
 
 
 def test_a_probe_leaves_model_and_generators_as_they_were():

@@ -10,13 +10,13 @@ from clipline import LocalSGD, Population
 from clipline.engine.kernels import convolution
 from clipline.engine.one_by_one import OneByOne
 from clipline.engine.stacked import step as program
-from clipline.engine.stacked.step import GraphedStep, Program, StackStep
+from clipline.engine.stacked.step import CompiledStep, GraphedStep, StackStep
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.working_model import WorkingModel
 from clipline.streams import Streams
 
 needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available() or convolution.triton_convolution is None, reason="needs a GPU and Triton"
+    not torch.cuda.is_available() or convolution.convolution_kernels is None, reason="needs a GPU and Triton"
 )
 SIZES = [9, 0, 14, 1, 6, 17, 4]
 USERS = np.arange(len(SIZES))
@@ -122,6 +122,6 @@ def test_a_recorded_program_keeps_the_type_of_the_model():
     stack = Stacked(plain, 3, compiled=True)
     like = plain.problem.examples.gather(np.zeros((3, 4), np.int64))
     first = [stack.problem.model.initial.new_zeros(3, *shape) for shape in stack._shapes.values()]
-    recording = GraphedStep(Program(stack._step), first, like, users=3, steps=1, width=4)
+    recording = GraphedStep(CompiledStep(stack._step), first, like, users=3, steps=1, width=4)
     assert {piece.dtype for piece in recording.stack} == {torch.float64}
     assert recording.rates.dtype == torch.float64

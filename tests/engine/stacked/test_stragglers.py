@@ -10,7 +10,7 @@ from clipline import LocalSGD, Population
 from clipline.engine.batches import Steps
 from clipline.engine.problem import LocalRun
 from clipline.engine.stacked import step, stragglers
-from clipline.engine.stacked.step import Program, rounded_up
+from clipline.engine.stacked.step import CompiledStep, graph_width
 from clipline.engine.stacked.trainer import Stacked
 from clipline.streams import Streams
 
@@ -84,12 +84,12 @@ def test_who_goes_apart(lengths, expected):
 
 
 def test_numbers_of_users_that_are_recorded():
-    assert [rounded_up(users) for users in (1, 2, 3, 31, 32, 33, 64, 65, 128, 129)] == [
+    assert [graph_width(users) for users in (1, 2, 3, 31, 32, 33, 64, 65, 128, 129)] == [
         2, 2, 4, 32, 32, 36, 64, 72, 128, 144,
     ]  # fmt: skip
     for users in range(1, 2000):
-        assert users <= rounded_up(users) <= 1.125 * users + 1
-    assert len({rounded_up(users) for users in range(1, 1025)}) <= 60
+        assert users <= graph_width(users) <= 1.125 * users + 1
+    assert len({graph_width(users) for users in range(1, 1025)}) <= 60
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -118,7 +118,7 @@ def test_a_program_that_the_compiler_ties_to_one_number_of_users_is_kept_to_one(
     torch.testing.assert_close(rows_of(stack, np.arange(6), 0), expected, rtol=1e-11, atol=1e-12)
     assert widths == [6, 6, 6]
     assert not next(iter(stack._stragglers._programs.values())).any_width
-    assert Program(stack._step).any_width
+    assert CompiledStep(stack._step).any_width
 
 
 @pytest.mark.filterwarnings("ignore")

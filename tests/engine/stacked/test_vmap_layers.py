@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 
 from clipline import LocalSGD
 from clipline.engine.stacked import vmap_layers as layers
-from clipline.engine.stacked.vmap_layers import Dropout, GroupNorm, Linear, stackable
+from clipline.engine.stacked.vmap_layers import Dropout, GroupNorm, Linear, replace_layers
 from clipline.engine.working_model import WorkingModel
 from clipline.streams import Streams
 
@@ -52,7 +52,7 @@ def test_layers_that_inherit_from_torchs_are_left_as_they_are():
         def forward(self, values):
             return 2 * super().forward(values)
 
-    layer = stackable(Doubling(2, 2))
+    layer = replace_layers(Doubling(2, 2))
     assert type(layer) is Doubling
 
 
@@ -98,7 +98,7 @@ def compare(make, inputs):
     for layer in theirs:
         for param in layer.parameters():
             nn.init.normal_(param)
-    ours = stackable(copy.deepcopy(theirs[0]))
+    ours = replace_layers(copy.deepcopy(theirs[0]))
     stack = {
         name: torch.stack([dict(layer.named_parameters())[name].detach() for layer in theirs]).requires_grad_()
         for name, _ in ours.named_parameters()
@@ -164,7 +164,7 @@ def test_group_norm_without_further_axes_is_torchs_too():
 
 def test_a_shared_input_and_a_frozen_weight_work_in_a_stack():
     torch.manual_seed(0)
-    layer = stackable(nn.Linear(5, 2).double())
+    layer = replace_layers(nn.Linear(5, 2).double())
     values, biases = torch.randn(4, 5, dtype=DOUBLE), torch.randn(USERS, 2, dtype=DOUBLE)
     weights = torch.randn(USERS, 2, 5, dtype=DOUBLE)
     out = vmap(lambda weight: functional_call(layer, {"weight": weight}, (values,)))(weights)

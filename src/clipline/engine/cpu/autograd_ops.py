@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..stacked.stacks import stacked
+from ..stacked.vmap_axis import is_batched
 
 
 def fits(*tensors: Tensor) -> bool:
     """Whether the fast versions apply: one user on a CPU core, no autocast, no forward-mode derivatives."""
     return (
         all(tensor.device.type == "cpu" for tensor in tensors)
-        and not stacked(*tensors)
+        and not is_batched(*tensors)
         and not torch.is_autocast_enabled("cpu")
         and torch.autograd.forward_ad._current_level < 0  # these have no forward-mode rule
     )

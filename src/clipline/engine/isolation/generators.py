@@ -12,7 +12,7 @@ import torch
 
 
 @contextmanager
-def kept_generators() -> Iterator[None]:
+def preserve_generators() -> Iterator[None]:
     """Within, NumPy's and Python's global generators may be seeded; on leaving, their states are restored."""
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     try:

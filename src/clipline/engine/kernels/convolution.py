@@ -15,17 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..stacked.stacks import users_first
+from ..stacked.vmap_axis import users_first
 
 try:
-    from . import convolution_triton as triton_convolution
+    from . import convolution_triton as convolution_kernels
 except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
-    triton_convolution = None  # type: ignore[assignment]
+    convolution_kernels = None  # type: ignore[assignment]
 
 
 def fused(tensor: Tensor) -> bool:
     """Whether there is a kernel for this device and type."""
-    return tensor.device.type == "cuda" and tensor.dtype != torch.float64 and triton_convolution is not None
+    return tensor.device.type == "cuda" and tensor.dtype != torch.float64 and convolution_kernels is not None
 
 
 def out_side(side: int, size: int, stride: int) -> int:
@@ -63,7 +63,7 @@ def stacked_conv(pixels: Tensor, weight: Tensor, bias: Tensor | None, size: int,
     Computed in the type of `pixels`.
     """
     bias = None if bias is None else bias.contiguous()
-    return triton_convolution.conv_forward(pixels.contiguous(), weight.contiguous(), bias, size, stride)
+    return convolution_kernels.conv_forward(pixels.contiguous(), weight.contiguous(), bias, size, stride)
 
 
 @stacked_conv.register_fake
@@ -77,7 +77,7 @@ def _(pixels: Tensor, weight: Tensor, bias: Tensor | None, size: int, stride: in
 @torch.library.custom_op("clipline::stacked_conv_pixels", mutates_args=())
 def stacked_conv_pixels(grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: int) -> Tensor:
     """Gradient with respect to the pixels."""
-    return triton_convolution.conv_pixels(grad.contiguous(), weight.contiguous(), height, width, size, stride)
+    return convolution_kernels.conv_pixels(grad.contiguous(), weight.contiguous(), height, width, size, stride)
 
 
 @stacked_conv_pixels.register_fake
@@ -88,7 +88,7 @@ def _(grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: 
 @torch.library.custom_op("clipline::stacked_conv_weight", mutates_args=())
 def stacked_conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int, biased: bool) -> Tensor:
     """Gradients with respect to the weights, followed by the bias: (users, filters * (depth + 1)) float32."""
-    return triton_convolution.conv_weight(grad.contiguous(), pixels.contiguous(), size, stride, biased)
+    return convolution_kernels.conv_weight(grad.contiguous(), pixels.contiguous(), size, stride, biased)
 
 
 @stacked_conv_weight.register_fake
@@ -146,7 +146,7 @@ def pool(pixels: Tensor) -> tuple[Tensor, Tensor]:
 
     Of equal values the first counts, row by row.
     """
-    return triton_convolution.pool_forward(pixels.contiguous())
+    return convolution_kernels.pool_forward(pixels.contiguous())
 
 
 @pool.register_fake
@@ -159,7 +159,7 @@ def _(pixels: Tensor) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("clipline::pool_backward", mutates_args=())
 def pool_backward(grad: Tensor, which: Tensor) -> Tensor:
     """Gradient with respect to the pixels."""
-    return triton_convolution.pool_backward(grad.contiguous(), which)
+    return convolution_kernels.pool_backward(grad.contiguous(), which)
 
 
 @pool_backward.register_fake

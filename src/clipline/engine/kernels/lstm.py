@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..stacked.stacks import users_first
+from ..stacked.vmap_axis import users_first
 
 try:
     from . import lstm_triton as triton_recurrence

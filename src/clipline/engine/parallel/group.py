@@ -18,7 +18,7 @@ from ...federated.clipping import ClippedSum, PartialSums
 from ...federated.sampling import Cohort
 from ...privacy.events import Sampling
 from ..problem import Problem
-from .sharing import share_of
+from .sharing import requests_of_rank
 from .single import add_up, finished
 from .transport import Transport
 
@@ -121,7 +121,7 @@ class ProcessGroup:
         """The sums over this rank's share of the users, or the error of their training."""
         try:
             sums = self.transport.partial_sums(self.rank, [request.params for request in requests])
-            add_up(self.trainer, share_of(requests, self.problem.steps_of, self.rank, self.size), sums)
+            add_up(self.trainer, requests_of_rank(requests, self.problem.steps_of, self.rank, self.size), sums)
             return sums, None
         except Exception as error:
             return None, error

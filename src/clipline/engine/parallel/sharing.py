@@ -15,10 +15,10 @@ from ...federated.sampling import Cohort
 StepsOf = Callable[[NDArray[np.int64]], NDArray[np.int64]]  # how many local steps each of these users takes
 
 
-def share_of(requests: Sequence[CohortRequest], steps_of: StepsOf, rank: int, size: int) -> list[CohortRequest]:
+def requests_of_rank(requests: Sequence[CohortRequest], steps_of: StepsOf, rank: int, size: int) -> list[CohortRequest]:
     """The requests with the users of process `rank` only; the users of all requests are partitioned together."""
     users = np.concatenate([request.cohort.users for request in requests])
-    positions = share_out(steps_of(users), size)[rank]
+    positions = partition_users(steps_of(users), size)[rank]
     ends = np.cumsum([len(request.cohort.users) for request in requests])[:-1]
     parts = np.split(users[positions], np.searchsorted(positions, ends))
     return [
@@ -27,7 +27,7 @@ def share_of(requests: Sequence[CohortRequest], steps_of: StepsOf, rank: int, si
     ]
 
 
-def share_out(steps: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
+def partition_users(steps: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
     """The positions (ascending) of each of `size` workers: longest first, each to the worker with least to do so far.
 
     Ties go to the worker with fewer users, then to the lower rank, so that every process computes the same partition.

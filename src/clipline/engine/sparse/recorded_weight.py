@@ -114,7 +114,7 @@ _ALLOWED = frozenset(
 class StepRecord:
     """One user's SGD steps at rate `lr` on `weight` (height, out), which is not written to: PRIVATE.
 
-    Give `noted()` to the model instead of the weight. After a loss has been computed, pass the gradients of
+    Give `stand_in()` to the model instead of the weight. After a loss has been computed, pass the gradients of
     `products()` to `step`. If `complete` is false, the weight was about to be used in another way than through `bag`,
     and the record misses that.
     """
@@ -130,7 +130,7 @@ class StepRecord:
         self._current: UpdatedWeight | None = None  # the weight after the steps so far
         self.complete = True
 
-    def noted(self) -> RecordedWeight:
+    def stand_in(self) -> RecordedWeight:
         """A stand-in for the weight. Not stored here: a reference cycle would keep it alive after the user."""
         return RecordedWeight.of(self._weight, self)
 

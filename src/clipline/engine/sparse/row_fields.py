@@ -48,18 +48,18 @@ def check_row_fields(row_fields: RowFields, model: WorkingModel, population: Pop
 
 
 @dataclass(frozen=True, eq=False)
-class Touched:
+class TouchedRows:
     """The rows that each user touches, padded to the same number for all."""
 
     rows: Tensor  # (users, room): ascending; 0 where padded
     used: Tensor  # (users, room): false where padded
 
-    def of_users(self, users: slice) -> Touched:
+    def of_users(self, users: slice) -> TouchedRows:
         """The rows of some users."""
-        return Touched(self.rows[users], self.used[users])
+        return TouchedRows(self.rows[users], self.used[users])
 
 
-class Named:
+class RowUsage:
     """Which of `height` rows appear in each user's numbers (users, ...). Larger numbers count as the last row."""
 
     def __init__(self, numbers: Tensor, height: int) -> None:
@@ -82,7 +82,7 @@ class Named:
         """The largest number of rows that any user touches; at least 1."""
         return max(1, int(self._rank[:, -1].max())) if len(self._rank) else 1
 
-    def touched(self, room: int, users: Tensor | slice = slice(None)) -> tuple[Touched, Tensor]:
+    def touched(self, room: int, users: Tensor | slice = slice(None)) -> tuple[TouchedRows, Tensor]:
         """The rows of some users, padded to `room`, and their numbers as indices into them. `room` must be enough."""
         numbers, present, rank = self._numbers[users], self._present[users], self._rank[users]
         count, device = len(numbers), numbers.device
@@ -91,25 +91,27 @@ class Named:
         chosen = torch.zeros(count, room + 1, dtype=torch.int64, device=device).scatter_(1, slots, rows)
         used = torch.arange(room, device=device) < rank[:, -1:]
         places = (rank.gather(1, numbers) - 1).view(count, *self._shape[1:])
-        return Touched(chosen[:, :room].contiguous(), used), places
+        return TouchedRows(chosen[:, :room].contiguous(), used), places
 
 
-def touched(numbers: Tensor, height: int) -> tuple[Touched, Tensor]:
+def touched(numbers: Tensor, height: int) -> tuple[TouchedRows, Tensor]:
     """The rows among `height` that appear in each user's numbers (users, ...), and the numbers as indices into them."""
-    named = Named(numbers, height)
+    named = RowUsage(numbers, height)
     return named.touched(named.max_rows())
 
 
-def renumbered(examples: Batch, row_fields: RowFields, heights: Mapping[str, int]) -> tuple[Batch, dict[str, Touched]]:
+def renumber_rows(
+    examples: Batch, row_fields: RowFields, heights: Mapping[str, int]
+) -> tuple[Batch, dict[str, TouchedRows]]:
     """The examples with renumbered fields, and the rows of each parameter, padded to the user with most."""
-    examples, rows = dict(examples), dict[str, Touched]()
+    examples, rows = dict(examples), dict[str, TouchedRows]()
     for name, field in row_fields.items():
         rows[name], examples[field] = touched(examples[field], heights[name])
     return examples, rows
 
 
-def first_pieces(
-    params: Tensor, shapes: Mapping[str, torch.Size], rows: Mapping[str, Touched], run: Tensor | None = None
+def starting_params(
+    params: Tensor, shapes: Mapping[str, torch.Size], rows: Mapping[str, TouchedRows], run: Tensor | None = None
 ) -> dict[str, Tensor]:
     """The parameters each user starts from, by name: (users, *shape), or the user's own rows (users, touched, width).
 
@@ -128,11 +130,11 @@ def first_pieces(
     return first
 
 
-def updates_of(
+def build_updates(
     stack: Sequence[Tensor | list[SparseOuterProducts]],
     first: Mapping[str, Tensor],
     shapes: Mapping[str, torch.Size],
-    rows: Mapping[str, Touched],
+    rows: Mapping[str, TouchedRows],
     library: ctypes.CDLL | None = None,
 ) -> Updates:
     """The updates: trained parameters `stack` (users, ...) minus `first`. May write into the stack."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...federated.local_sgd import Batch
 from ..batches import Steps
-from ..sparse.row_fields import Touched
+from ..sparse.row_fields import TouchedRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +23,8 @@ class Block:
     owners: NDArray[np.int64]
     steps: Steps
     examples: Batch
-    rows: dict[str, Touched]
-    chances: Tensor
+    rows: dict[str, TouchedRows]
+    random_keys: Tensor
     counts: Tensor
     rates: Tensor
 
@@ -37,8 +37,8 @@ class Block:
             self.owners[chosen],
             steps,
             {name: _picked(field, index) for name, field in self.examples.items()},
-            {name: Touched(one.rows[index], one.used[index]) for name, one in self.rows.items()},
-            self.chances[index],
+            {name: TouchedRows(one.rows[index], one.used[index]) for name, one in self.rows.items()},
+            self.random_keys[index],
             self.counts[index],
             self.rates[index],
         )
@@ -46,7 +46,7 @@ class Block:
     def tensors(self) -> list[Tensor]:
         """All tensors on the device."""
         touched = [tensor for one in self.rows.values() for tensor in (one.rows, one.used)]
-        return [*self.examples.values(), *touched, self.chances, self.counts, self.rates]
+        return [*self.examples.values(), *touched, self.random_keys, self.counts, self.rates]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,11 +11,11 @@ import torch
 
 from ...errors import ModuleError
 from ...federated.local_sgd import Batch, per_example
-from ..isolation.generators import generators_state, kept_generators
+from ..isolation.generators import generators_state, preserve_generators
 from ..isolation.made_up_data import parameters_to_try
-from ..precision import computing_in
+from ..precision import precision_context
 from ..problem import Problem
-from ..sparse.row_fields import Named, first_pieces
+from ..sparse.row_fields import RowUsage, starting_params
 from .step import StackStep
 from .vmap_layers import Bypass
 
@@ -30,7 +30,7 @@ class CannotStack(ModuleError):
 class Probed:
     """What the probe found out."""
 
-    fillable: bool  # whether a batch may be padded without changing the result
+    paddable: bool  # whether a batch may be padded without changing the result
     bytes_a_user: int
 
 
@@ -45,33 +45,33 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
     example = made_up(width)
     like = {name: torch.stack([field, field]) for name, field in example.items()}
     mask = torch.ones(2, width, dtype=torch.bool, device=problem.device)
-    chances = torch.zeros(2, len(problem.model.chances), 2, dtype=torch.int32, device=problem.device)
+    random_keys = torch.zeros(2, len(problem.model.random_layers), 2, dtype=torch.int32, device=problem.device)
     rows = {}
     for name, field in problem.row_fields.items():
-        named = Named(like[field], problem.model.named_shapes[name][0])
+        named = RowUsage(like[field], problem.model.named_shapes[name][0])
         rows[name], like[field] = named.touched(int(named.rooms(MIN_ROOM).max()))
-    first = first_pieces(params.unsqueeze(0), problem.model.named_shapes, rows)
+    first = starting_params(params.unsqueeze(0), problem.model.named_shapes, rows)
     stack = [piece.expand(2, *piece.shape[1:]).clone() for piece in first.values()]
     on_gpu = problem.device.type == "cuda"
     before = torch.cuda.memory_allocated(problem.device) if on_gpu else 0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(problem.device)
     with (
-        kept_generators(),
-        computing_in("float32", problem.device),
+        preserve_generators(),
+        precision_context("float32", problem.device),
     ):  # float32: coarser arithmetic would blur the comparison
-        stack_step.per_example, fillable = _check_padding(problem, made_up)
+        stack_step.per_example, paddable = _check_padding(problem, made_up)
     problem.isolation.after_user()
-    with kept_generators(), computing_in(problem.precision, problem.device):
+    with preserve_generators(), precision_context(problem.precision, problem.device):
         try:
             problem.isolation.seed(0)
             states_before = generators_state()
             with warnings.catch_warnings():
                 # vmap warns where it falls back to a loop over the users
                 warnings.filterwarnings("error", message=".*performance drop.*")
-                stack_step(stack, chances, like, mask, 1.0)
+                stack_step(stack, random_keys, like, mask, 1.0)
             with Bypass():  # type: ignore[no-untyped-call]
-                stack_step(stack, chances, like, mask, 1.0)
+                stack_step(stack, random_keys, like, mask, 1.0)
             if generators_state() != states_before:
                 raise CannotStack(
                     f"model {type(problem.model.module).__name__} or its loss draws from NumPy's or Python's "
@@ -86,7 +86,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
     peak = torch.cuda.max_memory_allocated(problem.device) if on_gpu else 0
-    return Probed(fillable, max(1, (peak - before) // 2))
+    return Probed(paddable, max(1, (peak - before) // 2))
 
 
 def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[bool, bool]:
@@ -107,7 +107,9 @@ def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[b
     for params in parameters_to_try(problem.model.initial):
         losses = []
         for batch in batches:
-            problem.model.set_keys(torch.zeros(len(problem.model.chances), 2, dtype=torch.int32, device=problem.device))
+            problem.model.set_keys(
+                torch.zeros(len(problem.model.random_layers), 2, dtype=torch.int32, device=problem.device)
+            )
             problem.isolation.seed(0)
             with torch.enable_grad(), torch.random.fork_rng([problem.device] if problem.device.type == "cuda" else []):
                 losses.append(problem.loss(problem.model.load(params), batch).detach())

@@ -1,6 +1,6 @@
 """One SGD step for every user of a stack: eager under vmap, or traced, compiled and replayed as a CUDA graph.
 
-Plain twin: `StackStep`, the eager step; `Program` compiles it, `GraphedStep` captures and replays it.
+Plain twin: `StackStep`, the eager step; `CompiledStep` compiles it, `GraphedStep` captures and replays it.
 Switch: `FastParts.compiled_steps`.
 Held equal by: tests/engine/stacked/test_step.py (and stacked against one by one: tests/tasks/test_stacked_tasks.py).
 Buys: emnist_cr on an H200 in tf32: 121 ms a round eager, 52 with the whole step compiled (docs/results/performance.md).
@@ -34,7 +34,7 @@ class SlowEngineWarning(UserWarning):
     """Users train in a slower way than usual on this device."""
 
 
-Arguments = tuple[list[Tensor], Tensor, Batch, Tensor, Tensor]  # of a step: stack, chances, batch, kept, rates
+Arguments = tuple[list[Tensor], Tensor, Batch, Tensor, Tensor]  # of a step: stack, random_keys, batch, kept, rates
 
 
 class StackStep:
@@ -45,21 +45,21 @@ class StackStep:
         self.local = local
         self.per_example = False  # whether the loss gives one number for each example; `probe` sets it
         self._loss = LossOf(model.module, loss)
-        self._keys = ["model." + f"{name}.key".lstrip(".") for name in model.chances]
-        self.chances = len(self._keys)
-        self._random_layers = list(model.chances.values())
+        self._keys = ["model." + f"{name}.key".lstrip(".") for name in model.random_layers]
+        self.random_keys = len(self._keys)
+        self._random_layers = list(model.random_layers.values())
         self._losses = vmap(self._loss_of_one, randomness="error")
 
     def __call__(
-        self, stack: Sequence[Tensor], chances: Tensor, batch: Batch, kept: Tensor, rates: float | Tensor
+        self, stack: Sequence[Tensor], random_keys: Tensor, batch: Batch, kept: Tensor, rates: float | Tensor
     ) -> None:
         """Update the parameters of every user, (users, *shape) each, in place.
 
-        `chances` (users, chances, 2) are the keys of the model's random layers, `kept` (users, width) is false for
+        `random_keys` (users, layers, 2) are the keys of the model's random layers, `kept` (users, width) is false for
         padding in a batch, and `rates` is the learning rate, or one for each user.
         """
         leaves = [piece.detach().requires_grad_() for piece in stack]
-        losses = self._losses(dict(zip(self.names, leaves, strict=True)), chances, batch, kept)
+        losses = self._losses(dict(zip(self.names, leaves, strict=True)), random_keys, batch, kept)
         # A user's loss depends on that user's parameters only: the gradient of the sum holds each user's own.
         gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
         # If a loss is not finite, make the user's update NaN, so that it adds nothing: some of torch's gradients at NaN
@@ -73,9 +73,9 @@ class StackStep:
             step = gradient.to(piece.dtype) * rates.view(along)
             piece.sub_(step if not self.per_example else torch.where(working.view(along), step, 0.0))
 
-    def _loss_of_one(self, named: dict[str, Tensor], chances: Tensor, batch: Batch, kept: Tensor) -> Tensor:
+    def _loss_of_one(self, named: dict[str, Tensor], random_keys: Tensor, batch: Batch, kept: Tensor) -> Tensor:
         state = {f"model.{name}": param for name, param in named.items()}
-        state |= dict(zip(self._keys, chances.unbind(0), strict=True))
+        state |= dict(zip(self._keys, random_keys.unbind(0), strict=True))
         for source in self._random_layers:
             source.draws = 0
         with StackSafe() as safe:
@@ -84,7 +84,7 @@ class StackStep:
         return spoiled
 
 
-class Program:
+class CompiledStep:
     """A `StackStep`, traced and compiled on the first call, for any number of users."""
 
     def __init__(self, step: StackStep) -> None:
@@ -139,13 +139,13 @@ class Program:
 class GraphedStep:
     """A program's steps, captured as CUDA graphs for some numbers of users and then replayed.
 
-    All inputs and outputs are static buffers: fill `stack` and its `copies`, `examples`, `counts`, `chances` and
+    All inputs and outputs are static buffers: fill `stack` and its `copies`, `examples`, `counts`, `random_keys` and
     `rates`, and set `place`, the step counter, to 0. Every `replay(active)` runs the next step of the first `active`
     users.
     """
 
     def __init__(
-        self, program: Program, stack: Sequence[Tensor], like: Batch, *, users: int, steps: int, width: int
+        self, program: CompiledStep, stack: Sequence[Tensor], like: Batch, *, users: int, steps: int, width: int
     ) -> None:
         """Buffers for `users` with at most `steps` steps of `width` examples like these (users, steps, width, ...)."""
         device = stack[0].device
@@ -153,7 +153,7 @@ class GraphedStep:
         self.stack = [piece.new_zeros(users, *piece.shape[1:]) for piece in stack]
         self.examples = {name: field.new_zeros(steps, users, width, *field.shape[3:]) for name, field in like.items()}
         self.counts = torch.zeros(steps, users, dtype=torch.int64, device=device)
-        self.chances = torch.zeros(steps, users, program.step.chances, 2, dtype=torch.int32, device=device)
+        self.random_keys = torch.zeros(steps, users, program.step.random_keys, 2, dtype=torch.int32, device=device)
         self.rates = stack[0].new_zeros(users)
         self.place = torch.zeros(1, dtype=torch.int64, device=device)
         self._slots = torch.arange(width, device=device)
@@ -165,7 +165,7 @@ class GraphedStep:
 
     def replay(self, active: int) -> None:
         """Run the next step of the first `active` users. The graph may be wider: users without a step do not change."""
-        users = min(rounded_up(active), len(self.rates)) if self._program.any_width else len(self.rates)
+        users = min(graph_width(active), len(self.rates)) if self._program.any_width else len(self.rates)
         if users not in self._graphs:
             self._calls[users] += 1
             if self._calls[users] <= _WARM_UP or self.place.device.type != "cuda":
@@ -185,13 +185,13 @@ class GraphedStep:
 
     def _arguments(self, users: int) -> Arguments:
         """The arguments of the next step of the first `users` users, as views of the buffers."""
-        chances, counts = (_select_step(field, self.place)[:users] for field in (self.chances, self.counts))
+        random_keys, counts = (_select_step(field, self.place)[:users] for field in (self.random_keys, self.counts))
         batch = {name: _select_step(field, self.place)[:users] for name, field in self.examples.items()}
         kept = self._slots < counts.unsqueeze(1)
-        return [piece[:users] for piece in self.stack], chances, batch, kept, self.rates[:users]
+        return [piece[:users] for piece in self.stack], random_keys, batch, kept, self.rates[:users]
 
 
-def rounded_up(users: int) -> int:
+def graph_width(users: int) -> int:
     """The smallest graph width that holds so many users. At least 2: the compiler specialises programs for 1."""
     grain = 2
     while users > grain * _FINE_WIDTHS // 2:

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from ...federated.local_sgd import Batch
 from ..batches import Steps
-from .step import GraphedStep, Program, StackStep
+from .step import CompiledStep, GraphedStep, StackStep
 
 try:
-    from ..kernels import block_sums_triton as triton_sum
+    from ..kernels import block_sums_triton as block_sums
 except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
-    triton_sum = None  # type: ignore[assignment]
+    block_sums = None  # type: ignore[assignment]
 
 _STRAGGLER_PART = 12  # a twelfth of a block, the users with most steps, are the stragglers
 _UNEVEN = 0.8  # split only if the rest need less than 80% of the longest user's steps
@@ -39,12 +39,18 @@ class StragglerStreams:
             users // _STRAGGLER_PART if apart else 0,
         )  # of group 0, the rest, and group 1, the stragglers
         self._steps, self._width = steps, width
-        self._programs: dict[tuple[torch.Size, ...], Program] = {}
+        self._programs: dict[tuple[torch.Size, ...], CompiledStep] = {}
         self._recordings: dict[tuple[int, tuple[torch.Size, ...]], GraphedStep] = {}
         self._streams: dict[int, torch.cuda.Stream] = {}
 
     def train(
-        self, steps: Steps, first: dict[str, Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
+        self,
+        steps: Steps,
+        first: dict[str, Tensor],
+        examples: Batch,
+        random_keys: Tensor,
+        counts: Tensor,
+        rates: Tensor,
     ) -> list[tuple[slice, list[Tensor]]]:
         """Slices of users and their parameters after training; on a GPU the work is launched, not finished.
 
@@ -55,7 +61,7 @@ class StragglerStreams:
         for group, users in groups.items():
             start_params = [piece if len(piece) == 1 else piece[users] for piece in first.values()]
             fields = {name: field[users] for name, field in examples.items()}
-            _fill(graphed_steps[group], start_params, fields, chances[users], counts[users], rates[users])
+            _fill(graphed_steps[group], start_params, fields, random_keys[users], counts[users], rates[users])
         current = self._current_stream()
         for group in groups:
             if current is not None:
@@ -86,7 +92,7 @@ class StragglerStreams:
     def _graphed_step(self, group: int, first: dict[str, Tensor], examples: Batch) -> GraphedStep:
         shapes = tuple(piece.shape[1:] for piece in first.values())
         if shapes not in self._programs:
-            self._programs[shapes] = Program(self._step)
+            self._programs[shapes] = CompiledStep(self._step)
         if (group, shapes) not in self._recordings:
             self._recordings[group, shapes] = GraphedStep(
                 self._programs[shapes],
@@ -114,7 +120,12 @@ class StragglerStreams:
 
 
 def _fill(
-    graphed: GraphedStep, start_params: list[Tensor], examples: Batch, chances: Tensor, counts: Tensor, rates: Tensor
+    graphed: GraphedStep,
+    start_params: list[Tensor],
+    examples: Batch,
+    random_keys: Tensor,
+    counts: Tensor,
+    rates: Tensor,
 ) -> None:
     """Copy a group's inputs into the static buffers; unused slots have no steps."""
     users, longest = counts.shape
@@ -122,7 +133,7 @@ def _fill(
     graphed.place.zero_()
     graphed.rates[:users] = rates
     graphed.counts[:longest, :users] = counts.T
-    graphed.chances[:longest, :users] = chances.transpose(0, 1)
+    graphed.random_keys[:longest, :users] = random_keys.transpose(0, 1)
     for name, field in examples.items():
         width, buffer = field.shape[2], graphed.examples[name][:longest, :users]
         _copy(field.transpose(0, 1), buffer[:, :, :width])
@@ -130,8 +141,8 @@ def _fill(
         _copy(field[:, :, :1].transpose(0, 1).expand_as(padding), padding)  # the user's own first example
     pieces = [*enumerate(graphed.stack), *graphed.copies.items()]
     for first, piece in ((start_params[number], piece) for number, piece in pieces):
-        if len(first) == 1 and piece.device.type == "cuda" and triton_sum is not None:
-            triton_sum.spread(first.reshape(-1), piece[:users].view(users, -1))
+        if len(first) == 1 and piece.device.type == "cuda" and block_sums is not None:
+            block_sums.spread(first.reshape(-1), piece[:users].view(users, -1))
         else:
             piece[:users] = first
 

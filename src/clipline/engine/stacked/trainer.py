@@ -19,15 +19,15 @@ from ...federated.backend import CohortRequest
 from ...federated.local_sgd import Batch, users_own
 from ...streams import keys_of
 from ...vectors import side_stream
-from ..batches import Steps, filled_width, plan_steps
-from ..isolation.generators import kept_generators
+from ..batches import Steps, padded_width, plan_steps
+from ..isolation.generators import preserve_generators
 from ..isolation.guard import IsolationError
 from ..one_by_one import OneByOne
-from ..precision import computing_in
+from ..precision import precision_context
 from ..problem import Problem
-from ..sparse.row_fields import Named, first_pieces, updates_of
+from ..sparse.row_fields import RowUsage, build_updates, starting_params
 from ..updates import Updates
-from ..user_random import step_keys
+from ..user_random import random_layer_keys
 from .block import Block, Trained
 from .probe import MIN_ROOM, probe
 from .step import StackStep
@@ -65,7 +65,7 @@ class Stacked:
         self._shapes = problem.model.named_shapes
         self._step = StackStep(problem.model, problem.loss, problem.local)
         found = probe(problem, plain.made_up, self._step)
-        self._paddable, bytes_a_user = found.fillable, found.bytes_a_user
+        self._paddable, bytes_a_user = found.paddable, found.bytes_a_user
         if compiled is None:
             small = problem.local.batch_size * problem.examples.bytes_each <= _MAX_GRAPHED_BATCH
             compiled = problem.fast.compiled_steps and problem.device.type == "cuda" and self._paddable and small
@@ -95,7 +95,7 @@ class Stacked:
                 for part, stack in trained.stacks:
                     own = {name: piece if len(piece) == 1 else piece[part] for name, piece in trained.first.items()}
                     touched = {name: one.of_users(part) for name, one in trained.block.rows.items()}
-                    yield updates_of(stack, own, self._shapes, touched), trained.block.owners[part]
+                    yield build_updates(stack, own, self._shapes, touched), trained.block.owners[part]
 
     def _next_block(self, users: NDArray[np.int64]) -> int:
         """How many of these users, sorted by work, make the next block. On CPU cores a block has one batch width."""
@@ -104,7 +104,7 @@ class Stacked:
         local, examples = self.problem.local, self.problem.examples
         sizes = local.examples_of(examples.population, users[: self.block_size])
         fitting = _GATHERED // max(1, int(sizes[0]) * local.epochs * examples.bytes_each)
-        widths = filled_width(sizes, local.batch_size)
+        widths = padded_width(sizes, local.batch_size)
         return max(1, min(fitting, int((widths == widths[0]).sum())))
 
     def _sorted_by_work(self, requests: Sequence[CohortRequest]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -139,12 +139,12 @@ class Stacked:
         if not problem.row_fields:
             return [whole]
         named = {
-            name: Named(whole.examples[field], self._shapes[name][0]) for name, field in problem.row_fields.items()
+            name: RowUsage(whole.examples[field], self._shapes[name][0]) for name, field in problem.row_fields.items()
         }
         return [self._add_rows(whole, named, chosen, rooms) for chosen, rooms in _group_by_room(named)]
 
     def _add_rows(
-        self, whole: Block, named: Mapping[str, Named], chosen: NDArray[np.int64], rooms: Sequence[int]
+        self, whole: Block, named: Mapping[str, RowUsage], chosen: NDArray[np.int64], rooms: Sequence[int]
     ) -> Block:
         """Some users of a block with their touched rows, padded to these numbers for each parameter."""
         all_users = len(chosen) == len(whole.users)
@@ -192,14 +192,14 @@ class Stacked:
 
     def _starting_params(self, requests: Sequence[CohortRequest], block: Block) -> dict[str, Tensor]:
         run = torch.from_numpy(block.owners).to(self.problem.device) if len(requests) > 1 else None
-        return first_pieces(torch.stack([request.params for request in requests]), self._shapes, block.rows, run)
+        return starting_params(torch.stack([request.params for request in requests]), self._shapes, block.rows, run)
 
     def _train_stack(self, requests: Sequence[CohortRequest], block: Block, *, recorded: bool = True) -> Trained:
         problem, first = self.problem, self._starting_params(requests, block)
-        arguments = (block.examples, block.chances, block.counts, block.rates)
+        arguments = (block.examples, block.random_keys, block.counts, block.rates)
         self.problem.model.module.train()
         problem.isolation.before_block()
-        with kept_generators(), torch.enable_grad(), computing_in(problem.precision, problem.device):
+        with preserve_generators(), torch.enable_grad(), precision_context(problem.precision, problem.device):
             try:
                 if self._stragglers is None or not recorded:
                     stack = [piece.expand(len(block.users), *piece.shape[1:]).clone() for piece in first.values()]
@@ -217,7 +217,7 @@ class Stacked:
         steps: Steps,
         stack: list[Tensor],
         examples: Batch,
-        chances: Tensor,
+        random_keys: Tensor,
         counts: Tensor,
         rates: Tensor,
     ) -> None:
@@ -234,7 +234,7 @@ class Stacked:
                 batch = {name: field[run, step, :width] for name, field in examples.items()}
                 kept = places[:width] < counts[run, step, None]
                 self.problem.isolation.seed(key)
-                arguments = [piece[run] for piece in stack], chances[run, step], batch, kept, rates[run]
+                arguments = [piece[run] for piece in stack], random_keys[run, step], batch, kept, rates[run]
                 if run.stop - run.start > 1:
                     self._step(*arguments)
                     continue
@@ -247,12 +247,12 @@ class Stacked:
     def _plan_steps(
         self, requests: Sequence[CohortRequest], users: NDArray[np.int64], owners: NDArray[np.int64]
     ) -> tuple[Steps, NDArray[np.int32]]:
-        """The batches of every user, and the keys of every `UserRandom` at every step: (users, steps, chances, 2)."""
+        """The batches of every user, and the keys of every `UserRandom` at every step: (users, steps, layers, 2)."""
         rounds = [(self.problem.runs[request.run].streams, request.round_index) for request in requests]
         identities = self.problem.population.identities(users)
         keys_for = partial(keys_of, rounds, identities=identities, owners=owners)
         steps = plan_steps(self.problem.population, users, self.problem.local, keys_for)
-        return steps, step_keys(keys_for("dropout"), steps.longest, len(self.problem.model.chances))
+        return steps, random_layer_keys(keys_for("dropout"), steps.longest, len(self.problem.model.random_layers))
 
     def _choose_block_size(self, cohort_size: int, varying: bool, bytes_a_user: int) -> int:
         """Users in a block: on a GPU a whole cohort, if memory allows. A step runs only users who still have one."""
@@ -273,7 +273,7 @@ def _doubled(one: Tensor) -> Tensor:
     return torch.cat([plain, plain]).view(one.dtype)
 
 
-def _group_by_room(named: Mapping[str, Named]) -> list[tuple[NDArray[np.int64], list[int]]]:
+def _group_by_room(named: Mapping[str, RowUsage]) -> list[tuple[NDArray[np.int64], list[int]]]:
     """Groups of users with the same padded numbers of rows, largest first, and those numbers."""
     rooms = np.stack([one.rooms(MIN_ROOM) for one in named.values()], axis=1)
     kinds, kind = np.unique(rooms, axis=0, return_inverse=True)

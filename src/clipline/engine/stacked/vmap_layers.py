@@ -25,12 +25,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..cpu.fused_linear import FusedLinearStep
 from ..kernels import convolution
 from ..user_random import UserRandom
-from .stacks import stacked, users_first
+from .vmap_axis import is_batched, users_first
 
 LIBRARY_IS_FAST = ("cpu",)  # devices where torch's grouped convolution of a stack is faster than patches
 
 
-def stackable(module: nn.Module) -> nn.Module:
+def replace_layers(module: nn.Module) -> nn.Module:
     """The module itself, changed in place: `nn.Dropout`, `GroupNorm`, `Linear` and `Conv2d` become those below."""
     for layer in module.modules():
         if type(layer) is nn.Dropout:
@@ -135,7 +135,7 @@ def _select_scatter(values: Tensor, source: Tensor, dim: int, index: int) -> Ten
 
 def _index_fill(values: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """`index_fill`, if all users share the index. Otherwise vmap would read -1 as the last entry of the user before."""
-    if stacked(index):
+    if is_batched(index):
         raise NotImplementedError("index_fill has no version for a stack: use torch.where")
     return torch.index_fill(values, dim, index, value)
 
@@ -196,7 +196,7 @@ class Linear(nn.Linear):
 
     def forward(self, values: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
-        if not stacked(values, self.weight):
+        if not is_batched(values, self.weight):
             if self.factors is not None and self.factors.serve(values, self.weight):
                 return self.factors.linear(values, self.weight, self.bias)
             return F.linear(values, self.weight, self.bias)
@@ -215,7 +215,7 @@ class Conv2d(nn.Conv2d):
         usual = self.groups == 1 and self.padding_mode == "zeros" and set(self.dilation) == {1}
         square = len({*self.kernel_size}) == 1 and len({*self.stride}) == 1
         fast = images.device.type in LIBRARY_IS_FAST
-        if images.ndim != 4 or fast or not (usual and square and stacked(images, self.weight)):
+        if images.ndim != 4 or fast or not (usual and square and is_batched(images, self.weight)):
             return super().forward(images)
         zeros = self._reversed_padding_repeated_twice
         weight = self.weight.permute(0, 2, 3, 1).flatten(1)
@@ -227,7 +227,7 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, values: Tensor) -> Tensor:
         """(batch, channels, ...) -> the same, each group of channels of each example with mean 0 and variance 1."""
-        if not stacked(values):
+        if not is_batched(values):
             return F.group_norm(values, self.num_groups, self.weight, self.bias, self.eps)
         wide = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
         grouped = wide.reshape(len(values), self.num_groups, -1, *values.shape[2:])

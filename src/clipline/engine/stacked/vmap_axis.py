@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def stacked(*tensors: Tensor) -> bool:
+def is_batched(*tensors: Tensor) -> bool:
     """Whether any of these is batched over users, inside `torch.func.vmap` or another transform.
 
     Under `torch.compile` always true: the compiler cannot ask, and the engine compiles stacks only.

@@ -3,20 +3,20 @@ from types import SimpleNamespace
 import torch
 from torch.func import grad, vmap
 
-from clipline.engine.stacked.stacks import stacked, users_first
+from clipline.engine.stacked.vmap_axis import is_batched, users_first
 
 
 def test_only_tensors_of_a_stack_are_stacked():
     seen = []
-    vmap(lambda x: seen.append(stacked(x)) or x)(torch.zeros(2))
+    vmap(lambda x: seen.append(is_batched(x)) or x)(torch.zeros(2))
     assert seen == [True]
-    assert not stacked(torch.zeros(2))
+    assert not is_batched(torch.zeros(2))
 
 
 def test_one_tensor_of_a_stack_among_others_is_enough_and_other_transforms_count_too():
     shared, seen = torch.zeros(2), []
-    vmap(lambda x: seen.append(stacked(shared, x)) or x)(torch.zeros(2))
-    grad(lambda x: seen.append(stacked(x)) or x)(torch.zeros(()))
+    vmap(lambda x: seen.append(is_batched(shared, x)) or x)(torch.zeros(2))
+    grad(lambda x: seen.append(is_batched(x)) or x)(torch.zeros(()))
     assert seen == [True, True]
 
 
