@@ -119,7 +119,8 @@ def test_without_noise_nothing_is_called_private():
 
 
 def test_without_noise_a_budget_is_never_enough():
-    assert training(noise_multiplier=0.0, max_epsilon=5.0).run().stopped == "budget"
+    with pytest.raises(SettingError, match=r"max_epsilon=5.0 must be left out where there is no noise"):
+        training(noise_multiplier=0.0, max_epsilon=5.0)
 
 
 def test_evaluation_comes_every_so_many_rounds_and_after_the_last():
@@ -227,9 +228,18 @@ def test_bad_settings_are_refused_before_any_work(changes, words):
     assert ":" in str(error.value)  # the way out
 
 
-def test_a_model_with_batch_norm_is_refused_when_the_training_is_made():
-    with pytest.raises(ModuleError, match="GroupNorm"):
-        training(model=torch.nn.Sequential(torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3)))
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (torch.nn.Sequential(torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3)), "GroupNorm"),
+        (torch.nn.LazyLinear(3), "run one made-up batch through the model first"),
+        (lambda x: x, "must be a torch.nn.Module"),
+        (torch.nn.Identity(), "0 trainable parameters"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused_when_the_training_is_made(model, words):
+    with pytest.raises(ModuleError, match=words):
+        training(model=model)
 
 
 def test_local_epochs_move_the_model_further():

@@ -15,6 +15,7 @@ from ..engine.one_by_one import OneByOne
 from ..engine.parallel.choose import choose_backend
 from ..engine.parallel.torchrun import TorchrunBackend
 from ..engine.problem import Problem
+from ..engine.working_model import check_module, uncompiled
 from ..errors import check_number, check_whole, refuse
 from ..federated.clip_controllers import ClipController, QuantileClip
 from ..federated.local_sgd import LocalSGD, Loss, OnError
@@ -71,6 +72,7 @@ class Training:
         server = ServerSGD() if server is None else server
         compute = Compute() if compute is None else compute
         _check_parts(population, local, privacy, clip, server, compute)
+        check_module(uncompiled(model))
         compute = compute.resolved(sum(p.numel() for p in model.parameters() if p.requires_grad), cohort_size)
         self.rounds = check_whole("rounds", rounds, at_least=1, at_most=10**9, way_out="train for at least one round")
         self.population, self.cohort_size, self.local, self.seed = population, cohort_size, local, seed
