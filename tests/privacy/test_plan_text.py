@@ -8,7 +8,7 @@ import pytest
 from clipline.privacy.plan_text import plan_text, text_curve
 from clipline.privacy.planning import plan
 
-KNOWN = {"users": 10_000, "cohort": 100, "rounds": 300, "noise_multiplier": 0.9}
+KNOWN = {"population_size": 10_000, "cohort_size": 100, "rounds": 300, "noise_multiplier": 0.9}
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +43,9 @@ def row(text, name):
     [
         ("epsilon", []),  # stands in the first line
         ("noise_multiplier", ["noise multiplier"]),
-        ("cohort", ["cohort"]),
+        ("cohort_size", ["cohort size"]),
         ("rounds", ["rounds"]),
-        ("scale", ["cohort", "noise multiplier"]),
+        ("scale", ["cohort size", "noise multiplier"]),
     ],
 )
 def test_what_was_asked_for_is_marked(known, asked, marked):
@@ -57,17 +57,19 @@ def test_the_numbers_of_a_row_are_those_of_the_settings(known):
     # By hand: 100 of 10,000 is a rate of 0.01, 3 rounds a user; sqrt(100 * 0.99) = 9.95; z_delta from Theorem 1 at
     # count_stddev 5 is 0.9 / sqrt(1 - 0.09^2) = 0.9036673.
     text = str(known)
-    assert "100 expected, give or take 9.95 (one standard deviation), each user with chance 0.01" in row(text, "cohort")
+    assert "100 expected, give or take 9.95 (one standard deviation), each user with chance 0.01" in row(
+        text, "cohort size"
+    )
     assert "a user takes part 3 times on average" in row(text, "rounds")
     assert "updates get 0.903668 (+0.41%), the count 5 users of noise" in row(text, "adaptive clip")
     assert "0.9037 clips a coordinate on the sum, 0.00904 clips on the mean update" in row(text, "noise")
 
 
 def test_a_fixed_size_is_exact_and_needs_no_declared_number_of_users(known):
-    assert "declared beforehand" in row(str(known), "users")
+    assert "declared beforehand" in row(str(known), "population size")
     fixed = str(plan(**KNOWN, sampling="fixed"))
-    assert "100 exactly" in row(fixed, "cohort")
-    assert "declared" not in row(fixed, "users")
+    assert "100 exactly" in row(fixed, "cohort size")
+    assert "declared" not in row(fixed, "population size")
 
 
 def test_an_epsilon_of_the_comparison_is_rounded_up(known):

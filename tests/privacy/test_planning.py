@@ -168,7 +168,7 @@ def test_a_question_without_an_answer_is_refused(settings, words):
 
 
 def test_the_curve_rises_to_the_answer():
-    found = plan(users=10_000, cohort=100, rounds=300, noise_multiplier=1.0)
+    found = plan(population_size=10_000, cohort_size=100, rounds=300, noise_multiplier=1.0)
     epsilons = [epsilon for _, epsilon in found.curve]
     assert epsilons == sorted(epsilons)
     assert found.curve[-1] == (300, found.guarantee.epsilon)

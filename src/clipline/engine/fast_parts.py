@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from ..errors import refuse
-from ..settings import declared
+from ..settings import check_declared, declared
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class FastParts:
     keep_freed_memory: bool = False  # glibc keeps what is freed, for the rest of the process
 
     def __post_init__(self) -> None:
+        check_declared(self)
         for field in fields(self):
             value = getattr(self, field.name)
             if not isinstance(value, bool):

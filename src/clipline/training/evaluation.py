@@ -15,6 +15,7 @@ from ..errors import SettingError, check_whole, refuse
 from ..federated.local_sgd import Batch
 from ..federated.population import Population
 from ..federated.round import TrainState
+from ..settings import SETTINGS
 from .callbacks import Measuring
 from .reports import RELEASED, Metrics
 
@@ -58,7 +59,7 @@ class Evaluate(Measuring):
         elif not callable(test):
             raise refuse("test", test, "a Population or a function of the model", "give users outside the training")
         self.test, self.metric = test, metric
-        self.every = check_whole("every", every, at_least=1, way_out="1 is after every round")
+        self.every = check_whole("every", every, at_least=1, way_out=SETTINGS["evaluate_every"].way_out)
         self.batch_size = check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")
         self._thread: ThreadPoolExecutor | None = None
 

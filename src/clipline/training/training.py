@@ -16,7 +16,7 @@ from ..engine.parallel.choose import choose_backend
 from ..engine.parallel.torchrun import TorchrunBackend
 from ..engine.problem import Problem
 from ..engine.working_model import check_module, uncompiled
-from ..errors import check_number, check_whole, refuse
+from ..errors import refuse
 from ..federated.clip_controllers import ClipController, QuantileClip
 from ..federated.local_sgd import LocalSGD, Loss, OnError
 from ..federated.mechanism import GaussianMechanism
@@ -28,6 +28,7 @@ from ..privacy.accountant import account
 from ..privacy.calibration import noise_multiplier_for, rounds_within
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
+from ..settings import check
 from ..streams import Streams
 from .callbacks import Callback
 from .loop import Run, drive
@@ -74,7 +75,8 @@ class Training:
         _check_parts(population, local, privacy, clip, server, compute)
         check_module(uncompiled(model))
         compute = compute.resolved(sum(p.numel() for p in model.parameters() if p.requires_grad), cohort_size)
-        self.rounds = check_whole("rounds", rounds, at_least=1, at_most=10**9, way_out="train for at least one round")
+        check("rounds", rounds)
+        self.rounds = rounds
         self.population, self.cohort_size, self.local, self.seed = population, cohort_size, local, seed
         self.privacy, self.compute, self.clip, self.server = privacy, compute, clip, server
         sampler = sampler_named(privacy.sampling, len(population), cohort_size, privacy.population_size)
@@ -85,13 +87,8 @@ class Training:
                 "give user_ids: the place in the population would change for others when one user goes",
             )  # fmt: skip
         self.relation = relation_for(sampler.sampling, privacy.relation, declared=self.declared)
-        self.delta = check_number(
-            "delta",
-            sampler.population_size**-1.1 if privacy.delta is None else privacy.delta,
-            above=0,
-            below=1,
-            way_out="population_size^-1.1 is the usual choice",
-        )
+        self.delta = sampler.population_size**-1.1 if privacy.delta is None else privacy.delta
+        check("delta", self.delta)
         if privacy.noise_multiplier is not None:
             self.noise_multiplier = privacy.noise_multiplier
         else:
