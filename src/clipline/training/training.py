@@ -135,7 +135,7 @@ class Training:
 
     @property
     def device(self) -> torch.device:
-        """Where users train."""
+        """The device on which users train."""
         return self.problem.device
 
     @property
