@@ -25,7 +25,7 @@ _HOMES = {
     "Progress": "training.progress",
     "QuantileClip": "federated.clip_controllers",
     "Relation": "privacy.relations",
-    "RunDirectory": "training.run_directory",
+    "RunDirectory": "training.storage.run_directory",
     "ScheduledClip": "federated.clip_controllers",
     "ServerAdam": "federated.server_optimisers",
     "ServerSGD": "federated.server_optimisers",
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from .training.options import Compute, Privacy
     from .training.progress import Progress
     from .training.result import TrainResult
-    from .training.run_directory import RunDirectory
     from .training.side_by_side import run_together
+    from .training.storage.run_directory import RunDirectory
     from .training.training import Training
 
 

@@ -17,7 +17,7 @@ from clipline.federated.population import Population
 from clipline.privacy.ledger import Ledger
 from clipline.tasks.preprocessing.text import CHARACTERS
 from clipline.training.progress import Progress
-from clipline.training.run_directory import RunDirectory
+from clipline.training.storage.run_directory import RunDirectory
 
 DATA_SET = {
     "cifar100": "cifar100", "emnist_cr": "emnist", "emnist_ae": "emnist", "shakespeare": "shakespeare",

@@ -23,7 +23,7 @@ from .parser import Argument, Command, Option, flags_for
 if TYPE_CHECKING:
     from ..tasks.settings import TrainSettings
     from ..tasks.task import Task
-    from ..training.directory_lock import DirectoryLock
+    from ..training.storage.directory_lock import DirectoryLock
 
 _OF_DATA = ("population_size", "test_users")  # what a file says of its own data
 
@@ -80,7 +80,7 @@ def resolve(
 def _locked(path: Path) -> AbstractContextManager[DirectoryLock | None]:
     """The lock on a run directory; none on torchrun's ranks above 0, which write nothing."""
     from ..engine.parallel.torchrun import torchrun_rank
-    from ..training.directory_lock import DirectoryLock
+    from ..training.storage.directory_lock import DirectoryLock
 
     rank = torchrun_rank()
     return DirectoryLock(path) if rank is None or rank.leads else nullcontext()
@@ -103,7 +103,7 @@ def run(
     from ..training.evaluation import Evaluate
     from ..training.interrupt import StopOnInterrupt
     from ..training.progress import Progress
-    from ..training.run_directory import RunDirectory, check_free
+    from ..training.storage.run_directory import RunDirectory, check_free
     from .summary import summary, summary_json
 
     rank = torchrun_rank()

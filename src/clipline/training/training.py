@@ -34,7 +34,7 @@ from .callbacks import Callback
 from .loop import Run, drive
 from .options import Compute, Privacy
 from .result import TrainResult
-from .run_directory import directory_first
+from .storage.run_directory import directory_first
 
 
 class Training:

@@ -7,8 +7,8 @@ from samples import linear_float32 as linear
 from clipline import QuantileClip, ServerAdam, ServerSGD, ServerYogi, Training
 from clipline.errors import RunError
 from clipline.training.callbacks import Callback
-from clipline.training.checkpoint import load_checkpoint, save_checkpoint, save_model
 from clipline.training.options import Privacy
+from clipline.training.storage.checkpoint import load_checkpoint, save_checkpoint, save_model
 
 
 @pytest.mark.parametrize("server", [ServerSGD(0.5), ServerAdam(0.1), ServerYogi(0.1)])

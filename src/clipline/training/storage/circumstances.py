@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import __version__
+from ... import __version__
 from .checkpoint import DATA_FINGERPRINT
 
 if TYPE_CHECKING:
-    from .training import Training
+    from ..training import Training
 
 # Either changes no release (the device's name, which `device in use` stands for) or rounding alone; of the seed a hash
 # is compared, since error messages show what has changed.

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..errors import RunError, SettingError, check_whole
-from ..federated.round import TrainState
-from ..privacy.ledger import Ledger, ledger_line
-from .callbacks import Callback
+from ...errors import RunError, SettingError, check_whole
+from ...federated.round import TrainState
+from ...privacy.ledger import Ledger, ledger_line
+from ..callbacks import Callback
+from ..curves import draw_curves, quantile_of
+from ..reports import RoundReport, round_json
 from .checkpoint import load_checkpoint, save_checkpoint, save_model
 from .circumstances import Circumstances, describe, to_toml
-from .curves import draw_curves, quantile_of
 from .directory_lock import DirectoryLock
-from .reports import RoundReport, round_json
 
 if TYPE_CHECKING:
-    from .result import TrainResult
-    from .training import Training
+    from ..result import TrainResult
+    from ..training import Training
 
 SETTINGS, METRICS, LEDGER = "settings.toml", "metrics.jsonl", "ledger.jsonl"
 MODEL, CURVES = "model.safetensors", "curves.png"
@@ -67,7 +67,7 @@ class RunDirectory(Callback):
         self.facts = None if facts is None else {name: str(value) for name, value in facts.items()}
         self.metric, self.unprivate_timing, self.same, self.settings = metric, unprivate_timing, same, settings
         self.checkpoint_every = check_whole(
-            "checkpoint_every", checkpoint_every, at_least=1, way_out="1 is after every round"
+            "checkpoint_every", checkpoint_every, at_least=1, way_out="1 stores one after each round"
         )
         self.charged = Ledger()  # everything that was ever written to ledger.jsonl
         self._lock = lock

@@ -15,11 +15,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from ..errors import RunError, check_number, check_whole
-from ..federated.clip_controllers import ClipState
-from ..federated.round import TrainState
-from ..privacy.events import GaussianEvent
-from ..privacy.ledger import Ledger
+from ...errors import RunError, check_number, check_whole
+from ...federated.clip_controllers import ClipState
+from ...federated.round import TrainState
+from ...privacy.events import GaussianEvent
+from ...privacy.ledger import Ledger
 
 _VERSION = "2"
 DATA_FINGERPRINT = "unprivate data fingerprint"  # the name of a line of circumstances that no message shows

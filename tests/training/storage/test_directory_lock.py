@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clipline.errors import RunError
-from clipline.training import directory_lock
-from clipline.training.directory_lock import DirectoryLock, UnlockedWarning
+from clipline.training.storage import directory_lock
+from clipline.training.storage.directory_lock import DirectoryLock, UnlockedWarning
 
 pytestmark = pytest.mark.skipif(directory_lock.fcntl is None, reason="needs fcntl")
 TAKEN = "must be free, and another process is at work there: wait until it has ended, or stop it"
@@ -54,7 +54,7 @@ def test_what_is_no_folder_is_refused(tmp_path, name):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from clipline.training.directory_lock import DirectoryLock
+from clipline.training.storage.directory_lock import DirectoryLock
 lock = DirectoryLock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(120)

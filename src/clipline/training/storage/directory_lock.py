@@ -10,7 +10,7 @@ from multiprocessing.util import register_after_fork
 from pathlib import Path
 from types import TracebackType
 
-from ..errors import RunError
+from ...errors import RunError
 
 try:
     import fcntl
