@@ -59,7 +59,7 @@ def measured(part: str, bench: Bench, device: str, used: bool) -> float:
     """Median milliseconds of a round in this process."""
     fast = EVERYTHING
     if part == "cache_blocks":
-        vectors._MANY = vectors._MANY if used else 10**9  # no threads
+        vectors._MIN_PARTS = vectors._MIN_PARTS if used else 10**9  # no threads
         vectors._PART = vectors._PART if used else 10**9  # one part
     else:
         fast = replace(EVERYTHING, **{part: used})
