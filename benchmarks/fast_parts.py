@@ -2,7 +2,7 @@
 
 Peer: the same round with the part switched off (`FastParts`). What buys less than 5% on its benchmark is taken out.
 
-    python benchmarks/fast_parts.py [--device cpu|cuda] [--parts fused_linear ...] [--turns 3] [--record]
+    python benchmarks/fast_parts.py [--device cpu|cuda] [--parts prefetch ...] [--turns 3] [--record]
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import synthetic
 import uneven_users
 
 from clipline import vectors
+from clipline.engine import one_by_one
+from clipline.engine.cpu import autograd_ops
 from clipline.engine.fast_parts import FastParts
 
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
@@ -45,8 +47,9 @@ ON_CORES = {
     "cache_blocks": Bench("so_lr", 20, 9, workers=2),  # `vectors.in_parts`
     "prefetch": Bench("so_lr", 20, 9, workers=2),
     "huge_pages": Bench("so_lr", 20, 9, workers=2),
+    "recorded_weights": Bench("so_lr", 20, 9, workers=2),  # `engine/sparse`: changes recorded, rows not formed
+    "autograd_ops": Bench("emnist_cr", 6, 5, workers=2),  # `engine/cpu/autograd_ops.py`
     "keep_freed_memory": Bench("emnist_cr", 6, 5, workers=2),
-    "fused_linear": Bench("emnist_cr", 6, 5, workers=2),
 }
 ON_GPU = {
     "compiled_steps": Bench("emnist_cr", 100, 20, precision="bf16"),
@@ -58,10 +61,14 @@ ON_GPU = {
 def measured(part: str, bench: Bench, device: str, used: bool) -> float:
     """Median milliseconds of a round in this process."""
     fast = EVERYTHING
-    if part == "cache_blocks":
+    if part == "recorded_weights" and not used:
+        one_by_one._RECORDED_DTYPES = ()
+    elif part == "autograd_ops" and not used:
+        autograd_ops.fits = lambda *tensors: False
+    elif part == "cache_blocks":
         vectors._MIN_PARTS = vectors._MIN_PARTS if used else 10**9  # no threads
         vectors._PART = vectors._PART if used else 10**9  # one part
-    else:
+    elif hasattr(EVERYTHING, part):
         fast = replace(EVERYTHING, **{part: used})
     options = {"fast": fast, "workers": bench.workers if device == "cpu" else 1, "precision": bench.precision}
     if bench.uneven:
@@ -98,9 +105,13 @@ def main() -> None:
         fast, plain = (statistics.median(taken[used]) for used in (True, False))
         bench = benches[part]
         what = f"{bench.task}, {bench.users} users{', uneven' if bench.uneven else ''}"
-        rows.append((f"`{part}`", what, f"{fast:.1f}", f"{plain:.1f}", f"{100 * (plain / fast - 1):+.0f}%"))
+        least = [f"{min(taken[used]):.1f}" for used in (True, False)]
+        rows.append((f"`{part}`", what, f"{fast:.1f}", f"{plain:.1f}", f"{100 * (plain / fast - 1):+.0f}%", *least))
         print(rows[-1], {used: [round(one, 1) for one in all_] for used, all_ in taken.items()}, flush=True)
-    text = recording.table(("part", "benchmark", "with, ms a round", "without", "slower without it by"), rows)
+    text = recording.table(
+        ("part", "benchmark", "with, ms a round", "without", "slower without it by", "least with", "least without"),
+        rows,
+    )
     print(text)
     if wanted.record:
         about = f"`{recording.command_line()}`, {recording.machine(wanted.device)}"

@@ -1,6 +1,7 @@
 """Rules of the house that a reader should be able to rely on."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -148,3 +149,30 @@ def test_text_is_read_and_written_as_utf8_whatever_the_locale(path):
         modes = [word.value for word in node.args] if opens else []
         if node.func.attr in ("read_text", "write_text") or (opens and not any("b" in mode for mode in modes)):
             assert "encoding" in [word.arg for word in node.keywords], f"{path.name}:{node.lineno}"
+
+
+def test_files_that_the_architecture_page_names_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+\.py)`", page))
+    assert {"federated/round.py", "federated/clipping.py", "training/loop.py"} <= named
+    everywhere = {path.relative_to(SOURCE).as_posix() for path in FILES}
+    for name in named:  # a short name stands behind its room's
+        assert any(path == name or path.endswith(f"/{name}") for path in everywhere), name
+    assert (ROOT / "docs" / "images" / "architecture.svg").is_file()
+
+
+ROOMS = sorted(path.parent for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE)
+
+
+@pytest.mark.parametrize("folder", ROOMS, ids=lambda folder: folder.relative_to(SOURCE).as_posix())
+def test_a_room_says_what_it_is_for_and_holds_about_a_dozen_files(folder):
+    assert (ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or "").count(" ") > 8
+    assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= 14
+
+
+def test_federated_is_algorithm_1_and_nothing_else():
+    files = {path.stem for path in (SOURCE / "federated").glob("*.py")} - {"__init__"}
+    assert files == {
+        "backend", "clip_controllers", "clipping", "draws", "local_sgd", "mechanism", "population", "round",
+        "sampling", "server_optimisers",
+    }  # fmt: skip

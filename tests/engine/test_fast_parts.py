@@ -9,11 +9,9 @@ from samples import Mixed, cross_entropies, flat_training, one_by_one, populatio
 from tagged_posts import Tags, loss, posts
 
 from clipline import LocalSGD, SettingError
-from clipline.engine.cpu import fused_linear
 from clipline.engine.fast_parts import FastParts
 from clipline.engine.sparse import native
 from clipline.engine.stacked.trainer import Stacked
-from clipline.engine.working_model import WorkingModel
 from clipline.streams import Streams
 
 NAMES = [field.name for field in fields(FastParts)]
@@ -32,9 +30,7 @@ def test_what_reaches_beyond_the_training_is_off_unless_asked_for():
 
 @pytest.mark.parametrize("engine", ["one-by-one", "stacked"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "keep_freed_memory"])
-def test_a_run_is_the_same_with_a_part_turned_over(monkeypatch, name, engine):
-    monkeypatch.setattr(fused_linear, "_LARGE", 1)  # so that there is something to turn off
-
+def test_a_run_is_the_same_with_a_part_turned_over(name, engine):
     def run(fast):
         torch.manual_seed(0)
         population = population_of([9, 0, 4, 1, 6, 3, 7], features=16)
@@ -47,17 +43,6 @@ def test_a_run_is_the_same_with_a_part_turned_over(monkeypatch, name, engine):
     usual, turned = run(FastParts()), run(FastParts(**{name: not getattr(FastParts(), name)}))
     torch.testing.assert_close(turned.state.params, usual.state.params, rtol=1e-11, atol=1e-12)
     assert turned.guarantee == usual.guarantee
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_large_dense_layers_step_without_a_gradient_unless_that_is_turned_off(monkeypatch, fused):
-    monkeypatch.setattr(fused_linear, "_LARGE", 1)
-    working = WorkingModel(torch.nn.Linear(6, 3), fused_linear=fused)
-    layer = working.module
-    assert layer.factors.serve(torch.ones(1, 6), layer.weight) == fused
-    before = working.vector.clone()
-    working.sgd_step(layer(torch.ones(1, 6)).sum(), 0.5)
-    torch.testing.assert_close(working.vector, before - 0.5)  # the gradient of all is 1
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -58,7 +58,7 @@ class Problem:
         fast: FastParts | None = None,
     ) -> None:
         self.fast = FastParts() if fast is None else fast
-        self.model = WorkingModel(model, device, fused_linear=self.fast.fused_linear)
+        self.model = WorkingModel(model, device)
         self.loss = loss
         self.local = local
         self.runs: Sequence[LocalRun] = (LocalRun(streams, local.lr),)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import ModuleError
-from .cpu.fused_linear import FusedLinearStep
-from .stacked.vmap_layers import Linear, replace_layers
+from .stacked.vmap_layers import replace_layers
 from .user_random import UserRandom
 
 _LEGACY_HOOKS = ("WeightNorm", "SpectralNorm")  # of torch.nn.utils
@@ -25,7 +24,7 @@ class WorkingModel:
     sets the model, and an SGD step on the model changes the vector.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", *, fused_linear: bool = True) -> None:
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         module = uncompiled(module)
         check_module(module)
         self._original = module
@@ -49,10 +48,6 @@ class WorkingModel:
             for key, param in part._parameters.items()
             if param is not None and id(param) in names
         ]
-        self._factors = FusedLinearStep(trainable if fused_linear else ())
-        for layer in self.module.modules():
-            if isinstance(layer, Linear):
-                layer.factors = self._factors
         self.random_layers = {name: part for name, part in self.module.named_modules() if isinstance(part, UserRandom)}
         for random_layer in self.random_layers.values():
             random_layer.draws = (
@@ -125,12 +120,11 @@ class WorkingModel:
         """One SGD step. A parameter that the loss does not use is not changed."""
         if not loss.requires_grad:
             raise ModuleError("the loss does not depend on the model's trainable parameters: return what it computed")
-        with self._factors.collecting(loss), torch.no_grad():
+        with torch.no_grad():
             gradients = torch.autograd.grad(loss, self._trainable, allow_unused=True)
             for param, gradient in zip(self._trainable, gradients, strict=True):
                 if gradient is not None:
                     param.sub_(gradient, alpha=lr)
-            self._factors.subtract(lr)
 
 
 def _same(ours: Tensor, theirs: Tensor) -> bool:

@@ -22,7 +22,6 @@ from torch.overrides import TorchFunctionMode
 from torch.overrides import _get_current_function_mode_stack as _modes
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..cpu.fused_linear import FusedLinearStep
 from ..kernels import convolution
 from ..user_random import UserRandom
 from .vmap_axis import is_batched, users_first
@@ -190,15 +189,11 @@ class Dropout(UserRandom, nn.Dropout):
 
 
 class Linear(nn.Linear):
-    """`nn.Linear`; under vmap, `product`; for a single user, possibly the fused SGD step of `cpu/fused_linear.py`."""
-
-    factors: FusedLinearStep | None = None  # of the working model that the layer belongs to
+    """`nn.Linear`; under vmap, `product`."""
 
     def forward(self, values: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
         if not is_batched(values, self.weight):
-            if self.factors is not None and self.factors.serve(values, self.weight):
-                return self.factors.linear(values, self.weight, self.bias)
             return F.linear(values, self.weight, self.bias)
         device_type = values.device.type
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else self.weight.dtype
