@@ -19,7 +19,6 @@ import recording
 import synthetic
 import uneven_users
 
-from clipline import vectors
 from clipline.engine import one_by_one
 from clipline.engine.cpu import autograd_ops
 from clipline.engine.fast_parts import FastParts
@@ -44,9 +43,7 @@ class Bench:
 
 ON_CORES = {
     "compile_c": Bench("so_lr", 20, 9, workers=2),
-    "cache_blocks": Bench("so_lr", 20, 9, workers=2),  # `vectors.in_parts`
     "prefetch": Bench("so_lr", 20, 9, workers=2),
-    "huge_pages": Bench("so_lr", 20, 9, workers=2),
     "recorded_weights": Bench("so_lr", 20, 9, workers=2),  # `engine/sparse`: changes recorded, rows not formed
     "autograd_ops": Bench("emnist_cr", 6, 5, workers=2),  # `engine/cpu/autograd_ops.py`
     "keep_freed_memory": Bench("emnist_cr", 6, 5, workers=2),
@@ -65,9 +62,6 @@ def measured(part: str, bench: Bench, device: str, used: bool) -> float:
         one_by_one._RECORDED_DTYPES = ()
     elif part == "autograd_ops" and not used:
         autograd_ops.fits = lambda *tensors: False
-    elif part == "cache_blocks":
-        vectors._MIN_PARTS = vectors._MIN_PARTS if used else 10**9  # no threads
-        vectors._PART = vectors._PART if used else 10**9  # one part
     elif hasattr(EVERYTHING, part):
         fast = replace(EVERYTHING, **{part: used})
     options = {"fast": fast, "workers": bench.workers if device == "cpu" else 1, "precision": bench.precision}

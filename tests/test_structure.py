@@ -16,7 +16,7 @@ LEVELS = {
     "errors": 0,
     "settings": 1,
     "streams": 2,
-    "vectors": 2,
+    "cuda_streams": 2,
     "plotting": 1,
     "privacy": 2,
     "federated": 3,

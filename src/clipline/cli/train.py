@@ -98,7 +98,7 @@ def run(
     import torch
 
     from ..engine.choose import SMALL_MODEL
-    from ..engine.cpu.huge_pages import keep_freed_memory
+    from ..engine.cpu.allocator import keep_freed_memory
     from ..engine.parallel.torchrun import agree, from_rank_0, torchrun_rank
     from ..training.evaluation import Evaluate
     from ..training.interrupt import StopOnInterrupt

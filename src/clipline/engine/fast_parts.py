@@ -18,7 +18,6 @@ class FastParts:
 
     compiled_steps: bool = True  # on a GPU: one compiled program, replayed as CUDA graphs; off: vmap, step by step
     straggler_streams: bool = True  # on a GPU: users with many more steps run on a stream beside the others
-    huge_pages: bool = True  # on a core: noise for large models is drawn into huge pages
     prefetch: bool = True  # the next round's cohort and noise are drawn while this one ends
     compile_c: bool = declared("compile_c")  # sparse rows by C code that is compiled when the training is made
     keep_freed_memory: bool = False  # glibc keeps what is freed, for the rest of the process

@@ -19,7 +19,7 @@ from ..errors import CliplineError, ModuleError
 from ..federated.backend import CohortRequest
 from ..federated.local_sgd import Batch, LossOf, per_example, users_own
 from .batches import plan_steps
-from .cpu.huge_pages import keep_freed_memory
+from .cpu.allocator import keep_freed_memory
 from .isolation.guard import IsolationError
 from .isolation.made_up_data import FILLS, made_up, parameters_to_try
 from .problem import Problem

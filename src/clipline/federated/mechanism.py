@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..cuda_streams import LateScalar
 from ..errors import check_number, refuse
 from ..privacy.events import GaussianEvent
 from ..privacy.noise_split import DeltaNoise, split_noise
 from ..settings import check
-from ..vectors import LateScalar, in_parts
 from .clipping import ClippedSum
 from .draws import Noise, NoiseNow
 
@@ -97,16 +97,13 @@ class GaussianMechanism:
             raise refuse("noise", len(numbers), f"{dim + 1} numbers, one for each of the sum", "draw as many")
         noisy = numbers  # in place: the noise is not used again
 
-        def hide(part: slice, stddev: float) -> None:
+        for part, stddev in ((slice(dim), delta_stddev), (slice(dim, None), self.count_stddev or 0.0)):
             hidden = torch.add(private[part], numbers[part], alpha=stddev, out=noisy[part])
             if stddev > 0:
                 grid = grid_of(stddev)
                 hidden.mul_(1 / grid).round_().mul_(grid / self.cohort_size)
             else:
                 hidden.div_(self.cohort_size)
-
-        hide(slice(dim, dim + 1), self.count_stddev or 0.0)
-        in_parts(partial(hide, stddev=delta_stddev), dim, noisy.device)
         if self.count_stddev is None:
             noisy[-1:] = 0.0  # the count has no noise: it must not stay in memory behind the mean
         centred = LateScalar(noisy[-1:])

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..errors import check_number
 from ..settings import check, check_declared, declared
-from ..vectors import in_parts
 from .mechanism import Release
 
 ServerState = Mapping[str, Tensor]
@@ -45,14 +44,8 @@ class ServerSGD:
 
     def update(self, params: Tensor, state: ServerState, release: Release) -> tuple[Tensor, ServerState]:
         """One step of SGD with momentum along the released mean."""
-        before, momentum, moved = state["momentum"], torch.empty_like(params), torch.empty_like(params)
-
-        def move(part: slice) -> None:
-            torch.mul(before[part], self.momentum, out=momentum[part]).add_(release.mean[part].to(params))
-            torch.mul(momentum[part], self.lr, out=moved[part]).add_(params[part])
-
-        in_parts(move, len(params), params.device)
-        return moved, {"momentum": momentum}
+        momentum = self.momentum * state["momentum"] + release.mean.to(params)
+        return params + self.lr * momentum, {"momentum": momentum}
 
 
 @dataclass(frozen=True)

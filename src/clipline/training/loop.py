@@ -75,7 +75,7 @@ def draws_of(training: Training, until: int) -> Draws:
     streams, dim, fast = problem.runs[0].streams, problem.model.dim, problem.fast
     if not fast.prefetch:
         return PlainDraws(sampler, streams, dim, problem.device)
-    return Prefetch(sampler, streams, dim, problem.device, until, huge_pages=fast.huge_pages)
+    return Prefetch(sampler, streams, dim, problem.device, until)
 
 
 class Run:

@@ -1,4 +1,4 @@
 """What saves memory traffic when one user trains on a CPU core.
 
-Begin with `autograd_ops.py` (operations with cheaper gradients), then `huge_pages.py`.
+Begin with `autograd_ops.py` (operations with cheaper gradients), then `allocator.py`.
 """

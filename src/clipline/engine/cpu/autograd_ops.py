@@ -2,7 +2,7 @@
 
 Plain twin: torch's operation itself (`F.conv2d`, `F.relu`, `values.square().sum()`), used wherever `fits` is false.
 Held equal by: tests/engine/cpu/test_autograd_ops.py.
-Buys: TO BE MEASURED (benchmarks/fast_parts.py).
+Buys: 719 ms a round instead of 740 (emnist_cr, 6 users), within noise (benchmarks/fast_parts.py).
 """
 
 from __future__ import annotations

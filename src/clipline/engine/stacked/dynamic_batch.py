@@ -10,7 +10,7 @@ Plain twin: the step itself (`StackStep`), which is traced; used eagerly where t
 Switch: `FastParts.compiled_steps`.
 Held equal by: tests/engine/stacked/test_dynamic_batch.py.
 Buys: kept bfloat16 copies, emnist_cr on an H200: 18.6 ms a round before, 17.0 after (docs/results/performance.md).
-Buys: TO BE MEASURED (benchmarks/fast_parts.py).
+Not measured by itself yet: that needs a GPU (benchmarks/fast_parts.py --device cuda).
 """
 
 from __future__ import annotations

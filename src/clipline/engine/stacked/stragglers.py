@@ -6,7 +6,7 @@ for little of the work; beside the rest they fill idle multiprocessors.
 Plain twin: the same block as one group (`_parted` with nothing to split), or the eager steps of `trainer.py`.
 Switch: `FastParts.straggler_streams`.
 Held equal by: tests/engine/stacked/test_stragglers.py.
-Buys: TO BE MEASURED (benchmarks/fast_parts.py).
+Not measured by itself yet: that needs a GPU (benchmarks/fast_parts.py --device cuda).
 """
 
 from __future__ import annotations

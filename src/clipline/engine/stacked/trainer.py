@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ...cuda_streams import side_stream
 from ...errors import ModuleError
 from ...federated.backend import CohortRequest
 from ...federated.local_sgd import Batch, users_own
 from ...streams import keys_of
-from ...vectors import side_stream
 from ..batches import Steps, padded_width, plan_steps
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import IsolationError

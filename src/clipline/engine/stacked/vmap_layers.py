@@ -6,7 +6,7 @@ Plain twin: torch's own layers and operations, which also run here for a single 
 Held equal by: tests/engine/stacked/test_vmap_layers.py and test_vmap_rules.py.
 Buys: weight gradients laid out as the weights are (`stacked_product_weight`), emnist_cr on an H200: 39 ms a round
 before, 30 after (docs/results/performance.md).
-Buys: TO BE MEASURED (benchmarks/fast_parts.py).
+Not measured by itself yet: that needs a GPU (benchmarks/fast_parts.py --device cuda).
 """
 
 from __future__ import annotations

@@ -5,25 +5,22 @@ import os
 import platform
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import torch
 from samples import one_by_one as made
 from samples import request, small_population
 from torch import nn
 
 from clipline import LocalSGD
 from clipline.engine import one_by_one
-from clipline.engine.cpu import huge_pages as memory
-from clipline.engine.cpu.huge_pages import keep_freed_memory
+from clipline.engine.cpu.allocator import keep_freed_memory
 from clipline.engine.fast_parts import FastParts
 from clipline.streams import Streams
 
 PROGRAM = """
 import resource, sys, torch
-from clipline.engine.cpu.huge_pages import keep_freed_memory
+from clipline.engine.cpu.allocator import keep_freed_memory
 kept = keep_freed_memory() if sys.argv[1] == "keep" else None
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -85,50 +82,3 @@ def test_training_on_a_processor_asks_for_it_if_the_caller_does(monkeypatch, wan
 
 
 needs_pages = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="areas are mapped on Linux alone")
-
-
-@needs_pages
-def test_an_area_is_used_again_only_when_nothing_uses_it_any_more(monkeypatch):
-    monkeypatch.setattr(memory, "_kept", [])
-    count = memory._LARGE // 8
-    first = memory.new(count, torch.float64)
-    place, part = first.data_ptr(), first[5:10]
-    part.fill_(7.0)
-    del first
-    second = memory.new(count, torch.float64)  # a part of the first is still in use
-    assert second.data_ptr() != place
-    second.fill_(1.0)
-    assert part.tolist() == [7.0] * 5
-    del part
-    assert memory.new(2 * count, torch.float64).data_ptr() != place  # another size
-    assert memory.new(count, torch.float64).data_ptr() == place
-    for _ in range(2 * memory._FEW):
-        many = [memory.new(count, torch.float64) for _ in range(2 * memory._FEW)]
-        assert len({one.data_ptr() for one in many}) == len(many)
-        del many
-    assert len(memory._kept) <= memory._FEW
-
-
-@needs_pages
-def test_threads_that_ask_at_once_never_share_an_area(monkeypatch):
-    monkeypatch.setattr(memory, "_kept", [])
-    count = memory._LARGE // 8
-
-    def asks(number):
-        for turn in range(50):
-            own = memory.new(count, torch.float64)
-            own[:9] = own[-9:] = number + turn / 100
-            assert (own[:9] == own[-1]).all()
-            assert float(own[-1]) == number + turn / 100
-        return True
-
-    with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(asks, range(8)))
-
-
-@pytest.mark.parametrize("count", [0, 5, 1 << 20])
-def test_new_memory_may_be_written_and_is_as_long_as_asked(count):
-    room = memory.new(count, torch.float64)
-    room.copy_(torch.arange(count))
-    assert np.array_equal(room.numpy(), np.arange(count))
-    assert room.dtype == torch.float64

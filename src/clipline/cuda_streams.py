@@ -1,0 +1,58 @@
+"""Work beside the current CUDA stream: on a side stream, and scalars that are read late. Without CUDA, plain calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def side_stream(device: torch.device) -> Iterator[list[Tensor]]:
+    """Within, work is launched on a side CUDA stream. Append its results to the list; the current stream then waits.
+
+    Tensors that are read within must be finished, or made on the side stream too. Without CUDA this does nothing.
+    """
+    made: list[Tensor] = []
+    if device.type != "cuda":
+        yield made
+        return
+    now = torch.cuda.current_stream(device)
+    stream = _stream(now.device)
+    with torch.cuda.stream(stream):
+        yield made
+    now.wait_stream(stream)
+    for tensor in made:
+        tensor.record_stream(now)  # the allocator must not reuse it before the current stream is done
+
+
+class LateScalar:
+    """A scalar on a device. Calling this reads it: waits for the work that computes it, not for later work."""
+
+    def __init__(self, number: Tensor) -> None:
+        self._done: torch.cuda.Event | None = None
+        if number.device.type != "cuda":
+            self._value = number.clone()
+            return
+        self._value = torch.empty(number.shape, dtype=number.dtype, pin_memory=True).copy_(number, non_blocking=True)
+        self._done = torch.cuda.current_stream(number.device).record_event()
+
+    def is_ready(self) -> bool:
+        """Whether it can be read without waiting."""
+        return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
+
+    def __call__(self) -> float:
+        """The number."""
+        if self._done is not None:
+            self._done.synchronize()
+        return float(self._value)
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream
