@@ -17,4 +17,5 @@ PY
 )
 # shellcheck disable=SC2086
 "$env/bin/pip" install -q $lowest pytest pytest-xdist hypothesis mpmath
+"$env/bin/pip" install -q --no-deps -e .
 PYTHONPATH=src OMP_NUM_THREADS=1 "$env/bin/python" -m pytest -n auto "$@"

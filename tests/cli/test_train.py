@@ -176,7 +176,7 @@ def test_an_interrupted_run_resumes_to_the_same_model(clipline, tmp_path, monkey
     assert sorted(path.name for path in (tmp_path / "part").iterdir()) == FILES
     code, _, err = clipline("train", "--resume", "part")
     assert code == 2
-    assert "holds no checkpoint.safetensors" in err
+    assert "is a finished run" in err
 
 
 def started(*arguments):

@@ -233,3 +233,8 @@ def test_an_empty_half_is_refused_with_a_way_out():
     with pytest.raises(PopulationError, match="population has 1 user but a split needs at least 2"):
         people(["me"]).split()
     assert [len(half) for half in people(["me", "you"]).split(test=1)] == [1, 1]
+
+
+def test_a_population_is_shown_without_anybodys_data():
+    population = Population.from_arrays([7, 7, 9], x=[[0.25, 0.5], [1.0, 2.0], [3.0, 4.0]], y=[1, 2, 3])
+    assert repr(population) == "Population(2 users, 3 examples of x float64[2], y int64)"

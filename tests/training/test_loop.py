@@ -19,6 +19,7 @@ from samples import LOCAL, cross_entropies, flat_training, linear_model, small_p
 
 from clipline import Callback, Evaluate, FixedClip, run_together
 from clipline.engine.parallel.single import SingleProcess
+from clipline.errors import SettingError
 from clipline.training import loop
 from clipline.training.side_by_side import SharedNoiseWarning
 
@@ -407,3 +408,9 @@ def test_no_signal_is_taken_over_while_a_run_goes_on_unless_asked():
 
     training().run([Looking()])
     assert set(during) == {(before, sys.excepthook, torch.get_num_threads())}
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "x", [None], [object()], [Callback]])
+def test_what_is_no_list_of_callbacks_is_refused_in_a_sentence(wrong):
+    with pytest.raises(SettingError, match="callbacks"):
+        training(rounds=1).run(wrong)

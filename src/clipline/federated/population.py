@@ -21,7 +21,7 @@ _COPY_BYTES = 8 << 20  # of a field copied at a time
 _IN_MEMORY = 1 << 28  # bytes of a memory-mapped field up to which `split` copies it to memory, not to disk
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Population:
     """`len(population)` users; user i owns the rows `offsets[i]:offsets[i + 1]` of every field.
 
@@ -168,6 +168,10 @@ class Population:
         PRIVATE: it has no noise, and whoever can guess all of the data can check the guess by it.
         """
         return str(_data().population_fingerprint(self, times=times))
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name} {field.dtype}{list(field.shape[1:]) or ''}" for name, field in self.fields.items())
+        return f"Population({len(self)} users, {self.examples} examples of {fields})"
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -24,6 +24,9 @@ class Callback:
     def on_start(self, training: Training, state: TrainState) -> None:
         """Before the first round of this call; `state` is what it begins from. An error here stops the run."""
 
+    def on_release(self, state: TrainState) -> None:
+        """As soon as a round has released, before the new state is measured or shown: to write its event down."""
+
     def on_round(self, report: RoundReport, state: TrainState) -> None:
         """After a round, in order; the next may train meanwhile. `state` is what came of the round."""
 

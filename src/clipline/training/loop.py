@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from ..engine.prefetch import Prefetch
+from ..errors import refuse
 from ..federated.backend import Backend, CohortRequest
 from ..federated.clipping import ClippedSum
 from ..federated.draws import Draws, PlainDraws
@@ -78,6 +79,20 @@ def draws_of(training: Training, until: int) -> Draws:
     return Prefetch(sampler, streams, dim, problem.device, until)
 
 
+def _checked(callbacks: Sequence[Callback]) -> list[Callback]:
+    """The callbacks, each of which must be one, and there once."""
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
+        raise refuse("callbacks", callbacks, "a list of callbacks", "give [Progress()], say")
+    for number, callback in enumerate(callbacks):
+        if not isinstance(callback, Callback):
+            raise refuse(
+                f"callbacks[{number}]", callback, "a Callback object", "give Progress(), or derive from Callback"
+            )
+        if any(callback is other for other in callbacks[:number]):
+            raise refuse(f"callbacks[{number}]", callback, "another object than those before it", "give it once")
+    return list(callbacks)
+
+
 class Run:
     """One run on its way. `number` is its place among those that train side by side."""
 
@@ -86,8 +101,11 @@ class Run:
     ) -> None:
         self._training, self._number = training, number
         # Those that write the ledger come first: a round is on record before anything else is done with it.
-        self._callbacks = sorted(callbacks, key=lambda callback: not hasattr(callback, "charged"))
+        self._callbacks = sorted(_checked(callbacks), key=lambda callback: not hasattr(callback, "charged"))
         self._state = training.init() if state is None else state
+        if self._state.round_index > training.rounds:
+            limit = f"at most the {training.rounds} rounds of the training"
+            raise refuse("state.round_index", self._state.round_index, limit, "raise rounds")
         # Every round is the same event, so it is known at once how many the budget allows.
         begin = self._state.round_index
         self._until = begin + training.affordable(self._state.ledger, training.rounds - begin)
@@ -138,7 +156,9 @@ class Run:
         except StopIteration as end:
             state, release = end.value
         clip, self._round, self._request, self._state = self._request.clip, None, None, state
-        metrics = self._measured(last=state.round_index == self._training.rounds)
+        for callback in self._callbacks:  # on record before anything else is done with it, whatever fails later
+            callback.on_release(state)
+        metrics = self._measured(last=state.round_index == self._until)
         account: Callable[[], Guarantee] = partial(self._training.guarantee_of, state.ledger)
         if self._callbacks:  # they will ask for it: begin at once, beside the next round
             account = partial(_begun_or_now, self._accounting.submit(account), account)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -81,6 +82,10 @@ class Compute:
 
     def __post_init__(self) -> None:
         check_declared(self)
+        if not isinstance(self.fast, FastParts):
+            raise refuse("fast", self.fast, "a FastParts", "give FastParts(prefetch=False), say")
+        if not isinstance(self.row_fields, Mapping):
+            raise refuse("row_fields", self.row_fields, "a mapping from parameters to fields", "see docs/engine.md")
 
     def resolved(self, parameters: int, cohort_size: int) -> Compute:
         """The same with a torch device and a number of workers in place of "auto" and None.

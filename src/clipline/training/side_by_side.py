@@ -75,6 +75,8 @@ def _check_alike(first: Problem, other: Problem, number: int) -> None:
         "device": first.device == other.device,
         "precision": first.precision == other.precision,
         "row_fields": first.row_fields == other.row_fields,
+        "on_error": first.on_error == other.on_error,
+        "fast": first.fast == other.fast,
         "what is not trained in the model": first.model.same_apart_from_training(other.model),
     }
     for name, alike in same.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -43,6 +44,10 @@ class Training:
     `privacy` decides the promise, `compute` only the time; see `Privacy` and `Compute`. The rest decides the result and
     has the paper's defaults: the median as clip, momentum 0.9 at the server.
 
+    Cohorts, noise and the order of examples come from `seed`, which is drawn if it is left out: whoever knows it can
+    subtract the noise. Give one to repeat or resume a run in another process, and keep it secret; for a model that is
+    given away use `Privacy(noise_source="system")`.
+
     `loss(model, batch)` returns one number, or one for each example, which trains faster; `batch` maps the population's
     field names to tensors. `model` itself is never changed.
 
@@ -65,7 +70,7 @@ class Training:
         clip: ClipController | None = None,
         server: ServerOptimiser | None = None,
         compute: Compute | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         on_error: OnError = "zero",
         trial_batch: Mapping[str, Any] | None = None,
     ) -> None:
@@ -77,6 +82,8 @@ class Training:
         compute = compute.resolved(sum(p.numel() for p in model.parameters() if p.requires_grad), cohort_size)
         check("rounds", rounds)
         self.rounds = rounds
+        # Two runs that were not told otherwise must not share their noise, nor have a seed that anybody can guess.
+        seed = secrets.randbits(62) if seed is None else seed
         self.population, self.cohort_size, self.local, self.seed = population, cohort_size, local, seed
         self.privacy, self.compute, self.clip, self.server = privacy, compute, clip, server
         sampler = sampler_named(privacy.sampling, len(population), cohort_size, privacy.population_size)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from samples import LOCAL, cross_entropy, small_population
 from samples import linear_float32 as linear
 
-from clipline import FixedClip, Population, QuantileClip, ServerSGD, Training
+from clipline import FixedClip, Population, QuantileClip, ServerSGD, Training, run_together
 from clipline.errors import RunError, SettingError
 from clipline.federated.clip_controllers import ClipState
 from clipline.privacy import Ledger
@@ -190,7 +190,8 @@ def test_the_ledger_is_written_before_any_other_callback_hears_of_the_round(tmp_
         seen.append(Ledger.read(tmp_path / "r" / LEDGER).rounds - state.ledger.rounds)
 
     training().run([Each(look), RunDirectory(tmp_path / "r"), measured()])  # whatever the order of the list
-    assert seen == [0] * 6
+    assert len(seen) == 6
+    assert min(seen) >= 0  # the next round may be on record too
 
 
 def test_the_ledger_line_comes_before_the_metrics_line_and_the_checkpoint(tmp_path, monkeypatch):
@@ -238,24 +239,26 @@ def test_a_crashed_run_replays_from_its_seed_and_charges_every_round_once(tmp_pa
 
 def test_rounds_that_cannot_be_replayed_stay_charged(tmp_path):
     crashed_run(tmp_path / "r", "system", 4)
+    written = Ledger.read(tmp_path / "r" / LEDGER).rounds  # 4, or 5 where the next had been released
     # The checkpoint of round 4 was lost, its ledger line was not: the release may have been seen.
     (tmp_path / "r" / CHECKPOINT).unlink()
     run, states = training("system"), []
     run.run([Each(lambda report, state: states.append(state))])
     save_checkpoint(tmp_path / "r" / CHECKPOINT, states[2], str(Circumstances(run)))  # three rounds
     state = reopened(tmp_path / "r", run)
-    assert (state.round_index, state.ledger.rounds) == (3, 4)
+    assert (state.round_index, state.ledger.rounds) == (3, written)
     result = training("system").resume(tmp_path / "r")
-    assert result.guarantee.rounds == 7  # six that count and one that was released twice
+    assert result.guarantee.rounds == 6 + written - 3  # six that count, and those that were released twice
     assert Ledger.read(tmp_path / "r" / LEDGER) == result.state.ledger
 
 
 def test_a_line_cut_short_by_a_crash_is_dropped(tmp_path):
     crashed_run(tmp_path / "r", "system", 4)
+    written = Ledger.read(tmp_path / "r" / LEDGER).rounds
     with (tmp_path / "r" / LEDGER).open("a") as file:
         file.write('{"version": 1, "rou')
-    assert reopened(tmp_path / "r", training("system")).ledger.rounds == 4
-    assert Ledger.read(tmp_path / "r" / LEDGER).rounds == 4
+    assert reopened(tmp_path / "r", training("system")).ledger.rounds == written >= 4
+    assert Ledger.read(tmp_path / "r" / LEDGER).rounds == written
 
 
 def test_a_lost_ledger_is_restored_from_the_checkpoint(tmp_path):
@@ -391,7 +394,7 @@ def test_damaged_metrics_do_not_stop_a_run_from_going_on(tmp_path):
 
 def test_a_finished_run_has_nothing_to_resume(tmp_path):
     training().run([RunDirectory(tmp_path / "r")])
-    with pytest.raises(RunError, match="finished, or never reached a checkpoint"):
+    with pytest.raises(RunError, match=r"finished run|never reached one"):
         training().resume(tmp_path / "r")
 
 
@@ -616,3 +619,50 @@ def test_lines_too_deep_for_python_are_damaged_lines(tmp_path):
     (tmp_path / "r" / LEDGER).write_text("[" * 100_000 + "\n")
     with pytest.raises(RunError, match="line 1: not a line of JSON"):
         reopened(tmp_path / "r", training())
+
+
+def test_a_round_is_on_record_before_its_model_is_measured_and_whatever_the_metric_does(tmp_path):
+    seen = []
+
+    def metric(model):
+        seen.append(len((tmp_path / "r" / LEDGER).read_text().splitlines()))
+        if len(seen) == 3:
+            raise OSError("the disk of the test data is gone")
+        return {"quality": 1.0}
+
+    with pytest.raises(OSError, match="the disk"):
+        training("system").run([Evaluate(metric, every=1), RunDirectory(tmp_path / "r")])
+    assert all(lines >= number for number, lines in enumerate(seen, start=1))  # never a model without its line
+    assert len((tmp_path / "r" / LEDGER).read_text().splitlines()) >= 3
+
+
+def test_facts_do_not_replace_the_guarantee(tmp_path):
+    result = training().run([RunDirectory(tmp_path / "r", facts={"guarantee": "epsilon 0"})])
+    with safe_open(tmp_path / "r" / MODEL, "pt") as file:
+        assert file.metadata()["guarantee"] == str(result.guarantee)
+
+
+@pytest.mark.filterwarnings("ignore::clipline.training.side_by_side.SharedNoiseWarning")
+def test_a_run_directory_serves_one_run(tmp_path):
+    made, directory = training(), RunDirectory(tmp_path / "r")
+    with pytest.raises(SettingError, match="serves one"):
+        run_together([made, made], [[directory], [directory]])
+    with pytest.raises(SettingError, match=r"callbacks\[1\]"):
+        made.run([directory, directory])
+
+
+def test_an_array_that_a_controller_holds_must_be_the_same():
+    class Table:
+        needs_fraction = False
+
+        def __init__(self, clips):
+            self.table = np.array(clips)
+
+        def init(self):
+            return ClipState(float(self.table[0]))
+
+        def update(self, state, release):
+            return ClipState(float(self.table[state.round_index % 2]), state.round_index + 1)
+
+    one, same, other = (str(Circumstances(training(clip=Table(clips)))) for clips in ([1, 2], [1, 2], [1, 3]))
+    assert one == same != other

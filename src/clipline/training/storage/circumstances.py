@@ -154,12 +154,21 @@ def _plain(value: object) -> Any:
         return str(value)
     if isinstance(value, str | numbers.Real | np.bool_):
         return value
+    if isinstance(value, np.ndarray | torch.Tensor):
+        array = (
+            value.detach().cpu().contiguous().numpy()
+            if isinstance(value, torch.Tensor)
+            else np.ascontiguousarray(value)
+        )
+        return f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
     if isinstance(value, list | tuple | set | frozenset):
         entries = [_plain(entry) for entry in (value if isinstance(value, list | tuple) else sorted(value, key=repr))]
         return None if any(entry is None for entry in entries) else entries
     if isinstance(value, Mapping):
         entries_by_name = {str(key): _plain(entry) for key, entry in value.items()}
         return None if any(entry is None for entry in entries_by_name.values()) else entries_by_name
+    if is_dataclass(value) or hasattr(value, "__dict__"):  # a part of a part
+        return None if callable(value) else _attributes(value)
     return None
 
 

@@ -72,10 +72,12 @@ class RunDirectory(Callback):
         self.charged = Ledger()  # everything that was ever written to ledger.jsonl
         self._lock = lock
         self._training: Training | None = None
+        self._reopened = False
 
     def on_start(self, training: Training, state: TrainState) -> None:
         """Make the folder, lock it and write the settings; after `reopen`, go on in the one that is open."""
-        if self._training is training and state.round_index == self._next_round:
+        if self._reopened and self._training is training and state.round_index == self._next_round:
+            self._reopened = False  # one run goes on in it, and no other
             return
         if self._training is not None:
             raise SettingError(
@@ -104,8 +106,13 @@ class RunDirectory(Callback):
             lock = on_error.enter_context(self._take_lock())
             checkpoint = self.path / CHECKPOINT
             if not checkpoint.is_file():
+                if (self.path / MODEL).is_file():
+                    raise RunError(
+                        f"resume={str(self.path)!r} is a finished run, with nothing to go on with: start another"
+                    )
                 raise RunError(
-                    f"resume={str(self.path)!r} holds no {CHECKPOINT}: it is finished, or never reached a checkpoint"
+                    f"resume={str(self.path)!r} holds no {CHECKPOINT}, as its run never reached one: start again in "
+                    "another folder"
                 )
             circumstances = Circumstances(training, self.same)
             state = load_checkpoint(checkpoint, training.device, str(circumstances))
@@ -122,15 +129,19 @@ class RunDirectory(Callback):
             _rewrite(self.path / METRICS, _metrics_before(self.path / METRICS, state.round_index))
             self.facts = _stored_facts(self.path / SETTINGS) if self.facts is None else self.facts
             self._open(training, state, lock, charged, circumstances)
+            self._reopened = True
             on_error.pop_all()
         return replace(state, ledger=charged) if training.privacy.noise_source == "system" else state
 
-    def on_round(self, report: RoundReport, state: TrainState) -> None:
-        """A line of the ledger before anything else of the round, a line of metrics, perhaps a checkpoint."""
-        assert self._training is not None, "on_start comes first"
+    def on_release(self, state: TrainState) -> None:
+        """A line of the ledger, before anything else is done with the round."""
         if state.ledger.rounds > self.charged.rounds:
             _append(self.path / LEDGER, ledger_line(state.ledger.rounds - 1, state.ledger.entries[-1][0]))
             self.charged = state.ledger
+
+    def on_round(self, report: RoundReport, state: TrainState) -> None:
+        """A line of metrics, perhaps a checkpoint."""
+        assert self._training is not None, "on_start comes first"
         _append(self.path / METRICS, json.dumps(round_json(report, self.unprivate_timing)))
         due = bool(report.metrics) or state.round_index % self.checkpoint_every == 0
         if due or self._training.privacy.noise_source == "system":
@@ -144,7 +155,7 @@ class RunDirectory(Callback):
         assert self._training is not None, "on_start comes first"
         guarantee = self._training.guarantee_of(self.charged) if self.charged.rounds else result.guarantee
         facts = self.facts or {}
-        save_model(self.path / MODEL, result.model, {"guarantee": str(guarantee), **facts})
+        save_model(self.path / MODEL, result.model, {**facts, "guarantee": str(guarantee)})
         rounds = [json.loads(line) for line in (self.path / METRICS).read_text(encoding="utf-8").splitlines()]
         if rounds:
             draw_curves(
@@ -176,6 +187,7 @@ class RunDirectory(Callback):
         self, training: Training, state: TrainState, lock: DirectoryLock, charged: Ledger, circumstances: Circumstances
     ) -> None:
         self._training, self._next_round, self._circumstances = training, state.round_index, circumstances
+        self._reopened = False
         self._lock, self.charged = lock, charged
 
     def _write_settings(self, training: Training) -> None:
