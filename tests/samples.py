@@ -164,3 +164,12 @@ class Observer(Callback):
 
 
 LOCAL = LocalSGD(lr=0.2, batch_size=8)
+
+
+def small_training(rounds: int, clip=None, noise_multiplier: float = 0.5) -> Training:
+    """A short private training of a linear model in float32."""
+    privacy = Privacy(noise_multiplier=noise_multiplier)
+    model, population = linear_float32(), small_population()
+    return Training(
+        model, cross_entropy, population, rounds=rounds, cohort_size=20, local=LOCAL, clip=clip, privacy=privacy, seed=3
+    )

@@ -1,29 +1,17 @@
 import matplotlib.figure
 import matplotlib.image
 import pytest
-from samples import LOCAL, cross_entropy, small_population
-from samples import linear_float32 as linear
+from samples import small_training
 
-from clipline import FixedClip, QuantileClip, Training
+from clipline import FixedClip, QuantileClip
 from clipline.training import curves
 from clipline.training.curves import Curves
 from clipline.training.evaluation import Evaluate
-from clipline.training.options import Privacy
 from clipline.training.storage.run_directory import CURVES, RunDirectory
 
 
 def training(clip=None, noise_multiplier=0.5, rounds=12):
-    return Training(
-        linear(),
-        cross_entropy,
-        small_population(),
-        rounds=rounds,
-        cohort_size=20,
-        local=LOCAL,
-        clip=clip,
-        privacy=Privacy(noise_multiplier=noise_multiplier),
-        seed=3,
-    )
+    return small_training(rounds, clip, noise_multiplier)
 
 
 def evaluate():

@@ -4,26 +4,14 @@ import threading
 
 import pytest
 import torch
-from samples import LOCAL, cross_entropy, small_population
-from samples import linear_float32 as linear
+from samples import small_training
 
-from clipline import Training
 from clipline.training.callbacks import Callback
 from clipline.training.interrupt import StopOnInterrupt
-from clipline.training.options import Privacy
 
 
 def training(rounds=50):
-    return Training(
-        linear(),
-        cross_entropy,
-        small_population(),
-        rounds=rounds,
-        cohort_size=20,
-        local=LOCAL,
-        privacy=Privacy(noise_multiplier=0.5),
-        seed=3,
-    )
+    return small_training(rounds)
 
 
 class Press(Callback):

@@ -2,28 +2,16 @@ import io
 
 import pytest
 from rich.console import Console
-from samples import LOCAL, cross_entropy, small_population
-from samples import linear_float32 as linear
+from samples import small_training
 
-from clipline import Training
 from clipline.training import progress
 from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate
-from clipline.training.options import Privacy
 from clipline.training.progress import Progress
 
 
 def training(rounds=5):
-    return Training(
-        linear(),
-        cross_entropy,
-        small_population(),
-        rounds=rounds,
-        cohort_size=20,
-        local=LOCAL,
-        privacy=Privacy(noise_multiplier=0.5),
-        seed=3,
-    )
+    return small_training(rounds)
 
 
 def evaluate(every=2):

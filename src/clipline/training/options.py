@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ..engine.fast_parts import FastParts
 from ..errors import SettingError, refuse
@@ -16,10 +16,9 @@ if TYPE_CHECKING:  # torch is loaded when it is needed: settings can be checked 
     import torch
 
     from ..engine.choose import Engine
+    from ..engine.parallel.choose import Workers
     from ..engine.precision import Precision
     from ..engine.sparse.row_fields import RowFields
-
-Workers = int | Literal["torchrun"]
 
 
 @dataclass(frozen=True)
