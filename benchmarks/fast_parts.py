@@ -18,10 +18,13 @@ import numpy as np
 import recording
 import synthetic
 import uneven_users
+from torch.nn import functional
 
 from clipline.engine import one_by_one
 from clipline.engine.cpu import autograd_ops
 from clipline.engine.fast_parts import FastParts
+from clipline.engine.kernels import convolution, lstm
+from clipline.engine.stacked import step, vmap_layers
 
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
 from clipline_round import training as even_training
@@ -50,20 +53,40 @@ ON_CORES = {
 }
 ON_GPU = {
     "compiled_steps": Bench("emnist_cr", 100, 20, precision="bf16"),
-    "straggler_streams": Bench("emnist_cr", 100, 20, precision="bf16", uneven=True),
+    "straggler_streams": Bench("emnist_cr", 100, 40, precision="bf16", uneven=True),
     "prefetch": Bench("so_lr", 100, 20),
+    "lstm_kernel": Bench("shakespeare", 100, 10, precision="bf16"),
+    "convolution_kernels": Bench("emnist_cr", 100, 20, precision="bf16"),
+    "kept_copies": Bench("emnist_cr", 100, 20, precision="bf16"),  # of weights in bfloat16, `stacked/dynamic_batch.py`
+    "stacked_product": Bench("emnist_cr", 100, 20, precision="bf16"),  # dense layers, `stacked/vmap_layers.py`
 }
+
+
+def _without(part: str) -> None:
+    """Put the plain twin in the place of a part that has no switch of its own, in this process."""
+    if part == "recorded_weights":
+        one_by_one._RECORDED_DTYPES = ()
+    elif part == "autograd_ops":
+        autograd_ops.fits = lambda *tensors: False
+    elif part == "lstm_kernel":
+        lstm.fused = lambda tensor: False
+    elif part == "convolution_kernels":
+        convolution.fused = lambda tensor: False
+    elif part == "kept_copies":
+        step.CompiledStep.copies = lambda self, arguments: {}
+    elif part == "stacked_product":
+        vmap_layers.Linear.forward = lambda self, values: functional.linear(values, self.weight, self.bias)
+    else:
+        raise SystemExit(f"no such part: {part!r}")
 
 
 def measured(part: str, bench: Bench, device: str, used: bool) -> float:
     """Median milliseconds of a round in this process."""
     fast = EVERYTHING
-    if part == "recorded_weights" and not used:
-        one_by_one._RECORDED_DTYPES = ()
-    elif part == "autograd_ops" and not used:
-        autograd_ops.fits = lambda *tensors: False
-    elif hasattr(EVERYTHING, part):
+    if hasattr(EVERYTHING, part):
         fast = replace(EVERYTHING, **{part: used})
+    elif not used:
+        _without(part)
     options = {"fast": fast, "workers": bench.workers if device == "cpu" else 1, "precision": bench.precision}
     if bench.uneven:
         sizes = uneven_users.stack_overflow_sizes(np.random.default_rng(1))

@@ -30,10 +30,11 @@ from clipline.engine.stacked.step import GraphedStep
 
 
 def rounds_in_a_row(training: Training, count: int) -> float:
-    """Mean seconds of a round; it is over when what it releases can be read."""
+    """Mean seconds of a round. The last is over when what it releases can be read, as in `Training.run`."""
     rounds, begun = Rounds(training), time.perf_counter()
     for number in range(count):
-        _ = rounds.next(last=number == count - 1).fraction_within
+        release = rounds.next(last=number == count - 1)
+    _ = release.fraction_within
     return (time.perf_counter() - begun) / count
 
 

@@ -59,14 +59,21 @@ def training(task: str, sizes: NDArray[np.int64], cohort: int, **options: Any) -
 
 
 def seconds_a_round(training: clipline.Training, rounds: int, warm_up: int = 2) -> tuple[float, TrainState]:
-    """The median of rounds in a row, after some to warm up. A round is over when what it releases can be read."""
+    """The median of rounds in a row, after some to warm up.
+
+    A round is over when what it releases can be read; as in `Training.run`, that is asked once the next has been begun.
+    """
     going, taken = Rounds(training), list[float]()
     for count in (warm_up, rounds):
         taken.clear()
+        previous, begun = going.next(), time.perf_counter()
         for number in range(count):
-            begun = time.perf_counter()
-            _ = going.next(last=number == count - 1).fraction_within
-            taken.append(time.perf_counter() - begun)
+            release = going.next(last=number == count - 1)
+            _ = previous.fraction_within
+            now = time.perf_counter()
+            taken.append(now - begun)
+            previous, begun = release, now
+        _ = previous.fraction_within
         if training.device.type == "cuda":
             torch.cuda.synchronize()
     return float(np.median(taken)), going.state

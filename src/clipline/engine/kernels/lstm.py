@@ -5,7 +5,7 @@ unroll it into thousands of small steps.
 
 Plain twin: the loop over time in `stacked_lstm` and `_lstm_loop_backward`, used where `fused` is false.
 Held equal by: tests/engine/kernels/test_lstm.py (against a textbook recurrence; the GPU part needs a GPU).
-Not measured by itself yet: that needs a GPU (benchmarks/fast_parts.py --device cuda).
+Buys: shakespeare on an H200 in bfloat16: 226 ms a round without, 67 with (docs/results/performance.md).
 """
 
 from __future__ import annotations

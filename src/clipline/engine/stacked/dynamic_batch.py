@@ -9,8 +9,7 @@ update, instead of casting in every step.
 Plain twin: the step itself (`StackStep`), which is traced; used eagerly where tracing or compiling fails.
 Switch: `FastParts.compiled_steps`.
 Held equal by: tests/engine/stacked/test_dynamic_batch.py.
-Buys: kept bfloat16 copies, emnist_cr on an H200: 18.6 ms a round before, 17.0 after (docs/results/performance.md).
-Not measured by itself yet: that needs a GPU (benchmarks/fast_parts.py --device cuda).
+Buys: kept bfloat16 copies, emnist_cr on an H200: 18.7 ms a round without, 17.1 with (docs/results/performance.md).
 """
 
 from __future__ import annotations
