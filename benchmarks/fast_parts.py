@@ -21,7 +21,6 @@ import uneven_users
 from torch.nn import functional
 
 from clipline.engine import one_by_one
-from clipline.engine.cpu import autograd_ops
 from clipline.engine.fast_parts import FastParts
 from clipline.engine.kernels import convolution, lstm
 from clipline.engine.stacked import step, vmap_layers
@@ -48,7 +47,6 @@ ON_CORES = {
     "compile_c": Bench("so_lr", 20, 9, workers=2),
     "prefetch": Bench("so_lr", 20, 9, workers=2),
     "recorded_weights": Bench("so_lr", 20, 9, workers=2),  # `engine/sparse`: changes recorded, rows not formed
-    "autograd_ops": Bench("emnist_cr", 6, 5, workers=2),  # `engine/cpu/autograd_ops.py`
     "keep_freed_memory": Bench("emnist_cr", 6, 5, workers=2),
 }
 ON_GPU = {
@@ -66,8 +64,6 @@ def _without(part: str) -> None:
     """Put the plain twin in the place of a part that has no switch of its own, in this process."""
     if part == "recorded_weights":
         one_by_one._RECORDED_DTYPES = ()
-    elif part == "autograd_ops":
-        autograd_ops.fits = lambda *tensors: False
     elif part == "lstm_kernel":
         lstm.fused = lambda tensor: False
     elif part == "convolution_kernels":

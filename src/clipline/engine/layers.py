@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import check_choice, check_whole
-from .cpu.autograd_ops import conv as single_user_conv
 from .kernels import convolution
 from .kernels import lstm as lstm_ops
 from .sparse.recorded_weight import bag
@@ -64,7 +63,8 @@ class PatchConv2d(nn.Module):
             before = 0
         if single_user:
             images = images.contiguous(memory_format=torch.channels_last)
-            return single_user_conv(images, self.weight, self.bias, size, stride, before)
+            kernel = self.weight.view(len(self.weight), size, size, -1).permute(0, 3, 1, 2)  # a channels-last view
+            return F.conv2d(images, kernel, self.bias, stride, before)
         return convolution.convolved(images, self.weight, self.bias, size, stride)
 
     def _zeros(self, side: int) -> tuple[int, int, int, int]:

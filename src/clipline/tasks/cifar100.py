@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..engine.cpu.autograd_ops import sum_of_squares
 from ..engine.layers import PatchConv2d
 from ..engine.user_random import UserRandom
 from ..federated.local_sgd import Batch
@@ -90,7 +89,7 @@ class ResNet18(nn.Module):
     def penalty(self) -> Tensor:
         """1e-4 times the sum of squares of every kernel and of the last bias; normalisation layers are left out."""
         kernels = [layer.weight for layer in self.modules() if isinstance(layer, PatchConv2d)]
-        squares = [sum_of_squares(weight) for weight in (*kernels, self.out.weight, self.out.bias)]
+        squares = [weight.square().sum() for weight in (*kernels, self.out.weight, self.out.bias)]
         return PENALTY * torch.stack(squares).sum()
 
 

@@ -1,4 +1,1 @@
-"""What saves memory traffic when one user trains on a CPU core.
-
-Begin with `autograd_ops.py` (operations with cheaper gradients), then `allocator.py`.
-"""
+"""What saves memory traffic when users train on CPU cores. Begin with `allocator.py`, which is used if asked for."""
