@@ -17,6 +17,9 @@ class FastParts:
     """
 
     compiled_steps: bool = True  # on a GPU: one compiled program, replayed as CUDA graphs; off: vmap, step by step
+    kept_programs: bool = (
+        True  # on a GPU: a program that was compiled in this process serves every training of its shape
+    )
     straggler_streams: bool = True  # on a GPU: users with many more steps run on a stream beside the others
     prefetch: bool = True  # the next round's cohort and noise are drawn while this one ends
     compile_c: bool = declared("compile_c")  # sparse rows by C code that is compiled when the training is made

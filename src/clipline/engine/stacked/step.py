@@ -12,17 +12,17 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
-from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from ...federated.local_sgd import Batch, LocalSGD, Loss, LossOf
 from ..working_model import WorkingModel
 from .dynamic_batch import copied, traced
+from .program_cache import Program, kept_program
 from .vmap_layers import StackSafe
 
 _WARM_UP = 1  # eager calls before graph capture, which forbids allocation: compiler and cuBLAS initialise in them
@@ -87,16 +87,18 @@ class StackStep:
 class CompiledStep:
     """A `StackStep`, traced and compiled on the first call, for any number of users."""
 
-    def __init__(self, step: StackStep) -> None:
+    def __init__(self, step: StackStep, *, kept: bool = True) -> None:
+        """`kept`: share the compiled program with other trainings of this process that compute the same."""
         self.step = step
-        self._versions = 0  # how often the compiler was called
-        self._compiled: Callable[..., Any] | None = None
+        self._kept = kept
+        self._program: Program | None = None
+        self._compiled: Callable[..., Any] | None = None  # the program, or the step itself if it cannot be compiled
         self._copies: dict[int, torch.dtype] | None = None
 
     @property
     def any_width(self) -> bool:
         """Whether one compiled program has served every number of users so far; if not, always run whole blocks."""
-        return self._versions <= _VERSIONS
+        return self._program is None or self._program.versions <= _VERSIONS
 
     def copies(self, arguments: Arguments) -> dict[int, torch.dtype]:
         """The pieces of the stack whose cast is kept from step to step, and the type: each step would cast again."""
@@ -115,8 +117,10 @@ class CompiledStep:
         if self._compiled is not None:
             self._compiled(*given)
             return
+        program: Callable[..., Any]
         try:  # compilation happens in the first call
-            program = torch.no_grad()(torch.compile(traced(self.step, arguments, copies), backend=self._inductor))
+            graph = traced(self.step, arguments, copies)
+            self._program = program = kept_program(graph, given) if self._kept else Program(graph)
             program(*given)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -128,12 +132,6 @@ class CompiledStep:
 
             program(*given)
         self._compiled = program
-
-    def _inductor(self, graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        self._versions += 1
-        from torch._inductor.compile_fx import compile_fx  # takes a second to import
-
-        return cast("Callable[..., Any]", compile_fx(graph, inputs))
 
 
 class GraphedStep:

@@ -32,8 +32,10 @@ _UNEVEN = 0.8  # split only if the rest need less than 80% of the longest user's
 class StragglerStreams:
     """Trains blocks of at most `users` users, with at most `steps` steps of `width` examples."""
 
-    def __init__(self, step: StackStep, *, users: int, steps: int, width: int, apart: bool = True) -> None:
-        self._step = step
+    def __init__(
+        self, step: StackStep, *, users: int, steps: int, width: int, apart: bool = True, kept: bool = True
+    ) -> None:
+        self._step, self._kept = step, kept
         self._capacities = (
             users,
             users // _STRAGGLER_PART if apart else 0,
@@ -92,7 +94,7 @@ class StragglerStreams:
     def _graphed_step(self, group: int, first: dict[str, Tensor], examples: Batch) -> GraphedStep:
         shapes = tuple(piece.shape[1:] for piece in first.values())
         if shapes not in self._programs:
-            self._programs[shapes] = CompiledStep(self._step)
+            self._programs[shapes] = CompiledStep(self._step, kept=self._kept)
         if (group, shapes) not in self._recordings:
             self._recordings[group, shapes] = GraphedStep(
                 self._programs[shapes],

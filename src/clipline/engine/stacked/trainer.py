@@ -78,7 +78,12 @@ class Stacked:
         self._stragglers: StragglerStreams | None = None
         if compiled:
             self._stragglers = StragglerStreams(
-                self._step, users=self.block_size, steps=longest, width=width, apart=problem.fast.straggler_streams
+                self._step,
+                users=self.block_size,
+                steps=longest,
+                width=width,
+                apart=problem.fast.straggler_streams,
+                kept=problem.fast.kept_programs,
             )
 
     def train(self, requests: Sequence[CohortRequest]) -> Iterator[tuple[Updates, NDArray[np.int64]]]:

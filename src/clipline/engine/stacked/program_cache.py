@@ -1,0 +1,94 @@
+"""Compiled programs of this process, kept by what they compute: a second training of the same shape compiles nothing.
+
+The traced graph is the program: two trainings share one if their graphs, the constants in them (weights that are not
+trained, say) and the types and shapes of their inputs are the same.
+
+Plain twin: a new compilation of the same graph.
+Switch: `FastParts.kept_programs`.
+Held equal by: tests/engine/stacked/test_program_cache.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
+
+_MOST = 32  # programs; the one that was not used for longest goes first
+
+
+@dataclass(eq=False)
+class Program:
+    """A compiled graph. `versions` counts compilations: more are made where one does not serve all numbers of users."""
+
+    graph: GraphModule
+    versions: int = 0
+
+    def __post_init__(self) -> None:
+        self._run = torch.no_grad()(torch.compile(self.graph, backend=self._inductor))
+
+    def __call__(self, *given: Any) -> None:
+        """Run it; the first call compiles."""
+        self._run(*given)
+
+    def _inductor(self, graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        self.versions += 1
+        from torch._inductor.compile_fx import compile_fx  # takes a second to import
+
+        return cast("Callable[..., Any]", compile_fx(graph, inputs))
+
+
+_programs: OrderedDict[str, Program] = OrderedDict()
+_lock = threading.Lock()
+
+
+def kept_program(graph: GraphModule, arguments: Sequence[Any]) -> Program:
+    """The program of this graph, from an earlier training of this process if there is one."""
+    key = fingerprint(graph, arguments)
+    with _lock:
+        program = _programs.pop(key, None) or Program(graph)
+        _programs[key] = program
+        while len(_programs) > _MOST:
+            _programs.popitem(last=False)
+    return program
+
+
+def forget_programs() -> None:
+    """Drop all of them, and the memory that their constants hold."""
+    with _lock:
+        _programs.clear()
+
+
+def fingerprint(graph: GraphModule, arguments: Sequence[Any]) -> str:
+    """What decides the program: operations, constants, types and shapes of inputs but for the number of users."""
+    digest = hashlib.sha256(graph.code.encode())
+    for name, constant in sorted(_constants(graph).items()):
+        digest.update(repr((name, constant.dtype, tuple(constant.shape), constant.device)).encode())
+        digest.update(constant.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    for leaf in tree_leaves(list(arguments)):
+        form = (leaf.dtype, tuple(leaf.shape[1:]), leaf.device) if isinstance(leaf, Tensor) else leaf
+        digest.update(repr(form).encode())
+    flags = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    digest.update(repr(flags).encode())  # the compiler may write either into its kernels
+    return digest.hexdigest()
+
+
+def _constants(graph: GraphModule) -> dict[str, Tensor]:
+    names = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
+    found = {name: _attribute(graph, name) for name in names}
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def _attribute(graph: GraphModule, name: str) -> Any:
+    value: Any = graph
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value

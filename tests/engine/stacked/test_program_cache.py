@@ -1,0 +1,88 @@
+"""Programs are kept by what they compute: the same is compiled once, anything else is not mistaken for it."""
+
+import pytest
+import torch
+from torch import nn
+
+from clipline import LocalSGD
+from clipline.engine.stacked import program_cache
+from clipline.engine.stacked.step import CompiledStep, StackStep
+from clipline.engine.working_model import WorkingModel
+
+
+def pull(model, batch):
+    """1/2 (w x - 3)^2 of each example."""
+    return 0.5 * (model(batch["x"].unsqueeze(-1))[..., 0] - 3.0).square()
+
+
+def push(model, batch):
+    return -pull(model, batch)
+
+
+class Scaled(nn.Module):
+    """A trained weight times one that is not trained."""
+
+    def __init__(self, weight, scale):
+        super().__init__()
+        self.inner = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(self.inner.weight, weight)
+        self.register_buffer("scale", torch.tensor(scale))
+
+    def forward(self, x):
+        return self.scale * self.inner(x)
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """The programs that were compiled, by a compiler that leaves a graph as it is."""
+    made = []
+
+    def as_it_is(self, graph, inputs):
+        self.versions += 1
+        made.append(self)
+        return graph.forward
+
+    monkeypatch.setattr(program_cache.Program, "_inductor", as_it_is)
+    program_cache.forget_programs()
+    yield made
+    program_cache.forget_programs()
+
+
+def after_a_step(loss=pull, weight=0.0, scale=1.0, users=2, width=2, kept=True):
+    """The users' weights after one step at rate 1 from `weight`, on examples that are all 1."""
+    step = StackStep(WorkingModel(Scaled(weight, scale)), loss, LocalSGD(1.0, width))
+    step.per_example = True
+    stack = [torch.full((users, 1, 1), weight)]
+    keys = torch.zeros(users, 0, 2, dtype=torch.int32)
+    batch = {"x": torch.ones(users, width)}
+    arguments = stack, keys, batch, torch.ones(users, width, dtype=torch.bool), torch.ones(users)
+    CompiledStep(step, kept=kept)(arguments, {})
+    return stack[0].flatten().tolist()
+
+
+def test_a_second_training_of_the_same_shape_compiles_nothing_and_starts_from_its_own_weights(compilations):
+    assert after_a_step(weight=0.0) == [3.0, 3.0]  # 0 - 1 * (0 - 3)
+    assert after_a_step(weight=1.0, users=3) == [3.0, 3.0, 3.0]  # 1 - 1 * (1 - 3)
+    assert len(compilations) == 1
+
+
+def test_another_loss_another_width_or_another_untrained_weight_is_another_program(compilations):
+    assert after_a_step() == [3.0, 3.0]
+    assert after_a_step(loss=push) == [-3.0, -3.0]
+    assert after_a_step(width=3) == [3.0, 3.0]
+    assert after_a_step(scale=2.0) == [6.0, 6.0]  # 0 - 2 * (2 * 0 - 3)
+    assert len(compilations) == 4
+
+
+def test_the_switch_compiles_anew(compilations):
+    assert after_a_step(kept=False) == after_a_step(kept=False) == [3.0, 3.0]
+    assert len(compilations) == 2
+
+
+def test_few_programs_are_kept_and_the_one_used_last_stays(compilations, monkeypatch):
+    monkeypatch.setattr(program_cache, "_MOST", 2)
+    for scale in (1.0, 2.0, 1.0, 3.0, 1.0):  # 2 goes when 3 comes
+        after_a_step(scale=scale)
+    assert len(compilations) == 3
+    after_a_step(scale=2.0)
+    assert len(compilations) == 4
