@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import rich.progress
 from rich.console import Console
 
-_QUIET_SECONDS = 10.0  # without a terminal, at most this often unless runs have ended
+_QUIET_SECONDS = 10.0  # without a terminal, a line at least this often while rounds are trained,
+_ENDED_SECONDS = 1.0  # and at most this often when runs end
 
 
 @dataclass
@@ -70,8 +71,8 @@ class NoProgress:
 class StudyProgress(NoProgress):
     """Shows on standard error how many runs are done, running and failed, and the time left.
 
-    On a terminal one line is updated in place. Elsewhere, as in a log file, a line is printed when runs have ended, and
-    at most every ten seconds. `label` says what is being done. How long runs take depends on which users are drawn: the
+    On a terminal one line is updated in place. Elsewhere, as in a log file, a line is printed when runs have ended, at
+    most one a second, and every ten seconds otherwise. `label` says what is being done. How long runs take depends on which users are drawn: the
     guarantee does not cover it.
     """
 
@@ -94,20 +95,20 @@ class StudyProgress(NoProgress):
             )
             self._bar = self._live.add_task("", total=max(1, sum(left.values())))
             self._live.start()
-        self._show(always=True)
+        self._show(0.0)
 
     def start(self, ids: Iterable[str]) -> None:
         """Count these as running."""
         if self._tally is not None:
             self._tally.running |= set(ids)
-            self._show(always=False)
+            self._show(_QUIET_SECONDS)
 
     def round(self) -> None:
         """Count one round."""
         if self._tally is not None:
             self._tally.trained += 1
             self._tally.unfinished += 1
-            self._show(always=False)
+            self._show(_QUIET_SECONDS)
 
     def end(self, ids: Iterable[str]) -> None:
         """Count these as done."""
@@ -120,7 +121,7 @@ class StudyProgress(NoProgress):
             if run in tally.running:
                 tally.running.discard(run)
                 tally.unfinished = max(0, tally.unfinished - count)
-        self._show(always=True)
+        self._show(_ENDED_SECONDS if tally.rounds else 0.0)
 
     def fail(self, what: str, run: str, error: str) -> None:
         """Count this one as failed, and say why at once."""
@@ -141,13 +142,14 @@ class StudyProgress(NoProgress):
         assert self._tally is not None, "begin comes first"
         return f"{self.label + '  ' if self.label else ''}{self._tally.text(time.perf_counter())}"
 
-    def _show(self, *, always: bool) -> None:
+    def _show(self, seconds: float) -> None:
+        """Update the live line; print a plain one if the last is so many seconds old."""
         assert self._tally is not None, "begin comes first"
         if self._live is not None:
             left = sum(self._tally.rounds.values()) - self._tally.unfinished
             total = self._live.tasks[0].total or 1
             self._live.update(self._bar, description=self._line(), completed=max(0.0, total - left))
-        elif always or time.perf_counter() - self._printed > _QUIET_SECONDS:
+        elif time.perf_counter() - self._printed >= seconds:
             self._printed = time.perf_counter()
             print(self._line(), file=sys.stderr, flush=True)
 
