@@ -1,8 +1,7 @@
-"""A task of a few milliseconds a run, as a file: `own_task(study_task.__file__, {})`. Also what processes do with it."""
+"""A task of a few milliseconds a run, as a file for `own_task`, and what other processes do with it."""
 
 import multiprocessing
 import os
-import signal
 import time
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,6 @@ import torch
 from samples import cross_entropies, small_population
 from torch import nn
 
-from clipline.study.runs.claims import Claims
 from clipline.study.runs.record import RunSpec
 from clipline.study.runs.recording import Recorder
 from clipline.study.runs.study import Study
@@ -62,14 +60,6 @@ def process_of(target, *arguments):
     process = context.Process(target=target, args=arguments)
     process.start()
     return process
-
-
-def hold(folder: Path, ready: Path) -> None:
-    """A process that claims run `a`, makes the file `ready` and keeps the claim until it is ended."""
-    claims = Claims(folder)
-    assert claims.take("a")
-    ready.touch()
-    signal.pause()
 
 
 def wait_for(condition, seconds: float = 60.0) -> None:

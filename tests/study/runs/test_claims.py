@@ -1,8 +1,7 @@
-import os
-import signal
+import subprocess
+import sys
 
 import pytest
-from study_task import hold, process_of, wait_for
 
 from clipline.study.runs.claims import Claims, claimed_elsewhere
 
@@ -25,15 +24,25 @@ def test_a_lock_file_without_a_process_means_nothing(tmp_path):
     assert Claims(tmp_path).take("a")
 
 
+HOLD = """
+import signal, sys
+from pathlib import Path
+from clipline.study.runs.claims import Claims
+claims = Claims(Path(sys.argv[1]))
+assert claims.take("a")
+print("ready", flush=True)
+signal.pause()
+"""
+
+
 def test_a_killed_process_holds_no_claim(tmp_path):
-    folder = tmp_path / "claims"
-    process = process_of(hold, folder, tmp_path / "ready")
-    wait_for((tmp_path / "ready").exists)
-    claims = Claims(folder)
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    claims = Claims(tmp_path)
     assert not claims.take("a")
-    assert claimed_elsewhere(folder) == {"a"}
-    os.kill(process.pid, signal.SIGKILL)
-    process.join(10)
+    assert claimed_elsewhere(tmp_path) == {"a"}
+    process.kill()
+    process.communicate()
     assert claims.take("a")
     claims.release()
 
@@ -62,5 +71,7 @@ def test_a_lock_on_a_deleted_file_is_no_claim(tmp_path, monkeypatch):
 
 def test_a_system_without_locks_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("clipline.study.runs.claims.fcntl", None)
-    with pytest.warns(UserWarning, match=r"cannot be claimed \(the system has no such locks\): start no second process"):
+    with pytest.warns(
+        UserWarning, match=r"cannot be claimed \(the system has no such locks\): start no second process"
+    ):
         assert Claims(tmp_path).take("a")

@@ -37,7 +37,8 @@ def test_no_run_is_made_twice_and_none_is_lost_whoever_is_killed(tmp_path):
         os.kill(victim.pid, signal.SIGKILL)
         victim.join(10)
         killed.append(victim.pid)
-        wait_for(lambda before=len(added()): len(added()) > before)
+        before = len(added())
+        wait_for(lambda before=before: len(added()) > before)
     processes.append(started(1))
     for process in processes[2:]:
         process.join(PATIENCE)
