@@ -1,7 +1,10 @@
+import os
+import signal
 import subprocess
 import sys
 
 import pytest
+from study_task import wait_for
 
 from clipline.study.runs.claims import Claims, claimed_elsewhere
 
@@ -45,6 +48,35 @@ def test_a_killed_process_holds_no_claim(tmp_path):
     process.communicate()
     assert claims.take("a")
     claims.release()
+
+
+FORK = """
+import multiprocessing, sys, time
+from pathlib import Path
+from clipline.study.runs.claims import Claims
+claims = Claims(Path(sys.argv[1]))
+assert claims.take("a")
+worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=False)
+worker.start()
+print(worker.pid, flush=True)
+worker.join()
+"""
+
+
+def test_workers_that_outlive_a_killed_process_hold_no_claim(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", FORK, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    worker = int(process.stdout.readline())
+    try:
+        claims = Claims(tmp_path)
+        assert not claims.take("a")
+        process.kill()
+        process.wait()
+        os.kill(worker, 0)  # it is still there
+        wait_for(lambda: claims.take("a"), seconds=20)  # as soon as the worker has begun
+        claims.release()
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        process.stdout.close()
 
 
 def test_a_lock_on_a_deleted_file_is_no_claim(tmp_path, monkeypatch):

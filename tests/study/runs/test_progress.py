@@ -34,8 +34,13 @@ def test_lines_say_what_is_done_running_and_failed(capsys):
 def test_runs_that_another_process_ended_count_as_done(capsys):
     progress = StudyProgress()
     progress.begin({"a": 2}, [])
+    progress.wait(1)
+    progress.wait(1)
     progress.end(["a", "elsewhere"])
-    assert capsys.readouterr().err.splitlines()[-1] == "runs 1/1 done  0 running"
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "runs 0/1 done  0 running  waiting for 1 of another process",
+        "runs 1/1 done  0 running",
+    ]
 
 
 def test_no_progress_prints_nothing(capsys):
@@ -43,6 +48,7 @@ def test_no_progress_prints_nothing(capsys):
     progress.begin({"a": 1}, [])
     progress.start(["a"])
     progress.round("a")
+    progress.wait(1)
     progress.end(["a"])
     progress.fail("", "a", "")
     progress.close()

@@ -23,6 +23,7 @@ class Tally:
     begun: float
     running: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    elsewhere: int = 0  # runs that another process makes, while there is nothing to do here
     trained: int = 0  # rounds of runs, here, since `begun`
     rounds_of: dict[str, int] = field(default_factory=dict)  # of these, those of each run that is not done
 
@@ -56,7 +57,8 @@ class Tally:
         """In a line."""
         parts = [f"runs {self.done}/{self.total} done", f"{len(self.running)} running"]
         parts += [f"{len(self.failed)} failed"] if self.failed else []
-        left = self.left(now)
+        parts += [f"waiting for {self.elsewhere} of another process"] if self.elsewhere else []
+        left = None if self.elsewhere else self.left(now)
         return "  ".join([*parts, "" if left is None else f"{_clock(left)} left"]).rstrip()
 
 
@@ -71,6 +73,9 @@ class NoProgress:
 
     def round(self, run: str) -> None:
         """One run has trained one round more."""
+
+    def wait(self, count: int) -> None:
+        """There is nothing to do here: another process makes the last `count` runs."""
 
     def end(self, ids: Iterable[str]) -> None:
         """These have ended, here or elsewhere."""
@@ -115,6 +120,7 @@ class StudyProgress(NoProgress):
         """Count these as running."""
         if self._tally is not None:
             self._tally.running |= set(ids)
+            self._tally.elsewhere = 0
             self._show(_QUIET_SECONDS)
 
     def round(self, run: str) -> None:
@@ -122,6 +128,12 @@ class StudyProgress(NoProgress):
         if self._tally is not None:
             self._tally.add_round(run)
             self._show(_QUIET_SECONDS)
+
+    def wait(self, count: int) -> None:
+        """Say at once that others are waited for, then every ten seconds."""
+        if self._tally is not None:
+            first, self._tally.elsewhere = not self._tally.elsewhere, count
+            self._show(0.0 if first else _QUIET_SECONDS)
 
     def end(self, ids: Iterable[str]) -> None:
         """Count these as done."""
@@ -131,6 +143,7 @@ class StudyProgress(NoProgress):
             return
         for run in ended:
             tally.drop(run)
+        tally.elsewhere = min(tally.elsewhere, len(tally.rounds))
         self._show(_ENDED_SECONDS if tally.rounds else 0.0)
 
     def fail(self, what: str, run: str, error: str) -> None:
