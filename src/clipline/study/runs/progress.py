@@ -20,12 +20,12 @@ class Tally:
 
     rounds: dict[str, int]  # of every run that is not done
     total: int
-    begun: float
     running: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     elsewhere: int = 0  # runs that another process makes, while there is nothing to do here
-    trained: int = 0  # rounds of runs, here, since `begun`
-    rounds_of: dict[str, int] = field(default_factory=dict)  # of these, those of each run that is not done
+    begun: float | None = None  # when the first round ended: what came before it, such as loading, comes once
+    trained: int = 0  # rounds of runs, here, since then
+    rounds_of: dict[str, int] = field(default_factory=dict)  # rounds here of each run that is not done
 
     @property
     def done(self) -> int:
@@ -33,8 +33,8 @@ class Tally:
         return self.total - len(self.rounds) - len(self.failed)
 
     def left(self, now: float) -> float | None:
-        """Seconds until all are done; None before the first round."""
-        if not self.trained:
+        """Seconds until all are done; None as long as there is no speed to tell it from."""
+        if self.begun is None or not self.trained or now - self.begun < 1.0:
             return None
         return self.rounds_left() * (now - self.begun) / self.trained
 
@@ -42,9 +42,12 @@ class Tally:
         """Rounds to train, of all runs."""
         return sum(max(0, count - self.rounds_of.get(run, 0)) for run, count in self.rounds.items())
 
-    def add_round(self, run: str) -> None:
+    def add_round(self, run: str, now: float) -> None:
         """One run has trained one round more."""
-        self.trained += 1
+        if self.begun is None:
+            self.begun = now
+        else:
+            self.trained += 1
         self.rounds_of[run] = self.rounds_of.get(run, 0) + 1
 
     def drop(self, run: str) -> None:
@@ -104,7 +107,7 @@ class StudyProgress(NoProgress):
         """Show what was asked for and what of it is done already."""
         ended = set(done)
         left = {run: count for run, count in rounds.items() if run not in ended}
-        self._tally = Tally(left, len(rounds), time.perf_counter())
+        self._tally = Tally(left, len(rounds))
         self._printed = time.perf_counter()
         self._console = Console(stderr=True, highlight=False)
         if self._console.is_terminal and left:
@@ -126,7 +129,7 @@ class StudyProgress(NoProgress):
     def round(self, run: str) -> None:
         """Count one round."""
         if self._tally is not None:
-            self._tally.add_round(run)
+            self._tally.add_round(run, time.perf_counter())
             self._show(_QUIET_SECONDS)
 
     def wait(self, count: int) -> None:
