@@ -15,7 +15,7 @@ def reproduce(what: str, out: Path, seed: int, overwrite: bool) -> None:
     """Make a figure or a table of the paper again: a picture, and the numbers as CSV."""
     check_choice("what", what, ("fig1", "fig2", "table1"))
     if what == "table1":
-        from ..study import paper_tables
+        from ..study.paper import table1 as paper_table
 
         paper_tables.check_table_free(out, overwrite)
         rows = paper_tables.table1(lambda task: print(f"accounting {task} ...", file=sys.stderr, flush=True))

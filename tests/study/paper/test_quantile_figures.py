@@ -8,7 +8,7 @@ import pytest
 
 from clipline.cli import main
 from clipline.errors import RunError
-from clipline.study.paper_figures import FIGURE1_VALUES, QUANTILES, figure1, figure2, quantile_loss
+from clipline.study.paper.quantile_figures import FIGURE1_VALUES, QUANTILES, figure1, figure2, quantile_loss
 
 
 def rows(path):
