@@ -10,7 +10,6 @@ from clipline.errors import RunError, SettingError
 from clipline.study.paper.rules import (
     ClipCurve,
     Interval,
-    average_of_last,
     best_of_server_rates,
     best_row,
     bootstrap,
@@ -23,18 +22,6 @@ from clipline.study.paper.rules import (
 )
 
 NAN = math.nan
-
-
-def test_the_average_is_over_what_was_measured_in_the_last_rounds():
-    rounds = list(range(6))
-    values = [None, 9.0, None, 1.0, None, 3.0]
-    assert average_of_last(rounds, values, last=3) == 2.0  # rounds 3, 4, 5
-    assert average_of_last(rounds, values, last=100) == pytest.approx(13 / 3)
-    assert math.isnan(average_of_last(rounds, [1.0, 1.0, 1.0, NAN, 1.0, 1.0], last=3))
-    assert average_of_last(rounds, [NAN, 1.0, 1.0, 1.0, 1.0, 1.0], last=3) == 1.0  # it had recovered
-    assert math.isnan(average_of_last([], [], last=3))
-    with pytest.raises(SettingError, match="last=0 must be at least 1"):
-        average_of_last(rounds, values, last=0)
 
 
 TABLE = [

@@ -1,7 +1,8 @@
 """The paper's rules for choosing: clip range, best of server rates, z*, C*, and the bootstrap. Pure functions.
 
 A table is a sequence of rows, and a row is a mapping from names of columns to values. Metrics may be better high
-or low: `lower_is_better` says which. A value that is missing, NaN or infinite is that of a run that diverged: it never wins.
+or low: `lower_is_better` says which. A value that is missing, NaN or infinite is that of a run that diverged: it never
+wins.
 """
 
 from __future__ import annotations
@@ -27,18 +28,6 @@ def score(value: float | None, lower_is_better: bool) -> float:
     if value is None or not math.isfinite(value):
         return -math.inf
     return -value if lower_is_better else value
-
-
-def average_of_last(rounds: Sequence[int], values: Sequence[float | None], last: int) -> float:
-    """The mean of what was measured in the `last` rounds of a run; NaN where that holds a NaN, or nothing.
-
-    `rounds` counts from 0. A value of None was not measured. Of a run that stopped early the last rounds are its own.
-    """
-    if last < 1:
-        raise SettingError(f"last={last} must be at least 1: average over one round or more")
-    first = max(rounds, default=0) - last + 1
-    kept = [value for t, value in zip(rounds, values, strict=True) if t >= first and value is not None]
-    return sum(kept) / len(kept) if kept else math.nan
 
 
 def best_row(rows: Iterable[Row], value: str, *, lower_is_better: bool) -> Row:
