@@ -66,7 +66,7 @@ def fig4(grid: Grid) -> Findings:
     protocol = grid.protocol
     grid.rows(grid.adaptive(sorted({*protocol.quantiles, LOWEST, HIGHEST}), (0.0,)))  # side by side, with the range's
     rows = grid.chosen(grid.adaptive(protocol.quantiles, (0.0,)))
-    records = grid.study.results([row["spec"] for row in rows])
+    records = grid.records([row["spec"] for row in rows])
     columns = ("quantile", "round", "clip", "fraction_within", "unprivate_quantile", "server_lr", "runs")
     curves = []
     for row, record in zip(rows, records, strict=True):

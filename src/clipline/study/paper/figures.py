@@ -37,12 +37,13 @@ def draw(findings: Findings, path: Path, data: str) -> None:
 
 def _footer(protocol: Protocol, data: str) -> str:
     """Scale and data, and how both differ from the paper's."""
-    said = "; ".join(
-        f"{one.what} {one.ours}" + ("" if one.paper == "not among its tasks" else f" (paper: {one.paper})")
-        for one in differences(protocol, data)
-    )
-    task = " The paper does not have this task." if protocol.task == "handwriting" else ""
-    return f"Scale {protocol.scale}, {protocol.rounds} rounds of {protocol.cohort_size} users. Not as in the paper: {said}.{task}"
+    listed = differences(protocol, data)[1:]
+    own = protocol.task == "handwriting"
+    differing = "; ".join(f"{one.what} {one.ours}" + ("" if own else f" (paper: {one.paper})") for one in listed)
+    said = f"Scale {protocol.scale}: {protocol.rounds} rounds of {protocol.cohort_size} users. Trained on {data}."
+    if own:
+        return f"{said} The paper does not have this task. {differing.capitalize()}."
+    return f"{said} Otherwise than in the paper: {differing}."
 
 
 def _rates(findings: Findings) -> tuple[Figure, str]:
@@ -100,8 +101,8 @@ def _fig4(findings: Findings) -> tuple[Figure, str]:
     figure, (axis,) = new_figure(1, 1, width=9.5, height=5.4)
     rows = findings.tables[""].rows
     ends = {row["place"]: row["clip"] for row in findings.tables["clips"].rows}
-    quantiles = sorted({row["quantile"] for row in rows}, reverse=True)
-    for number, quantile in enumerate(quantiles):
+    quantiles = sorted({row["quantile"] for row in rows})
+    for number, quantile in reversed(list(enumerate(quantiles))):  # the highest first, as in the picture
         curve = [row for row in rows if row["quantile"] == quantile]
         colour = PALETTE[number % len(PALETTE)]
         clips = [_or_nan(row["clip"]) for row in curve]
@@ -119,13 +120,13 @@ def _fig4(findings: Findings) -> tuple[Figure, str]:
         if isinstance(place, int):
             axis.plot([last * 1.01, last * 1.04], [clip, clip], color="black", lw=1.5, clip_on=False)
             axis.annotate(f"{clip:g}", (last * 1.045, clip), va="center", fontsize=8, annotation_clip=False)
-    axis.set(xlabel="round (pale: ramp-up, which the range leaves out)", ylabel="clip, in units of the update norm")
+    axis.set(xlabel="round (pale: ramp-up, which the range leaves out)", ylabel="clip (norm of an update)")
     axis.set_xlim(0, last * 1.1)
     axis.legend(frameon=False, ncols=3, loc="best", fontsize=9)
     said = f"C_min {ends['clip_min']:.3g} to C_max {ends['clip_max']:.3g}"
     return figure, (
-        "the clip follows its quantile, without noise (solid: the clip; dotted: the true quantile of the cohort's update "
-        f"norms, for study only; grey: the range {said}, with the five fixed clips of Figure 6 at the right)"
+        "the clip follows its quantile, without noise (solid: the clip; dotted: the true quantile of the cohort's "
+        f"update norms, for study only; grey: the range {said}, with the five fixed clips of Figure 6 at the right)"
     )
 
 

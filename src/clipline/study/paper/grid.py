@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from typing import Protocol as Interface
 
@@ -38,6 +38,14 @@ class Grid:
     study: Results
     protocol: Protocol
     base: TrainSettings
+    _kept: dict[RunSpec, RunRecord] = field(default_factory=dict)  # what was asked for before is not asked for again
+
+    def records(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
+        """The records of these runs, in order."""
+        missing = [spec for spec in dict.fromkeys(specs) if spec not in self._kept]
+        if missing:
+            self._kept.update(zip(missing, self.study.results(missing), strict=True))
+        return [self._kept[spec] for spec in specs]
 
     def adaptive(self, quantiles: Sequence[float], noises: Sequence[float]) -> list[Cell]:
         """A run for each quantile, noise and server rate."""
@@ -65,7 +73,7 @@ class Grid:
     def rows(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         """A row for each run; the best server rate of each configuration is `chosen`."""
         protocol, rows = self.protocol, []
-        for cell, record in zip(cells, self.study.results([cell.spec for cell in cells]), strict=True):
+        for cell, record in zip(cells, self.records([cell.spec for cell in cells]), strict=True):
             value = record.average(protocol.metric, protocol.average_over)
             settings = cell.spec.settings
             rows.append(
@@ -103,14 +111,14 @@ class Grid:
         asked = [(row, seed) for row in rows for seed in seeds]
         runs = [RunSpec(self.protocol.tested(row["spec"].settings, seed)) for row, seed in asked]
         found: list[list[dict[str, Any]]] = [[] for _ in rows]
-        for number, ((row, seed), record) in enumerate(zip(asked, self.study.results(runs), strict=True)):
+        for number, ((row, seed), record) in enumerate(zip(asked, self.records(runs), strict=True)):
             value = None if record.outcome == "diverged" else record.final.get(self.protocol.metric)
             own = {"seed": seed, "value": math.nan if value is None else float(value), "outcome": record.outcome}
             found[number // len(seeds)].append({**{name: row[name] for name in OF_RUN}, **own, "runs": record.id})
         return found
 
     def _curve(self, row: Row) -> ClipCurve:
-        (record,) = self.study.results([row["spec"]])
+        (record,) = self.records([row["spec"]])
         clips = [math.nan if clip is None else float(clip) for clip in record.rounds["clip"]]
         return ClipCurve(row["quantile"], clips, record.rounds["fraction_within"])
 

@@ -195,8 +195,8 @@ def protocol_for(task: str, scale: str, **overrides: Any) -> Protocol:
             evaluate_every=every, evaluate_last=0, max_examples=examples, seeds=10, server_rates=SERVER_RATES[::2],
         )  # fmt: skip
     elif scale == "smoke":
-        rounds, cohort, population = (40, 40, 2000) if task == "handwriting" else (6, 4, 40)
-        start, every = (0.2, 10) if task == "handwriting" else (_SMALL[task][2], 3)
+        rounds, cohort, population = (50, 40, 2000) if task == "handwriting" else (6, 4, 40)
+        start, every = (0.4, 10) if task == "handwriting" else (_SMALL[task][2], 3)
         protocol = replace(
             protocol, scale=scale, rounds=rounds, cohort_size=cohort, clip_start=start, average_over=2 * every,
             evaluate_every=every, evaluate_last=0, max_examples=None if task == "handwriting" else 8, seeds=5,
