@@ -14,7 +14,7 @@ from ...errors import check_choice
 from .findings import Findings, Table
 from .grid import OF_RUN, Grid, chosen
 from .protocol import HIGHEST, LOWEST, MEDIAN, PAPER_COHORT, Protocol
-from .rules import Interval, Row, best_row, bootstrap, tolerable_noise, verdict, within_tolerance
+from .rules import Interval, Row, best_row, bootstrap, comparison, tolerable_noise, verdict, within_tolerance
 
 BOOTSTRAP_SEED = 0
 _OF_VALUE = ("value", "outcome", "chosen", "runs")
@@ -132,6 +132,7 @@ def fig7(grid: Grid) -> Findings:
     numbers = {
         **found, "z_star": z_star, "c_star": fixed["clip"], "median": means["median"],
         "fixed": means["best fixed clip"], "largest_noise": max(protocol.noises),
+        "comparison": comparison(means["median"], means["best fixed clip"], lower_is_better=lower),
         "verdict": verdict(means["median"], means["best fixed clip"], lower_is_better=lower),
     }  # fmt: skip
     return Findings("fig7", protocol, tables, numbers, _said_of_fig7(protocol, numbers, median, fixed))
@@ -177,7 +178,10 @@ def _seeds(sides: Mapping[str, Sequence[Row]]) -> Table:
 def _choice(
     protocol: Protocol, rows: Sequence[dict[str, Any]], best: Mapping[float, Row], z_star: float, c_star: float
 ) -> Table:
-    """Every configuration at its best server rate, with marks: best at its noise, within 5% of no noise, z* and C*."""
+    """Every configuration at its best server rate, with marks: best at its noise, within 5% of no noise, z* and C*.
+
+    `runs` are those of all server rates among which the best was chosen.
+    """
     columns = (*OF_RUN, "value", "best_at_noise", "within_5_percent", "z_star", "c_star", "runs")
     table = []
     for row in chosen(rows):
@@ -189,7 +193,8 @@ def _choice(
             "z_star": noise == z_star,
             "c_star": noise == z_star and row["clip"] == c_star,
         }
-        table.append({name: {**row, **marks}[name] for name in columns})
+        tried = [one["runs"] for one in rows if all(one[name] == row[name] for name in OF_RUN[:4])]
+        table.append({name: {**row, **marks, "runs": " ".join(tried)}[name] for name in columns})
     return Table(columns, table)
 
 

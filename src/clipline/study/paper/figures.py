@@ -38,12 +38,10 @@ def draw(findings: Findings, path: Path, data: str) -> None:
 def _footer(protocol: Protocol, data: str) -> str:
     """Scale and data, and how both differ from the paper's."""
     listed = differences(protocol, data)[1:]
-    own = protocol.task == "handwriting"
-    differing = "; ".join(f"{one.what} {one.ours}" + ("" if own else f" (paper: {one.paper})") for one in listed)
+    differing = "; ".join(f"{one.what} {one.ours} (paper: {one.paper})" for one in listed if one.paper != "-")
     said = f"Scale {protocol.scale}: {protocol.rounds} rounds of {protocol.cohort_size} users. Trained on {data}."
-    if own:
-        return f"{said} The paper does not have this task. {differing.capitalize()}."
-    return f"{said} Otherwise than in the paper: {differing}."
+    own = " The paper does not have this task." if protocol.task == "handwriting" else ""
+    return f"{said}{own} Otherwise than in the paper: {differing}." if differing else f"{said}{own}"
 
 
 def _rates(findings: Findings) -> tuple[Figure, str]:

@@ -195,7 +195,7 @@ def protocol_for(task: str, scale: str, **overrides: Any) -> Protocol:
             evaluate_every=every, evaluate_last=0, max_examples=examples, seeds=10, server_rates=SERVER_RATES[::2],
         )  # fmt: skip
     elif scale == "smoke":
-        rounds, cohort, population = (50, 40, 2000) if task == "handwriting" else (6, 4, 40)
+        rounds, cohort, population = (40, 40, 2000) if task == "handwriting" else (6, 4, 40)
         start, every = (0.4, 10) if task == "handwriting" else (_SMALL[task][2], 3)
         protocol = replace(
             protocol, scale=scale, rounds=rounds, cohort_size=cohort, clip_start=start, average_over=2 * every,
@@ -242,17 +242,17 @@ def differences(protocol: Protocol, data: str) -> list[Difference]:
         "noises": "noise z at 100 users a round",
         "max_examples": "most examples of a user",
     }
+    unknown = ("rounds", "client_lr", "server_lr") if own else ()  # a task that is not the paper's has these of its own
     for name, words in names.items():
-        ours, theirs = getattr(protocol, name), getattr(paper, name)
-        if ours != theirs:
-            found.append(Difference(words, _shown(ours), "not among its tasks" if own else _shown(theirs)))
-    if own and protocol.noises == paper.noises:
-        found.append(Difference(names["noises"], _shown(protocol.noises), _shown(NOISES)))
+        ours, theirs = getattr(protocol, name), NOISES if own and name == "noises" else getattr(paper, name)
+        if name in unknown:
+            found.append(Difference(words, _shown(ours), "-"))
+        elif ours != theirs:
+            found.append(Difference(words, _shown(ours), _shown(theirs)))
     if protocol.evaluate_last < protocol.average_over:
         found.append(Difference("measured", f"every {protocol.evaluate_every} rounds", "every round"))
-    splits = "the same users, as in the paper" if protocol.original_splits else "disjoint halves of the test users"
     if not protocol.original_splits:
-        found.append(Difference("chosen on, reported on", splits, "mostly the same users"))
+        found.append(Difference("chosen on, reported on", "disjoint halves of the test users", "mostly the same users"))
     return found
 
 

@@ -174,22 +174,31 @@ def bootstrap(values: Sequence[float], *, seed: int, resamples: int = RESAMPLES,
     return Interval(float(numbers.mean()), float(low), float(high), len(numbers))
 
 
-def verdict(adaptive: Interval, fixed: Interval, *, lower_is_better: bool) -> str:
-    """In words, how the untuned median compares with the best fixed clip: better, as good, or worse, and by how much.
+def comparison(adaptive: Interval, fixed: Interval, *, lower_is_better: bool) -> str:
+    """Whether the median is "better" than the best fixed clip, "as good" or "worse".
 
-    Better or worse where the two intervals do not overlap; as good where they do.
+    Better or worse where the two intervals do not overlap, as good where they do. A side with a diverged run is the
+    worse one; "undecided" where both have one.
     """
-    if not (math.isfinite(adaptive.mean) and math.isfinite(fixed.mean)):
-        if math.isfinite(adaptive.mean):
-            return "the untuned median is better: a run of the best fixed clip diverged"
-        return (
-            "the untuned median is worse: a run of it diverged"
-            if math.isfinite(fixed.mean)
-            else "runs of both diverged"
-        )
-    sign = -1 if lower_is_better else 1
-    ahead = sign * (adaptive.mean - fixed.mean)
-    by = f"{abs(ahead):.2g}" + (f" ({abs(ahead / fixed.mean):.1%})" if fixed.mean else "")
+    sides = math.isfinite(adaptive.mean), math.isfinite(fixed.mean)
+    if not all(sides):
+        return {(True, False): "better", (False, True): "worse"}.get(sides, "undecided")
     if min(adaptive.high, fixed.high) >= max(adaptive.low, fixed.low):
+        return "as good"
+    ahead = score(adaptive.mean, lower_is_better) > score(fixed.mean, lower_is_better)
+    return "better" if ahead else "worse"
+
+
+def verdict(adaptive: Interval, fixed: Interval, *, lower_is_better: bool) -> str:
+    """The `comparison` in a sentence, with the difference of the means."""
+    found = comparison(adaptive, fixed, lower_is_better=lower_is_better)
+    if found == "undecided":
+        return "runs of both diverged"
+    if not math.isfinite(adaptive.mean) or not math.isfinite(fixed.mean):
+        diverged = "the best fixed clip" if found == "better" else "it"
+        return f"the untuned median is {found}: a run of {diverged} diverged"
+    ahead = abs(adaptive.mean - fixed.mean)
+    by = f"{ahead:.2g}" + (f" ({ahead / abs(fixed.mean):.1%})" if fixed.mean else "")
+    if found == "as good":
         return f"the untuned median is as good as the best fixed clip: the intervals overlap, the means differ by {by}"
-    return f"the untuned median is {'better' if ahead > 0 else 'worse'} than the best fixed clip by {by}"
+    return f"the untuned median is {found} than the best fixed clip by {by}"
