@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...errors import check_choice
+from ...errors import RunError, check_choice
 from .findings import Findings, Table
 from .grid import OF_RUN, Grid, chosen
 from .protocol import HIGHEST, LOWEST, MEDIAN, PAPER_COHORT, Protocol
@@ -77,7 +77,11 @@ def fig4(grid: Grid) -> Findings:
             dict(zip(columns, (row["quantile"], *numbers, row["server_lr"], record.id), strict=True))
             for numbers in table
         ]
-    clips, found = grid.clips()
+    try:
+        clips, found = grid.clips()
+    except RunError as error:  # the curves are worth seeing all the same
+        tables = {"": Table(columns, curves), "clips": Table(("place", "clip", "runs"), [])}
+        return Findings("fig4", protocol, tables, {}, [str(error)])
     fixed = [{"place": i + 1, "clip": clip, "runs": " ".join(found["runs"])} for i, clip in enumerate(clips)]
     ends = [
         {"place": name, "clip": found[name], "runs": run}
@@ -85,9 +89,9 @@ def fig4(grid: Grid) -> Findings:
     ]
     tables = {"": Table(columns, curves), "clips": Table(("place", "clip", "runs"), ends + fixed)}
     low, high = f"C_min = {found['clip_min']:.3g} (quantile 0.1)", f"C_max = {found['clip_max']:.3g} (quantile 0.9)"
-    line = f"after the ramp-up, clips go from {low} to {high}"
     listed = ", ".join(f"{clip:g}" for clip in clips)
-    return Findings("fig4", protocol, tables, found, [line, f"fixed clips to compare with: {listed}"])
+    summary = [f"after the ramp-up, clips go from {low} to {high}", f"fixed clips to compare with: {listed}"]
+    return Findings("fig4", protocol, tables, found, summary)
 
 
 def fig5(grid: Grid) -> Findings:

@@ -98,7 +98,7 @@ def _fig3(findings: Findings) -> tuple[Figure, str]:
 def _fig4(findings: Findings) -> tuple[Figure, str]:
     figure, (axis,) = new_figure(1, 1, width=9.5, height=5.4)
     rows = findings.tables[""].rows
-    ends = {row["place"]: row["clip"] for row in findings.tables["clips"].rows}
+    ends = {row["place"]: row["clip"] for row in findings.tables["clips"].rows}  # empty where there is no range
     quantiles = sorted({row["quantile"] for row in rows})
     for number, quantile in reversed(list(enumerate(quantiles))):  # the highest first, as in the picture
         curve = [row for row in rows if row["quantile"] == quantile]
@@ -106,13 +106,15 @@ def _fig4(findings: Findings) -> tuple[Figure, str]:
         clips = [_or_nan(row["clip"]) for row in curve]
         start = ramp_up_rounds([row["fraction_within"] for row in curve], quantile)
         start = len(curve) if start is None else start
-        axis.plot(range(start + 1), clips[: start + 1], color=colour, lw=1.2, alpha=0.45)
+        ramp = clips[: start + 1]
+        axis.plot(range(len(ramp)), ramp, color=colour, lw=1.2, alpha=0.45)
         axis.plot(range(start, len(curve)), clips[start:], color=colour, lw=2, label=f"quantile {quantile:g}")
         true = [_or_nan(row["unprivate_quantile"]) for row in curve]
         axis.plot(range(len(curve)), true, color=colour, lw=0.8, ls=":")
     axis.set_yscale("log")
     plain_log_labels(axis)
-    axis.axhspan(ends["clip_min"], ends["clip_max"], color="0.5", alpha=0.1, lw=0)
+    if ends:
+        axis.axhspan(ends["clip_min"], ends["clip_max"], color="0.5", alpha=0.1, lw=0)
     last = max(row["round"] for row in rows)
     for place, clip in ends.items():
         if isinstance(place, int):
@@ -121,10 +123,15 @@ def _fig4(findings: Findings) -> tuple[Figure, str]:
     axis.set(xlabel="round (pale: ramp-up, which the range leaves out)", ylabel="clip (norm of an update)")
     axis.set_xlim(0, last * 1.1)
     axis.legend(frameon=False, ncols=3, loc="best", fontsize=9)
-    said = f"C_min {ends['clip_min']:.3g} to C_max {ends['clip_max']:.3g}"
+    said = "no range, as a clip did not arrive"
+    if ends:
+        low, high = ends["clip_min"], ends["clip_max"]
+        said = (
+            f"grey: the range C_min {low:.3g} to C_max {high:.3g}, with the five fixed clips of Figure 6 at the right"
+        )
     return figure, (
         "the clip follows its quantile, without noise (solid: the clip; dotted: the true quantile of the cohort's "
-        f"update norms, for study only; grey: the range {said}, with the five fixed clips of Figure 6 at the right)"
+        f"update norms, for study only; {said})"
     )
 
 
