@@ -61,11 +61,11 @@ class Study:
         self._checksums: dict[str | None, str] = {}
         self._executor: Executor
         if cluster is None:
-            self._executor = LocalExecutor(task, self._add, lambda: self.progress.round())
+            self._executor = LocalExecutor(task, self._add, self.progress.round)
         else:
             from .cluster import ClusterExecutor
 
-            self._executor = ClusterExecutor(task, self._add, lambda: self.progress.round(), cluster)
+            self._executor = ClusterExecutor(task, self._add, self.progress.round, cluster)
 
     def results(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
         """The records of these runs, in order; those that are missing are made, or waited for if another makes them.
