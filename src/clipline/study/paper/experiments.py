@@ -14,7 +14,7 @@ from ...errors import RunError, check_choice
 from .findings import Findings, Table
 from .grid import OF_RUN, Grid, chosen
 from .protocol import HIGHEST, LOWEST, MEDIAN, PAPER_COHORT, Protocol
-from .rules import Interval, Row, best_row, bootstrap, comparison, tolerable_noise, verdict, within_tolerance
+from .rules import Interval, Row, best_row, bootstrap, tolerable_noise, verdict, within_tolerance
 
 BOOTSTRAP_SEED = 0
 _OF_VALUE = ("value", "outcome", "chosen", "runs")
@@ -128,6 +128,8 @@ def fig7(grid: Grid) -> Findings:
     fixed = best_row([row for row in at[z_star] if row["method"] == "fixed"], "value", lower_is_better=lower)
     sides = dict(zip(("median", "best fixed clip"), grid.tested([median, fixed]), strict=True))
     means = {side: bootstrap([row["value"] for row in tested], seed=BOOTSTRAP_SEED) for side, tested in sides.items()}
+    values = [[row["value"] for row in tested] for tested in sides.values()]
+    judged = verdict(*values, lower_is_better=lower, seed=BOOTSTRAP_SEED)
     tables = {
         "": _means(sides, means),
         "seeds": _seeds(sides),
@@ -136,8 +138,7 @@ def fig7(grid: Grid) -> Findings:
     numbers = {
         **found, "z_star": z_star, "c_star": fixed["clip"], "median": means["median"],
         "fixed": means["best fixed clip"], "largest_noise": max(protocol.noises),
-        "comparison": comparison(means["median"], means["best fixed clip"], lower_is_better=lower),
-        "verdict": verdict(means["median"], means["best fixed clip"], lower_is_better=lower),
+        "comparison": judged.word, "verdict": judged.sentence,
     }  # fmt: skip
     return Findings("fig7", protocol, tables, numbers, _said_of_fig7(protocol, numbers, median, fixed))
 

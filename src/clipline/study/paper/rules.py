@@ -174,31 +174,50 @@ def bootstrap(values: Sequence[float], *, seed: int, resamples: int = RESAMPLES,
     return Interval(float(numbers.mean()), float(low), float(high), len(numbers))
 
 
-def comparison(adaptive: Interval, fixed: Interval, *, lower_is_better: bool) -> str:
-    """Whether the median is "better" than the best fixed clip, "as good" or "worse".
+def bootstrap_difference(
+    values: Sequence[float], others: Sequence[float], *, seed: int, resamples: int = RESAMPLES, confidence: float = 0.95
+) -> Interval:
+    """The mean of `values` less that of `others`, and its percentile interval where both are resampled.
 
-    Better or worse where the two intervals do not overlap, as good where they do. A side with a diverged run is the
-    worse one; "undecided" where both have one.
+    As it is of the two means themselves: NaN if a run diverged.
     """
-    sides = math.isfinite(adaptive.mean), math.isfinite(fixed.mean)
-    if not all(sides):
-        return {(True, False): "better", (False, True): "worse"}.get(sides, "undecided")
-    if min(adaptive.high, fixed.high) >= max(adaptive.low, fixed.low):
-        return "as good"
-    ahead = score(adaptive.mean, lower_is_better) > score(fixed.mean, lower_is_better)
-    return "better" if ahead else "worse"
+    ours, theirs = (np.asarray(side, dtype=np.float64) for side in (values, others))
+    if not len(ours) or not len(theirs):
+        raise SettingError("values and others must hold at least one number each: there is nothing to resample")
+    runs = min(len(ours), len(theirs))
+    if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
+        return Interval(math.nan, math.nan, math.nan, runs)
+    rng = np.random.default_rng(seed)
+    means = [side[rng.integers(len(side), size=(resamples, len(side)))].mean(axis=1) for side in (ours, theirs)]
+    low, high = np.quantile(means[0] - means[1], [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(float(ours.mean() - theirs.mean()), float(low), float(high), runs)
 
 
-def verdict(adaptive: Interval, fixed: Interval, *, lower_is_better: bool) -> str:
-    """The `comparison` in a sentence, with the difference of the means."""
-    found = comparison(adaptive, fixed, lower_is_better=lower_is_better)
-    if found == "undecided":
-        return "runs of both diverged"
-    if not math.isfinite(adaptive.mean) or not math.isfinite(fixed.mean):
-        diverged = "the best fixed clip" if found == "better" else "it"
-        return f"the untuned median is {found}: a run of {diverged} diverged"
-    ahead = abs(adaptive.mean - fixed.mean)
-    by = f"{ahead:.2g}" + (f" ({ahead / abs(fixed.mean):.1%})" if fixed.mean else "")
-    if found == "as good":
-        return f"the untuned median is as good as the best fixed clip: the intervals overlap, the means differ by {by}"
-    return f"the untuned median is {found} than the best fixed clip by {by}"
+@dataclass(frozen=True)
+class Verdict:
+    """How the untuned median did beside the best fixed clip: `word` is better, as good, worse or undecided."""
+
+    word: str
+    sentence: str
+
+
+def verdict(adaptive: Sequence[float], fixed: Sequence[float], *, lower_is_better: bool, seed: int) -> Verdict:
+    """Compare the metrics of two sets of runs, one value a seed.
+
+    As good where the interval of the difference of their means holds 0, else better or worse. A side with a diverged
+    run is the worse one; undecided where both have one.
+    """
+    lost = [not all(math.isfinite(value) for value in side) for side in (adaptive, fixed)]
+    if all(lost):
+        return Verdict("undecided", "runs of both diverged")
+    if any(lost):
+        word, whose = ("worse", "it") if lost[0] else ("better", "the best fixed clip")
+        return Verdict(word, f"the untuned median is {word}: a run of {whose} diverged")
+    found = bootstrap_difference(adaptive, fixed, seed=seed)
+    base = abs(sum(fixed) / len(fixed))
+    by = f"{abs(found.mean):.2g}" + (f" ({abs(found.mean) / base:.1%})" if base else "")
+    said = f"95% interval of the difference [{found.low:.2g}, {found.high:.2g}]"
+    if found.low <= 0 <= found.high:
+        return Verdict("as good", f"the untuned median is as good as the best fixed clip: they differ by {by}, {said}")
+    word = "better" if (found.mean < 0) == lower_is_better else "worse"
+    return Verdict(word, f"the untuned median is {word} than the best fixed clip by {by}, {said}")
