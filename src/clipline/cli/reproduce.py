@@ -2,54 +2,181 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ..errors import check_choice
-from .parser import Argument, Command, Option
+from ..errors import SettingError, check_choice, refuse
+from ..settings import check
+from ..tasks import DEFAULT_TASK, TASK_NAMES
+from .parser import Argument, Command, Option, flags_for
+
+WITHOUT_TRAINING = ("fig1", "fig2", "table1")
+STUDIES = ("learning-rates", "fig3", "fig4", "fig5", "fig6", "fig7")
+_OF_PROTOCOL = ("rounds", "cohort_size", "client_lr", "server_lr", "clip_start", "max_examples")
+_OF_RUNS = ("device", "precision", "workers")
+_GRID, _STUDY, _PLAIN = "Grids (the scale's unless given)", "The study", "fig1, fig2 and table1"
 
 
-def reproduce(what: str, out: Path, seed: int, overwrite: bool) -> None:
-    """Make a figure or a table of the paper again: a picture, and the numbers as CSV."""
-    check_choice("what", what, ("fig1", "fig2", "table1"))
-    if what == "table1":
-        from ..study import paper_tables
+def reproduce(what: str, task: Sequence[str], scale: str, out: Path, seed: int, overwrite: bool, **flags: Any) -> None:
+    """Make a figure or a table of the paper again: a picture, and the numbers as CSV.
 
-        paper_tables.check_table_free(out, overwrite)
-        rows = paper_tables.table1(lambda task: print(f"accounting {task} ...", file=sys.stderr, flush=True))
-        click.echo(paper_tables.table1_text(rows))
-        click.echo(str(paper_tables.write_table1(out, rows, overwrite=overwrite)))
+    Figures 3 to 7 and learning-rates train: --out is a study directory, in which finished runs are kept. The same
+    command goes on where it was stopped; more seeds, quantiles or rates add the runs that are new.
+    """
+    check_choice("what", what, (*WITHOUT_TRAINING, *STUDIES))
+    given = {name: value for name, value in flags.items() if value is not None and value is not False}
+    if what in STUDIES:
+        if overwrite:
+            raise refuse("overwrite", True, f"left out for {what}, which goes on with what is in --out", "drop it")
+        _reproduce_study(what, _tasks(task), scale, out, given)
         return
-    from ..study import paper_figures, paper_tables
+    if task or given:
+        name = sorted({*given, *(["task"] if task else [])})[0]
+        raise refuse(name, given.get(name, ",".join(task)), f"left out for {what}, which trains nothing", "drop it")
+    _reproduce_plain(what, out, seed, overwrite)
 
+
+def _reproduce_plain(what: str, out: Path, seed: int, overwrite: bool) -> None:
+    from ..study.paper import quantile_figures, table1
+
+    if what == "table1":
+        table1.check_table_free(out, overwrite)
+        rows = table1.table1(lambda task: print(f"accounting {task} ...", file=sys.stderr, flush=True))
+        click.echo(table1.table1_text(rows))
+        click.echo(str(table1.write_table1(out, rows, overwrite=overwrite)))
+        return
     if what == "fig1":
-        files = paper_figures.figure1(out, overwrite=overwrite)
+        files = quantile_figures.figure1(out, overwrite=overwrite)
     else:
-        files = paper_figures.figure2(out, seed=seed, overwrite=overwrite)
-        click.echo(paper_tables.figure2_caption())
+        files = quantile_figures.figure2(out, seed=seed, overwrite=overwrite)
+        click.echo(table1.figure2_caption())
     for file in files:
         click.echo(str(file))
+
+
+def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, given: dict[str, Any]) -> None:
+    from ..study.paper.protocol import protocol_for
+    from ..study.paper.reproduce import data_for, reproduce
+    from ..study.runs.progress import StudyProgress
+
+    for name in (*_OF_PROTOCOL, *_OF_RUNS):
+        if name in given:
+            check(name, given[name])
+    data, cluster = given.pop("data", None), given.pop("cluster", None)
+    changes = {name: given.pop(name) for name in _OF_RUNS if name in given}
+    protocols = [protocol_for(task, scale, **given) for task in tasks]  # all are checked before the first is run
+    for protocol in protocols:
+        reproduced = reproduce(
+            what,
+            protocol,
+            out,
+            changes={**changes, "data": data_for(protocol.task, data)},
+            cluster=cluster,
+            progress=StudyProgress(f"{what} {protocol.task}"),
+        )
+        click.echo(f"{what}, {protocol.task}, scale {scale}:")
+        for line in reproduced.findings.summary:
+            click.echo(f"  {line}")
+        for file in reproduced.files:
+            click.echo(str(file))
+    report = _write_report(out)
+    if report is not None:
+        click.echo(str(report))
+
+
+def _write_report(out: Path) -> Path | None:
+    """The page of the study, if there is what makes it."""
+    try:
+        page = importlib.import_module("clipline.study.report.page")
+    except ModuleNotFoundError:
+        return None
+    path: Path = page.write_report([out])
+    return path
+
+
+def _tasks(words: Sequence[str]) -> list[str]:
+    """The tasks that --task names: repeated, separated by commas, or `all` six of the paper."""
+    names = [name.strip() for word in words for name in word.split(",") if name.strip()] or [DEFAULT_TASK]
+    listed = [name for word in names for name in (_OF_PAPER if word == "all" else [check_choice("task", word, _NAMED)])]
+    return list(dict.fromkeys(listed))
+
+
+_OF_PAPER = tuple(name for name in TASK_NAMES if name != DEFAULT_TASK)
+_NAMED = (*TASK_NAMES, "all")
+
+
+class _Numbers(click.ParamType):  # type: ignore[type-arg]  # no type arguments before click 8.4
+    """Numbers separated by commas."""
+
+    name = "X,X,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The numbers, or a refusal."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return tuple(float(part) for part in value.split(","))
+        except ValueError:
+            name = (param.name if param else None) or "value"
+            raise SettingError(f"{name}={value!r} must be numbers separated by commas: such as 0.1,0.5,0.9") from None
+
+
+def _option(name: str, group: str, help: str, **options: Any) -> Option:
+    return Option([name], group=group, help=help, **options)
 
 
 command = Command(
     "reproduce",
     callback=reproduce,
     help=reproduce.__doc__,
+    groups=(_STUDY, _GRID, "Computing", _PLAIN, "Options"),
     params=[
         Argument(
             ["what"],
-            help="fig1 (the quantile losses), fig2 (the clip finds five quantiles) or table1 (users for epsilon 5).",
+            help="fig1 (the quantile losses), fig2 (the clip finds five quantiles), table1 (users for epsilon 5); "
+            "learning-rates, fig3 (clipping without noise), fig4 (the clip while training), fig5 (adaptive clips and "
+            "noise), fig6 (fixed clips and noise), fig7 (the median against the best fixed clip).",
         ),
-        Option(
-            ["--out"],
+        _option(
+            "--task",
+            _STUDY,
+            f"{', '.join(TASK_NAMES)}, or all six of the paper; several with commas or by repeating.",
+            multiple=True,
+            metavar="T",
+            unset=DEFAULT_TASK,
+        ),
+        _option(
+            "--scale",
+            _STUDY,
+            "smoke (minutes on two cores), small (one GPU) or paper (the paper's own protocol).",
+            default="smoke",
+            metavar="smoke|small|paper",
+            unset="smoke",
+        ),
+        _option("--data", _STUDY, "Prepared data of the task, or a folder with a store for each.", metavar="DIR"),
+        _option(
+            "--out",
+            _STUDY,
+            "Folder for pictures, tables and runs.",
             type=click.Path(path_type=Path),
             default=Path("reproduced"),
             unset="reproduced",
-            help="Folder for the PNG and the CSV.",
+            metavar="DIR",
         ),
-        Option(["--seed"], type=int, default=0, unset="0", help="Seed of the simulated users (fig2)."),
-        Option(["--overwrite"], is_flag=True, help="Replace files that are there."),
+        _option("--original-splits", _STUDY, "Choose and report on the same users, as the original.", is_flag=True),
+        _option("--cluster", _STUDY, "Run on a Ray cluster.", metavar="auto|ADDRESS"),
+        _option("--seeds", _GRID, "Seeds of the final comparison (fig7).", type=int, metavar="N"),
+        _option("--quantiles", _GRID, "Quantiles to follow.", type=_Numbers()),
+        _option("--server-rates", _GRID, "Factors on the server rate where there is clipping.", type=_Numbers()),
+        _option("--noises", _GRID, "Noise multipliers z at 100 users a round; 0 among them.", type=_Numbers()),
+        *flags_for(_OF_PROTOCOL, _GRID),
+        *flags_for(_OF_RUNS, "Computing"),
+        _option("--seed", _PLAIN, "Seed of the simulated users (fig2).", type=int, default=0, unset="0"),
+        _option("--overwrite", _PLAIN, "Replace files that are there.", is_flag=True),
     ],
 )

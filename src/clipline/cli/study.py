@@ -50,10 +50,11 @@ def check(folder: Path) -> int:
 
     Ends with exit code 1 if anything is wrong, and says what.
     """
+    from ..study.paper.again import table_problems
     from ..study.runs.directory import StudyDirectory
 
     directory = StudyDirectory.existing(folder)
-    problems = directory.check()
+    problems = directory.check([table_problems])
     for problem in problems:
         print(problem, file=sys.stderr)
     print(f"{folder}: {len(directory.ids())} runs, {len(problems)} problems")

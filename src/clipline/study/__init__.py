@@ -1,1 +1,1 @@
-"""Studies of the paper: its tables and figures, made again. Begin with `paper_tables` and `paper_figures`."""
+"""Studies: the paper's experiments, made again. Begin with `paper`, which holds its rules and figures."""

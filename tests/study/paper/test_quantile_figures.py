@@ -8,7 +8,7 @@ import pytest
 
 from clipline.cli import main
 from clipline.errors import RunError
-from clipline.study.paper_figures import FIGURE1_VALUES, QUANTILES, figure1, figure2, quantile_loss
+from clipline.study.paper.quantile_figures import FIGURE1_VALUES, QUANTILES, figure1, figure2, quantile_loss
 
 
 def rows(path):
@@ -69,7 +69,7 @@ def test_files_in_use_are_kept(tmp_path):
     assert (tmp_path / "fig1.csv").read_text() != "mine"
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["fig1"], 0), (["fig3"], 2), (["fig2", "--seed", "-1"], 2)])
+@pytest.mark.parametrize(("arguments", "code"), [(["fig1"], 0), (["fig8"], 2), (["fig2", "--seed", "-1"], 2)])
 def test_reproduce_from_the_command_line(tmp_path, monkeypatch, capsys, arguments, code):
     monkeypatch.setattr(sys, "argv", ["clipline", "reproduce", *arguments, "--out", str(tmp_path / "r")])
     got = 0

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..engine.updates import Dense, Updates
-from ..errors import RunError
-from ..federated.clip_controllers import QuantileClip
-from ..federated.clipping import PartialSums
-from ..federated.mechanism import GaussianMechanism
-from ..plotting import new_figure, save_figure
-from ..privacy.events import PoissonSampling
-from ..streams import Streams
+from ...engine.updates import Dense, Updates
+from ...errors import RunError
+from ...federated.clip_controllers import QuantileClip
+from ...federated.clipping import PartialSums
+from ...federated.mechanism import GaussianMechanism
+from ...plotting import new_figure, save_figure
+from ...privacy.events import PoissonSampling
+from ...streams import Streams
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 FIGURE1_VALUES = (15.0, 25.0, 28.0, 40.0, 45.0, 48.0)

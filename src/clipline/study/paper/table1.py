@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 
-from ..errors import RunError
-from ..privacy.accountant import account
-from ..privacy.calibration import least_scale
-from ..privacy.events import GaussianEvent, sampling_named
-from ..privacy.guarantee import rounded_up
-from ..privacy.ledger import Ledger
-from ..privacy.relations import Relation
+from ...errors import RunError
+from ...privacy.accountant import account
+from ...privacy.calibration import least_scale
+from ...privacy.events import GaussianEvent, sampling_named
+from ...privacy.guarantee import rounded_up
+from ...privacy.ledger import Ledger
+from ...privacy.relations import Relation
 
 USERS = 1_000_000
 DELTA = 10**-6.6  # USERS ** -1.1

@@ -1,0 +1,99 @@
+"""Experiments made again from the records of a study alone: nothing is trained, and every number is computed anew.
+
+`study.json` holds the protocol and the settings of every experiment that was asked for. With these and the records an
+experiment gives the same findings: `table_problems` compares them with the CSV files, `results_page` makes a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import CliplineError, RunError
+from ...tasks.settings import TrainSettings
+from ..runs.directory import StudyDirectory
+from ..runs.record import RunRecord, RunSpec
+from .experiments import run_experiment
+from .findings import Findings, disagreements
+from .grid import Grid
+from .protocol import Protocol
+
+KIND = "paper"  # of an experiment in `study.json` that this room made
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Looks runs up in a study directory, and refuses where one is missing."""
+
+    directory: StudyDirectory
+    data: str  # checksum of the data, a part of every run's identity
+    code: str | None
+
+    def results(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
+        """The records of these runs, in order."""
+        found = []
+        for spec in specs:
+            run = spec.identity(self.data, self.code)
+            record = self.directory.record(run)
+            if record is None:
+                raise RunError(f"run {run} has no record: ask for the experiment again, and it is made")
+            found.append(record)
+        return found
+
+
+def facts_of(what: str, protocol: Protocol, base: TrainSettings, checksum: str, data: str) -> dict[str, Any]:
+    """What `study.json` keeps of an experiment. Where the data lie is left out: the checksum says which they are."""
+    settings = {name: value for name, value in asdict(base).items() if value is not None}
+    if base.stored:
+        settings["data"] = Path(str(base.data)).name
+    return {
+        "kind": KIND,
+        "what": what,
+        "protocol": asdict(protocol),
+        "settings": settings,
+        "data": data,
+        "unprivate_data_checksum": checksum,
+    }
+
+
+def findings_of(directory: StudyDirectory, facts: Mapping[str, Any]) -> Findings:
+    """The findings of an experiment that `study.json` holds; refused where a run is missing or it is not ours."""
+    try:
+        lists = {name: tuple(value) for name, value in facts["protocol"].items() if isinstance(value, list)}
+        protocol = Protocol(**{**facts["protocol"], **lists})
+        base = TrainSettings(**facts["settings"])
+        recorded = Recorded(directory, facts["unprivate_data_checksum"], None)
+        what = facts["what"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"study.json of {str(directory.path)!r} has an experiment that cannot be read ({error})"
+        ) from None
+    return run_experiment(what, Grid(recorded, protocol, base))
+
+
+def paper_experiments(directory: StudyDirectory) -> dict[str, dict[str, Any]]:
+    """The experiments of this room that were asked for, by name."""
+    found = directory.experiments.items()
+    return {name: facts for name, facts in found if isinstance(facts, dict) and facts.get("kind") == KIND}
+
+
+def table_problems(directory: StudyDirectory) -> list[str]:
+    """Where the CSV files of the paper's experiments are not what the records give, a sentence each.
+
+    An experiment that is not finished has no tables yet, and no problems.
+    """
+    problems = []
+    for name, facts in paper_experiments(directory).items():
+        files = sorted(directory.path.glob(f"{name}*.csv"))
+        if not files:
+            continue
+        try:
+            findings = findings_of(directory, facts)
+        except CliplineError as error:
+            problems.append(f"{name}: its tables cannot be made again: {error}")
+            continue
+        for table, content in findings.tables.items():
+            problems += disagreements(content, directory.path / findings.csv_name(table))
+    return problems

@@ -1,0 +1,226 @@
+"""A page in Markdown from study directories: our findings beside the paper's. It is generated, never typed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import CliplineError, RunError
+from ...tasks.paper_facts import FACTS
+from ..runs.directory import StudyDirectory
+from .again import findings_of, paper_experiments
+from .experiments import EXPERIMENTS
+from .figures import draw
+from .findings import Findings
+from .protocol import PAPER_COHORT, differences
+
+# Section 3.3 of the paper, by its Figure 7: how the median clip did beside the best fixed clip on the test set.
+PAPER_COMPARISON = {
+    "cifar100": "better",
+    "emnist_ae": "better",
+    "shakespeare": "better",
+    "emnist_cr": "as good",
+    "so_nwp": "as good",
+    "so_lr": "worse",
+}
+# Section 3.1, by its Figure 3: how clipping without noise did beside no clipping. Nothing is said of EMNIST-CR.
+PAPER_CLIPPING = {
+    "cifar100": "better",
+    "emnist_ae": "better",
+    "so_nwp": "better",
+    "shakespeare": "slightly worse",
+    "so_lr": "slightly worse",
+}
+_FIGURES = {
+    "learning-rates": "Learning rates",
+    "fig3": "Figure 3: clipping without noise",
+    "fig4": "Figure 4: the clip while training",
+    "fig5": "Figure 5: adaptive clips and noise",
+    "fig6": "Figure 6: fixed clips and noise",
+    "fig7": "Figure 7: the median against the best fixed clip",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One experiment on one task, with the words for its data and what computed it."""
+
+    findings: Findings
+    data: str
+    devices: tuple[str, ...]
+    runs: int
+
+
+def write_results_page(studies: Sequence[Path], page: Path) -> Path:
+    """Write the page of these studies, with its pictures in a folder of the page's name beside it.
+
+    Every number is computed anew from the records. Where two studies hold the same experiment, the later one counts;
+    an experiment that is not finished is named and left out.
+    """
+    entries, unfinished = _collect(studies)
+    if not entries:
+        raise RunError(f"{', '.join(map(str, studies))} hold no finished experiment of the paper: run one first")
+    pictures = page.with_suffix("")
+    pictures.mkdir(parents=True, exist_ok=True)
+    for entry in entries:
+        draw(entry.findings, pictures / f"{entry.findings.name}.png", entry.data)
+    page.write_text(_text(entries, unfinished, pictures.name), encoding="utf-8")
+    return page
+
+
+def _collect(studies: Sequence[Path]) -> tuple[list[Entry], list[str]]:
+    found: dict[tuple[str, str], Entry] = {}
+    unfinished = {}
+    for path in studies:
+        directory = StudyDirectory.existing(path)
+        for name, facts in paper_experiments(directory).items():
+            try:
+                findings = findings_of(directory, facts)
+            except CliplineError as error:
+                unfinished[name] = f"{name}: {error}"
+                continue
+            runs = sorted(
+                {run for table in findings.tables.values() for row in table.rows for run in row["runs"].split()}
+            )
+            records = [record for record in map(directory.record, runs) if record is not None]
+            devices = tuple(sorted({str(record.circumstances.get("device")) for record in records}))
+            found[findings.protocol.task, findings.what] = Entry(findings, facts["data"], devices, len(runs))
+    done = {entry.findings.name for entry in found.values()}
+    tasks, whats = list(FACTS), list(EXPERIMENTS)
+    order = sorted(found, key=lambda key: (tasks.index(key[0]), whats.index(key[1])))
+    return [found[key] for key in order], [said for name, said in unfinished.items() if name not in done]
+
+
+def _text(entries: Sequence[Entry], unfinished: Sequence[str], pictures: str) -> str:
+    lines = [
+        "# The paper's experiments, made again",
+        "",
+        "This page is written by `python studies/paper_results.py`, from the records of the runs alone. Section and",
+        "figure numbers are those of *Differentially Private Learning with Adaptive Clipping*. An interval is a",
+        "bootstrapped 95% interval over seeds. Two sides are as good as each other where the interval of their",
+        "difference holds 0, which few seeds make easy: the difference stands with each Figure 7. z is given for 100",
+        "users a round: with m users a round, runs have z m / 100, so that the",
+        "mean update has the same noise. z* goes by the best of the median and the five fixed clips.",
+        "",
+        *_conclusions(entries),
+        *_beside_the_paper(entries),
+    ]
+    for task in dict.fromkeys(entry.findings.protocol.task for entry in entries):
+        lines += _of_task(task, [entry for entry in entries if entry.findings.protocol.task == task], pictures)
+    if unfinished:
+        lines += ["## Not finished", "", *(f"- {said}" for said in unfinished), ""]
+    return "\n".join(lines)
+
+
+def _conclusions(entries: Sequence[Entry]) -> list[str]:
+    """Does the claim hold: the untuned median is as good as the best fixed clip chosen in hindsight, on most tasks?"""
+    compared = {
+        e.findings.protocol.task: e.findings.numbers["comparison"] for e in entries if e.findings.what == "fig7"
+    }
+    lines = ["## What agrees with the paper, and what does not", ""]
+    if compared:
+        counted = [task for task in compared if task in PAPER_COMPARISON] or list(compared)
+        well = [task for task in counted if compared[task] in ("better", "as good")]
+        holds = "holds" if len(well) * 2 > len(counted) else "does not hold"
+        lines += [
+            "The claim: the untuned median clip is as good as the best fixed clip chosen in hindsight, on most tasks.",
+            f"**It {holds} here**: as good or better on {len(well)} of {len(counted)} tasks"
+            + (f" ({', '.join(well)})" if well else "") + ".",
+            "",
+            "| task | ours: the median is | the paper's | agree |",
+            "| --- | --- | --- | --- |",
+        ]  # fmt: skip
+        for task, found in compared.items():
+            paper = PAPER_COMPARISON.get(task)
+            lines.append(f"| {task} | {found} | {paper or 'not among its tasks'} | {_agreement(found, paper)} |")
+        lines.append("")
+    clipping = [entry.findings for entry in entries if entry.findings.what == "fig3"]
+    if clipping:
+        lines += [
+            "| task | ours: clipping to the median without noise | the paper's (Figure 3) |",
+            "| --- | --- | --- |",
+        ]
+        for findings in clipping:
+            said = findings.summary[-1].removeprefix("clipping to the median without noise ")
+            lines.append(f"| {findings.protocol.task} | {said} | {PAPER_CLIPPING.get(findings.protocol.task, '-')} |")
+        lines.append("")
+    return lines
+
+
+def _agreement(ours: str, paper: str | None) -> str:
+    if paper is None:
+        return "-"
+    if ours == paper:
+        return "yes"
+    good = ("better", "as good")
+    return "in part: as good or better in both" if ours in good and paper in good else "**no**"
+
+
+def _beside_the_paper(entries: Sequence[Entry]) -> list[str]:
+    """One table: z*, C* and the clip range, ours and the paper's."""
+    found: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        if "clip_min" in entry.findings.numbers:
+            found.setdefault(entry.findings.protocol.task, {}).update(entry.findings.numbers)
+    if not found:
+        return []
+    lines = [
+        "## z*, C* and the range of clips",
+        "",
+        "| task | z* | paper's z* | C* | paper's C* | C_min to C_max | paper's | median, test | best fixed, test |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for task, numbers in found.items():
+        facts = FACTS[task]
+        own = facts.clip_min is None
+        cells = [
+            task,
+            f"{numbers['z_star']:g}" if "z_star" in numbers else "-",
+            "-" if own else f"{facts.noise_at_100:g}",
+            f"{numbers['c_star']:g}" if "c_star" in numbers else "-",
+            "-" if own else f"{facts.best_clip:g}",
+            f"{numbers['clip_min']:.3g} to {numbers['clip_max']:.3g}",
+            "-" if own else f"{facts.clip_min:g} to {facts.clip_max:g}",
+            *(str(numbers[side]) if side in numbers else "-" for side in ("median", "fixed")),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    if any(numbers.get("z_star") == numbers.get("largest_noise", math.nan) for numbers in found.values()):
+        lines += [
+            "",
+            "A z* that is the largest noise tried may be larger still; so may the paper's 0.1.",
+        ]
+    return [*lines, ""]
+
+
+def _of_task(task: str, entries: Sequence[Entry], pictures: str) -> list[str]:
+    facts = FACTS[task]
+    direction = ", lower is better" if facts.lower_is_better else ""
+    lines = [f"## {task} ({facts.metric_name.replace('_', ' ')}{direction})", ""]
+    shown: list[str] = []
+    for entry in entries:
+        protocol = entry.findings.protocol
+        table = _difference_table(entry)
+        if table != shown:  # once for all figures that share it
+            lines += [*table, ""]
+            shown = table
+        lines += [f"### {_FIGURES[entry.findings.what]}", "", f"![{_FIGURES[entry.findings.what]}, {task}]"
+                  f"({pictures}/{entry.findings.name}.png)", ""]  # fmt: skip
+        lines += [f"- {line.strip()}" for line in entry.findings.summary]
+        scaled = "" if protocol.cohort_size == PAPER_COHORT else f" of {protocol.cohort_size} users a round"
+        lines += ["", f"{entry.runs} runs{scaled}, on {' and '.join(entry.devices)}.", ""]
+    return lines
+
+
+def _difference_table(entry: Entry) -> list[str]:
+    protocol = entry.findings.protocol
+    rows = [f"| {one.what} | {one.ours} | {one.paper} |" for one in differences(protocol, entry.data)]
+    return [
+        f"Scale `{protocol.scale}`. Otherwise than in the paper:",
+        "",
+        "| | here | paper |",
+        "| --- | --- | --- |",
+        *rows,
+    ]

@@ -1,0 +1,71 @@
+import json
+
+import pytest
+from made_up_runs import CHECKSUM, grid_of, quality
+
+from clipline.errors import RunError
+from clipline.study.paper.again import facts_of, table_problems
+from clipline.study.paper.experiments import run_experiment
+from clipline.study.paper.protocol import protocol_for
+from clipline.study.paper.reproduce import write_files
+from clipline.study.paper.results_page import write_results_page
+from clipline.study.runs.directory import StudyDirectory
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A study directory as `reproduce` leaves it, of runs that nobody trained."""
+    folder = tmp_path_factory.mktemp("study")
+    directory = StudyDirectory(folder)
+    for what in ("fig4", "fig7"):
+        protocol = protocol_for("cifar100", "paper", average_over=1, evaluate_last=1, seeds=4)
+        grid = grid_of(protocol, quality)
+        findings = run_experiment(what, grid)
+        facts = facts_of(what, protocol, grid.base, CHECKSUM, "made-up users")
+        directory.note_experiment(findings.name, json.loads(json.dumps(facts)))
+        for spec in grid.study.asked.values():
+            directory.add(grid.study.record(spec))
+        write_files(findings, directory, "made-up users")
+    return folder
+
+
+def test_tables_are_what_the_runs_give(study):
+    assert table_problems(StudyDirectory(study)) == []
+
+
+def test_a_changed_number_is_found(study):
+    table = study / "fig7-cifar100.csv"
+    text = table.read_text()
+    try:
+        table.write_text(text.replace("0.7725", "0.7825"))  # 0.77 and 0.001 * 2.5 of seeds 1 to 4
+        (problem,) = (one for one in table_problems(StudyDirectory(study)) if "mean" in one)
+        assert "fig7-cifar100.csv, line 2: mean is '0.7825" in problem
+    finally:
+        table.write_text(text)
+
+
+def test_a_missing_run_is_found(study):
+    run = (study / "fig7-cifar100-seeds.csv").read_text().splitlines()[1].split(",")[-1]
+    record = study / "runs" / f"{run}.json"
+    text = record.read_text()
+    try:
+        record.unlink()
+        assert any(run in problem for problem in table_problems(StudyDirectory(study)))
+        page = write_results_page([study], study / "without.md").read_text()
+        assert "## Not finished" in page
+        assert "median, test" in page  # Figure 4 is complete
+    finally:
+        record.write_text(text)
+
+
+def test_the_page_puts_our_numbers_beside_the_papers(study):
+    page = write_results_page([study], study / "page.md").read_text()
+    # z*, C* and range: ours, then those of Figure 7 and Table 1.
+    assert "| cifar100 | 0.03 | 0.03 | 0.8 | 0.98 | 0.2 to 3.2 | 0.75 to 2.2 | 0.7725 [" in page
+    assert "**It holds here**: as good or better on 1 of 1 tasks (cifar100)" in page
+    assert "| cifar100 | as good | better | in part: as good or better in both |" in page
+    assert "| data | made-up users | 500 users of the original |" in page
+    assert "| seeds of the final comparison | 4 | 20 |" in page
+    assert (study / "page" / "fig7-cifar100.png").stat().st_size > 10_000
+    with pytest.raises(RunError, match="no study"):
+        write_results_page([study / "nothing"], study / "page.md")
