@@ -8,8 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from ... import __version__
+from ...privacy.guarantee import rounded_up
 from .collect import Collected
-from .figures import Figure, lower_is_better
+from .figures import Figure, lower_is_better, number_in
 from .run import UNPRIVATE, Run
 from .statements import basis, cautions, shown_settings, warnings, words
 
@@ -67,6 +68,7 @@ def _run(run: Run, label: str, shared: Mapping[str, str], where: Mapping[str, st
         "clip_end": _last(run.columns.get("clip", ())),
         "noise": run.noise_multiplier,
         "epsilon": epsilon,
+        "epsilon_text": None if epsilon is None else rounded_up(epsilon, 3),
         "delta": None if run.promise is None else run.promise.delta,
         "private": not warnings(run),
         "target": run.target,
@@ -135,7 +137,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
         parts += [f"clip {run.clip}"] if len(clips) > 1 else []
         parts += [f"z {run.noise_multiplier:g}"] if len(noises) > 1 and run.noise_multiplier is not None else []
         texts = _texts(run.settings)
-        parts += [f"{name} {texts[name]}" for name in differing if name in texts]
+        parts += [f"{name} {_brief(texts[name])}" for name in differing if name in texts]
         labels.append(", ".join(parts) or "all runs")
     return labels
 
@@ -145,13 +147,20 @@ def _statements(runs: Sequence[Run]) -> list[dict[str, Any]]:
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for run in runs:
         rows = basis(run)
-        key = words(run), tuple(rows)
-        statement = found.setdefault(
-            key, {"words": words(run), "basis": rows, "runs": [], "private": not warnings(run)}
-        )
+        same = tuple(row for row in rows if row[0] != "clip")  # how it was clipped changes no promise
+        statement = found.setdefault((words(run), same), {"rows": rows, "clips": {}, "runs": [], "private": True})
         statement["runs"].append(run.name)
+        statement["clips"][run.clip] = None
         statement["private"] = statement["private"] and not warnings(run)
-    return list(found.values())
+    return [
+        {
+            "words": text,
+            "basis": [(name, ", ".join(one["clips"]) if name == "clip" else value) for name, value in one["rows"]],
+            "runs": one["runs"],
+            "private": one["private"],
+        }
+        for (text, _), one in found.items()
+    ]
 
 
 def _by_text(found: Iterable[tuple[str, Iterable[str]]]) -> list[dict[str, Any]]:
@@ -178,6 +187,11 @@ def _shared(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in values.items()}
+
+
+def _brief(text: str) -> str:
+    number = number_in(text)
+    return text if number is None else f"{number:.4g}"
 
 
 def _has_numbers(column: Sequence[float | None] | None) -> bool:

@@ -203,8 +203,8 @@ def number_in(text: str | None) -> float | None:
 
 
 def _order(text: str) -> tuple[int, float, str]:
-    """Unclipped first, then numbers by size, then words."""
+    """Unclipped first, then words (the adaptive clip), then numbers by size."""
     match = re.search(r"-?\d+(\.\d+)?(e[+-]?\d+)?$", text)
     if match:
-        return (1, float(match[0]), text)
-    return (0 if text == "unclipped" else 2, 0.0, text)
+        return (2, float(match[0]), text)
+    return (0 if text == "unclipped" else 1, 0.0, text)

@@ -56,7 +56,7 @@ def read_run_directory(path: Path) -> Run:
         columns=columns,
         final={name: value for name, value in final.items() if not name.startswith("unprivate_")},
         settings={name: value for name, value in settings.items() if not name.startswith("facts.")},
-        resolved={k: v for k, v in comments.items() if k not in _CIRCUMSTANCES and not k.startswith("facts.")},
+        resolved={k: v for k, v in comments.items() if k not in (*_CIRCUMSTANCES, "planned") and k[:6] != "facts."},
         about=facts,
         circumstances={name: comments[name] for name in _CIRCUMSTANCES if name in comments},
         promise=promise,

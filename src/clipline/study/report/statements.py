@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...privacy.guarantee import rounded_up
 from ...privacy.relations import Relation
 from .run import UNPRIVATE, Run
 
@@ -31,7 +32,7 @@ def basis(run: Run) -> list[tuple[str, str]]:
     epsilon = None if promise is None else promise.epsilon
     adapts = run.target is not None
     rows: list[tuple[str, Any]] = [
-        ("epsilon", None if promise is None else ("infinite: nothing is promised" if epsilon is None else _up(epsilon))),
+        ("epsilon", None if promise is None else ("infinite: nothing is promised" if epsilon is None else rounded_up(epsilon, 3))),
         ("delta", None if promise is None or promise.delta is None else f"{promise.delta:.3g}"),
         ("sampler", None if promise is None else promise.sampling),
         ("neighbouring relation", None if relation is None else f"{relation}: {_meaning(relation)}"),
@@ -118,12 +119,6 @@ def _meaning(relation: str) -> str:
         return Relation(relation).meaning
     except ValueError:
         return "unknown"
-
-
-def _up(epsilon: float) -> str:
-    from ...privacy.guarantee import rounded_up
-
-    return rounded_up(epsilon, 3)
 
 
 def _plain(value: Any) -> str:

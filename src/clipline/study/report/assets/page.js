@@ -32,14 +32,8 @@
     if (value === null || value === undefined) return "–";
     if (typeof value !== "number") return String(value);
     if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
-    return String(Number(value.toPrecision(digits)));
-  };
-  // Epsilon is never printed below itself.
-  const up = (epsilon) => {
-    if (epsilon === null) return "–";
-    if (epsilon === 0) return "0";
-    const unit = 10 ** (Math.floor(Math.log10(epsilon)) - 2);
-    return String(Number((Math.ceil(epsilon / unit - 1e-9) * unit).toPrecision(3)));
+    const rounded = Number(value.toPrecision(digits));
+    return rounded !== 0 && Math.abs(rounded) < 1e-3 ? rounded.toExponential() : String(rounded);
   };
   const list = (names, most = 8) =>
     names.slice(0, most).join(", ") + (names.length > most ? ` and ${names.length - most} more` : "");
@@ -51,8 +45,7 @@
       el("td", { class: columns[i].number ? "number" : "words" }, cell instanceof Node ? cell : short(cell, 5)))));
     return el("table", attributes, el("thead", null, el("tr", null, head)), el("tbody", null, body));
   }
-  const pairs = (rows) => el("table", null, el("tbody", null, rows.map(([name, value]) =>
-    el("tr", null, el("th", { scope: "row" }, name), el("td", { class: "words" }, value)))));
+  const pairs = (rows) => el("dl", { class: "pairs" }, rows.map(([name, value]) => el("div", null, el("dt", null, name), el("dd", null, value))));
   // Filled when it is opened: two hundred tables would make the page slow.
   function folded(key, title, fill, open = false) {
     const node = el("details", { id: key, open }, el("summary", null, title));
@@ -67,14 +60,19 @@
   const darkNow = () => dark.matches && !state.printing;
   const shownRuns = () => data.runs.filter((run) => state.task === null || run.task === state.task);
   function groups() {
-    const labels = [...new Set(shownRuns().map((run) => run.label))];
-    return new Map(labels.map((label, i) => [label, { label, ...look(i, labels.length) }]));
+    const first = new Map();
+    shownRuns().forEach((run) => { if (!first.has(run.label)) first.set(run.label, run); });
+    const labels = [...first.keys()];
+    if (labels.length <= 2 * LIGHT.length) return new Map(labels.map((label, i) => [label, { label, ...look(i, labels.length) }]));
+    // Too many for a colour each: one for each kind of clip, and a dash for each noise.
+    const clips = [...new Set(shownRuns().map((run) => run.clip_kind))], noises = [...new Set(shownRuns().map((run) => run.noise))];
+    return new Map(labels.map((label) => [label, { label, color: look(clips.indexOf(first.get(label).clip_kind), clips.length).color,
+      dash: DASHES[noises.indexOf(first.get(label).noise) % DASHES.length] }]));
   }
   function look(i, of) {
     const palette = darkNow() ? DARK : LIGHT;
     if (of <= palette.length * 2) return { color: palette[i % palette.length], dash: DASHES[Math.floor(i / palette.length)] };
-    const hue = Math.round((360 * i) / of);
-    return { color: `hsl(${hue} ${darkNow() ? "75% 70%" : "70% 36%"})`, dash: DASHES[i % DASHES.length] };
+    return { color: `hsl(${Math.round((360 * i) / of)} ${darkNow() ? "75% 70%" : "70% 36%"})`, dash: DASHES[i % DASHES.length] };
   }
   const chip = (entry) => el("span", { class: "chip", "aria-hidden": "true",
     style: { borderTopColor: entry.color, borderTopStyle: entry.dash.length ? "dashed" : "solid" } });
@@ -125,6 +123,7 @@
       numbers.hidden = !drawn.length;
       if (!drawn.length) {
         plot.removeAttribute("tabindex");
+        note.hidden = true;
         plot.append(el("p", { class: "nothing" }, spec.nothing || "nothing was recorded"));
         return;
       }
@@ -157,13 +156,17 @@
   function options(kept, spec, drawn) {
     const look = axisLook();
     const many = drawn.length > 40;
-    const x = { ...look, label: spec.x_label };
+    const x = { ...look, label: spec.x_label, size: 30, labelGap: 0 };
     if (spec.ticks) {
       x.splits = () => spec.ticks.map((_, i) => i);
       x.values = (u, splits) => splits.map((i) => spec.ticks[i]);
       x.grid = { show: false };
     } else x.incrs = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 1e6];
     const y = { ...look, size: 58, values: (u, splits) => splits.map((v) => (v === null ? "" : short(v, 3))) };
+    if (spec.log) {
+      const round = (u, splits) => splits.map((v) => (logTick(v, u.scales.y) ? v : null));
+      Object.assign(y, { filter: round, grid: { ...look.grid, filter: round }, ticks: { ...look.ticks, filter: round } });
+    }
     return {
       width: widthOf(kept.plot), height: HEIGHT, legend: { show: false },
       cursor: { drag: { x: !spec.ticks, y: false }, focus: { prox: many ? 30 : -1 }, points: { show: !many, size: 7 },
@@ -175,7 +178,7 @@
       series: [{}, ...drawn.map((one) => ({
         label: one.label, stroke: one.color, dash: one.dash, width: one.width || (many ? 1 : 1.75), spanGaps: true, show: !one.hidden(),
         paths: one.dots ? () => null : undefined, alpha: one.dots ? 0.8 : 1,
-        points: { show: Boolean(one.dots || one.points), size: one.dots ? 4 : 6, fill: one.color, stroke: one.color },
+        points: { show: Boolean(one.dots || one.points), size: one.dots ? one.dots : 6, fill: one.color, stroke: one.color },
       }))],
       hooks: {
         draw: [(u) => { intervals(u, drawn); (spec.levels ? spec.levels() : []).forEach((level) => line(u, level)); }],
@@ -183,6 +186,13 @@
         setSeries: [(u) => read(kept, u)],
       },
     };
+  }
+
+  // On a logarithmic axis: powers of ten, and on a short one also twice and five times these.
+  function logTick(value, scale) {
+    const digit = Number((value / 10 ** Math.floor(Math.log10(value) + 1e-9)).toPrecision(3));
+    const decades = Math.log10(scale.max / scale.min);
+    return digit === 1 || (decades <= 2.01 && (digit === 2 || digit === 5)) || (decades <= 0.7 && Number.isInteger(digit));
   }
 
   function nearest(values, i) {
@@ -266,7 +276,7 @@
       const series = runs.map((run) => ({ ...known.get(run.label), ...get(run), run, label: runs.length > 1 ? nameOf(run) : title,
         hidden: () => state.hidden.has(run.label) })).filter((one) => one.x.length && one.y.some((v) => v !== null));
       const few = series.length <= 3;
-      if (extra.dots && few) series.forEach((one) => (one.dots = true));
+      if (extra.dots && few) series.forEach((one) => (one.dots = 4));
       if (extra.points && few) series.forEach((one) => (one.points = one.x.length <= 60));
       const more = extra.more ? extra.more(runs, known) : [];
       const end = Math.max(1, ...runs.map((run) => Math.max(run.rounds, poll && run.planned || 0)));
@@ -382,7 +392,7 @@
     let kept = null;
     const box = chart(key, () => {
       const series = figure.lines.map((line, i) => ({ label: line.label, ...look(i, figure.lines.length), hidden: () => hidden.has(line.label),
-        x: line.points.map((p) => p.x), y: line.points.map((p) => p.value), points: true, dots: figure.name === "fig7" || line.points.length < 2,
+        x: line.points.map((p) => p.x), y: line.points.map((p) => p.value), points: true, dots: figure.name === "fig7" || line.points.length < 2 ? 9 : 0,
         low: line.points.map((p) => p.low), high: line.points.map((p) => p.high), notes: line.points.map((p) => p.note) }));
       const ends = figure.lines.flatMap((line) => line.points.flatMap((p) => [p.value, p.low, p.high])).filter((v) => v !== null);
       const [low, high] = [Math.min(...ends), Math.max(...ends)], pad = (high - low) * 0.08 || Math.abs(high) * 0.05 || 1;
@@ -412,8 +422,8 @@
   function banner() {
     if (!data.warnings.length) return null;
     const n = data.runs.length;
-    const which = n === 1 ? "This run is not private" : data.unprivate_runs === n ? `None of the ${n} runs is private` : `${data.unprivate_runs} of ${n} runs are not private`;
-    return el("section", { class: "banner", id: "not-private", "aria-label": "Not private" }, el("h2", null, `${which}, or its record is not`.replace("runs are not private, or its record is not", "runs are not private, or their records are not")),
+    const which = n === 1 ? "Not private" : `Not private: ${data.unprivate_runs === n ? "all" : data.unprivate_runs} of ${count(n, "run")}`;
+    return el("section", { class: "banner", id: "not-private", "aria-labelledby": "not-private-title" }, el("h2", { id: "not-private-title" }, which),
       el("ul", null, data.warnings.map((entry) => el("li", null, entry.text, n > 1 ? ` (${entry.runs.length > 8 ? count(entry.runs.length, "run") : list(entry.runs)})` : ""))));
   }
   function caution() {
@@ -427,7 +437,7 @@
     const tile = (name, value, below, bad) => el("div", { class: "tile" }, el("span", { class: "quiet" }, name), el("b", { class: bad ? "bad" : null }, value), el("span", { class: "quiet" }, below || ""));
     return el("div", { class: "tiles" },
       Object.entries(run.final).slice(0, 3).map(([name, value]) => tile(name, short(value), measuredOn().replace(/,.*/, "."))),
-      tile("epsilon", run.epsilon === null ? (run.rounds ? "infinite" : "–") : up(run.epsilon), run.epsilon === null ? (run.rounds ? "not private" : "nothing released yet") : `at delta ${short(run.delta, 3)}`, run.epsilon === null && run.rounds > 0),
+      tile("epsilon", run.epsilon === null ? (run.rounds ? "infinite" : "–") : run.epsilon_text, run.epsilon === null ? (run.rounds ? "not private" : "nothing released yet") : `at delta ${short(run.delta, 3)}`, run.epsilon === null && run.rounds > 0),
       tile("rounds", run.planned ? `${run.rounds} of ${run.planned}` : run.rounds, stateWords(run.state)),
       tile("clip", run.clip_end === null ? "–" : short(run.clip_end, 3), run.clip_kind === "none" ? "updates are not clipped" : run.clip_kind));
   }
@@ -443,7 +453,7 @@
       tasks.size > 1 ? { name: "task", get: (run) => run.task } : null,
       { name: "clip", get: (run) => run.clip_kind },
       { name: "noise z", number: true, get: (run) => run.noise },
-      { name: "epsilon", number: true, get: (run) => run.epsilon, show: (run) => (run.epsilon === null ? el("span", { class: "bad" }, "none") : up(run.epsilon)) },
+      { name: "epsilon", number: true, get: (run) => run.epsilon, show: (run) => (run.epsilon === null ? el("span", { class: "bad" }, "none") : run.epsilon_text) },
       ...names.map((name) => ({ name, number: true, get: (run) => run.final[name] ?? null })),
       { name: "last clip", number: true, get: (run) => run.clip_end },
       { name: "rounds", number: true, get: (run) => run.rounds },
@@ -472,12 +482,23 @@
   }
 
   function statements() {
+    const single = data.runs.length === 1, few = data.statements.length <= 4;
     const one = (entry, i) => el("div", { class: entry.private ? "statement" : "statement not-private" },
-      data.runs.length > 1 ? el("p", { class: "quiet" }, list(entry.runs, 6)) : null, el("blockquote", null, entry.words),
-      folded(`statement-${i}`, "What this rests on", () => pairs(entry.basis), data.statements.length <= 4));
+      single ? null : el("p", { class: "quiet" }, list(entry.runs, 6)), el("blockquote", null, entry.words),
+      single ? pairs(entry.basis) : few ? null : folded(`statement-${i}`, "What this rests on", () => pairs(entry.basis)));
     const made = data.statements.map(one);
     return [el("h2", { id: "privacy" }, "What is promised"), ...made.slice(0, 6),
+      !single && few ? sideBySide() : null,
       made.length > 6 ? el("details", { id: "more-statements" }, el("summary", null, `${made.length - 6} more statements`), made.slice(6)) : null];
+  }
+  // A few statements rest on much the same: a row for each thing, a column for each statement.
+  function sideBySide() {
+    const names = [...new Set(data.statements.flatMap((entry) => entry.basis.map(([name]) => name)))];
+    const values = data.statements.map((entry) => new Map(entry.basis));
+    const head = data.statements.map((entry) => el("th", { scope: "col" }, list(entry.runs, 3)));
+    return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "What the statements rest on" }, el("table", null,
+      el("thead", null, el("tr", null, el("th", { scope: "col" }, "It rests on"), head)),
+      el("tbody", null, names.map((name) => el("tr", null, el("th", { scope: "row" }, name), values.map((of) => el("td", { class: "words" }, of.get(name) || "–")))))));
   }
 
   function settings() {
@@ -508,7 +529,7 @@
   }
 
   function render(focus) {
-    const opened = [...main.querySelectorAll("details")].map((node) => [node.id, node.open]);
+    const open = [...main.querySelectorAll("details")].map((node) => [node.id, node.open]);
     const active = document.activeElement && document.activeElement.id;
     charts.forEach((c) => c.u && c.u.destroy());
     charts = [];
@@ -516,9 +537,9 @@
     if (tasks.length > 1 && !tasks.includes(state.task)) state.task = tasks[0];
     if (tasks.length < 2) state.task = null;
     const known = data.runs.length ? curves() : [];
-    main.replaceChildren(...[header(), banner(), tiles(), data.statements.length && data.runs.length <= 4 ? statements() : null, caution(), runsTable(), known, figures(),
-      data.runs.length > 4 ? statements() : null, data.runs.length ? settings() : null].flat(2).filter(Boolean));
-    opened.forEach(([id, open]) => { const node = id && document.getElementById(id); if (node && node.open !== open) node.open = open; });
+    main.replaceChildren(...[header(), banner(), tiles(), data.runs.length === 1 ? statements() : null, caution(), runsTable(), known, figures(),
+      data.runs.length > 1 ? statements() : null, data.runs.length ? settings() : null].flat(2).filter(Boolean));
+    open.forEach(([id, was]) => { const node = id && document.getElementById(id); if (node && node.open !== was) node.open = was; });
     charts.forEach((c) => c.draw());
     const again = focus === "curves" ? main.querySelector(".toolbar select") : active && document.getElementById(active);
     if (again) again.focus({ preventScroll: true });
@@ -531,8 +552,15 @@
     if (document.getElementById("runs-table")) sortAgain();
   }
   dark.addEventListener("change", recolour);
-  addEventListener("beforeprint", () => { state.printing = true; recolour(); });
-  addEventListener("afterprint", () => { state.printing = false; recolour(); });
+  // On paper nothing can be opened: of a few runs all is shown but the numbers behind the charts.
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    state.printing = true;
+    opened = data.runs.length > 8 ? [] : [...main.querySelectorAll("details:not([open])")].filter((node) => !node.id.endsWith("-numbers"));
+    opened.forEach((node) => { node.open = true; if (node.refill) node.refill(); });
+    recolour();
+  });
+  addEventListener("afterprint", () => { state.printing = false; opened.forEach((node) => (node.open = false)); recolour(); });
   let width = 0;
   new ResizeObserver(() => { if (main.clientWidth !== width && !state.printing) { width = main.clientWidth; charts.forEach((c) => c.resize()); } }).observe(main);
 
