@@ -50,7 +50,7 @@ class Figure:
 
 
 def read_figures(path: Path) -> tuple[list[Figure], list[str]]:
-    """The tables `figN-TASK.csv` of a folder as figures, the comparison of Figs. 5 and 6 first; and what is unreadable."""
+    """The tables `figN-TASK.csv` of a folder as figures, the comparison of Figs. 5 and 6 first; and problems."""
     tables: dict[tuple[str, str], list[dict[str, str]]] = {}
     problems = []
     for file in sorted(path.glob("fig[0-9]*.csv")):
@@ -150,7 +150,7 @@ def _fixed_against_adaptive(
 
 
 def _best_by(rows: Iterable[Mapping[str, str]], column: str, metric: str) -> dict[str, dict[str, float]]:
-    """noise -> quantile or clip -> the best value of all server rates."""
+    """The best value of all server rates, by noise and then by quantile or clip."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
         value = next((n for name in _VALUES if (n := number_in(row.get(name))) is not None), None)

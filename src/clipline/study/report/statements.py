@@ -32,7 +32,8 @@ def basis(run: Run) -> list[tuple[str, str]]:
     epsilon = None if promise is None else promise.epsilon
     adapts = run.target is not None
     rows: list[tuple[str, Any]] = [
-        ("epsilon", None if promise is None else ("infinite: nothing is promised" if epsilon is None else rounded_up(epsilon, 3))),
+        ("epsilon", None if promise is None else
+         "infinite: nothing is promised" if epsilon is None else rounded_up(epsilon, 3)),
         ("delta", None if promise is None or promise.delta is None else f"{promise.delta:.3g}"),
         ("sampler", None if promise is None else promise.sampling),
         ("neighbouring relation", None if relation is None else f"{relation}: {_meaning(relation)}"),

@@ -13,6 +13,7 @@ from ...errors import CliplineError
 from ...privacy.accountant import account
 from ...privacy.events import GaussianEvent, sampling_named
 from ...privacy.ledger import Ledger
+from ...privacy.relations import Relation
 from .run import UNPRIVATE, Promise, Run
 from .run_directory import finite, flat
 
@@ -89,7 +90,7 @@ def _epsilon_column(guarantee: Mapping[str, Any], done: Sequence[int]) -> dict[s
 
 @lru_cache(maxsize=4096)
 def _epsilon(event: GaussianEvent, rounds: int, delta: float, relation: str) -> float:
-    return account(Ledger().add(event, rounds), delta=delta, relation=relation).epsilon
+    return account(Ledger().add(event, rounds), delta=delta, relation=Relation.named(relation)).epsilon
 
 
 def _promise(guarantee: Mapping[str, Any]) -> Promise | None:

@@ -583,6 +583,7 @@
     setTimeout(follow, poll * 1000);
   }
   render();
+  performance.measure("drawn"); // from the start of loading on
   document.documentElement.dataset.ready = "true";
   if (poll) setTimeout(follow, poll * 1000);
 })();
