@@ -41,7 +41,7 @@ def write_run(
     return path
 
 
-def add_rounds(path: Path, start: int, stop: int, z=1.0, **columns):
+def add_rounds(path: Path, start: int, stop: int, z=1.0, best=1.0, **columns):
     """Rounds as a training would append them: accuracy every fifth round."""
     with (path / "metrics.jsonl").open("a") as metrics, (path / "ledger.jsonl").open("a") as ledger:
         for t in range(start, stop):
@@ -50,7 +50,7 @@ def add_rounds(path: Path, start: int, stop: int, z=1.0, **columns):
                 "round": t, "clip": 0.1 * 1.1**t, "fraction_within": min(0.5, 0.03 * t), "delta": 1e-5,
                 "epsilon": 0.5 * (t + 1) ** 0.5 if z else None, **columns,
             }  # fmt: skip
-            metrics.write(json.dumps(line | ({"accuracy": 1 - 0.9 ** (t + 1)} if t % 5 == 4 else {})) + "\n")
+            metrics.write(json.dumps(line | ({"accuracy": best * (1 - 0.9 ** (t + 1))} if t % 5 == 4 else {})) + "\n")
 
 
 def end_run(path: Path):

@@ -4,7 +4,7 @@ import re
 from importlib import resources
 
 import pytest
-from reported_runs import write_record, write_run
+from reported_runs import write_run
 
 from clipline.errors import RunError
 from clipline.study.report import write_report
@@ -63,14 +63,6 @@ def test_without_javascript_the_statement_and_the_warning_are_there(tmp_path):
     plain = re.search("<noscript>(.*)</noscript>", text, re.DOTALL)[1]
     assert "NOT PRIVATE: no noise was added (r)" in plain
     assert "r: not private: no noise was added" in plain
-
-
-def test_two_hundred_runs_are_a_few_megabytes(tmp_path):
-    for number in range(200):
-        write_record(tmp_path, number, quantile=0.1 + 0.2 * (number % 5), rounds=1500, server_lr=number)
-    page = write_report([tmp_path])
-    assert page.stat().st_size < 4e6
-    assert len(embedded(page.read_text())["runs"]) == 200
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path):

@@ -62,7 +62,7 @@ def warnings(run: Run) -> list[str]:
         found.append("no finite epsilon")
     if run.unclipped:
         found.append("updates were not clipped")
-    relation = promise.relation if promise is not None else run.setting("relation")
+    relation = promise.relation if promise is not None else run.resolved.get("relation") or run.setting("relation")
     if relation == Relation.PAPER.value:
         found.append("accounted in the paper's convention, which is not a guarantee")
     private_noise = run.noise_multiplier is None or run.noise_multiplier > 0

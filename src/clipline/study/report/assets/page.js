@@ -18,10 +18,10 @@
   function el(tag, attributes, ...children) {
     const node = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes || {})) {
-      if (value === null || value === undefined || value === false) continue;
+      if (value === null || value === undefined || (value === false && !name.startsWith("aria-"))) continue;
       if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
       else if (name === "style") Object.assign(node.style, value);
-      else node.setAttribute(name, value === true ? "" : String(value));
+      else node.setAttribute(name, value === true && !name.startsWith("aria-") ? "" : String(value));
     }
     for (const child of children.flat()) {
       if (child !== null && child !== undefined) node.append(child instanceof Node ? child : String(child));
