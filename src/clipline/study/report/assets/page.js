@@ -159,7 +159,8 @@
     const x = { ...look, label: spec.x_label, size: 30, labelGap: 0 };
     if (spec.ticks) {
       x.splits = () => spec.ticks.map((_, i) => i);
-      x.values = (u, splits) => splits.map((i) => spec.ticks[i]);
+      x.values = (u, splits) => splits.map((i) => spec.ticks[i].replace(", ", "\n"));
+      if (spec.ticks.some((tick) => tick.includes(", "))) x.size = 46;
       x.grid = { show: false };
     } else x.incrs = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 1e6];
     const y = { ...look, size: 58, values: (u, splits) => splits.map((v) => (v === null ? "" : short(v, 3))) };
@@ -326,7 +327,7 @@
           .map((run) => ({ value: run.target, color: runs.length > 1 ? known.get(run.label).color : axisLook().stroke })),
         words: (runs) => ({ note: target(runs).length ? `Dashed: the target, ${list(target(runs).map((t) => short(t)), 5)}.` : "" }) }),
       curve("chart-epsilon", "epsilon so far", released("epsilon"), { range: (u, low, high) => [0, high * 1.05 || 1],
-        nothing: "no epsilon: nothing private was released, or nothing yet", words: (runs) => ({ note: deltas(runs) }) }));
+        nothing: "no epsilon: not private, not on record, or nothing released yet", words: (runs) => ({ note: deltas(runs) }) }));
     return [el("h2", { id: "curves" }, "Curves"), toolbar(names), legend(), grid,
       el("p", { class: "quiet on-screen" }, "Drag over a chart to zoom, double-click to see all; with the keyboard, the arrow keys read values."),
       data.runs.some((run) => run.rounds > data.points) ? el("p", { class: "quiet" },
@@ -449,11 +450,12 @@
     const known = groups(), tasks = new Set(data.runs.map((run) => run.task));
     const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.final)))].slice(0, 4);
     const columns = [
-      { name: "run", get: (run) => nameOf(run), show: (run) => el("span", null, known.has(run.label) ? chip(known.get(run.label)) : null, " ", nameOf(run)) },
+      { name: "run", get: (run) => run.name, show: (run) => el("span", null, known.has(run.label) ? chip(known.get(run.label)) : null, " ", run.name) },
       tasks.size > 1 ? { name: "task", get: (run) => run.task } : null,
       { name: "clip", get: (run) => run.clip_kind },
       { name: "noise z", number: true, get: (run) => run.noise },
       { name: "epsilon", number: true, get: (run) => run.epsilon, show: (run) => (run.epsilon === null ? el("span", { class: "bad" }, "none") : run.epsilon_text) },
+      data.runs.some((run) => run.differs) ? { name: "differs in", get: (run) => run.differs } : null,
       ...names.map((name) => ({ name, number: true, get: (run) => run.final[name] ?? null })),
       { name: "last clip", number: true, get: (run) => run.clip_end },
       { name: "rounds", number: true, get: (run) => run.rounds },
@@ -537,8 +539,10 @@
     if (tasks.length > 1 && !tasks.includes(state.task)) state.task = tasks[0];
     if (tasks.length < 2) state.task = null;
     const known = data.runs.length ? curves() : [];
-    main.replaceChildren(...[header(), banner(), tiles(), data.runs.length === 1 ? statements() : null, caution(), runsTable(), known, figures(),
-      data.runs.length > 1 ? statements() : null, data.runs.length ? settings() : null].flat(2).filter(Boolean));
+    const single = data.runs.length === 1, many = data.runs.length > MANY;
+    const figured = figures();
+    main.replaceChildren(...[header(), banner(), tiles(), single ? statements() : null, caution(), figured,
+      many ? [known, runsTable()].flat() : [runsTable(), known].flat(), single || !data.runs.length ? null : statements(), data.runs.length ? settings() : null].flat(2).filter(Boolean));
     open.forEach(([id, was]) => { const node = id && document.getElementById(id); if (node && node.open !== was) node.open = was; });
     charts.forEach((c) => c.draw());
     const again = focus === "curves" ? main.querySelector(".toolbar select") : active && document.getElementById(active);
