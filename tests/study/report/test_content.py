@@ -20,7 +20,7 @@ def test_runs_of_a_study_that_differ_by_seed_alone_share_a_label(tmp_path):
     for number, (quantile, seed) in enumerate([(0.5, 0), (0.5, 1), (0.1, 0)]):
         write_record(tmp_path, number, quantile=quantile, seed=seed)
     labels = [run["label"] for run in content(collect([tmp_path]))["runs"]]
-    assert labels == ["clip quantile 0.5", "clip quantile 0.5", "clip quantile 0.1"]
+    assert labels == ["clip quantile 0.1", "clip quantile 0.5", "clip quantile 0.5"]
 
 
 def test_settings_that_all_runs_share_are_told_once(tmp_path):

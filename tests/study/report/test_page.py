@@ -5,6 +5,7 @@ from importlib import resources
 
 import pytest
 from reported_runs import write_run
+from samples import ROOT
 
 from clipline.errors import RunError
 from clipline.study.report import write_report
@@ -77,3 +78,14 @@ def test_the_charting_library_keeps_its_licence():
     licence = resources.files("clipline.study.report").joinpath("assets", "uPlot.LICENSE").read_text()
     assert "MIT" in licence
     assert "Leon Sorokin" in licence
+
+
+def test_metrics_load_in_pandas_in_one_line_as_the_page_of_documentation_says(tmp_path):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    write_run(tmp_path / "runs" / "median")
+    text = (ROOT / "docs" / "report.md").read_text()
+    (line,) = re.findall(r'^rounds = pd\.(.*)\("(.*)", lines=True\)$', text, re.MULTILINE)
+    assert line[0] == "read_json"
+    rounds = pandas.read_json(tmp_path / line[1], lines=True)
+    assert list(rounds["round"]) == list(range(20))
+    assert rounds["accuracy"].count() == 4

@@ -1,5 +1,5 @@
 import pytest
-from reported_runs import write_record, write_run
+from reported_runs import add_rounds, write_record, write_run
 
 from clipline.study.report.collect import collect
 from clipline.study.report.content import content
@@ -20,6 +20,7 @@ def test_a_private_run_has_no_warning_and_says_all_it_rests_on(tmp_path):
     assert rests_on["accountant"] in ("privacy loss", "renyi")
     assert (rests_on["delta"], rests_on["rounds charged"]) == ("1e-05", "20")
     assert rests_on["population"] == "100 users, declared beforehand"
+    assert content(collect([tmp_path / "r"]))["runs"][0]["delta_text"] == "1e-05"
     assert rests_on["noise of a round, z"] == "1"
     assert rests_on["of it on the updates, z_delta"] == "1.01"
     assert rests_on["and on the count within the clip"] == "5 users"
@@ -39,10 +40,18 @@ def test_what_is_not_private_is_warned_of(tmp_path, made, words):
     assert any(words in text for text in found), found
 
 
+def test_epsilon_and_delta_are_never_rounded_down(tmp_path):
+    run = write_run(tmp_path / "r")
+    file = run / "settings.toml"
+    file.write_text(file.read_text().replace("delta = 1e-05", "delta = 8.661e-06"))
+    assert dict(basis(read(run)))["delta"] == "8.67e-06"
+    shown = content(collect([run]))["runs"][0]
+    assert shown["delta_text"] == "8.67e-06"
+    assert shown["epsilon"] <= float(shown["epsilon_text"]) < 1.01 * shown["epsilon"]
+
+
 def test_unprivate_columns_are_warned_of_and_not_shown(tmp_path):
     run = write_run(tmp_path / "r", rounds=0)
-    from reported_runs import add_rounds
-
     add_rounds(run, 0, 20, unprivate_seconds=0.123456)
     assert any("unprivate_seconds" in text for text in warnings(read(run)))
     assert "0.12346" not in str(content(collect([run])))

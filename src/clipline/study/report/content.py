@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ... import __version__
-from ...privacy.guarantee import rounded_up
+from ...privacy.guarantee import delta_rounded_up, rounded_up
 from .collect import Collected
 from .figures import Figure, lower_is_better, number_in
 from .run import UNPRIVATE, Run
@@ -59,6 +59,7 @@ def _title(collected: Collected) -> str:
 def _run(run: Run, shared: Mapping[str, str], where: Mapping[str, str]) -> dict[str, Any]:
     settings = {name: value for name, value in shown_settings(run).items() if name not in shared}
     epsilon = None if run.promise is None else run.promise.epsilon
+    delta = None if run.promise is None else run.promise.delta
     metrics = {name: _measured(run, name) for name in run.metrics}
     best = {name: (min if lower_is_better(name) else max)(m["y"]) for name, m in metrics.items() if m["y"]}
     return {
@@ -73,7 +74,7 @@ def _run(run: Run, shared: Mapping[str, str], where: Mapping[str, str]) -> dict[
         "noise": run.noise_multiplier,
         "epsilon": epsilon,
         "epsilon_text": None if epsilon is None else rounded_up(epsilon, 3),
-        "delta": None if run.promise is None else run.promise.delta,
+        "delta_text": None if delta is None else delta_rounded_up(delta),
         "private": not warnings(run),
         "target": run.target,
         "final": {name: _short(value) for name, value in run.final.items()},

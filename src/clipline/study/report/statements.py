@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...privacy.guarantee import rounded_up
+from ...privacy.guarantee import delta_rounded_up, rounded_up
 from ...privacy.relations import Relation
 from .run import UNPRIVATE, Run
 
@@ -34,7 +34,7 @@ def basis(run: Run) -> list[tuple[str, str]]:
     rows: list[tuple[str, Any]] = [
         ("epsilon", None if promise is None else
          "infinite: nothing is promised" if epsilon is None else rounded_up(epsilon, 3)),
-        ("delta", None if promise is None or promise.delta is None else f"{promise.delta:.3g}"),
+        ("delta", None if promise is None or promise.delta is None else delta_rounded_up(promise.delta)),
         ("sampler", None if promise is None else promise.sampling),
         ("neighbouring relation", None if relation is None else f"{relation}: {_meaning(relation)}"),
         ("accountant", None if promise is None else promise.accountant),

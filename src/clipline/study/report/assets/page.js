@@ -334,7 +334,7 @@
         `Of runs of more than ${data.points} rounds, each curve shows ${data.points} evenly spaced rounds and its lowest and highest; the run's own files have all of them.`) : null];
   }
   const deltas = (runs) => {
-    const found = [...new Set(runs.filter((run) => run.epsilon !== null && run.delta !== null).map((run) => short(run.delta, 3)))];
+    const found = [...new Set(runs.filter((run) => run.epsilon !== null && run.delta_text !== null).map((run) => run.delta_text))];
     return found.length ? `At delta ${list(found, 3)}.` : "";
   };
   function measuredOn() {
@@ -438,7 +438,7 @@
     const tile = (name, value, below, bad) => el("div", { class: "tile" }, el("span", { class: "quiet" }, name), el("b", { class: bad ? "bad" : null }, value), el("span", { class: "quiet" }, below || ""));
     return el("div", { class: "tiles" },
       Object.entries(run.final).slice(0, 3).map(([name, value]) => tile(name, short(value), measuredOn().replace(/,.*/, "."))),
-      tile("epsilon", run.epsilon === null ? (run.rounds ? "infinite" : "–") : run.epsilon_text, run.epsilon === null ? (run.rounds ? "not private" : "nothing released yet") : `at delta ${short(run.delta, 3)}`, run.epsilon === null && run.rounds > 0),
+      tile("epsilon", run.epsilon === null ? (run.rounds ? "infinite" : "–") : run.epsilon_text, run.epsilon === null ? (run.rounds ? "not private" : "nothing released yet") : `at delta ${run.delta_text}`, run.epsilon === null && run.rounds > 0),
       tile("rounds", run.planned ? `${run.rounds} of ${run.planned}` : run.rounds, stateWords(run.state)),
       tile("clip", run.clip_end === null ? "–" : short(run.clip_end, 3), run.clip_kind === "none" ? "updates are not clipped" : run.clip_kind));
   }
