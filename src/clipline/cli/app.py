@@ -20,6 +20,7 @@ app = Group(
     help="Train models with user-level differential privacy and no clip norm to tune.",
     modules={
         "train": ".train",
+        "report": ".report",
         "tasks": ".tasks",
         "plan": ".plan",
         "reproduce": ".reproduce",
