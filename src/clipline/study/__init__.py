@@ -1,1 +1,1 @@
-"""Studies: the paper's experiments, made again. Begin with `paper`, which holds its rules and figures."""
+"""Studies: many runs kept in a folder (`runs`), and the paper's experiments made of them (`paper`)."""

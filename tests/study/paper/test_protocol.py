@@ -41,7 +41,7 @@ def test_every_task_has_every_scale(task, scale):
     protocol = protocol_for(task, scale)
     base = protocol.base(task_named(task).settings)
     runs = [
-        protocol.adaptive(base, 0.5, 0.03 if task != "handwriting" else 0.3, 10.0),
+        protocol.adaptive(base, 0.5, protocol.noises[1], 10.0),
         protocol.fixed(base, 0.5, protocol.noises[-1], 1.0),
         protocol.unclipped(base, 0.1, 1.0),
         protocol.tested(base, 7),

@@ -85,8 +85,15 @@ def test_accuracy_is_the_share_of_right_answers():
         def forward(self, pixels):
             return torch.nn.functional.one_hot(torch.full((len(pixels),), 3), 10).float()
 
-    test = writers_population(1 << 36, 1000, 10).fields["labels"]
+    population = writers_population(1 << 36, 1000, 10)
+    test = population.fields["labels"]
     assert task.evaluate(Always())["accuracy"] == pytest.approx((test == 3).mean(), abs=1e-12)
+    # Validation and test are every other writer, from the first and from the second on.
+    writer = np.repeat(np.arange(1000), np.diff(population.offsets))
+    for part, first in (("validation", 0), ("test", 1)):
+        half = test[writer % 2 == first]
+        found = loaded(evaluate_on=part).evaluate(Always())["accuracy"]
+        assert found == pytest.approx((half == 3).mean(), abs=1e-12)
 
 
 @pytest.mark.parametrize("classes", [1, 63, 0])

@@ -1,3 +1,5 @@
-"""The paper's experiments as code: `protocol` (how many rounds, which grids), `rules` (what is chosen, and how),
-`experiments` (Figures 3 to 7), `figures` (their pictures); Figures 1 and 2 and Table 1 in files of their own.
+"""The paper's experiments as code. Begin with `experiments`, which has Figures 3 to 7 in the order of their runs.
+
+`protocol` says how many rounds and which grids, `rules` what is chosen and how, `grid` which runs are asked for;
+`figures` draws, `again` computes everything anew from records. Figures 1 and 2 and Table 1 have files of their own.
 """

@@ -168,8 +168,9 @@ def _fig7(findings: Findings) -> tuple[Figure, str]:
         limit = without * (1 + DEGRADED if protocol.lower_is_better else 1 - DEGRADED)
         left.axhline(limit, color=_INK, lw=1, ls="--")
         left.annotate(
-            "5% worse than without noise", (0, limit), (2, 3), textcoords="offset points", fontsize=8, color=_INK
-        )
+            "5% worse than without noise", (1, limit), (0, 3), xycoords=("axes fraction", "data"),
+            textcoords="offset points", ha="right", fontsize=8, color=_INK,
+        )  # fmt: skip
     left.set_title(f"validation: z* = {z_star:g} (grey), C* = {best['clip']:g} (ring)", fontsize=10)
     left.legend(frameon=False, fontsize=8)
     _sides(right, findings)
