@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,6 +61,7 @@ def _reproduce_plain(what: str, out: Path, seed: int, overwrite: bool) -> None:
 def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, given: dict[str, Any]) -> None:
     from ..study.paper.protocol import protocol_for
     from ..study.paper.reproduce import data_for, reproduce
+    from ..study.report import write_report
     from ..study.runs.progress import StudyProgress
 
     for name in (*_OF_PROTOCOL, *_OF_RUNS):
@@ -84,19 +84,7 @@ def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, giv
             click.echo(f"  {line}")
         for file in reproduced.files:
             click.echo(str(file))
-    report = _write_report(out)
-    if report is not None:
-        click.echo(str(report))
-
-
-def _write_report(out: Path) -> Path | None:
-    """The page of the study, if there is what makes it."""
-    try:
-        page = importlib.import_module("clipline.study.report.page")
-    except ModuleNotFoundError:
-        return None
-    path: Path = page.write_report([out])
-    return path
+    click.echo(str(write_report([out])))
 
 
 def _tasks(words: Sequence[str]) -> list[str]:
