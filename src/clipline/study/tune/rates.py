@@ -1,0 +1,57 @@
+"""Step 1, the rule: which pairs of client and server rates to try, and which one wins.
+
+Rates lie on a lattice of half decades around the ones that the task brings. All neighbours of those are tried first;
+then those of the best pair, until the best has been compared with each of its eight neighbours. So the best never
+stands on the edge of what was tried, wherever the search began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+STEP = 10**0.5  # half a decade, from one rate to the next
+_LARGEST = 1e30  # of a rate, as the settings allow
+
+Offsets = tuple[int, int]  # steps from the task's client rate and from its server rate
+
+
+@dataclass(frozen=True)
+class RateGrid:
+    """The lattice. `reach` steps to each side are tried first: 1 is a grid of 3 x 3."""
+
+    client_lr: float
+    server_lr: float
+    reach: int = 1
+
+    def rates(self, offsets: Offsets) -> tuple[float, float]:
+        """(client rate, server rate) of a point."""
+        return self.client_lr * STEP ** offsets[0], self.server_lr * STEP ** offsets[1]
+
+    def first(self) -> list[Offsets]:
+        """The points to begin with."""
+        side = range(-self.reach, self.reach + 1)
+        return [(client, server) for client in side for server in side if self._allowed((client, server))]
+
+    def next(self, scores: Mapping[Offsets, float], *, lower_is_better: bool) -> list[Offsets]:
+        """The neighbours of the best point that were not tried; none if the search is at its end."""
+        client, server = best(scores, lower_is_better=lower_is_better)
+        around = [(client + i, server + j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
+        return [point for point in around if point not in scores and self._allowed(point)]
+
+    def _allowed(self, point: Offsets) -> bool:
+        return all(0 < rate <= _LARGEST for rate in self.rates(point))
+
+
+def best(scores: Mapping[Offsets, float], *, lower_is_better: bool) -> Offsets:
+    """The point with the best score; of equals the one with the smaller rates.
+
+    A run that diverged has the worst score there is, so that the search turns to smaller rates where all of them did.
+    """
+    sign = 1 if lower_is_better else -1
+    return min(scores, key=lambda point: (sign * scores[point], sum(point), point))
+
+
+def runs_with_fixed_clips(runs: int, clips: Sequence[float] | int = 5) -> int:
+    """How many runs the same search takes where the clip is one more thing to try: the paper tries five clips."""
+    return runs * (clips if isinstance(clips, int) else len(clips))
