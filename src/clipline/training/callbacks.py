@@ -18,8 +18,11 @@ class Callback:
 
     A callback with an attribute `charged`, the `Ledger` of all that it has ever written down, comes before the others,
     so that a round is on record before anything else is done with it; the result's guarantee covers that ledger too.
-    One with a true `stop_requested` ends the run after the round.
+    One with a true `stop_requested` ends the run after the round. If no callback `reads_guarantee`, rounds are not
+    accounted as they end; the result is all the same, and whoever asks a report for its guarantee gets it.
     """
+
+    reads_guarantee = True
 
     def on_start(self, training: Training, state: TrainState) -> None:
         """Before the first round of this call; `state` is what it begins from. An error here stops the run."""

@@ -160,7 +160,7 @@ class Run:
             callback.on_release(state)
         metrics = self._measured(last=state.round_index == self._until)
         account: Callable[[], Guarantee] = partial(self._training.guarantee_of, state.ledger)
-        if self._callbacks:  # they will ask for it: begin at once, beside the next round
+        if any(callback.reads_guarantee for callback in self._callbacks):  # begin at once, beside the next round
             account = partial(_begun_or_now, self._accounting.submit(account), account)
         seconds = time.perf_counter() - self._begun
         self._reports.put(Waiting(state, release, clip, seconds, metrics, account))

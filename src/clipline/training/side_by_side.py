@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..engine.parallel.forked import ForkedBackend
@@ -13,7 +13,7 @@ from ..engine.parallel.torchrun import TorchrunBackend
 from ..engine.problem import Problem
 from ..engine.stacked.trainer import Stacked
 from ..errors import SettingError, refuse
-from ..federated.backend import Backend
+from ..federated.backend import Backend, LocalTrainer
 from .callbacks import Callback
 from .loop import Run, drive
 from .result import TrainResult
@@ -21,7 +21,10 @@ from .training import Training
 
 
 def run_together(
-    trainings: Sequence[Training], callbacks: Sequence[Sequence[Callback]] | None = None
+    trainings: Sequence[Training],
+    callbacks: Sequence[Sequence[Callback]] | None = None,
+    *,
+    unprivate_watch: Callable[[LocalTrainer], LocalTrainer] | None = None,
 ) -> list[TrainResult]:
     """Run all of these at once; each result is what that training's own `run()` would give, up to rounding.
 
@@ -31,6 +34,9 @@ def run_together(
 
     The users of all runs are shared among as many processes as the training with most `workers` has; what is said of
     workers in docs/workers.md holds for these. Noise is drawn and models move in this process alone.
+
+    For study, `unprivate_watch` wraps the trainer of all users, and so sees every update before it is clipped: the
+    guarantee does not cover what it tells. One worker only.
     """
     if not trainings:
         return []
@@ -43,7 +49,7 @@ def run_together(
         Run(training, () if callbacks is None else callbacks[number], number=number)
         for number, training in enumerate(trainings)
     ]
-    return drive(runs, _shared_backend(trainings))
+    return drive(runs, _shared_backend(trainings, unprivate_watch))
 
 
 class SharedNoiseWarning(UserWarning):
@@ -87,7 +93,9 @@ def _check_alike(first: Problem, other: Problem, number: int) -> None:
             )
 
 
-def _shared_backend(trainings: Sequence[Training]) -> Backend:
+def _shared_backend(
+    trainings: Sequence[Training], unprivate_watch: Callable[[LocalTrainer], LocalTrainer] | None
+) -> Backend:
     """One stack for the users of all runs, in as many processes as the training with most workers has."""
     if any(isinstance(training.backend, TorchrunBackend) for training in trainings):
         raise refuse("workers", "torchrun", "a number where runs train side by side", "start without torchrun")
@@ -95,7 +103,9 @@ def _shared_backend(trainings: Sequence[Training]) -> Backend:
     users = sum(training.cohort_size for training in trainings)
     trainer = Stacked(trainings[0].one_by_one, users, problem=problem)
     size = max(training.workers for training in trainings)
+    if unprivate_watch is not None and size > 1:
+        raise refuse("workers", size, "1 where updates are watched", "leave unprivate_watch out, or take one worker")
     if size == 1:
-        return SingleProcess(trainer)
+        return SingleProcess(trainer if unprivate_watch is None else unprivate_watch(trainer))
     samplings = [training.algorithm.sampler.sampling for training in trainings]
     return ForkedBackend(trainer, problem, samplings, size)
