@@ -2,18 +2,19 @@ import math
 
 import pytest
 
-from clipline.study.tune.noise import NoiseTrial, borne, degradation, next_noise
+from clipline.study.tune.noise import NoiseTrial, borne, degradation, next_noises
 
 
 def trials(*pairs):
     return [NoiseTrial(z, value) for z, value in pairs]
 
 
-def rise(metric, allowed=0.05, *, enough=1e9, most=1e9, lower_is_better=False):
+def rise(metric, allowed=0.05, *, enough=1e9, most=1e9, lower_is_better=False, at_once=1):
     """The noises that step 2 tries where `metric` gives the metric at each, and the one it chooses."""
     table = trials((0.01, metric(0.01)))
-    while z := next_noise(table, allowed, enough=enough, most=most, lower_is_better=lower_is_better):
-        table.append(NoiseTrial(z, metric(z)))
+    limits = {"enough": enough, "most": most, "at_once": at_once}
+    while following := next_noises(table, allowed, **limits, lower_is_better=lower_is_better):
+        table += trials(*((z, metric(z)) for z in following))
     tried = [trial.noise_multiplier for trial in table]
     return tried, borne(table, allowed, lower_is_better=lower_is_better).noise_multiplier
 
@@ -79,3 +80,8 @@ def test_a_model_that_bears_nothing_keeps_the_least_noise():
 
 def test_a_last_step_that_is_short_is_not_halved():
     assert rise(lambda z: 0.9 if z <= 0.3 else 0.5, enough=0.4) == ([0.01, 0.03, 0.1, 0.3, 0.4], 0.3)
+
+
+def test_two_at_once_end_at_the_same_noise():
+    assert rise(lambda z: 0.9 if z <= 0.2 else 0.5, at_once=2) == ([0.01, 0.03, 0.1, 0.3, 1.0, 0.173], 0.173)
+    assert rise(lambda z: 0.9 if z <= 0.05 else 0.5, at_once=2) == ([0.01, 0.03, 0.1, 0.0548], 0.03)

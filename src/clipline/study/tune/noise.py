@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 LEAST = 0.01  # of the search for rates; the paper's
 GRID = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+_SHORT_STEP = 1.5  # a step by less than this factor is not halved
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class NoiseTrial:
 
     noise_multiplier: float
     value: float
+    run: str = ""  # its identity in the study
 
 
 def degradation(reference: float, value: float, *, lower_is_better: bool) -> float:
@@ -51,10 +53,16 @@ def borne(trials: Sequence[NoiseTrial], allowed: float, *, lower_is_better: bool
     return chosen
 
 
-def next_noise(
-    trials: Sequence[NoiseTrial], allowed: float, *, enough: float, most: float, lower_is_better: bool
-) -> float | None:
-    """The noise to try next, or None if step 2 is at its end.
+def next_noises(
+    trials: Sequence[NoiseTrial],
+    allowed: float,
+    *,
+    enough: float,
+    most: float,
+    lower_is_better: bool,
+    at_once: int = 1,
+) -> list[float]:
+    """The noises to try next, `at_once` of them at most; none if step 2 is at its end.
 
     `enough` is the noise that meets the target without a larger cohort: more than that buys nothing and is not tried.
     `most` is the largest noise that the cohort of the trial can have.
@@ -63,12 +71,9 @@ def next_noise(
     chosen = borne(trials, allowed, lower_is_better=lower_is_better).noise_multiplier
     limit = min(enough, most)
     if chosen == rising[-1]:  # not degraded yet
-        higher = [z for z in (*GRID, limit) if chosen < z <= limit]
-        return min(higher) if higher else None
+        return sorted({z for z in (*GRID, limit) if chosen < z <= limit})[:at_once]
     above = min(z for z in rising if z > chosen)
-    # One run between grid points is enough: a second one would be told apart by chance alone.
-    coarse = any(math.isclose(chosen, z) for z in (*GRID, rising[0])) and any(
-        math.isclose(above, z) for z in (*GRID, limit)
-    )
+    # One run between points of the grid is enough: a second one would be told apart by chance alone.
     middle = float(f"{math.sqrt(chosen * above):.3g}")
-    return middle if coarse and above / chosen > 1.5 and chosen < middle < above else None
+    on_grid = chosen in (*GRID, rising[0]) and above in (*GRID, limit)
+    return [middle] if on_grid and above > _SHORT_STEP * chosen else []
