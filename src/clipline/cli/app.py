@@ -18,7 +18,14 @@ def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
 app = Group(
     "clipline",
     help="Train models with user-level differential privacy and no clip norm to tune.",
-    modules={"train": ".train", "tasks": ".tasks", "plan": ".plan", "reproduce": ".reproduce", "data": ".data"},
+    modules={
+        "train": ".train",
+        "tasks": ".tasks",
+        "plan": ".plan",
+        "reproduce": ".reproduce",
+        "study": ".study",
+        "data": ".data",
+    },
     params=[
         click.Option(
             ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."

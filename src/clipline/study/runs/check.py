@@ -1,10 +1,17 @@
-"""The audit of a record: does it agree with itself?"""
+"""The audit of a study: does a record agree with itself, and has a table the runs that it names?"""
 
 from __future__ import annotations
 
+import csv
 import math
+import re
+from collections.abc import Collection
+from pathlib import Path
 
-from .record import RunRecord
+from .record import ID_DIGITS, RunRecord
+
+_RUNS = "runs"  # the column of a table that names the runs behind each row
+_ID = re.compile(rf"\b[0-9a-f]{{{ID_DIGITS}}}\b")
 
 
 def contradictions(record: RunRecord) -> list[str]:
@@ -24,4 +31,18 @@ def contradictions(record: RunRecord) -> list[str]:
     for name, value in record.final.items():
         if name not in rounds or (count and rounds[name][-1] != value):
             found.append(f"{name} of the last model is not that of the last round")
+    return found
+
+
+def runs_without_record(table: Path, records: Collection[str]) -> list[str]:
+    """Rows of a CSV file that name no run, or one that has no record. A table without the column `runs` has none."""
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    found = list[str]()
+    for line, row in enumerate(rows, start=2):
+        if _RUNS not in row:
+            break
+        named = _ID.findall(row[_RUNS] or "")
+        found += [] if named else [f"line {line} names no run"]
+        found += [f"line {line} names run {run}, which has no sound record" for run in named if run not in records]
     return found

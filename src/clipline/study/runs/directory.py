@@ -6,13 +6,13 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ...errors import RunError
-from .check import contradictions
+from .check import contradictions, runs_without_record
 from .claims import Claims, claimed_elsewhere
 from .record import ID_DIGITS, RunRecord
 
@@ -121,7 +121,7 @@ class StudyDirectory:
 
     def claimed(self) -> set[str]:
         """The runs that some process is making now."""
-        return claimed_elsewhere(self.path / CLAIMS)
+        return {run for run in claimed_elsewhere(self.path / CLAIMS) if len(run) == ID_DIGITS}
 
     def merge(self, other: StudyDirectory) -> int:
         """Take over the records and experiments of another study; gives how many records are new here.
@@ -145,16 +145,27 @@ class StudyDirectory:
             raise RunError("; ".join(damaged))
         return len(set(self.ids()) - before)
 
-    def check(self) -> list[str]:
-        """What is wrong with the records, a sentence each; none if every one is what its identity says."""
+    def check(self, tables: Iterable[Callable[[StudyDirectory], list[str]]] = ()) -> list[str]:
+        """What is wrong with this study, a sentence each; nothing if every number in it stands.
+
+        Every record must be what its identity says, and every run that a table names must be there. `tables` compute
+        tables anew from the records and say where the files differ.
+        """
         problems, fresh = list[str](), StudyDirectory(self.path)  # files are read again, whatever was read before
+        good = set[str]()
         for run in fresh.ids():
             try:
                 record = fresh.record(run)
             except RunError as error:
                 problems.append(str(error))
-            else:
-                problems += [f"run {run}: {one}" for one in (contradictions(record) if record is not None else ())]
+                continue
+            if record is not None:
+                problems += [f"run {run}: {one}" for one in contradictions(record)]
+                good.add(run)
+        for table in sorted(self.path.glob("*.csv")):
+            problems += [f"{table.name}: {one}" for one in runs_without_record(table, good)]
+        for table_problems in tables:
+            problems += table_problems(fresh)
         return problems
 
     @contextmanager

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ...engine.choose import SMALL_MODEL
 from ...errors import CliplineError, check_whole, refuse
 from ...tasks.settings import TrainSettings
-from ...tasks.task import LoadedTask, Task
+from ...tasks.task import Task
 from .claims import Claims
 from .data_checksum import data_checksum
 from .directory import StudyDirectory
-from .group import Failure, data_key, group_size, run_group, shape_key
+from .executors import Executor, LocalExecutor
+from .group import Failure, shape_key
+from .progress import NoProgress
 from .record import RunRecord, RunSpec, identity_of
 from .recording import PlannedRun
 
@@ -51,40 +49,47 @@ class Study:
         task: Task,
         *,
         cluster: str | None = None,
-        progress: Any = None,
+        progress: NoProgress | None = None,
         side_by_side: int | None = None,
     ) -> None:
         self.directory = directory if isinstance(directory, StudyDirectory) else StudyDirectory(directory)
         self.task = task
+        self.progress = NoProgress() if progress is None else progress
         self._side_by_side = side_by_side
         if side_by_side is not None:
             check_whole("side_by_side", side_by_side, at_least=1, way_out="1 makes one run after the other")
-        self._loaded: tuple[Any, LoadedTask] | None = None
         self._checksums: dict[str | None, str] = {}
+        self._executor: Executor
+        if cluster is None:
+            self._executor = LocalExecutor(task, self._add, lambda: self.progress.round())
+        else:
+            from .cluster import ClusterExecutor
+
+            self._executor = ClusterExecutor(task, self._add, lambda: self.progress.round(), cluster)
 
     def results(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
         """The records of these runs, in order; those that are missing are made, or waited for if another makes them.
 
-        If some fail, a `FailedRunsError` names them once all others have ended.
+        If some fail, a `FailedRunsError` names them once all others have ended. Ctrl-C raises KeyboardInterrupt, and
+        what has ended is kept.
         """
         planned = [self.planned(spec) for spec in specs]
         wanted = {run.id: run for run in planned}
         self.directory.note_asked(wanted)
-        failures: dict[str, Failure] = {}
-        with self.directory.claims() as claims:
-            while missing := [run for run in wanted.values() if run.id not in failures and not self._done(run)]:
-                group = self._claimed_group(claims, missing)
-                if not group:
-                    time.sleep(_POLL_SECONDS)
-                    continue
-                for failure in self._make(group):
-                    failures[failure.run.id] = failure
-                    self.directory.note_failure(failure.run.id, describe(failure.run.parts), failure.trace)
-                claims.release()
+        done = [run.id for run in wanted.values() if self._done(run)]
+        self.progress.begin({run.id: run.spec.settings.rounds for run in wanted.values()}, done)
+        try:
+            failures = self._make([run for run in wanted.values() if run.id not in done])
+        finally:
+            self.progress.close()
         if failures:
-            raise FailedRunsError(list(failures.values()))
+            raise FailedRunsError(failures)
         records = [self.directory.record(run.id) for run in planned]
         return [record for record in records if record is not None]
+
+    def close(self) -> None:
+        """Leave the cluster, if there is one."""
+        self._executor.close()
 
     def planned(self, spec: RunSpec) -> PlannedRun:
         """The run with its identity; refused where it is one of another task."""
@@ -98,12 +103,41 @@ class Study:
         parts = spec.parts(self._checksums[data], self.task.code)
         return PlannedRun(spec, identity_of(parts), parts)
 
-    def _done(self, run: PlannedRun) -> bool:
-        return self.directory.record(run.id) is not None
+    def _make(self, missing: list[PlannedRun]) -> list[Failure]:
+        """Make all of these, or wait until another process has; give those that failed here."""
+        failures: list[Failure] = []
+        running: set[str] = set()
+        with self.directory.claims() as claims:
+            try:
+                while missing or running:
+                    while len(running) < len(missing) and self._executor.free_slots() > 0:
+                        group = self._claimed_group(claims, [run for run in missing if run.id not in running])
+                        if not group:
+                            break
+                        running |= {run.id for run in group}
+                        self.progress.start(run.id for run in group)
+                        self._executor.start(group)
+                    if not running:
+                        time.sleep(_POLL_SECONDS)
+                    for made, failed in self._executor.wait() if running else ():
+                        running -= {run.id for run in made}
+                        for failure in failed:
+                            self._note(failure)
+                        failures += failed
+                        claims.release(run.id for run in made)
+                    lost = {failure.run.id for failure in failures}
+                    ended = {run.id for run in missing if run.id not in running and self._done(run)}
+                    self.progress.end(ended)
+                    missing = [run for run in missing if run.id not in ended | lost]
+            except BaseException:
+                self._executor.close()
+                raise
+        return failures
 
     def _claimed_group(self, claims: Claims, missing: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Runs of one shape that are claimed now, as many as go side by side; none if others have claimed all."""
         group: list[PlannedRun] = []
+        most = 1
         for run in missing:
             if group and shape_key(run.spec) != shape_key(group[0].spec):
                 continue
@@ -113,26 +147,27 @@ class Study:
                 claims.release([run.id])
                 continue
             group.append(run)
-            if len(group) >= self._most(group[0].spec.settings):
+            most = self._most(run.spec.settings, len(missing)) if len(group) == 1 else most
+            if len(group) >= most:
                 break
         return group
 
-    def _most(self, settings: TrainSettings) -> int:
-        return self._side_by_side or group_size(settings, self._load(settings))
+    def _most(self, settings: TrainSettings, left: int) -> int:
+        """As many as asked for or as gain speed, but so that every free slot gets some."""
+        most = self._side_by_side or self._executor.most(settings)
+        return max(1, min(most, -(-left // max(1, self._executor.free_slots()))))
 
-    def _make(self, group: Sequence[PlannedRun]) -> list[Failure]:
-        loaded = self._load(group[0].spec.settings)
-        with _threads_for(loaded, group[0].spec.settings):
-            return run_group(self.task, loaded, group, self.directory.add)
+    def _done(self, run: PlannedRun) -> bool:
+        return self.directory.record(run.id) is not None
 
-    def _load(self, settings: TrainSettings) -> LoadedTask:
-        """The task's data, loaded once for all runs that share them."""
-        key = data_key(settings)
-        if self._loaded is None or self._loaded[0] != key:
-            self._loaded = None  # before the next is loaded: memory for one is enough
-            settings.compute().check_device()
-            self._loaded = key, self.task.load(settings)
-        return self._loaded[1]
+    def _add(self, record: RunRecord) -> None:
+        self.directory.add(record)
+        self.progress.end([record.id])
+
+    def _note(self, failure: Failure) -> None:
+        what = describe(failure.run.parts)
+        self.directory.note_failure(failure.run.id, what, failure.trace)
+        self.progress.fail(what, failure.run.id, failure.error)
 
 
 def describe(parts: Mapping[str, Any]) -> str:
@@ -142,15 +177,3 @@ def describe(parts: Mapping[str, Any]) -> str:
     noise = f"epsilon {settings['epsilon']:g}" if "epsilon" in settings else f"noise {settings['noise_multiplier']:g}"
     rates = f"rates {settings['client_lr']:.3g} and {settings['server_lr']:.3g}"
     return f"{parts['task']}, {clip}, {noise}, {rates}, seed {settings['seed']}"
-
-
-@contextmanager
-def _threads_for(loaded: LoadedTask, settings: TrainSettings) -> Iterator[None]:
-    """One thread for a small model, whose operations are too short to share; as before on leaving."""
-    before = torch.get_num_threads()
-    if sum(parameter.numel() for parameter in loaded.make(settings.seed).parameters()) < SMALL_MODEL:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,0 +1,107 @@
+"""`clipline study`: how far a study is, whether its numbers stand, and bringing several together."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from .parser import Argument, Command, Group, Option
+
+
+def status(folder: Path, as_json: bool) -> None:
+    """Say how many runs of a study are done, running, failed and missing.
+
+    It may be asked while others work on the study. Running: a process on this machine, or one that shares the folder,
+    has claimed the run.
+    """
+    from ..study.runs.directory import StudyDirectory
+
+    directory = StudyDirectory.existing(folder)
+    done, asked, failures = set(directory.ids()), set(directory.entries()["asked"]), directory.failures()
+    running = directory.claimed() - done
+    failed = failures.keys() - running
+    missing = asked - done - running - failed
+    outcomes = Counter(record.outcome for record in directory.records())
+    if as_json:
+        answer = {
+            "done": len(done), "running": len(running), "failed": sorted(failed), "missing": len(missing),
+            "outcomes": dict(outcomes), "experiments": directory.experiments,
+        }  # fmt: skip
+        print(json.dumps(answer))
+        return
+    print(f"{folder}: {len(done)} runs done, {len(running)} running, {len(failed)} failed, {len(missing)} missing")
+    for outcome, count in outcomes.items():
+        if outcome != "finished":
+            print(f"  {outcome}: {count} of those done")
+    for name in directory.experiments:
+        print(f"  experiment  {name}")
+    for run in sorted(failed):
+        failure = failures[run]
+        print(f"  failed      {run} ({failure['what']}): {failure['error'].strip().splitlines()[-1]}")
+
+
+def check(folder: Path) -> int:
+    """Check a study: every run against its identity, every table against the runs behind it.
+
+    Ends with exit code 1 if anything is wrong, and says what.
+    """
+    from ..study.runs.directory import StudyDirectory
+
+    directory = StudyDirectory.existing(folder)
+    problems = directory.check()
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    print(f"{folder}: {len(directory.ids())} runs, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+def merge(sources: Sequence[Path], into: Path) -> int:
+    """Take the runs of other study directories over into one; theirs stay as they are.
+
+    A run that both have is kept as it is. A damaged one is named, left out, and makes the exit code 1.
+    """
+    from ..errors import RunError
+    from ..study.runs.directory import StudyDirectory
+
+    others = [StudyDirectory.existing(source) for source in sources]
+    directory, damaged = StudyDirectory(into), False
+    for source, other in zip(sources, others, strict=True):
+        try:
+            new = directory.merge(other)
+        except RunError as error:
+            print(f"clipline: {error}", file=sys.stderr)
+            damaged = True
+        else:
+            print(f"{source}: {new} new runs of {len(other.ids())}")
+    print(f"{into}: {len(directory.ids())} runs")
+    return 1 if damaged else 0
+
+
+_path = click.Path(path_type=Path)
+_folder = Argument(["folder"], type=_path, metavar="DIR", help="The folder of the study.")
+status_command = Command(
+    "status",
+    callback=status,
+    help=status.__doc__,
+    params=[_folder, Option(["--json", "as_json"], is_flag=True, help="Print one JSON object.")],
+)
+check_command = Command("check", callback=check, help=check.__doc__, params=[_folder])
+merge_command = Command(
+    "merge",
+    callback=merge,
+    help=merge.__doc__,
+    params=[
+        Argument(["sources"], type=_path, nargs=-1, required=True, metavar="FROM...", help="Studies to take over."),
+        Option(["--into"], type=_path, required=True, metavar="DIR", help="The study to add to; may be new."),
+    ],
+)
+command = Group(
+    "study",
+    help="Look at a study, check it, and merge studies.",
+    modules={"status": ".study:status_command", "check": ".study:check_command", "merge": ".study:merge_command"},
+)
