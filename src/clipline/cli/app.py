@@ -22,7 +22,7 @@ app = Group(
         "train": ".train",
         "tasks": ".tasks",
         "plan": ".plan",
-        "reproduce": ".reproduce",
+        "reproduce": ".reproduce", "tune": ".tune",
         "study": ".study",
         "data": ".data",
     },
