@@ -32,6 +32,7 @@ _HOMES = {
     "ServerYogi": "federated.server_optimisers",
     "SettingError": "errors",
     "StopOnInterrupt": "training.interrupt",
+    "TensorBoard": "training.tensorboard",
     "TrainResult": "training.result",
     "Training": "training.training",
     "plan": "privacy.planning",
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from .training.result import TrainResult
     from .training.side_by_side import run_together
     from .training.storage.run_directory import RunDirectory
+    from .training.tensorboard import TensorBoard
     from .training.training import Training
 
 

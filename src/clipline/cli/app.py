@@ -20,9 +20,11 @@ app = Group(
     help="Train models with user-level differential privacy and no clip norm to tune.",
     modules={
         "train": ".train",
+        "tune": ".tune",
         "tasks": ".tasks",
         "plan": ".plan",
-        "reproduce": ".reproduce", "tune": ".tune",
+        "report": ".report",
+        "reproduce": ".reproduce",
         "study": ".study",
         "data": ".data",
     },

@@ -12,8 +12,15 @@ if TYPE_CHECKING:
     from ..training.result import TrainResult
 
 
-def summary(settings: TrainSettings, used: DataUsed, result: TrainResult, metric_name: str, path: Path) -> str:
-    """A few lines to quote: metric, data, guarantee, clip, files."""
+def summary(
+    settings: TrainSettings,
+    used: DataUsed,
+    result: TrainResult,
+    metric_name: str,
+    path: Path,
+    report: Path | None = None,
+) -> str:
+    """A few lines to quote: metric, data, guarantee, clip, files, and last the path of the report."""
     clip = (
         "none"
         if settings.clip == "none"
@@ -39,6 +46,8 @@ def summary(settings: TrainSettings, used: DataUsed, result: TrainResult, metric
         lines.append(f"interrupted: go on with  clipline train --resume {path}")
     if result.guarantee.private and settings.noise_source == "seed":
         lines.append("cohorts and noise come from the seed: keep it secret, or train with --noise-source system")
+    if report is not None:
+        lines.append(f"report: {report}")
     return "\n".join(lines)
 
 
@@ -50,6 +59,7 @@ def summary_json(
     metric_name: str,
     users: int | None,
     path: Path,
+    report: Path | None = None,
 ) -> dict[str, Any]:
     """The same for programs; epsilon is null where there is no guarantee, `users` where their number is private."""
     from ..training.reports import finite_or_none
@@ -78,4 +88,5 @@ def summary_json(
         "cohort_size": settings.cohort_size,
         "seed": settings.seed,
         "run_dir": str(path),
+        "report": None if report is None else str(report),
     }

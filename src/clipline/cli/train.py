@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ..errors import SettingError
+from ..errors import CliplineError, SettingError
 from ..settings import GROUPS, RUN, SETTINGS
 from ..tasks import DEFAULT_TASK, TASK_NAMES, task_named
 from .parser import Argument, Command, Option, flags_for
 
 if TYPE_CHECKING:
+    from ..data.task_stores import DataUsed
     from ..tasks.settings import TrainSettings
     from ..tasks.task import Task
     from ..training.storage.directory_lock import DirectoryLock
@@ -29,22 +30,30 @@ _OF_DATA = ("population_size", "test_users")  # what a file says of its own data
 
 
 def train(
-    task: str | None, config: Path | None, out: Path | None, resume: Path | None, as_json: bool, **flags: Any
+    task: str | None,
+    config: Path | None,
+    out: Path | None,
+    resume: Path | None,
+    as_json: bool,
+    tensorboard: bool,
+    no_report: bool,
+    **flags: Any,
 ) -> None:
     """Train a task with user-level differential privacy.
 
     Without arguments: handwriting of 40,000 drawn writers at epsilon 4, the clip tracking the median update norm.
     """
     given = {name: value for name, value in flags.items() if value is not None}
+    wanted = {"tensorboard": tensorboard, "report": not no_report}
     if resume is None:
-        run(*resolve(task, config, given), out, None, as_json)
+        run(*resolve(task, config, given), out, None, as_json, **wanted)
         return
     if given.keys() - {"data", "workers"} or task or config or out:
         raise SettingError(
             f"resume={str(resume)!r} must stand alone (or with data or workers), its settings are stored: drop the rest"
         )
     with _locked(resume) as lock:  # before its settings are read
-        run(*resolve(None, resume / "settings.toml", given, same_data=True), None, resume, as_json, lock)
+        run(*resolve(None, resume / "settings.toml", given, same_data=True), None, resume, as_json, lock, **wanted)
 
 
 def resolve(
@@ -93,6 +102,9 @@ def run(
     resume: Path | None,
     as_json: bool,
     lock: DirectoryLock | None = None,
+    *,
+    tensorboard: bool = False,
+    report: bool = False,
 ) -> None:
     """Load, check, make the directory, train, and print what came of it. `lock` is that on `resume`, if it is taken."""
     import torch
@@ -104,6 +116,7 @@ def run(
     from ..training.interrupt import StopOnInterrupt
     from ..training.progress import Progress
     from ..training.storage.run_directory import RunDirectory, check_free
+    from ..training.tensorboard import TensorBoard
     from .summary import summary, summary_json
 
     rank = torchrun_rank()
@@ -115,6 +128,7 @@ def run(
     path = resume or out or Path("runs") / time.strftime(f"{task.name}-%Y%m%d-%H%M%S")
     if resume is None:
         check_free(path, "out")
+    boards = [TensorBoard(path, unprivate_timing=settings.unprivate_timing)] if tensorboard else []
     used = task.data_used(settings)
     print(f"preparing {used.title} ...", file=sys.stderr, flush=True)
     settings.compute().check_device()
@@ -130,7 +144,7 @@ def run(
     print(f"training {settings.rounds} rounds{by}{compiled} for {training.planned}", file=sys.stderr, flush=True)
     directory = RunDirectory(
         path,
-        facts={"task": task.name, "data": used.kind, "measured_on": used.measured_on},
+        facts=_facts(task, used),
         metric=metric,
         checkpoint_every=settings.evaluate_every,
         unprivate_timing=settings.unprivate_timing,
@@ -139,14 +153,33 @@ def run(
         lock=lock,
     )
     measuring = Evaluate(loaded.evaluate, every=settings.evaluate_every)
-    callbacks = [directory, measuring, Progress(metric), StopOnInterrupt()]
+    callbacks = [directory, measuring, Progress(metric), *boards, StopOnInterrupt()]
     result = training.run(callbacks) if resume is None else training.resume(path, callbacks)
+    page = _write_report(path) if report else None
     if as_json:
         counted = not settings.stored or settings.population_size is None
         users = len(training.population) if counted else None
-        print(json.dumps(summary_json(task, settings, used, result, metric, users, path)))
+        print(json.dumps(summary_json(task, settings, used, result, metric, users, path, page)))
     else:
-        print(summary(settings, used, result, metric, path))
+        print(summary(settings, used, result, metric, path, page))
+
+
+def _facts(task: Task, used: DataUsed) -> dict[str, str]:
+    """What the run is about, as it is stored beside it."""
+    facts = {"task": task.name, "data": used.kind, "measured_on": used.measured_on}
+    known = {"data_source": used.source, "data_checksum": used.checksum}
+    return facts | {name: value for name, value in known.items() if value is not None}
+
+
+def _write_report(path: Path) -> Path | None:
+    """The run's report.html; the training stands even where it cannot be written."""
+    from ..study.report import write_report
+
+    try:
+        return write_report([path])
+    except (CliplineError, OSError) as error:
+        print(f"no report was written: {error}", file=sys.stderr)
+        return None
 
 
 def _must_be_same(task: Task, settings: TrainSettings) -> dict[str, Any]:
@@ -179,6 +212,8 @@ command = Command(
         _option(["--config"], type=_path, help="Settings as TOML; flags override it."),
         _option(["--out"], type=_path, unset="runs/...", help="Run directory, new or empty."),
         _option(["--resume"], type=_path, help="Go on with an interrupted run directory."),
+        _option(["--tensorboard"], is_flag=True, help="Write TensorBoard's event files into the run directory too."),
+        _option(["--no-report"], is_flag=True, help="Do not write report.html at the end."),
         _option(["--json", "as_json"], is_flag=True, help="End with one JSON object on standard output."),
     ],
 )

@@ -5,6 +5,7 @@ Neither torch nor NumPy is imported here, so that `clipline tasks` is fast.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ class DataUsed:
     title: str  # for the line before the work begins
     source: str | None  # of a store, as its manifest says
     measured_on: str
+    checksum: str | None = None  # of a public data set; that of private data would tell of them
 
 
 def data_used(task: str, kind: str, title: str, data: str | None) -> DataUsed:
@@ -62,7 +64,14 @@ def data_used(task: str, kind: str, title: str, data: str | None) -> DataUsed:
         return DataUsed(kind, title, None, OUTSIDERS)
     store = read_store(str(data), task)
     measured_on = INSIDERS if store.train.shared_users else OUTSIDERS
-    return DataUsed(store.train.origin, f"{task} on {store}", store.train.source, measured_on)
+    checksum = None if store.train.origin == "own" else _checksum(store)
+    return DataUsed(store.train.origin, f"{task} on {store}", store.train.source, measured_on, checksum)
+
+
+def _checksum(store: TaskStore) -> str:
+    """One for all files of both stores, from the checksums in their manifests."""
+    files = [sorted(manifest.sha256.items()) for manifest in (store.train, store.test)]
+    return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
 
 
 def data_home() -> Path:

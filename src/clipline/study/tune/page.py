@@ -16,7 +16,7 @@ from .noise_chart import noise_chart
 from .private_search import PrivatelyTuned
 from .recipe import RateTrial, Tuned
 from .scale import scaled
-from .style import STYLE
+from .style import style
 
 _GRID_SIDE = 12  # rates on a side: a grid of more is shown as a list
 
@@ -262,7 +262,7 @@ def _document(title: str, body: str) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,"><title>{_text(title)}</title>\n'
-        f"<style>{STYLE}</style></head>\n<body><main>{body}</main></body></html>\n"
+        f"<style>{style()}</style></head>\n<body><main>{body}</main></body></html>\n"
     )
 
 

@@ -1,21 +1,27 @@
 """The look of the page: that of the report, with what a tuning adds to it."""
 
-STYLE = """
-:root {
-  --ink: #1b2430; --quiet: #566273; --paper: #ffffff; --card: #f6f8fa; --line: #d5dbe3; --accent: #0b6e8f;
-  --red: #a3122a; --red-card: #fdecee; --amber: #7a4b00; --amber-card: #fff6e0; --good: #1d6b34;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --ink: #e4e9ef; --quiet: #a0acba; --paper: #14181d; --card: #1d232b; --line: #39434f; --accent: #63c3e3;
-    --red: #ff9aa8; --red-card: #431620; --amber: #f3cd84; --amber-card: #392a0b; --good: #7fd197;
-  }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 1180px; margin: 0 auto; padding: 1.25rem 1rem 3rem; }
-.rates .cell { background: color-mix(in srgb, var(--accent) calc(var(--share) * .45), transparent);
-  padding: .5rem .8rem; border: 1px solid var(--line); }
+from __future__ import annotations
+
+from importlib import resources
+
+_ADDED = """
+pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .7rem 1rem; overflow: auto; }
+.rates th, .rates td { padding: .5rem .8rem; border: 1px solid var(--line); }
+.rates .cell { background: color-mix(in srgb, var(--accent) calc(var(--share) * .45), transparent); }
 .rates .chosen { outline: 3px solid var(--ink); outline-offset: -3px; font-weight: 700; }
+svg.noise { width: 100%; height: auto; font-size: 13px; }
+svg.noise text { fill: var(--ink); }
+svg.noise .axis { stroke: var(--quiet); }
+svg.noise .limit { stroke: var(--red); stroke-dasharray: 6 4; }
+svg.noise .limit-text { fill: var(--red); }
+svg.noise .curve { fill: none; stroke: var(--accent); stroke-width: 2; }
+svg.noise .point { fill: var(--accent); }
+svg.noise .ring { fill: none; stroke: var(--ink); stroke-width: 2; }
+@media print { .rates .cell { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
+
+
+def style() -> str:
+    """The style sheet of the page."""
+    report = resources.files("clipline.study.report").joinpath("assets", "page.css")
+    return report.read_text(encoding="utf-8") + _ADDED

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import numbers
+import os
 import platform
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import fields, is_dataclass
@@ -128,6 +130,21 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"cuda, {torch.cuda.get_device_name(device)}"
     return f"{device.type}, {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def where_it_ran(training: Training) -> dict[str, str]:
+    """Versions, device and machine, for the reader of a run; no name of a machine or a user is in it."""
+    engine, native = _in_use(training)
+    return {
+        "began": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "clipline": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "device": device_name(training.device),
+        "engine": engine + (", with C routines" if native else ""),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+    }
 
 
 def _in_use(training: Training) -> tuple[str, bool]:

@@ -19,7 +19,7 @@ from ..callbacks import Callback
 from ..curves import draw_curves, quantile_of
 from ..reports import RoundReport, round_json
 from .checkpoint import load_checkpoint, save_checkpoint, save_model
-from .circumstances import Circumstances, describe, to_toml
+from .circumstances import Circumstances, describe, to_toml, where_it_ran
 from .directory_lock import DirectoryLock
 
 if TYPE_CHECKING:
@@ -196,7 +196,11 @@ class RunDirectory(Callback):
             tables = describe(training)
             tables["facts"] = self.facts or None
             text = to_toml(tables)
-        (self.path / SETTINGS).write_text(text + resolved_comments(training), encoding="utf-8")
+        else:  # settings of the caller's own have no place for facts
+            facts = {f"facts.{' '.join(name.split())}": value for name, value in (self.facts or {}).items()}
+            text += _comments("What it is about", facts)
+        text += resolved_comments(training) + _comments("Where it ran", where_it_ran(training))
+        (self.path / SETTINGS).write_text(text, encoding="utf-8")
 
 
 def check_free(path: Path, name: str = "path") -> None:
@@ -231,7 +235,13 @@ def resolved_comments(training: Training) -> str:
         "parameters": training.dim,
         "planned": str(training.planned),
     }
-    return "\n# Resolved when the run began:\n" + "".join(f"# {name} = {value!r}\n" for name, value in values.items())
+    return _comments("Resolved when the run began", values)
+
+
+def _comments(title: str, values: Mapping[str, object]) -> str:
+    """Values as TOML comments, a line each; nothing if there are none."""
+    lines = "".join(f"# {name} = {value!r}\n" for name, value in values.items())
+    return f"\n# {title}:\n{lines}" if lines else ""
 
 
 def _stored_facts(path: Path) -> dict[str, str]:

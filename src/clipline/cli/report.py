@@ -1,0 +1,63 @@
+"""`clipline report`: runs and studies as one HTML file, or a page that follows a running training."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from ..errors import SettingError
+from .parser import Argument, Command, Option
+
+
+def report(paths: tuple[Path, ...], out: Path | None, live: bool, port: int | None) -> None:
+    """Show runs or a study as one HTML file that needs nothing else: curves, promise, settings.
+
+    With --live, follow a running training in the browser.
+    """
+    if live:
+        follow(paths, out, port or 0)
+        return
+    if port is not None:
+        raise SettingError(f"port={port} must be left out where nothing is served: add --live, or drop it")
+    from ..study.report import write_report
+
+    click.echo(str(write_report(paths, out)))
+
+
+def follow(paths: tuple[Path, ...], out: Path | None, port: int) -> None:
+    """Serve the page of one run until Ctrl-C."""
+    from ..study.report.live import live_server
+
+    if len(paths) != 1:
+        raise SettingError(f"live follows one run and {len(paths)} paths are given: give one")
+    if out is not None:
+        raise SettingError(f"out={str(out)!r} must be left out with --live, which writes no file: drop one of the two")
+    with live_server(paths[0], port) as server:
+        click.echo(f"http://127.0.0.1:{server.server_address[1]}/ follows {paths[0]}; Ctrl-C ends it")
+        sys.stdout.flush()
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("ended", file=sys.stderr)
+
+
+_path = click.Path(path_type=Path)
+command = Command(
+    "report",
+    callback=report,
+    help=report.__doc__,
+    params=[
+        Argument(
+            ["paths"],
+            nargs=-1,
+            required=True,
+            type=_path,
+            help="Run directories, study directories, or folders of run directories.",
+        ),  # fmt: skip
+        Option(["--out"], type=_path, unset="report.html in the first path", help="The HTML file."),
+        Option(["--live"], is_flag=True, help="Serve a page on this machine that follows the run."),
+        Option(["--port"], type=int, unset="a free one", help="Where to serve it."),
+    ],
+)

@@ -1,0 +1,588 @@
+"use strict";
+// Draws the report from the JSON beside it. Text of runs goes onto the page as text only (textContent), never as HTML.
+(() => {
+  const LIGHT = ["#0b6e8f", "#c2560a", "#3f8f4f", "#a8324a", "#6b4fa0", "#8a6d00", "#0f7b7b", "#b0418f", "#4a5fb5", "#7a5237"];
+  const DARK = ["#63c3e3", "#ffa75e", "#86d597", "#ff8fa3", "#b9a2ef", "#e0c455", "#62d3cf", "#f09bd8", "#9db0ff", "#d1a687"];
+  const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
+  const MANY = 12;         // legend entries from which on the legend scrolls
+  const READ_OUT = 6;      // curves whose values are all written below a chart; of more, the nearest one's
+  const TABLE_RUNS = 10;   // runs whose every round stands in a table; of more, a line each
+  const poll = Number(document.documentElement.dataset.poll);
+  const main = document.getElementById("page");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const state = { hidden: new Set(), task: null, metric: null, sort: null, filter: "", printing: false };
+  let data = JSON.parse(document.getElementById("data").textContent);
+  let charts = [];
+
+  // Elements ---------------------------------------------------------------------------------------------------
+  function el(tag, attributes, ...children) {
+    const node = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (value === null || value === undefined || value === false) continue;
+      if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+      else if (name === "style") Object.assign(node.style, value);
+      else node.setAttribute(name, value === true ? "" : String(value));
+    }
+    for (const child of children.flat()) {
+      if (child !== null && child !== undefined) node.append(child instanceof Node ? child : String(child));
+    }
+    return node;
+  }
+  const short = (value, digits = 4) => {
+    if (value === null || value === undefined) return "–";
+    if (typeof value !== "number") return String(value);
+    if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
+    const rounded = Number(value.toPrecision(digits));
+    return rounded !== 0 && Math.abs(rounded) < 1e-3 ? rounded.toExponential() : String(rounded);
+  };
+  const list = (names, most = 8) =>
+    names.slice(0, most).join(", ") + (names.length > most ? ` and ${names.length - most} more` : "");
+  const count = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+
+  function table(columns, rows, attributes) {
+    const head = columns.map((c) => el("th", { scope: "col", class: c.number ? "number" : null }, c.head || c.name || c));
+    const body = rows.map((row) => el("tr", null, row.map((cell, i) =>
+      el("td", { class: columns[i].number ? "number" : "words" }, cell instanceof Node ? cell : short(cell, 5)))));
+    return el("table", attributes, el("thead", null, el("tr", null, head)), el("tbody", null, body));
+  }
+  const pairs = (rows) => el("dl", { class: "pairs" }, rows.map(([name, value]) => el("div", null, el("dt", null, name), el("dd", null, value))));
+  // Filled when it is opened: two hundred tables would make the page slow.
+  function folded(key, title, fill, open = false) {
+    const node = el("details", { id: key, open }, el("summary", null, title));
+    const once = () => { if (node.open && node.childElementCount === 1) node.append(fill()); };
+    node.addEventListener("toggle", once);
+    if (open) once();
+    node.refill = () => { while (node.childElementCount > 1) node.lastChild.remove(); once(); };
+    return node;
+  }
+
+  // Groups: the entries of the legend. Runs that differ by chance alone share one. ------------------------------
+  const darkNow = () => dark.matches && !state.printing;
+  const shownRuns = () => data.runs.filter((run) => state.task === null || run.task === state.task);
+  function groups() {
+    const first = new Map();
+    shownRuns().forEach((run) => { if (!first.has(run.label)) first.set(run.label, run); });
+    const labels = [...first.keys()];
+    if (labels.length <= 2 * LIGHT.length) return new Map(labels.map((label, i) => [label, { label, ...look(i, labels.length) }]));
+    // Too many for a colour each: one for each kind of clip, and a dash for each noise.
+    const clips = [...new Set(shownRuns().map((run) => run.clip_kind))], noises = [...new Set(shownRuns().map((run) => run.noise))];
+    return new Map(labels.map((label) => [label, { label, color: look(clips.indexOf(first.get(label).clip_kind), clips.length).color,
+      dash: DASHES[noises.indexOf(first.get(label).noise) % DASHES.length] }]));
+  }
+  function look(i, of) {
+    const palette = darkNow() ? DARK : LIGHT;
+    if (of <= palette.length * 2) return { color: palette[i % palette.length], dash: DASHES[Math.floor(i / palette.length)] };
+    return { color: `hsl(${Math.round((360 * i) / of)} ${darkNow() ? "75% 70%" : "70% 36%"})`, dash: DASHES[i % DASHES.length] };
+  }
+  const chip = (entry) => el("span", { class: "chip", "aria-hidden": "true",
+    style: { borderTopColor: entry.color, borderTopStyle: entry.dash.length ? "dashed" : "solid" } });
+  function toggle(entry, pressed, onchange, title) {
+    const button = el("button", { type: "button", "aria-pressed": pressed, title }, chip(entry), el("span", null, entry.label));
+    button.addEventListener("click", () => {
+      const now = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", now);
+      onchange(now);
+    });
+    return button;
+  }
+
+  // Charts -----------------------------------------------------------------------------------------------------
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  function axisLook() {
+    const print = state.printing;
+    return { stroke: print ? "#333333" : css("--quiet"), grid: { stroke: print ? "#dddddd" : css("--line"), width: 1 },
+      ticks: { stroke: print ? "#dddddd" : css("--line"), width: 1, size: 5 },
+      font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 18 };
+  }
+  const widthOf = (node) => (state.printing ? 316 : Math.max(240, node.clientWidth || 320));
+  const HEIGHT = 250;
+
+  // `spec`: title, note, x_label, series [{label, color, dash, x, y, points, width, hidden, low, high}], log, range, xs, ticks,
+  // numbers() for the table behind. The chart is kept in `charts`, to be drawn again in another theme or size.
+  function chart(key, make) {
+    const plot = el("div", { class: "plot", tabindex: "0", role: "group" });
+    const readout = el("p", { class: "readout" });
+    const legend = el("div");
+    const title = el("h3");
+    const note = el("p", { class: "quiet" });
+    const kept = { key, make, plot, readout, u: null, spec: null };
+    const numbers = folded(`${key}-numbers`, "The numbers behind this chart", () => kept.spec.numbers());
+    kept.box = el("div", { class: "chart", id: key, role: "group", "aria-labelledby": `${key}-title` },
+      title, note, legend, plot, readout, numbers);
+    title.id = `${key}-title`;
+    kept.draw = () => {
+      if (kept.u) kept.u.destroy();
+      kept.u = null;
+      plot.replaceChildren();
+      const spec = (kept.spec = make());
+      title.textContent = spec.title;
+      note.textContent = spec.note || "";
+      note.hidden = !spec.note;
+      legend.replaceChildren(spec.legend || "");
+      const drawn = spec.series.filter((one) => one.x.length);
+      numbers.hidden = !drawn.length;
+      if (!drawn.length) {
+        plot.removeAttribute("tabindex");
+        note.hidden = true;
+        plot.append(el("p", { class: "nothing" }, spec.nothing || "nothing was recorded"));
+        return;
+      }
+      plot.setAttribute("tabindex", "0");
+      plot.setAttribute("aria-label", `${spec.title}: ${count(drawn.length, "curve")}. Left and right arrow keys read values.`);
+      kept.series = drawn;
+      kept.u = new uPlot(options(kept, spec, drawn), joined(drawn), plot);
+      if (numbers.open) numbers.refill();
+    };
+    kept.resize = () => kept.u && kept.u.setSize({ width: widthOf(plot), height: HEIGHT });
+    kept.show = () => {
+      if (!kept.u) return;
+      kept.u.batch(() => kept.series.forEach((one, i) => {
+        const show = !one.hidden();
+        if (kept.u.series[i + 1].show !== show) kept.u.setSeries(i + 1, { show });
+      }));
+      if (numbers.open) numbers.refill();
+    };
+    plot.addEventListener("keydown", (event) => move(kept, event));
+    charts.push(kept);
+    return kept.box;
+  }
+
+  function joined(series) {
+    const first = series[0].x;
+    const alike = series.every((one) => one.x === first || (one.x.length === first.length && one.x.every((x, i) => x === first[i])));
+    return alike ? [first, ...series.map((one) => one.y)] : uPlot.join(series.map((one) => [one.x, one.y]));
+  }
+
+  function options(kept, spec, drawn) {
+    const look = axisLook();
+    const many = drawn.length > 40;
+    const x = { ...look, label: spec.x_label, size: 30, labelGap: 0 };
+    if (spec.ticks) {
+      x.splits = () => spec.ticks.map((_, i) => i);
+      x.values = (u, splits) => splits.map((i) => spec.ticks[i]);
+      x.grid = { show: false };
+    } else x.incrs = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 1e6];
+    const y = { ...look, size: 58, values: (u, splits) => splits.map((v) => (v === null ? "" : short(v, 3))) };
+    if (spec.log) {
+      const round = (u, splits) => splits.map((v) => (logTick(v, u.scales.y) ? v : null));
+      Object.assign(y, { filter: round, grid: { ...look.grid, filter: round }, ticks: { ...look.ticks, filter: round } });
+    }
+    return {
+      width: widthOf(kept.plot), height: HEIGHT, legend: { show: false },
+      cursor: { drag: { x: !spec.ticks, y: false }, focus: { prox: many ? 30 : -1 }, points: { show: !many, size: 7 },
+        dataIdx: (u, seriesIndex, i) => nearest(u.data[seriesIndex], i) },
+      focus: { alpha: many ? 0.15 : 1 },
+      scales: { x: { time: false, range: spec.ticks ? [-0.4, spec.ticks.length - 0.6] : spec.span },
+        y: { distr: spec.log ? 3 : 1, range: spec.range } },
+      axes: [x, y],
+      series: [{}, ...drawn.map((one) => ({
+        label: one.label, stroke: one.color, dash: one.dash, width: one.width || (many ? 1 : 1.75), spanGaps: true, show: !one.hidden(),
+        paths: one.dots ? () => null : undefined, alpha: one.dots ? 0.8 : 1,
+        points: { show: Boolean(one.dots || one.points), size: one.dots ? one.dots : 6, fill: one.color, stroke: one.color },
+      }))],
+      hooks: {
+        draw: [(u) => { intervals(u, drawn); (spec.levels ? spec.levels() : []).forEach((level) => line(u, level)); }],
+        setCursor: [(u) => read(kept, u)],
+        setSeries: [(u) => read(kept, u)],
+      },
+    };
+  }
+
+  // On a logarithmic axis: powers of ten, and on a short one also twice and five times these.
+  function logTick(value, scale) {
+    const digit = Number((value / 10 ** Math.floor(Math.log10(value) + 1e-9)).toPrecision(3));
+    const decades = Math.log10(scale.max / scale.min);
+    return digit === 1 || (decades <= 2.01 && (digit === 2 || digit === 5)) || (decades <= 0.7 && Number.isInteger(digit));
+  }
+
+  function nearest(values, i) {
+    if (i === null || values[i] !== null && values[i] !== undefined) return i;
+    for (let step = 1; step < values.length; step++) {
+      if (values[i - step] !== null && values[i - step] !== undefined) return i - step;
+      if (values[i + step] !== null && values[i + step] !== undefined) return i + step;
+    }
+    return i;
+  }
+
+  function line(u, { value, color }) {
+    const at = u.valToPos(value, "y", true);
+    if (!(at >= u.bbox.top && at <= u.bbox.top + u.bbox.height)) return;
+    u.ctx.save();
+    u.ctx.strokeStyle = color;
+    u.ctx.lineWidth = devicePixelRatio;
+    u.ctx.setLineDash([6 * devicePixelRatio, 5 * devicePixelRatio]);
+    u.ctx.beginPath();
+    u.ctx.moveTo(u.bbox.left, at);
+    u.ctx.lineTo(u.bbox.left + u.bbox.width, at);
+    u.ctx.stroke();
+    u.ctx.restore();
+  }
+
+  function intervals(u, drawn) {
+    u.ctx.save();
+    u.ctx.lineWidth = 1.5 * devicePixelRatio;
+    drawn.forEach((one) => {
+      if (!one.low || one.hidden()) return;
+      u.ctx.strokeStyle = one.color;
+      one.x.forEach((x, i) => {
+        if (one.low[i] === null || one.high[i] === null) return;
+        const at = u.valToPos(x, "x", true), cap = 6 * devicePixelRatio;
+        const [low, high] = [u.valToPos(one.low[i], "y", true), u.valToPos(one.high[i], "y", true)];
+        u.ctx.beginPath();
+        for (const [a, b, c, d] of [[at, low, at, high], [at - cap, low, at + cap, low], [at - cap, high, at + cap, high]]) {
+          u.ctx.moveTo(a, b);
+          u.ctx.lineTo(c, d);
+        }
+        u.ctx.stroke();
+      });
+    });
+    u.ctx.restore();
+  }
+
+  function read(kept, u) {
+    const at = u.cursor.idx;
+    if (at === null || at === undefined) { kept.readout.textContent = ""; return; }
+    const name = (i) => (kept.spec.ticks ? kept.spec.ticks[u.data[0][i]] : `round ${short(u.data[0][i])}`);
+    let shown = kept.series.map((one, i) => [one, i + 1]).filter(([one]) => !one.hidden());
+    if (shown.length > READ_OUT) {
+      const top = u.cursor.top;
+      const far = ([, i]) => { const v = u.data[i][nearest(u.data[i], at)]; return v === null ? Infinity : Math.abs(u.valToPos(v, "y") - top); };
+      shown = shown.map((one) => [far(one), one]).sort((a, b) => a[0] - b[0]).slice(0, 1).map(([, one]) => one);
+    }
+    kept.readout.textContent = `${name(at)}: ` + shown.map(([one, i]) => {
+      const place = nearest(u.data[i], at);
+      const note = one.notes && one.notes[place] ? ` (${one.notes[place]})` : "";
+      return `${one.label} ${short(u.data[i][place])}${place !== at && !kept.spec.ticks ? ` in ${name(place)}` : ""}${note}`;
+    }).join(" · ");
+  }
+
+  function move(kept, event) {
+    const steps = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity };
+    if (!kept.u || !(event.key in steps) || event.target !== kept.plot) return;
+    event.preventDefault();
+    const u = kept.u, last = u.data[0].length - 1;
+    const from = u.cursor.idx === null || u.cursor.idx === undefined ? -1 : u.cursor.idx;
+    const to = Math.max(0, Math.min(last, from + steps[event.key]));
+    kept.readout.setAttribute("aria-live", "polite");
+    const i = u.series.findIndex((s, place) => place > 0 && s.show);
+    const value = i > 0 ? u.data[i][nearest(u.data[i], to)] : null;
+    u.setCursor({ left: u.valToPos(u.data[0][to], "x"), top: value === null ? 0 : u.valToPos(value, "y") });
+  }
+
+  // The four curves --------------------------------------------------------------------------------------------
+  function curve(key, title, get, extra = {}) {
+    return chart(key, () => {
+      const known = groups(), runs = shownRuns();
+      const series = runs.map((run) => ({ ...known.get(run.label), ...get(run), run, label: runs.length > 1 ? nameOf(run) : title,
+        hidden: () => state.hidden.has(run.label) })).filter((one) => one.x.length && one.y.some((v) => v !== null));
+      const few = series.length <= 3;
+      if (extra.dots && few) series.forEach((one) => (one.dots = 4));
+      if (extra.points && few) series.forEach((one) => (one.points = one.x.length <= 60));
+      const more = extra.more ? extra.more(runs, known) : [];
+      const end = Math.max(1, ...runs.map((run) => Math.max(run.rounds, poll && run.planned || 0)));
+      return { title, x_label: "round", span: (u, low, high) => (low === high || high === null ? [0, end] : [Math.min(low, 1) === 1 || low <= 1 ? 0 : low, high]),
+        series: [...series, ...more], ...extra, ...(extra.words ? extra.words(runs) : {}),
+        levels: extra.levels && (() => extra.levels(runs, known)), numbers: () => numbersOf(series, title) };
+    });
+  }
+  const nameOf = (run) => (run.label === run.name ? run.name : `${run.label} [${run.name}]`);
+  const released = (name) => (run) => (run.released[name] ? thin(run.released.x, run.released[name]) : { x: [], y: [] });
+  function thin(x, y) {
+    if (!y.includes(null)) return { x, y };
+    const keep = y.map((v, i) => i).filter((i) => y[i] !== null);
+    return { x: keep.map((i) => x[i]), y: keep.map((i) => y[i]) };
+  }
+
+  function numbersOf(series, title) {
+    const shown = series.filter((one) => !one.hidden());
+    if (shown.length > TABLE_RUNS) {
+      const rows = shown.map((one) => [one.label, one.y[0], Math.min(...one.y), Math.max(...one.y), one.y.at(-1), one.x.at(-1)]);
+      return el("div", { class: "scroll tall", tabindex: "0" }, table(["curve", "first", "lowest", "highest", "last", "last round"]
+        .map((name, i) => ({ name, number: i > 0 })), rows));
+    }
+    if (!shown.length) return el("p", { class: "quiet" }, "All curves are hidden.");
+    const joint = joined(shown);
+    const rows = joint[0].map((x, i) => [x, ...shown.map((_, k) => joint[k + 1][i])]);
+    return el("div", { class: "scroll tall", tabindex: "0" },
+      table([{ name: "round" }, ...shown.map((one) => ({ name: shown.length > 1 ? one.label : title, number: true }))], rows));
+  }
+
+  function curves() {
+    const names = [...new Set(shownRuns().flatMap((run) => Object.keys(run.metrics)))];
+    if (!names.includes(state.metric)) state.metric = names[0] || null;
+    const target = (runs) => [...new Set(runs.map((run) => run.target).filter((t) => t !== null))];
+    const grid = el("div", { class: "grid" },
+      curve("chart-metric", "metric", (run) => run.metrics[state.metric] || { x: [], y: [] }, { points: true, nothing: "not measured yet",
+        words: () => ({ title: state.metric || "metric", note: measuredOn() }) }),
+      curve("chart-clip", "clip (logarithmic)", released("clip"), { log: true, nothing: "no clip: updates were not clipped, or there is no round yet",
+        more: (runs, known) => runs.filter((run) => run.released.unprivate_quantile).map((run) => ({
+          ...known.get(run.label), ...released("unprivate_quantile")(run), label: `${nameOf(run)}, true quantile (unprivate)`,
+          dash: [2, 4], width: 1, hidden: () => state.hidden.has(run.label) })),
+        words: (runs) => ({ note: runs.some((run) => run.released.unprivate_quantile) ? "Dotted: the true quantile of the update norms, unprivate." : "" }) }),
+      curve("chart-within", "fraction of updates within the clip, noisy", released("fraction_within"), { dots: true,
+        range: (u, low, high) => [Math.min(0, low), Math.max(1, high)],
+        nothing: "not released: a clip that does not adapt needs no count",
+        levels: (runs, known) => runs.filter((run) => run.target !== null && !state.hidden.has(run.label))
+          .map((run) => ({ value: run.target, color: runs.length > 1 ? known.get(run.label).color : axisLook().stroke })),
+        words: (runs) => ({ note: target(runs).length ? `Dashed: the target, ${list(target(runs).map((t) => short(t)), 5)}.` : "" }) }),
+      curve("chart-epsilon", "epsilon so far", released("epsilon"), { range: (u, low, high) => [0, high * 1.05 || 1],
+        nothing: "no epsilon: nothing private was released, or nothing yet", words: (runs) => ({ note: deltas(runs) }) }));
+    return [el("h2", { id: "curves" }, "Curves"), toolbar(names), legend(), grid,
+      el("p", { class: "quiet on-screen" }, "Drag over a chart to zoom, double-click to see all; with the keyboard, the arrow keys read values."),
+      data.runs.some((run) => run.rounds > data.points) ? el("p", { class: "quiet" },
+        `Of runs of more than ${data.points} rounds, each curve shows ${data.points} evenly spaced rounds and its lowest and highest; the run's own files have all of them.`) : null];
+  }
+  const deltas = (runs) => {
+    const found = [...new Set(runs.filter((run) => run.epsilon !== null && run.delta !== null).map((run) => short(run.delta, 3)))];
+    return found.length ? `At delta ${list(found, 3)}.` : "";
+  };
+  function measuredOn() {
+    const found = [...new Set(shownRuns().map((run) => new Map(run.about).get("measured_on")).filter(Boolean))];
+    return found.length === 1 ? `Measured on ${found[0]}.` : "";
+  }
+
+  function toolbar(names) {
+    const tasks = [...new Set(data.runs.map((run) => run.task))];
+    const choose = (label, options, value, onchange) => el("label", null, `${label} `,
+      el("select", { onchange: (event) => onchange(event.target.value) },
+        options.map((option) => el("option", { value: option, selected: option === value }, option || "(none)"))));
+    return el("div", { class: "toolbar" },
+      tasks.length > 1 ? choose("Task", tasks, state.task, (task) => { state.task = task; render("curves"); }) : null,
+      names.length > 1 ? choose("Metric", names, state.metric, (name) => { state.metric = name; charts.find((c) => c.key === "chart-metric").draw(); }) : null);
+  }
+
+  function legend() {
+    const known = [...groups().values()];
+    if (known.length < 2) return null;
+    const runsOf = (label) => shownRuns().filter((run) => run.label === label).length;
+    const set = (labels, show) => { labels.forEach((l) => (show ? state.hidden.delete(l) : state.hidden.add(l))); charts.forEach((c) => c.show()); };
+    const buttons = known.map((entry) => {
+      const several = runsOf(entry.label);
+      const button = toggle(entry, !state.hidden.has(entry.label), (show) => set([entry.label], show), several > 1 ? count(several, "run") : null);
+      if (several > 1) button.append(el("span", { class: "quiet" }, `× ${several}`));
+      button.entry = entry;
+      return button;
+    });
+    const all = (show) => {
+      const some = buttons.filter((b) => !b.hidden);
+      some.forEach((b) => b.setAttribute("aria-pressed", show));
+      set(some.map((b) => b.entry.label), show);
+    };
+    const long = known.length > MANY;
+    const filter = (event) => buttons.forEach((b) => (b.hidden = !b.entry.label.toLowerCase().includes(event.target.value.toLowerCase())));
+    return el("div", { role: "group", "aria-label": "Legend: which runs are drawn" },
+      known.length > 3 ? el("div", { class: "toolbar" },
+        long ? el("label", null, "Find in the legend ", el("input", { type: "search", oninput: filter })) : null,
+        el("button", { type: "button", onclick: () => all(true) }, "Show all"), el("button", { type: "button", onclick: () => all(false) }, "Hide all")) : null,
+      el("div", { class: long ? "legend long" : "legend" }, buttons));
+  }
+
+  // Figures of the paper ---------------------------------------------------------------------------------------
+  function figures() {
+    if (!data.figures.length) return [];
+    const made = data.figures.filter((figure) => figure.lines.length), plain = data.figures.filter((figure) => !figure.lines.length);
+    const tasks = new Set(data.figures.map((figure) => figure.task));
+    const title = (figure) => (tasks.size > 1 && figure.task ? `${figure.task}: ${figure.title}` : figure.title);
+    return [el("h2", { id: "figures" }, "Fixed against adaptive: the paper's figures"),
+      el("div", { class: "grid" }, made.map((figure, i) => figureChart(`figure-${i}`, figure, title(figure)))),
+      plain.map((figure, i) => folded(`table-${i}`, title(figure), () => csvTable(figure)))].flat();
+  }
+  function figureChart(key, figure, title) {
+    const hidden = new Set();
+    let kept = null;
+    const box = chart(key, () => {
+      const series = figure.lines.map((line, i) => ({ label: line.label, ...look(i, figure.lines.length), hidden: () => hidden.has(line.label),
+        x: line.points.map((p) => p.x), y: line.points.map((p) => p.value), points: true, dots: figure.name === "fig7" || line.points.length < 2 ? 9 : 0,
+        low: line.points.map((p) => p.low), high: line.points.map((p) => p.high), notes: line.points.map((p) => p.note) }));
+      const ends = figure.lines.flatMap((line) => line.points.flatMap((p) => [p.value, p.low, p.high])).filter((v) => v !== null);
+      const [low, high] = [Math.min(...ends), Math.max(...ends)], pad = (high - low) * 0.08 || Math.abs(high) * 0.05 || 1;
+      const interval = figure.lines.some((line) => line.points.some((p) => p.low !== null));
+      return { title, x_label: figure.x_label, ticks: figure.ticks, series, range: () => [low - pad, high + pad],
+        note: [figure.metric === "value" ? "" : `The metric is ${figure.metric}.`, interval ? "Bars: the interval in the table." : ""].join(" ").trim(),
+        legend: figure.lines.length > 1 ? el("div", { class: "legend", role: "group", "aria-label": `Legend of ${title}` }, series.map((one) =>
+          toggle(one, !hidden.has(one.label), (show) => { if (show) hidden.delete(one.label); else hidden.add(one.label); kept.show(); }))) : null,
+        numbers: () => (figure.columns.length ? csvTable(figure) : pointsTable(figure)) };
+    });
+    kept = charts.at(-1);
+    return box;
+  }
+  const pointsTable = (figure) => el("div", { class: "scroll", tabindex: "0" }, table([{ name: figure.x_label },
+    ...figure.lines.map((line) => ({ name: line.label, number: true }))], figure.ticks.map((tick, i) => [tick, ...figure.lines.map((line) => {
+    const point = line.points.find((p) => p.x === i);
+    return point ? `${short(point.value)}${point.note ? ` (${point.note})` : ""}` : "–";
+  })])));
+  function csvTable(figure) {
+    const cut = figure.rows_in_file > figure.rows.length;
+    return el("div", { class: "scroll tall", tabindex: "0" },
+      cut ? el("p", { class: "quiet" }, `The first ${figure.rows.length} of ${figure.rows_in_file} rows.`) : null,
+      table(figure.columns.map((name) => ({ name })), figure.rows));
+  }
+
+  // Words and tables -------------------------------------------------------------------------------------------
+  function banner() {
+    if (!data.warnings.length) return null;
+    const n = data.runs.length;
+    const which = n === 1 ? "Not private" : `Not private: ${data.unprivate_runs === n ? "all" : data.unprivate_runs} of ${count(n, "run")}`;
+    return el("section", { class: "banner", id: "not-private", "aria-labelledby": "not-private-title" }, el("h2", { id: "not-private-title" }, which),
+      el("ul", null, data.warnings.map((entry) => el("li", null, entry.text, n > 1 ? ` (${entry.runs.length > 8 ? count(entry.runs.length, "run") : list(entry.runs)})` : ""))));
+  }
+  function caution() {
+    if (!data.cautions.length) return null;
+    const items = data.cautions.map((entry) => el("li", null, entry.text, data.runs.length > 1 && entry.runs.length ? ` (${entry.runs.length > 8 ? count(entry.runs.length, "run") : list(entry.runs)})` : ""));
+    return el("section", { class: "caution", "aria-label": "To know" }, el("ul", null, items));
+  }
+  function tiles() {
+    if (data.runs.length !== 1) return null;
+    const [run] = data.runs;
+    const tile = (name, value, below, bad) => el("div", { class: "tile" }, el("span", { class: "quiet" }, name), el("b", { class: bad ? "bad" : null }, value), el("span", { class: "quiet" }, below || ""));
+    return el("div", { class: "tiles" },
+      Object.entries(run.final).slice(0, 3).map(([name, value]) => tile(name, short(value), measuredOn().replace(/,.*/, "."))),
+      tile("epsilon", run.epsilon === null ? (run.rounds ? "infinite" : "–") : run.epsilon_text, run.epsilon === null ? (run.rounds ? "not private" : "nothing released yet") : `at delta ${short(run.delta, 3)}`, run.epsilon === null && run.rounds > 0),
+      tile("rounds", run.planned ? `${run.rounds} of ${run.planned}` : run.rounds, stateWords(run.state)),
+      tile("clip", run.clip_end === null ? "–" : short(run.clip_end, 3), run.clip_kind === "none" ? "updates are not clipped" : run.clip_kind));
+  }
+  const stateWords = (word) => ({ finished: "finished", budget: "stopped by its budget", interrupted: "interrupted, can be resumed",
+    diverged: "diverged", "not ended": "running, or broken off" })[word] || word;
+
+  function runsTable() {
+    if (data.runs.length < 2) return [];
+    const known = groups(), tasks = new Set(data.runs.map((run) => run.task));
+    const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.final)))].slice(0, 4);
+    const columns = [
+      { name: "run", get: (run) => nameOf(run), show: (run) => el("span", null, known.has(run.label) ? chip(known.get(run.label)) : null, " ", nameOf(run)) },
+      tasks.size > 1 ? { name: "task", get: (run) => run.task } : null,
+      { name: "clip", get: (run) => run.clip_kind },
+      { name: "noise z", number: true, get: (run) => run.noise },
+      { name: "epsilon", number: true, get: (run) => run.epsilon, show: (run) => (run.epsilon === null ? el("span", { class: "bad" }, "none") : run.epsilon_text) },
+      ...names.map((name) => ({ name, number: true, get: (run) => run.final[name] ?? null })),
+      { name: "last clip", number: true, get: (run) => run.clip_end },
+      { name: "rounds", number: true, get: (run) => run.rounds },
+      { name: "state", get: (run) => stateWords(run.state) },
+    ].filter(Boolean);
+    const rows = [...data.runs];
+    if (state.sort) {
+      const { get } = columns.find((c) => c.name === state.sort.name) || columns[0];
+      const order = (a, b) => (a === null ? 1 : b === null ? -1 : typeof a === "number" ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true }));
+      rows.sort((a, b) => (get(a) === null || get(b) === null ? order(get(a), get(b)) : order(get(a), get(b)) * state.sort.way));
+    }
+    const head = columns.map((c) => {
+      const sorted = state.sort && state.sort.name === c.name ? state.sort.way : 0;
+      return el("th", { scope: "col", class: c.number ? "number" : null, "aria-sort": sorted ? (sorted > 0 ? "ascending" : "descending") : null },
+        el("button", { type: "button", id: `sort-${c.name}`, onclick: () => { state.sort = { name: c.name, way: sorted > 0 ? -1 : 1 }; sortAgain(); } }, c.name, sorted ? (sorted > 0 ? " ▲" : " ▼") : ""));
+    });
+    const body = rows.map((run) => el("tr", null, columns.map((c) => el("td", { class: c.number ? "number" : null }, c.show ? c.show(run) : short(c.get(run))))));
+    return [el("h2", { id: "runs" }, `${data.runs.length} runs`), el("div", { class: "scroll tall", id: "runs-table", tabindex: "0", role: "region", "aria-labelledby": "runs" },
+      el("table", null, el("thead", null, el("tr", null, head)), el("tbody", null, body)))];
+  }
+  function sortAgain() {
+    const focus = document.activeElement && document.activeElement.id;
+    document.getElementById("runs-table").replaceWith(runsTable()[1]);
+    const again = focus && document.getElementById(focus);
+    if (again) again.focus();
+  }
+
+  function statements() {
+    const single = data.runs.length === 1, few = data.statements.length <= 4;
+    const one = (entry, i) => el("div", { class: entry.private ? "statement" : "statement not-private" },
+      single ? null : el("p", { class: "quiet" }, list(entry.runs, 6)), el("blockquote", null, entry.words),
+      single ? pairs(entry.basis) : few ? null : folded(`statement-${i}`, "What this rests on", () => pairs(entry.basis)));
+    const made = data.statements.map(one);
+    return [el("h2", { id: "privacy" }, "What is promised"), ...made.slice(0, 6),
+      !single && few ? sideBySide() : null,
+      made.length > 6 ? el("details", { id: "more-statements" }, el("summary", null, `${made.length - 6} more statements`), made.slice(6)) : null];
+  }
+  // A few statements rest on much the same: a row for each thing, a column for each statement.
+  function sideBySide() {
+    const names = [...new Set(data.statements.flatMap((entry) => entry.basis.map(([name]) => name)))];
+    const values = data.statements.map((entry) => new Map(entry.basis));
+    const head = data.statements.map((entry) => el("th", { scope: "col" }, list(entry.runs, 3)));
+    return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "What the statements rest on" }, el("table", null,
+      el("thead", null, el("tr", null, el("th", { scope: "col" }, "It rests on"), head)),
+      el("tbody", null, names.map((name) => el("tr", null, el("th", { scope: "row" }, name), values.map((of) => el("td", { class: "words" }, of.get(name) || "–")))))));
+  }
+
+  function settings() {
+    const single = data.runs.length === 1;
+    const details = data.runs.map((run) => folded(`run-${run.name}`, single ? "Data, and what followed from the settings" : nameOf(run), () => el("div", null,
+      pairs([["path", run.path], ...run.about]), run.settings.length ? el("p", null, "Settings of its own") : null, pairs(run.settings),
+      run.resolved.length ? el("p", null, "What followed") : null, pairs(run.resolved), pairs(run.circumstances)), single));
+    return [el("h2", { id: "settings" }, "Settings, data, machine"),
+      data.shared_settings.length ? folded("shared-settings", single ? "Settings" : "Settings that all runs share", () => el("div", { class: "scroll" }, pairs(data.shared_settings)), single) : null,
+      data.shared_circumstances.length ? folded("shared-circumstances", "Machine and versions", () => pairs(data.shared_circumstances), true) : null,
+      details.length > 12 ? el("details", { id: "each-run" }, el("summary", null, `Each of the ${details.length} runs`), details) : details];
+  }
+
+  // The page ---------------------------------------------------------------------------------------------------
+  function header() {
+    const kinds = data.runs.length === 1 ? [data.runs[0].task, data.runs[0].path].filter(Boolean).join(", ") : count(data.runs.length, "run");
+    return el("header", null, el("h1", null, data.title), el("p", { class: "quiet" }, `${kinds}. Report made ${data.made}.`),
+      poll ? el("p", { id: "live", role: "status" }, liveWords()) : null);
+  }
+  let contact = "";
+  function liveWords() {
+    if (contact) return contact;
+    const [run] = data.runs;
+    const done = run.planned ? `${run.rounds} of ${run.planned} rounds` : count(run.rounds, "round");
+    if (run.state === "finished" || run.state === "budget") return `The run has ended after ${done}.`;
+    if (!run.rounds) return "Waiting for the first round.";
+    return run.state === "interrupted" ? `Interrupted after ${done}; followed in case it is resumed.` : `Following: ${done}.`;
+  }
+
+  function render(focus) {
+    const open = [...main.querySelectorAll("details")].map((node) => [node.id, node.open]);
+    const active = document.activeElement && document.activeElement.id;
+    charts.forEach((c) => c.u && c.u.destroy());
+    charts = [];
+    const tasks = [...new Set(data.runs.map((run) => run.task))];
+    if (tasks.length > 1 && !tasks.includes(state.task)) state.task = tasks[0];
+    if (tasks.length < 2) state.task = null;
+    const known = data.runs.length ? curves() : [];
+    main.replaceChildren(...[header(), banner(), tiles(), data.runs.length === 1 ? statements() : null, caution(), runsTable(), known, figures(),
+      data.runs.length > 1 ? statements() : null, data.runs.length ? settings() : null].flat(2).filter(Boolean));
+    open.forEach(([id, was]) => { const node = id && document.getElementById(id); if (node && node.open !== was) node.open = was; });
+    charts.forEach((c) => c.draw());
+    const again = focus === "curves" ? main.querySelector(".toolbar select") : active && document.getElementById(active);
+    if (again) again.focus({ preventScroll: true });
+  }
+  const redraw = () => charts.forEach((c) => c.draw());
+  function recolour() {
+    const known = groups();
+    redraw();
+    main.querySelectorAll(".legend button").forEach((b) => { if (b.entry && known.has(b.entry.label)) b.querySelector(".chip").replaceWith(chip(known.get(b.entry.label))); });
+    if (document.getElementById("runs-table")) sortAgain();
+  }
+  dark.addEventListener("change", recolour);
+  // On paper nothing can be opened: of a few runs all is shown but the numbers behind the charts.
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    state.printing = true;
+    opened = data.runs.length > 8 ? [] : [...main.querySelectorAll("details:not([open])")].filter((node) => !node.id.endsWith("-numbers"));
+    opened.forEach((node) => { node.open = true; if (node.refill) node.refill(); });
+    recolour();
+  });
+  addEventListener("afterprint", () => { state.printing = false; opened.forEach((node) => (node.open = false)); recolour(); });
+  let width = 0;
+  new ResizeObserver(() => { if (main.clientWidth !== width && !state.printing) { width = main.clientWidth; charts.forEach((c) => c.resize()); } }).observe(main);
+
+  let seen = null;
+  async function follow() {
+    try {
+      const answer = await fetch("data.json", { headers: seen ? { "If-None-Match": seen } : {}, cache: "no-store" });
+      if (answer.status === 200) {
+        seen = answer.headers.get("ETag");
+        data = await answer.json();
+        contact = "";
+        render();
+      } else if (answer.status === 304) {
+        if (contact) { contact = ""; render(); }
+      } else throw new Error(String(answer.status));
+    } catch {
+      contact = "The server has ended: this is the last it sent.";
+      document.getElementById("live").textContent = contact;
+    }
+    setTimeout(follow, poll * 1000);
+  }
+  render();
+  document.documentElement.dataset.ready = "true";
+  if (poll) setTimeout(follow, poll * 1000);
+})();

@@ -1,0 +1,207 @@
+"""Everything that the page shows, as plain JSON: the same for a file and for the page of a running training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ... import __version__
+from ...privacy.guarantee import rounded_up
+from .collect import Collected
+from .figures import Figure, lower_is_better, number_in
+from .run import UNPRIVATE, Run
+from .statements import basis, cautions, shown_settings, warnings, words
+
+POINTS = 240  # rounds of a curve that are drawn; a chart is a few hundred pixels wide
+_DIGITS = 5
+_NOT_TOLD_APART = (  # settings that decide no number, or by chance alone
+    "seed", "data", "device", "workers", "engine", "compile_c", "unprivate_timing", "fixed_clip", "clip", "quantile",
+    "epsilon", "noise_multiplier", "task",
+)  # fmt: skip
+
+
+def content(collected: Collected) -> dict[str, Any]:
+    """The whole page as JSON. Text is as it was found: whoever puts it into HTML has to escape it."""
+    runs = collected.runs
+    shared = _shared([shown_settings(run) for run in runs])
+    where = _shared([_texts(run.circumstances) for run in runs])
+    labels = _labels(runs)
+    return {
+        "title": _title(collected),
+        "made": f"{time.strftime('%Y-%m-%d %H:%M')} by clipline {__version__}",
+        "points": POINTS,
+        "runs": [_run(run, label, shared, where) for run, label in zip(runs, labels, strict=True)],
+        "shared_settings": list(shared.items()),
+        "shared_circumstances": list(where.items()),
+        "warnings": _by_text((run.name, warnings(run)) for run in runs),
+        "cautions": [*({"text": text, "runs": []} for text in collected.problems),
+                     *_by_text((run.name, cautions(run)) for run in runs)],
+        "unprivate_runs": sum(bool(warnings(run)) for run in runs),
+        "statements": _statements(runs),
+        "figures": [_figure(figure) for figure in collected.figures],
+    }  # fmt: skip
+
+
+def _title(collected: Collected) -> str:
+    if len(collected.runs) == 1:
+        return collected.runs[0].name
+    names = [path.resolve().name or str(path) for path in collected.paths]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _run(run: Run, label: str, shared: Mapping[str, str], where: Mapping[str, str]) -> dict[str, Any]:
+    settings = {name: value for name, value in shown_settings(run).items() if name not in shared}
+    epsilon = None if run.promise is None else run.promise.epsilon
+    metrics = {name: _measured(run, name) for name in run.metrics}
+    best = {name: (min if lower_is_better(name) else max)(m["y"]) for name, m in metrics.items() if m["y"]}
+    return {
+        "name": run.name,
+        "label": label,
+        "path": run.path,
+        "task": run.task,
+        "state": run.state,
+        "rounds": run.round[-1] if run.round else 0,
+        "planned": run.planned_rounds,
+        "clip_kind": run.clip,
+        "clip_end": _last(run.columns.get("clip", ())),
+        "noise": run.noise_multiplier,
+        "epsilon": epsilon,
+        "epsilon_text": None if epsilon is None else rounded_up(epsilon, 3),
+        "delta": None if run.promise is None else run.promise.delta,
+        "private": not warnings(run),
+        "target": run.target,
+        "final": {name: _short(value) for name, value in run.final.items()},
+        "best": {name: _short(value) for name, value in best.items()},
+        "released": _released(run),
+        "metrics": metrics,
+        "settings": list(settings.items()),
+        "about": list(_texts(run.about).items()),
+        "circumstances": [(name, value) for name, value in _texts(run.circumstances).items() if name not in where],
+        "resolved": list(_texts(run.resolved).items()),
+    }
+
+
+def _released(run: Run) -> dict[str, Any]:
+    """Clip, fraction within and epsilon in the rounds that are drawn; true quantiles too, where they are on record."""
+    names = [name for name in ("clip", "fraction_within", "epsilon") if _has_numbers(run.columns.get(name))]
+    of_target = f"{UNPRIVATE}quantile_{run.target:g}" if run.target is not None else ""
+    names += [of_target] if _has_numbers(run.columns.get(of_target)) else []
+    kept = drawn(len(run.round), [run.columns[name] for name in names])
+    columns = {name: [_short(run.columns[name][i]) for i in kept] for name in names}
+    if of_target in columns:
+        columns["unprivate_quantile"] = columns.pop(of_target)
+    return {"x": [run.round[i] for i in kept], **columns}
+
+
+def _measured(run: Run, name: str) -> dict[str, Any]:
+    """A metric in the rounds in which it was measured, as far as they are drawn."""
+    places = [i for i, value in enumerate(run.columns[name]) if value is not None]
+    values = [run.columns[name][i] for i in places]
+    kept = drawn(len(places), [values])
+    return {"x": [run.round[places[i]] for i in kept], "y": [_short(values[i]) for i in kept]}
+
+
+def drawn(length: int, columns: Iterable[Sequence[float | None]], points: int = POINTS) -> list[int]:
+    """Which of `length` rounds to draw: all if they are few, else evenly spaced ones and each column's extremes.
+
+    First and last are always among them. Runs of one length keep the same rounds but for the extremes.
+    """
+    if length <= points:
+        return list(range(length))
+    kept = {round(place * (length - 1) / (points - 1)) for place in range(points)}
+    for column in columns:
+        known = [i for i, value in enumerate(column) if value is not None]
+        if known:
+            kept.add(min(known, key=lambda i, column=column: column[i]))  # type: ignore[misc]
+            kept.add(max(known, key=lambda i, column=column: column[i]))  # type: ignore[misc]
+    return sorted(kept)
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """A run directory goes by its name. A run of a study goes by what tells it from others, seeds aside."""
+    of_study = [run for run in runs if run.of_study]
+    clips, tasks = {run.clip for run in of_study}, {run.task for run in of_study}
+    noises = {run.noise_multiplier for run in of_study}
+    shared = _shared([_texts(run.settings) for run in of_study])
+    rows = [_texts(run.settings) for run in of_study]
+    differing = [name for name in dict.fromkeys(n for row in rows for n in row) if name not in shared]
+    differing = [name for name in differing if name not in _NOT_TOLD_APART]
+    labels = []
+    for run in runs:
+        if not run.of_study:
+            labels.append(run.name)
+            continue
+        parts = [run.task] if len(tasks) > 1 else []
+        parts += [f"clip {run.clip}"] if len(clips) > 1 else []
+        parts += [f"z {run.noise_multiplier:g}"] if len(noises) > 1 and run.noise_multiplier is not None else []
+        texts = _texts(run.settings)
+        parts += [f"{name} {_brief(texts[name])}" for name in differing if name in texts]
+        labels.append(", ".join(parts) or "all runs")
+    return labels
+
+
+def _statements(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Each different statement once, with the runs that it is about."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for run in runs:
+        rows = basis(run)
+        same = tuple(row for row in rows if row[0] != "clip")  # how it was clipped changes no promise
+        statement = found.setdefault((words(run), same), {"rows": rows, "clips": {}, "runs": [], "private": True})
+        statement["runs"].append(run.name)
+        statement["clips"][run.clip] = None
+        statement["private"] = statement["private"] and not warnings(run)
+    return [
+        {
+            "words": text,
+            "basis": [(name, ", ".join(one["clips"]) if name == "clip" else value) for name, value in one["rows"]],
+            "runs": one["runs"],
+            "private": one["private"],
+        }
+        for (text, _), one in found.items()
+    ]
+
+
+def _by_text(found: Iterable[tuple[str, Iterable[str]]]) -> list[dict[str, Any]]:
+    """Each text once, with the names of the runs that it is about."""
+    by_text: dict[str, list[str]] = {}
+    for name, texts in found:
+        for text in texts:
+            by_text.setdefault(text, []).append(name)
+    return [{"text": text, "runs": names} for text, names in by_text.items()]
+
+
+def _figure(figure: Figure) -> dict[str, Any]:
+    made = asdict(figure)
+    made["lines"] = [{"label": label, "points": [asdict(p) for p in points]} for label, points in figure.lines]
+    return made
+
+
+def _shared(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """What all rows have in common."""
+    if not rows:
+        return {}
+    return {name: value for name, value in rows[0].items() if all(row.get(name) == value for row in rows[1:])}
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in values.items()}
+
+
+def _brief(text: str) -> str:
+    number = number_in(text)
+    return text if number is None else f"{number:.4g}"
+
+
+def _has_numbers(column: Sequence[float | None] | None) -> bool:
+    return column is not None and any(value is not None for value in column)
+
+
+def _last(column: Sequence[float | None]) -> float | None:
+    return next((_short(value) for value in reversed(column) if value is not None), None)
+
+
+def _short(value: float | None) -> float | None:
+    """A number in the digits that a chart can show, which makes the file half as long."""
+    return None if value is None else float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,112 @@
+"""Reads the records of a study's runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ...errors import CliplineError
+from ...privacy.accountant import account
+from ...privacy.events import GaussianEvent, sampling_named
+from ...privacy.ledger import Ledger
+from .run import UNPRIVATE, Promise, Run
+from .run_directory import finite, flat
+
+STUDY, RUNS = "study.json", "runs"
+_ACCOUNTED = 8  # rounds in which epsilon is computed
+_RESOLVED = ("population_size", "cohort_size", "noise_multiplier", "delta_noise_multiplier", "count_stddev")
+
+
+def is_study_directory(path: Path) -> bool:
+    """Whether a folder holds a study."""
+    return (path / STUDY).is_file() or ((path / RUNS).is_dir() and any((path / RUNS).glob("*.json")))
+
+
+def read_records(path: Path) -> tuple[list[Run], list[str]]:
+    """The runs of a study and what could not be read of it."""
+    runs, problems = [], []
+    for file in sorted((path / RUNS).glob("*.json")):
+        try:
+            runs.append(_run(file, json.loads(file.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            problems.append(f"{RUNS}/{file.name} cannot be read as a run ({error!r}): it is left out")
+    return runs, problems
+
+
+def _run(file: Path, record: Mapping[str, Any]) -> Run:
+    """One record as a run."""
+    identity, columns = record["identity"], dict(record["rounds"])
+    done = [int(number) + 1 for number in columns.pop("round")]
+    numbers = {str(name): [finite(value) for value in column] for name, column in columns.items()}
+    if any(len(column) != len(done) for column in numbers.values()):
+        raise ValueError("columns of different lengths")
+    parts = {name: value for name, value in identity.items() if name != "settings"}
+    settings = flat(identity.get("settings") or {})
+    outcome = str(record["outcome"])
+    guarantee = record.get("guarantee") or {}
+    promise = _promise(guarantee)
+    numbers |= _epsilon_column(guarantee, done)
+    noise = finite(guarantee.get("noise_multiplier"))
+    circumstances = flat(record.get("circumstances") or {})
+    return Run(
+        name=str(record.get("id") or file.stem)[:10],
+        path=str(file),
+        of_study=True,
+        state=outcome if outcome in ("finished", "budget", "diverged") else "not ended",
+        round=done,
+        columns=numbers,
+        final={str(name): finite(value) for name, value in (record.get("final") or {}).items()},
+        settings=settings,
+        about={name: value for name, value in flat(parts).items() if value is not None},
+        resolved={name: guarantee[name] for name in _RESOLVED if guarantee.get(name) is not None},
+        circumstances={name: value for name, value in circumstances.items() if not name.startswith(UNPRIVATE)},
+        promise=promise,
+        noise_multiplier=finite(settings.get("noise_multiplier")) if noise is None else noise,
+    )
+
+
+def _epsilon_column(guarantee: Mapping[str, Any], done: Sequence[int]) -> dict[str, list[float | None]]:
+    """Epsilon so far in a few of the rounds, which a record does not hold: accounted again from what it says.
+
+    Left out where that does not arrive at the epsilon on record.
+    """
+    try:
+        sampling = sampling_named(guarantee["sampling"], guarantee["cohort_size"], guarantee["population_size"])
+        event = GaussianEvent(sampling, guarantee["noise_multiplier"])
+        terms = guarantee["delta"], guarantee["relation"]
+        recorded, rounds = guarantee["epsilon"], guarantee["rounds"]
+        if recorded is None or not done or not math.isclose(_epsilon(event, rounds, *terms), recorded, rel_tol=1e-6):
+            return {}
+        places = {round(place * (len(done) - 1) / (_ACCOUNTED - 1)) for place in range(_ACCOUNTED)}
+        return {"epsilon": [_epsilon(event, t, *terms) if i in places else None for i, t in enumerate(done)]}
+    except (KeyError, TypeError, CliplineError):
+        return {}
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(event: GaussianEvent, rounds: int, delta: float, relation: str) -> float:
+    return account(Ledger().add(event, rounds), delta=delta, relation=relation).epsilon
+
+
+def _promise(guarantee: Mapping[str, Any]) -> Promise | None:
+    """The guarantee as the record has it."""
+    if not guarantee:
+        return None
+    rounds = finite(guarantee.get("rounds"))
+    return Promise(
+        words=str(guarantee.get("in_words") or ""),
+        epsilon=finite(guarantee.get("epsilon")),
+        delta=finite(guarantee.get("delta")),
+        relation=_text(guarantee.get("relation")),
+        sampling=_text(guarantee.get("sampling") or guarantee.get("sampler")),
+        accountant=_text(guarantee.get("accountant")),
+        rounds=None if rounds is None else int(rounds),
+    )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
