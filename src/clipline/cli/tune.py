@@ -51,15 +51,15 @@ def asked(task: str, given: dict[str, Any]) -> Question:
     """The question that the command line asks, checked before any work: nothing is loaded yet."""
     from ..study.tune.noise import LEAST
     from ..study.tune.question import COHORT, DEGRADATION, MOST_RUNS, Question, target_for
-    from ..tasks.own_task import is_task_file
     from ..tasks.settings import check_given, read_toml
 
-    file = {}
+    file: dict[str, Any] = {}
     if task.endswith(".toml"):
         file = read_toml(Path(task))
         check_given(file, f"config {task!r}")
         task = file.pop("task", None) or _no_task(task)
-    pick = {**{name: file[name] for name in ("epsilon", "delta", "relation") if name in file}, **given}
+    pick: dict[str, Any] = {name: file[name] for name in ("epsilon", "delta", "relation") if name in file}
+    pick |= given
     cohort_size = pick.pop("cohort_size", COHORT)
     data = given.get("data", file.get("data"))
     private_search = given.get("private_search", False)
@@ -79,11 +79,7 @@ def asked(task: str, given: dict[str, Any]) -> Question:
         raise refuse("clip", file["clip"], "'quantile' to tune, which leaves no clip to search", "drop it")
     users = given.get("users", file.get("population_size"))
     chosen, trial, private = _resolved(task, settings, proxy, data, private_search, users, given.get("proxy_users"))
-    if is_task_file(task) and proxy is None and not private_search:
-        raise AssertionError("refused above")
-    target = target_for(
-        pick.get("epsilon"), pick.get("delta"), users, trial.rounds, cohort_size, pick.get("relation")
-    )
+    target = target_for(pick.get("epsilon"), pick.get("delta"), users, trial.rounds, cohort_size, pick.get("relation"))
     lower = given.get("lower_is_better")
     return Question(
         task=chosen,
@@ -218,7 +214,7 @@ def _share(value: object) -> float:
 
 
 def _no_task(path: str) -> str:
-    raise SettingError(f"config {path!r} has no task: write task = \"handwriting\", say")
+    raise SettingError(f'config {path!r} has no task: write task = "handwriting", say')
 
 
 _path = click.Path(path_type=Path)
@@ -258,7 +254,9 @@ command = Command(
         *flags_for(_FLAGS[:-1], group=_TRIAL),
         _search(["--search"], metavar="grid|optuna", help="How to look for rates; optuna needs the extra 'search'."),
         _search(["--runs"], type=int, metavar="N", help="Runs of step 1 at most.", unset="25"),
-        _search(["--reach"], type=int, metavar="N", help="Half decades to each side that the grid begins with.", unset="1"),
+        _search(
+            ["--reach"], type=int, metavar="N", help="Half decades to each side that the grid begins with.", unset="1"
+        ),
         _search(["--sampler"], metavar="NAME", help="Of optuna: tpe, random, qmc, gp.", unset="tpe"),
         _search(["--pruner"], metavar="NAME", help="Of optuna: median, halving, none.", unset="median"),
         _search(
@@ -268,7 +266,9 @@ command = Command(
             help="Search on the private data; the price is charged and shown.",
         ),
         _search(["--noise"], type=float, metavar="X", help="Noise z of step 1, at the trial's cohort.", unset="0.01"),
-        _run(["--out"], type=_path, unset="tune/TASK", help="Where runs and results go; one that is there is continued."),
+        _run(
+            ["--out"], type=_path, unset="tune/TASK", help="Where runs and results go; one that is there is continued."
+        ),
         *flags_for(("seed",), group=_RUN),
         *flags_for(_COMPUTING, group=_RUN),
         _run(["--json", "as_json"], is_flag=True, help="End with one JSON object on standard output."),

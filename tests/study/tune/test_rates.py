@@ -27,6 +27,13 @@ def test_the_search_moves_over_the_edge_to_where_the_best_is():
     assert set(GRID.next(scores, lower_is_better=False)) == {(-2, 0), (-2, 1), (-2, 2), (-1, 2), (0, 2)}
 
 
+@pytest.mark.parametrize(("at_the_edge", "goes_on"), [(0.952, False), (0.97, True)])
+def test_the_search_goes_over_the_edge_for_more_than_one_percent_only(at_the_edge, goes_on):
+    scores = {**dict.fromkeys(GRID.first(), 0.9), (0, 0): 0.945, (-1, 1): at_the_edge}  # 0.945 / 0.955 = 0.99
+    assert best(scores, lower_is_better=False) == (-1, 1)
+    assert bool(GRID.next(scores, lower_is_better=False)) is goes_on
+
+
 def test_a_lower_metric_is_better_where_the_task_says_so():
     scores = {(0, 0): 0.2, (0, 1): 0.1, (1, 0): 0.4}
     assert best(scores, lower_is_better=True) == (0, 1)

@@ -69,10 +69,9 @@ def test_a_cohort_above_the_users_is_refused_with_what_would_do():
     assert spent(3_000, 3.0, users=3_000, rounds=rounds) <= 2.0 < spent(3_000, 3.0, users=3_000, rounds=rounds + 1)
     assert spent(3_000, 3.0, users=3_000, rounds=150) <= epsilon < 1.01 * spent(3_000, 3.0, users=3_000, rounds=150)
     # And the command would accept each.
-    for target_then in (
-        Target(2.0, None, users, 150, 100), Target(epsilon, None, 3_000, 150, 100), Target(2.0, None, 3_000, rounds, 100),
-    ):  # fmt: skip
-        assert scaled(target_then, 0.1).cohort_size <= target_then.population_size
+    for accepted in ((2.0, users, 150), (epsilon, 3_000, 150), (2.0, 3_000, rounds)):
+        target = Target(accepted[0], None, accepted[1], accepted[2], 100)
+        assert scaled(target, 0.1).cohort_size <= target.population_size
 
 
 def test_more_degradation_is_offered_where_a_trial_bears_enough_noise_with_it():

@@ -22,7 +22,16 @@ from .rates import runs_with_fixed_clips
 from .recipe import RateTrial, Tuned
 
 FINAL, FACTS, PAGE = "final.toml", "tune.json", "tune.html"
-_PLANNED = ("population_size", "cohort_size", "rounds", "noise_multiplier", "delta", "sampling", "relation", "count_stddev")
+_PLANNED = (
+    "population_size",
+    "cohort_size",
+    "rounds",
+    "noise_multiplier",
+    "delta",
+    "sampling",
+    "relation",
+    "count_stddev",
+)
 
 
 def check_out(path: Path) -> None:
@@ -33,7 +42,9 @@ def check_out(path: Path) -> None:
         raise RunError(f"out={str(path)!r} must be a folder, and it is a file: give another --out")
     ours = any((path / name).exists() for name in (STUDY, FACTS, FOLDER))
     if not ours and any(path.iterdir()):
-        raise RunError(f"out={str(path)!r} must be new, empty or a tuning, and it holds other files: give another --out")
+        raise RunError(
+            f"out={str(path)!r} must be new, empty or a tuning, and it holds other files: give another --out"
+        )
 
 
 def write_final(path: Path, settings: Mapping[str, Any], *, words: str, epsilon: float) -> Guarantee:
@@ -82,7 +93,7 @@ def final_of(answer: Tuned | PrivatelyTuned) -> dict[str, Any] | None:
 def facts(answer: Tuned | PrivatelyTuned, out: Path) -> dict[str, Any]:
     """Everything that was asked, tried and chosen, with the runs behind each number. No infinity: null."""
     question, target = answer.question, answer.question.target
-    common = {
+    common: dict[str, Any] = {
         "task": question.task.name,
         "asked": {
             "epsilon": target.epsilon,

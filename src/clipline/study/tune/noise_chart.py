@@ -61,7 +61,9 @@ def noise_chart(answer: Tuned) -> str:
         title = f"<title>z = {trial.noise_multiplier:.3g}, run {html.escape(trial.run)}</title>"
         if math.isfinite(trial.value):
             across, down = x(trial.noise_multiplier), y(trial.value)
-            parts.append(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="{7 if chosen else 4}" class="point">{title}</circle>')
+            parts.append(
+                f'<circle cx="{across:.1f}" cy="{down:.1f}" r="{7 if chosen else 4}" class="point">{title}</circle>'
+            )
             if chosen:
                 parts.append(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="11" class="ring"/>')
         else:

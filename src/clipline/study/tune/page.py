@@ -91,8 +91,8 @@ def _private(answer: PrivatelyTuned) -> str:
         _tiles(tiles),
         f'<div class="statement"><blockquote>{_text(words.privacy_words(answer))}</blockquote></div>',
         "<h2>What the search costs</h2>",
-        "<p>The search ran on the private data, at the cohort and the noise of the final training. The chosen run is the "
-        "final training: made again from its seed it is the same model, at no further charge.</p>",
+        "<p>The search ran on the private data, at the cohort and the noise of the final training. The chosen run is "
+        "the final training: made again from its seed it is the same model, at no further charge.</p>",
         _table(("", "epsilon"), rows, numbers=(1,)),
         "<h2>Rates</h2>",
         f"<p>{len(answer.candidates)} pairs were fixed beforehand: "
@@ -193,7 +193,9 @@ def _scale(answer: Tuned) -> str:
     if answer.scaled is None:
         return "<p>No cohort of the users there are meets the target; see above for what would.</p>"
     target, z = answer.question.target, answer.noise.chosen.noise_multiplier
-    variants = [(f"epsilon {target.epsilon * f:g}", replace(target, epsilon=target.epsilon * f)) for f in (0.25, 0.5, 2)]
+    variants = [
+        (f"epsilon {target.epsilon * f:g}", replace(target, epsilon=target.epsilon * f)) for f in (0.25, 0.5, 2)
+    ]
     variants += [
         (f"{users:,} users", replace(target, population_size=users))
         for f in (0.1, 10)
@@ -239,7 +241,9 @@ def _rests_on(answer: Tuned | PrivatelyTuned) -> str:
 
 
 def _trial_words(answer: Tuned | PrivatelyTuned) -> str:
-    return f"The paper's recipe for practice (Andrew et al., NeurIPS 2021, last section). {data_words(answer.question)}."
+    return (
+        f"The paper's recipe for practice (Andrew et al., NeurIPS 2021, last section). {data_words(answer.question)}."
+    )
 
 
 def _tiles(pairs: Iterable[tuple[str, str]]) -> str:

@@ -1,9 +1,10 @@
 """A search on the private data themselves, charged.
 
 The recipe's own trial cannot be charged: with z = 0.01 a single run promises nothing. So the order is turned round.
-Cohort and noise are scaled first, until the search as a whole meets the target; then rates from a list fixed beforehand
-are trained at that cohort and noise. The best run is the final training: `final.toml` has its seed, and training it again
-gives the same model at no further charge. There are two ways to charge, and the one that needs the smaller cohort is taken:
+Cohort and noise are scaled first, until the search as a whole meets the target; then rates of a list fixed beforehand
+are trained at that cohort and noise. The best run is the final training: `final.toml` has its seed, and training it
+again gives the same model at no further charge. There are two ways to charge, and the one that needs the smaller cohort
+is taken:
 
 - composition: every pair of rates is run once, and every run is charged in full. All results may be shown.
 - selection: a random number of runs, each with rates drawn at random (Papernot and Steinke 2022; `privacy.selection`).
@@ -134,8 +135,8 @@ def _drawn(folder: Path, candidates: int, method: Method) -> list[tuple[int, int
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["asked"] != asked:
             raise RunError(
-                f"{str(path)!r} belongs to a private search that was asked otherwise, and a second search costs as much "
-                "again: give another --out, and add both epsilons"
+                f"{str(path)!r} belongs to a private search that was asked otherwise, and a second search costs as "
+                "much again: give another --out, and add both epsilons"
             )
         return [(int(number), int(seed)) for number, seed in kept["runs"]]
     rng = secrets.SystemRandom()
@@ -227,8 +228,8 @@ def _unreachable(target: Target, noise_multiplier: float, runs: int) -> Unreacha
     found.append(Alternative("--proxy DATA without --private-search", "a search on other data is free"))
     listed = "".join(f"\n  - {one.change}: {one.meaning}" for one in found)
     return Unreachable(
-        f"epsilon={target.epsilon:g} at delta={target.delta_value:.3g} must be met by the whole private search of {runs} "
-        f"runs with the {n:,} users there are, and is not: scaled from m={m}, z={noise_multiplier:g}, all users in every "
-        f"round reach epsilon {rounded_up(best, 3)}. Each of these alone would do:{listed}",
+        f"epsilon={target.epsilon:g} at delta={target.delta_value:.3g} must be met by the whole private search, "
+        f"{runs} runs, with the {n:,} users there are, and is not: scaled from m={m}, z={noise_multiplier:g}, all of them in "
+        f"every round reach epsilon {rounded_up(best, 3)}. Each of these alone would do:{listed}",
         found,
     )

@@ -51,7 +51,9 @@ class Question:
         check_choice("search", self.search, ("grid", "optuna"))
         check_number("degradation", self.degradation, at_least=0, below=1, way_out="5% is the paper's")
         check_whole("runs", self.runs, at_least=1, at_most=100_000, way_out="25 are usually enough")
-        check_whole("reach", self.reach, at_least=0, at_most=10, way_out="1 is a grid of 3 x 3 to begin with, 2 of 5 x 5")
+        check_whole(
+            "reach", self.reach, at_least=0, at_most=10, way_out="1 is a grid of 3 x 3 to begin with, 2 of 5 x 5"
+        )
         check_number("noise", self.noise_multiplier, above=0, below=self.most_noise, way_out="0.01 is the paper's")
         if self.trial.sampling != "poisson":
             raise refuse("sampling", self.trial.sampling, "'poisson' to tune", "see clipline plan --scale for others")

@@ -1,8 +1,9 @@
 """Step 1, the rule: which pairs of client and server rates to try, and which one wins.
 
 Rates lie on a lattice of half decades around the ones that the task brings. All neighbours of those are tried first;
-then those of the best pair, until the best has been compared with each of its eight neighbours. So the best never
-stands on the edge of what was tried, wherever the search began.
+then those of the best pair, until the best has been compared with each of its eight neighbours, or until a pair that
+has been is nearly as good. So the search leaves the place where it began only for something better: client and server
+rates make up for each other, and along that ridge it could walk for ever without gaining anything.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from .noise import degradation
+
 STEP = 10**0.5  # half a decade, from one rate to the next
+WORTH = 0.01  # of the metric, relative: less than this is no reason to search on
 _LARGEST = 1e30  # of a rate, as the settings allow
 
 Offsets = tuple[int, int]  # steps from the task's client rate and from its server rate
@@ -35,9 +39,16 @@ class RateGrid:
 
     def next(self, scores: Mapping[Offsets, float], *, lower_is_better: bool) -> list[Offsets]:
         """The neighbours of the best point that were not tried; none if the search is at its end."""
-        client, server = best(scores, lower_is_better=lower_is_better)
-        around = [(client + i, server + j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
-        return [point for point in around if point not in scores and self._allowed(point)]
+        first = best(scores, lower_is_better=lower_is_better)
+        inside = (point for point in scores if not self._untried(point, scores))
+        for point in inside:
+            if degradation(scores[first], scores[point], lower_is_better=lower_is_better) <= WORTH:
+                return []
+        return self._untried(first, scores)
+
+    def _untried(self, point: Offsets, scores: Mapping[Offsets, float]) -> list[Offsets]:
+        around = [(point[0] + i, point[1] + j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
+        return [other for other in around if other not in scores and self._allowed(other)]
 
     def _allowed(self, point: Offsets) -> bool:
         return all(0 < rate <= _LARGEST for rate in self.rates(point))

@@ -111,8 +111,8 @@ def _unreachable(target: Target, noise_multiplier: float, losses: Losses) -> Unr
     listed = "".join(f"\n  - {one.change}: {one.meaning}" for one in found)
     return Unreachable(
         f"epsilon={target.epsilon:g} at delta={target.delta_value:.3g} must be met with a cohort of at most the "
-        f"{n:,} users there are, and is not: scaled from m={m}, z={noise_multiplier:g} over {target.rounds} rounds, all "
-        f"{n:,} users in every round reach epsilon "
+        f"{n:,} users there are, and is not: scaled from m={m}, z={noise_multiplier:g} over {target.rounds} rounds, "
+        f"all {n:,} users in every round reach epsilon "
         f"{target.guarantee(n, noise_multiplier * n / m).epsilon_text}. Each of these alone would do:{listed}",
         found,
     )
@@ -131,9 +131,7 @@ def alternatives(target: Target, noise_multiplier: float, losses: Losses) -> lis
         found.append(Alternative(f"--users {users}", f"declared, with {cohort:,} of them a round"))
     if best.private:
         epsilon = rounded_up(best.epsilon, 3)
-        found.append(
-            Alternative(f"--epsilon {epsilon}", "all users in every round reach it")
-        )
+        found.append(Alternative(f"--epsilon {epsilon}", "all users in every round reach it"))
     terms = target.terms
     rounds = rounds_within(target.event(every, z), epsilon=target.epsilon, at_most=target.rounds, **terms)
     if rounds:

@@ -51,8 +51,8 @@ def scale_words(answer: Tuned) -> str:
         return f"m = {target.cohort_size} and z = {z:.4g} meet epsilon {target.epsilon:g} as they are: alpha = 1."
     return (
         f"alpha = {scaled.alpha:.4g} takes (m, z) from ({target.cohort_size}, {z:.3g}) to ({scaled.cohort_size:,}, "
-        f"{rounded_up(scaled.noise_multiplier, 4)}): the least that meets epsilon {target.epsilon:g}. Noise on the mean "
-        "update, and on the count, stays the same."
+        f"{rounded_up(scaled.noise_multiplier, 4)}): the least that meets epsilon {target.epsilon:g}. Noise on the "
+        "mean update, and on the fraction within the clip, stays the same."
     )
 
 
@@ -114,7 +114,9 @@ def cautions(answer: Tuned | PrivatelyTuned) -> list[str]:
     if answer.rates.on_edge:
         found.append("The best pair of rates stands on the edge of what was tried: give more --runs.")
     if len(answer.noise.trials) > 1 and answer.noise.chosen.noise_multiplier == question.noise_multiplier:
-        found.append("No more than the least noise was borne: the cohort is as large as it gets. A longer training may bear more.")
+        found.append(
+            "No more than the least noise was borne, which makes the cohort large. A longer training may bear more."
+        )
     return found
 
 
