@@ -22,8 +22,10 @@ def test_the_search_ends_where_the_best_has_beaten_all_its_neighbours():
 
 def test_the_search_moves_over_the_edge_to_where_the_best_is():
     scores = {point: float(point[1]) for point in GRID.first()}  # the larger the server rate the better
-    # Of three equals with server rate +1 the one with the smallest client rate counts as best: the corner.
-    assert best(scores, lower_is_better=False) == (-1, 1)
+    # Of three equals with server rate +1 the one in the middle counts as best.
+    assert best(scores, lower_is_better=False) == (0, 1)
+    assert set(GRID.next(scores, lower_is_better=False)) == {(-1, 2), (0, 2), (1, 2)}
+    scores[-1, 1] = 2.0  # the corner
     assert set(GRID.next(scores, lower_is_better=False)) == {(-2, 0), (-2, 1), (-2, 2), (-1, 2), (0, 2)}
 
 

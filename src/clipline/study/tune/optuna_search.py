@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...errors import SettingError, check_choice
 from .question import Question
 from .rates import STEP
 from .recipe import Rates, RateTrial, Tell, Trials, check_learnt, told
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     import optuna
 
 JOURNAL = "optuna.journal"
-SAMPLERS = ("tpe", "random", "qmc", "gp")
-PRUNERS = ("median", "halving", "none")
 _SIDE = 4  # half decades to each side of the task's rates
 _STARTUP = 5  # trials that are never pruned, and drawn at random
 _AT_ONCE = 4  # trials asked for together, which run side by side
@@ -49,20 +46,11 @@ def search_with_optuna(question: Question, trials: Trials, tell: Tell) -> Rates:
     return Rates(tuple(search.finished()), chosen)
 
 
-def imported() -> Any:
-    """The package, or a sentence that says how to get it."""
-    try:
-        import optuna
-    except ImportError:
-        raise SettingError(
-            "search='optuna' needs the package Optuna: pip install 'clipline[search]', or drop it"
-        ) from None
-    return optuna
-
-
 class _Search:
     def __init__(self, question: Question, trials: Trials) -> None:
-        self.optuna = imported()
+        import optuna
+
+        self.optuna: Any = optuna
         self.question, self.trials = question, trials
         self.directory = trials.study.directory
         logging.getLogger("optuna").setLevel(logging.WARNING)
@@ -182,7 +170,6 @@ def _unless_told(act: Callable[..., object], *arguments: Any, **options: Any) ->
 
 
 def _sampler(optuna: Any, name: str) -> Any:
-    check_choice("sampler", name, SAMPLERS)
     samplers = optuna.samplers
     # Unseeded: machines that join must not all ask for the same trials. What was asked is in the journal.
     if name == "tpe":
@@ -191,7 +178,6 @@ def _sampler(optuna: Any, name: str) -> Any:
 
 
 def _pruner(optuna: Any, name: str) -> Any:
-    check_choice("pruner", name, PRUNERS)
     if name == "median":
         return optuna.pruners.MedianPruner(n_startup_trials=_STARTUP)
     return optuna.pruners.SuccessiveHalvingPruner() if name == "halving" else optuna.pruners.NopPruner()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -20,6 +21,9 @@ DEGRADATION = 0.05
 MOST_RUNS = 25  # of step 1
 GENERATED = 4000  # users of a generated proxy, at most: the recipe needs comparatively few
 _NOT_CHOSEN = ("seed", "epsilon", "max_epsilon", "count_stddev", "delta", "relation", "fixed_clip")
+
+SAMPLERS = ("tpe", "random", "qmc", "gp")  # of Optuna
+PRUNERS = ("median", "halving", "none")
 
 Search = Literal["grid", "optuna"]
 
@@ -49,6 +53,10 @@ class Question:
 
     def __post_init__(self) -> None:
         check_choice("search", self.search, ("grid", "optuna"))
+        check_choice("sampler", self.sampler, SAMPLERS)
+        check_choice("pruner", self.pruner, PRUNERS)
+        if self.search == "optuna" and importlib.util.find_spec("optuna") is None:
+            raise SettingError("search='optuna' needs Optuna: pip install 'clipline[search]', or drop it")
         check_number("degradation", self.degradation, at_least=0, below=1, way_out="5% is the paper's")
         check_whole("runs", self.runs, at_least=1, at_most=100_000, way_out="25 are usually enough")
         check_whole(

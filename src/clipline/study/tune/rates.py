@@ -8,6 +8,7 @@ rates make up for each other, and along that ridge it could walk for ever withou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -55,12 +56,18 @@ class RateGrid:
 
 
 def best(scores: Mapping[Offsets, float], *, lower_is_better: bool) -> Offsets:
-    """The point with the best score; of equals the one with the smaller rates.
+    """The point with the best score; of equals the one nearest to where the search began.
 
-    A run that diverged has the worst score there is, so that the search turns to smaller rates where all of them did.
+    A run that diverged has the worst score there is. Where all of them did, the smallest rates count as the best, so
+    that the search turns there.
     """
     sign = 1 if lower_is_better else -1
-    return min(scores, key=lambda point: (sign * scores[point], sum(point), point))
+
+    def order(point: Offsets) -> tuple[float, int, Offsets]:
+        client, server = point
+        return sign * scores[point], client**2 + server**2 if math.isfinite(scores[point]) else sum(point), point
+
+    return min(scores, key=order)
 
 
 def runs_with_fixed_clips(runs: int, clips: Sequence[float] | int = 5) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...errors import RunError, refuse
 from ..runs.record import RunRecord, RunSpec, lower_is_better
@@ -211,9 +211,6 @@ def told(trial: RateTrial, metric: Metric) -> str:
 
 
 def _change(loss: float) -> str:
-    return f"{100 * loss:.1f}% worse" if loss > 0 else f"{-100 * loss:.1f}% better"
-
-
-def with_rates(question: Question, chosen: RateTrial) -> Question:
-    """The question with these rates as its trial's."""
-    return replace(question, trial=replace(question.trial, client_lr=chosen.client_lr, server_lr=chosen.server_lr))
+    if abs(loss) < 0.0005:
+        return "no change"
+    return f"{100 * abs(loss):.1f}% {'worse' if loss > 0 else 'better'}"
