@@ -1,5 +1,6 @@
 """`clipline tune` at the least scale: a linear model of one's own, and the commands that follow."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -103,7 +104,7 @@ def test_a_task_of_ones_own_from_the_search_to_the_final_training(mine, tmp_path
 
 def test_too_few_users_end_in_a_refusal_with_what_would_do_and_a_page(mine, tmp_path):
     asked = ["--epsilon", 0.5, "--users", 30, "--proxy", "proxy.npz", "--user-column", "user", "--cohort-size", 20]
-    code, out, err = mine("tune", "mine.py", *asked, *FLAGS, "--runs", 1, "--degradation", "0%")
+    code, _, err = mine("tune", "mine.py", *asked, *FLAGS, "--runs", 1, "--degradation", "0%")
     assert code == 2
     last = err[err.index("clipline: ") :]
     for words in ("epsilon=0.5", "30 users", "--users ", "--epsilon "):
@@ -114,7 +115,7 @@ def test_too_few_users_end_in_a_refusal_with_what_would_do_and_a_page(mine, tmp_
     users = int(last.split("--users ")[1].split(":")[0])
     ids = StudyDirectory.existing(tmp_path / "tuned").ids()
     asked[3] = users
-    code, out, err = mine("tune", "mine.py", *asked, *FLAGS, "--runs", 1, "--degradation", "0%")
+    code, _, err = mine("tune", "mine.py", *asked, *FLAGS, "--runs", 1, "--degradation", "0%")
     assert code == 0, err
     assert planned(mine)["epsilon"] <= 0.5
     assert set(ids) <= set(StudyDirectory.existing(tmp_path / "tuned").ids())
@@ -143,7 +144,7 @@ def test_a_search_on_the_private_data_is_charged_as_a_whole(mine, tmp_path):
     record = StudyDirectory.existing(tmp_path / "tuned/private").record(facts["chosen"]["run"])
     assert json.loads(out.splitlines()[-1])["metric"] == pytest.approx(record.final["accuracy"])
     # Asked again it keeps what it drew.
-    code, again, err = mine("tune", "mine.py", *asked, *FLAGS, *flags)
+    code, _, err = mine("tune", "mine.py", *asked, *FLAGS, *flags)
     assert code == 0, err
     assert json.loads((tmp_path / "tuned/tune.json").read_text(encoding="utf-8")) == facts
 
@@ -201,7 +202,8 @@ def test_what_is_not_there_is_refused_with_a_way_out(mine, arguments, words):
 def test_a_file_of_settings_tunes_its_task(mine, tmp_path):
     settings = 'task = "mine.py"\ndata = "private.npz"\nuser_column = "user"\nepsilon = 4.0\npopulation_size = 100000\n'
     (tmp_path / "mine.toml").write_text(settings + "rounds = 4\nclient_lr = 0.1\ncohort_size = 50\n", encoding="utf-8")
-    flags = ["--proxy", "proxy.npz", "--cohort-size", 20, "--runs", 1]
+    flags = ["--proxy", "proxy.npz", "--cohort-size", 20, "--runs", 3]
+    flags += ["--search", "optuna"] if importlib.util.find_spec("optuna") else []
     code, _, err = mine("tune", "mine.toml", *flags, *FLAGS)
     assert code == 0, err
     final = tomllib.loads((tmp_path / "tuned/final.toml").read_text(encoding="utf-8"))

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...errors import SettingError
 from ...privacy.guarantee import rounded_up
 from . import summary as words
 from .files import data_words
 from .noise_chart import noise_chart
 from .private_search import PrivatelyTuned
 from .recipe import RateTrial, Tuned
-from .scale import scaled
+from .scale import least_cohort
 from .style import style
 
+_TOO_MANY = "more than there are"
 _GRID_SIDE = 12  # rates on a side: a grid of more is shown as a list
 
 
@@ -40,8 +40,7 @@ def page(answer: Tuned | PrivatelyTuned, out: Path) -> str:
 def _recipe(answer: Tuned) -> str:
     chosen, scale = answer.rates.chosen, answer.scaled
     tiles = [
-        ("client rate", f"{chosen.client_lr:.3g}"),
-        ("server rate", f"{chosen.server_lr:.3g}"),
+        ("client rate and server rate", f"{chosen.client_lr:.3g}, {chosen.server_lr:.3g}"),
         (f"noise z borne at m = {answer.question.target.cohort_size}", f"{answer.noise.chosen.noise_multiplier:.3g}"),
     ]
     if scale is not None:
@@ -60,7 +59,7 @@ def _recipe(answer: Tuned) -> str:
             f"<p>{_text(words.rates_words(answer))} Cells: {_text(answer.metric.name)}, "
             f"{'lower' if answer.metric.lower_is_better else 'higher'} is better; the chosen pair is framed.</p>",
             _rates(answer.rates.trials, chosen, lower_is_better=answer.metric.lower_is_better),
-            f"<p>{_text(words.clip_words(answer).capitalize())}</p>",
+            f"<p>{_text(_sentence(words.clip_words(answer)))}</p>",
             "<h2>Step 2: how much noise the model bears</h2>",
             f"<p>{_text(words.noise_words(answer))}</p>",
             f'<div class="grid"><div class="chart">{noise_chart(answer)}</div>{_noises(answer)}</div>',
@@ -89,7 +88,7 @@ def _private(answer: PrivatelyTuned) -> str:
     ]
     shown = [
         _tiles(tiles),
-        f'<div class="statement"><blockquote>{_text(words.privacy_words(answer))}</blockquote></div>',
+        f'<div class="statement"><blockquote>{_text(_sentence(words.privacy_words(answer)))}</blockquote></div>',
         "<h2>What the search costs</h2>",
         "<p>The search ran on the private data, at the cohort and the noise of the final training. The chosen run is "
         "the final training: made again from its seed it is the same model, at no further charge.</p>",
@@ -113,8 +112,8 @@ def _statement(answer: Tuned) -> str:
             f'<div class="banner"><h2>The target cannot be met</h2><p>{_text(first)}</p>'
             f"{_table(('change', 'what it means'), rows)}</div>"
         )
-    privacy = words.privacy_words(answer)
-    return f'<div class="statement"><blockquote>{_text(privacy[0].upper() + privacy[1:])}</blockquote></div>'
+    privacy = _sentence(words.privacy_words(answer))
+    return f'<div class="statement"><blockquote>{_text(privacy)}</blockquote></div>'
 
 
 def _rates(trials: Sequence[RateTrial], chosen: RateTrial, *, lower_is_better: bool) -> str:
@@ -128,8 +127,8 @@ def _rates(trials: Sequence[RateTrial], chosen: RateTrial, *, lower_is_better: b
             for trial in sorted(trials, key=lambda trial: sign * trial.value)
         ]
         return _table(("client rate", "server rate", "metric", "run"), rows, numbers=(0, 1, 2))
-    finite = [trial.value for trial in trials if math.isfinite(trial.value)]
-    low, high = min(finite), max(finite)
+    # By rank: one pair that fails would leave all others in one colour.
+    ranked = sorted({trial.value for trial in trials if math.isfinite(trial.value)}, reverse=lower_is_better)
     by_rates = {(trial.client_lr, trial.server_lr): trial for trial in trials}
     head = "".join(f'<th scope="col" class="number">{server:.3g}</th>' for server in servers)
     lines = [
@@ -143,10 +142,7 @@ def _rates(trials: Sequence[RateTrial], chosen: RateTrial, *, lower_is_better: b
             if trial is None:
                 cells.append('<td class="number quiet" title="not tried">–</td>')
                 continue
-            share = 0.0
-            if math.isfinite(trial.value):
-                share = (trial.value - low) / (high - low) if high > low else 1.0
-                share = 1 - share if lower_is_better else share
+            share = (ranked.index(trial.value) + 1) / len(ranked) if trial.value in ranked else 0.0
             frame = " chosen" if trial is chosen else ""
             # The colour adds to the number, which can be read without it.
             cells.append(
@@ -165,21 +161,18 @@ def _value(trial: RateTrial) -> str:
 
 def _noises(answer: Tuned) -> str:
     """Each noise tried: what it costs in the metric, and what cohort the target would need with it."""
-    limit, rows = answer.question.degradation, []
+    limit, rows = answer.question.degradation, list[tuple[str, ...]]()
     losses = dict(answer.noise.losses(answer.metric))
     for trial in sorted(answer.noise.trials, key=lambda trial: trial.noise_multiplier):
         loss = losses[trial.noise_multiplier]
-        try:
-            cohort = f"{scaled(answer.question.target, trial.noise_multiplier).cohort_size:,}"
-        except SettingError:
-            cohort = "more than there are"
+        cohort = least_cohort(answer.question.target, trial.noise_multiplier)
         verdict = "chosen" if trial == answer.noise.chosen else "borne" if loss <= limit else "too much"
         rows.append(
             (
                 f"{trial.noise_multiplier:.3g}",
                 f"{trial.value:.4g}" if math.isfinite(trial.value) else "diverged",
-                f"{-100 * loss:+.1f}%" if math.isfinite(loss) else "",
-                cohort,
+                "" if len(rows) == 0 or not math.isfinite(loss) else f"{-100 * loss:+.1f}%",
+                _TOO_MANY if cohort is None else f"{cohort:,}",
                 verdict,
                 trial.run[:10],
             )
@@ -203,11 +196,9 @@ def _scale(answer: Tuned) -> str:
     ]
     rows = [("as asked", f"{answer.scaled.cohort_size:,}", rounded_up(answer.scaled.noise_multiplier, 4))]
     for name, other in variants:
-        try:
-            found = scaled(other, z)
-            rows.append((name, f"{found.cohort_size:,}", rounded_up(found.noise_multiplier, 4)))
-        except SettingError:
-            rows.append((name, "more than there are", ""))
+        cohort = least_cohort(other, z)
+        noise = "" if cohort is None else rounded_up(z * cohort / target.cohort_size, 4)
+        rows.append((name, _TOO_MANY if cohort is None else f"{cohort:,}", noise))
     return (
         f"<p>{_text(words.scale_words(answer))}</p><p>The same model with another promise, or for another number of "
         f"users:</p>{_table(('', 'cohort, users a round', 'noise multiplier'), rows, numbers=(1, 2))}"
@@ -241,9 +232,8 @@ def _rests_on(answer: Tuned | PrivatelyTuned) -> str:
 
 
 def _trial_words(answer: Tuned | PrivatelyTuned) -> str:
-    return (
-        f"The paper's recipe for practice (Andrew et al., NeurIPS 2021, last section). {data_words(answer.question)}."
-    )
+    paper = "The paper's recipe for practice (Andrew et al., NeurIPS 2021, last section)."
+    return f"{paper} Trial on {data_words(answer.question)}."
 
 
 def _tiles(pairs: Iterable[tuple[str, str]]) -> str:
@@ -268,6 +258,10 @@ def _document(title: str, body: str) -> str:
         f'<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,"><title>{_text(title)}</title>\n'
         f"<style>{style()}</style></head>\n<body><main>{body}</main></body></html>\n"
     )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _text(text: object) -> str:

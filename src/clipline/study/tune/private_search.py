@@ -24,8 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ...errors import RunError, SettingError
-from ...privacy.calibration import least_scale
+from ...errors import RunError
 from ...privacy.guarantee import Guarantee, rounded_up
 from ...privacy.ledger import Ledger
 from ...privacy.selection import TruncatedNegativeBinomial, account_grid, account_search
@@ -34,7 +33,7 @@ from ..runs.study import Study
 from .question import Question
 from .rates import RateGrid, runs_with_fixed_clips
 from .recipe import Metric, RateTrial, Tell, Trials, check_learnt
-from .scale import Alternative, Target, Unreachable
+from .scale import Alternative, Target, Unreachable, least_cohort
 
 FOLDER = "private"  # in the directory of the tuning: it holds seeds, and nothing in it may leave
 _DRAWN = "drawn.json"
@@ -111,7 +110,7 @@ def tune_privately(
     tell(f"every run: m = {price.cohort_size:,}, z = {price.noise_multiplier:.4g}; the whole search: {price.guarantee}")
     trial = replace(question.trial, cohort_size=price.cohort_size, population_size=question.target.population_size)
     trials = Trials(replace(question, trial=trial, noise_multiplier=price.noise_multiplier), study)
-    drawn = _drawn(study.directory.path, len(candidates), price.method)
+    drawn = draw_runs(study.directory.path, len(candidates), price.method)
     changes = [
         {"client_lr": candidates[number][0], "server_lr": candidates[number][1], "seed": seed} for number, seed in drawn
     ]
@@ -128,7 +127,17 @@ def tune_privately(
     return PrivatelyTuned(question, trials.metric, candidates, price, shown, made[best], spec)
 
 
-def _drawn(folder: Path, candidates: int, method: Method) -> list[tuple[int, int]]:
+def draw_candidates(candidates: int, method: Method) -> list[int]:
+    """Which candidates to run: each once, or a geometric number drawn at random, as many on average."""
+    if method == "composition":
+        return list(range(candidates))
+    rng, count = secrets.SystemRandom(), 1
+    while rng.random() >= 1 / candidates:  # until one try succeeds, with chance 1 / mean
+        count += 1
+    return [rng.randrange(candidates) for _ in range(count)]
+
+
+def draw_runs(folder: Path, candidates: int, method: Method) -> list[tuple[int, int]]:
     """(candidate, seed) of every run, drawn once and kept where only the owner reads."""
     path, asked = folder / _DRAWN, {"candidates": candidates, "method": method}
     if path.is_file():
@@ -139,15 +148,7 @@ def _drawn(folder: Path, candidates: int, method: Method) -> list[tuple[int, int
                 "much again: give another --out, and add both epsilons"
             )
         return [(int(number), int(seed)) for number, seed in kept["runs"]]
-    rng = secrets.SystemRandom()
-    numbers = list(range(candidates))
-    if method == "selection":
-        # The geometric distribution is that of the number of tries until one succeeds, with chance 1 / mean.
-        count = 1
-        while rng.random() >= 1 / candidates:
-            count += 1
-        numbers = [rng.randrange(candidates) for _ in range(count)]
-    runs = [(number, secrets.randbits(62)) for number in numbers]
+    runs = [(number, secrets.randbits(62)) for number in draw_candidates(candidates, method)]
     folder.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
@@ -183,19 +184,8 @@ _METHODS: dict[Method, Callable[[Target, Ledger, int], Guarantee]] = {
 def _least_cohort(target: Target, noise_multiplier: float, runs: int, method: Method) -> int | None:
     """The least cohort with which a search so charged meets the target; None if the users are too few."""
     m, n = target.cohort_size, target.population_size
-    if method == "composition":  # as one training of `runs` times the rounds
-        try:
-            return least_scale(
-                cohort_size=m,
-                noise_multiplier=noise_multiplier,
-                population_size=n,
-                sampling="poisson",
-                rounds=runs * target.rounds,
-                epsilon=target.epsilon,
-                **target.terms,
-            )
-        except SettingError:
-            return None
+    if method == "composition":  # as one training of so many more rounds
+        return least_cohort(replace(target, rounds=runs * target.rounds), noise_multiplier)
 
     def meets(cohort: int) -> bool:
         return _selected(target, _ledger(target, noise_multiplier, cohort), runs).epsilon <= target.epsilon
@@ -229,7 +219,7 @@ def _unreachable(target: Target, noise_multiplier: float, runs: int) -> Unreacha
     listed = "".join(f"\n  - {one.change}: {one.meaning}" for one in found)
     return Unreachable(
         f"epsilon={target.epsilon:g} at delta={target.delta_value:.3g} must be met by the whole private search, "
-        f"{runs} runs, with the {n:,} users there are, and is not: scaled from m={m}, z={noise_multiplier:g}, all of them in "
-        f"every round reach epsilon {rounded_up(best, 3)}. Each of these alone would do:{listed}",
+        f"{runs} runs, with the {n:,} users there are, and is not: scaled from m={m}, z={noise_multiplier:g}, all of "
+        f"them in every round reach epsilon {rounded_up(best, 3)}. Each of these alone would do:{listed}",
         found,
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from ...errors import SettingError, check_choice, check_number, check_whole, refuse
 from ...privacy.accountant import check_delta
+from ...privacy.relations import Relation
 from ...settings import check
 from ...tasks.settings import TrainSettings
 from ...tasks.task import Task
@@ -95,8 +96,6 @@ class Question:
 
 def target_for(epsilon: object, delta: object, users: object, rounds: int, cohort_size: int, relation: Any) -> Target:
     """The target, checked: each number alone, the users against the cohort, and whether any noise could reach it."""
-    from ...privacy.relations import Relation
-
     check("epsilon", epsilon)
     if epsilon is None:
         raise SettingError("epsilon is missing: give --epsilon, the privacy that the final training must have")
@@ -124,10 +123,9 @@ def target_for(epsilon: object, delta: object, users: object, rounds: int, cohor
 def final_settings(question: Question, found: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the final training: those of the trial, with the private users and what was `found`.
 
-    The seed is left out: it is drawn when the training begins. The noise on the count grows with the cohort.
+    The seed is left out and the noise comes from the system: a model that is given away needs noise that nobody can
+    draw again. The noise on the count grows with the cohort.
     """
-    from dataclasses import asdict
-
     trial, target = question.trial, question.target
     kept = {name: value for name, value in asdict(trial).items() if name not in _NOT_CHOSEN and value is not None}
     if question.private_data is not None:
@@ -141,6 +139,7 @@ def final_settings(question: Question, found: Mapping[str, Any]) -> dict[str, An
         "delta": target.delta_value,
         "relation": target.relation.value,
         "max_epsilon": target.epsilon,
+        "noise_source": "system",
         "count_stddev": found["cohort_size"] / 20,
         **found,
     }

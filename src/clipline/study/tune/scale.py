@@ -95,11 +95,9 @@ def scaled(target: Target, noise_multiplier: float, losses: Losses = ()) -> Scal
     `account` confirms the answer. A cohort of one user less would not do, unless m itself meets the target. `losses`
     are those of step 2, by which a refusal says how much more degradation would have to be allowed.
     """
-    m = target.cohort_size
-    try:
-        cohort_size = _least(target, noise_multiplier)
-    except SettingError:
-        raise _unreachable(target, noise_multiplier, losses) from None
+    m, cohort_size = target.cohort_size, least_cohort(target, noise_multiplier)
+    if cohort_size is None:
+        raise _unreachable(target, noise_multiplier, losses)
     z = noise_multiplier * cohort_size / m
     return Scaled(cohort_size, z, cohort_size / m, target.guarantee(cohort_size, z))
 
@@ -127,7 +125,7 @@ def alternatives(target: Target, noise_multiplier: float, losses: Losses) -> lis
     found = []
     users = _least_users(target, noise_multiplier)
     if users is not None:
-        cohort = _least(replace(target, population_size=users), noise_multiplier)
+        cohort = least_cohort(replace(target, population_size=users), noise_multiplier) or users
         found.append(Alternative(f"--users {users}", f"declared, with {cohort:,} of them a round"))
     if best.private:
         epsilon = rounded_up(best.epsilon, 3)
@@ -154,16 +152,20 @@ def alternatives(target: Target, noise_multiplier: float, losses: Losses) -> lis
     return found
 
 
-def _least(target: Target, noise_multiplier: float) -> int:
-    return least_scale(
-        cohort_size=target.cohort_size,
-        noise_multiplier=noise_multiplier,
-        population_size=target.population_size,
-        sampling="poisson",
-        rounds=target.rounds,
-        epsilon=target.epsilon,
-        **target.terms,
-    )
+def least_cohort(target: Target, noise_multiplier: float) -> int | None:
+    """The least cohort that meets the target when the noise grows with it; None if the users are too few."""
+    try:
+        return least_scale(
+            cohort_size=target.cohort_size,
+            noise_multiplier=noise_multiplier,
+            population_size=target.population_size,
+            sampling="poisson",
+            rounds=target.rounds,
+            epsilon=target.epsilon,
+            **target.terms,
+        )
+    except SettingError:
+        return None
 
 
 def _least_users(target: Target, noise_multiplier: float) -> int | None:

@@ -18,8 +18,8 @@ def rates_words(answer: Tuned) -> str:
     diverged = sum(not math.isfinite(trial.value) for trial in trials)
     pruned = sum(trial.pruned for trial in trials)
     notes = [f"{diverged} diverged" if diverged else "", f"{pruned} were pruned" if pruned else ""]
-    counted = "; ".join([f"{len(trials)} pairs of rates were tried", *filter(None, notes)])
-    # Of two runs alike in all but the seed the metric differs too, so that the best by a hair is not the best for sure.
+    pairs = "1 pair of rates was" if len(trials) == 1 else f"{len(trials)} pairs of rates were"
+    counted = "; ".join([f"{pairs} tried", *filter(None, notes)])
     edge = " Neighbours of it were not tried for want of --runs." if answer.rates.on_edge else ""
     return f"{counted}: {told(answer.rates.chosen, metric)}.{edge}"
 
@@ -32,7 +32,7 @@ def noise_words(answer: Tuned) -> str:
     if z == noise.enough and z == rising[-1]:
         why = f"with it m = {answer.question.target.cohort_size} meets the target as it is, so that more was not tried"
     elif z == rising[-1]:
-        why = "the most that was tried"
+        why = f"the most that a cohort of {answer.question.target.cohort_size} can have"
     else:
         above = min(other for other in rising if other > z)
         loss = dict(noise.losses(answer.metric))[above]
@@ -45,7 +45,7 @@ def scale_words(answer: Tuned) -> str:
     """Step 3 in a sentence."""
     target, scaled = answer.question.target, answer.scaled
     if scaled is None:
-        return str(answer.refusal)
+        return f"no cohort of the {target.population_size:,} users meets epsilon {target.epsilon:g}: see below."
     z = answer.noise.chosen.noise_multiplier
     if scaled.alpha == 1:
         return f"m = {target.cohort_size} and z = {z:.4g} meet epsilon {target.epsilon:g} as they are: alpha = 1."
@@ -89,9 +89,7 @@ def next_words(answer: Tuned | PrivatelyTuned, out: Path) -> list[str]:
     final = out / FINAL
     known = answer.question.private_data is not None or not answer.question.trial.stored
     data = "" if known else " --data DATA"
-    # A model that is given away needs noise that nobody can draw again; the winner of a private search has its seed.
-    source = "" if isinstance(answer, PrivatelyTuned) else " --noise-source system"
-    return [f"clipline plan --config {final}", f"clipline train --config {final}{data}{source}"]
+    return [f"clipline plan --config {final}", f"clipline train --config {final}{data}"]
 
 
 def cautions(answer: Tuned | PrivatelyTuned) -> list[str]:
