@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from samples import ROOT
 
+from clipline.cli.tune import command
 from clipline.study.runs.directory import StudyDirectory
 
 TASK = """
@@ -166,6 +168,8 @@ def test_a_search_on_the_private_data_is_charged_as_a_whole(mine, tmp_path):
         (["--runs", 0], ("runs=0", "at least 1")),
         (["--private-search"], ("proxy='proxy.npz'", "--private-search")),
         (["--relation", "paper"], ("relation='paper'",)),
+        (["--data", "missing.npz"], ("missing.npz",)),
+        (["--better", "longer"], ("better='longer'", "lower")),
         (["--out", "mine.py"], ("out='mine.py'", "folder")),
     ],
 )
@@ -230,3 +234,11 @@ def test_killed_and_asked_again_it_repeats_no_run(mine, tmp_path):
     after = {path: path.stat().st_mtime_ns for path in runs.glob("*.json")}
     assert before.items() <= after.items()
     assert StudyDirectory.existing(tmp_path / "tuned").check() == []
+
+
+def test_the_page_names_flags_that_exist():
+    page = (ROOT / "docs" / "tune.md").read_text(encoding="utf-8")
+    named = {flag for flag in re.findall(r"--[a-z]+(?:-[a-z]+)*", page) if flag != "--config"}  # of plan and train
+    known = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
+    assert len(named) > 15
+    assert named <= known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import SettingError, refuse
+from ..errors import SettingError, check_choice, refuse
 from ..settings import STAND_IN
 from .parser import Argument, Command, Option, flags_for
 
@@ -30,7 +31,7 @@ _NOT_OF_TRIAL = (
 )  # fmt: skip
 
 
-def tune(task: str, out: Path | None, as_json: bool, **flags: Any) -> None:
+def tune(task: str, out: Path | None, cluster: str | None, as_json: bool, **flags: Any) -> None:
     """Find rates, noise and cohort for a private training, and write the file to train with.
 
     The three steps of the paper's last section, on data that are not private: (1) client and server rates with little
@@ -43,7 +44,7 @@ def tune(task: str, out: Path | None, as_json: bool, **flags: Any) -> None:
 
     path = Path("tune") / question.task.name if out is None else out
     check_out(path)
-    answer = _answered(question, path)
+    answer = _answered(question, path, cluster)
     _finish(answer, path, as_json)
 
 
@@ -80,7 +81,9 @@ def asked(task: str, given: dict[str, Any]) -> Question:
     users = given.get("users", file.get("population_size"))
     chosen, trial, private = _resolved(task, settings, proxy, data, private_search, users, given.get("proxy_users"))
     target = target_for(pick.get("epsilon"), pick.get("delta"), users, trial.rounds, cohort_size, pick.get("relation"))
-    lower = given.get("lower_is_better")
+    better = given.get("better")
+    if better is not None:
+        check_choice("better", better, ("lower", "higher"))
     return Question(
         task=chosen,
         trial=trial,
@@ -95,7 +98,7 @@ def asked(task: str, given: dict[str, Any]) -> Question:
         private_search=private_search,
         noise_multiplier=given.get("noise", LEAST),
         metric=given.get("metric"),
-        lower_is_better=lower,
+        lower_is_better=None if better is None else better == "lower",
     )
 
 
@@ -145,7 +148,7 @@ def _resolved(
     return chosen, trial, data
 
 
-def _answered(question: Question, path: Path) -> Any:
+def _answered(question: Question, path: Path, cluster: str | None) -> Any:
     """Run the steps."""
     from ..engine.cpu.allocator import keep_freed_memory
     from ..study.runs.directory import StudyDirectory
@@ -156,12 +159,13 @@ def _answered(question: Question, path: Path) -> Any:
     from ..study.tune.recipe import tune as run_recipe
 
     keep_freed_memory()  # the process is ours
+    logging.getLogger("optuna").setLevel(logging.WARNING)  # it has a line for every trial, and so have we
     tell(f"trial on {data_words(question)}; kept in {path}")
     folder = path / FOLDER if question.private_search else path
     if question.private_search:
         price = price_search(question.target, question.noise_multiplier, len(candidates_of(question)))
     directory = StudyDirectory(folder)
-    study = Study(directory, question.task, progress=StudyProgress())
+    study = Study(directory, question.task, cluster=cluster, progress=StudyProgress())
     try:
         if question.private_search:
             return tune_privately(question, price, study, tell)
@@ -228,8 +232,13 @@ command = Command(
         Argument(["task"], help="A task by name, a TOML file of settings, or a Python file of your own (see train)."),
         *flags_for(("epsilon", "delta"), group=_TARGET),
         _target(["--users"], type=int, metavar="N", help="How many private users there are, known beforehand."),
-        *flags_for(("relation",), group=_TARGET),
-        _target(["--data"], metavar="DATA", help="Private data, for final.toml; they are not read here."),
+        _target(
+            ["--relation"],
+            metavar="add-or-remove|replace-one|zero-out",
+            help="Which populations are neighbours.",
+            unset="add-or-remove",
+        ),
+        _target(["--data"], metavar="DATA", help="Private data, for final.toml; the search does not use them."),
         _trial(
             ["--proxy"],
             metavar="DATA",
@@ -246,13 +255,18 @@ command = Command(
         ),
         _trial(["--metric"], metavar="NAME", help="What to compare by.", unset="the task's"),
         _trial(
-            ["--lower-is-better/--higher-is-better"],
-            default=None,
-            help="Which way the metric goes.",
-            unset="by its name: losses and errors are better low",
+            ["--better"],
+            metavar="lower|higher",
+            help="Which way the metric is better.",
+            unset="by its name: lower for a loss, an error, a perplexity",
         ),
         *flags_for(_FLAGS[:-1], group=_TRIAL),
-        _search(["--search"], metavar="grid|optuna", help="How to look for rates; optuna needs the extra 'search'."),
+        _search(
+            ["--search"],
+            metavar="grid|optuna",
+            help="How to look for rates; optuna needs the extra 'search'.",
+            unset="grid",
+        ),
         _search(["--runs"], type=int, metavar="N", help="Runs of step 1 at most.", unset="25"),
         _search(
             ["--reach"], type=int, metavar="N", help="Half decades to each side that the grid begins with.", unset="1"
@@ -269,7 +283,8 @@ command = Command(
         _run(
             ["--out"], type=_path, unset="tune/TASK", help="Where runs and results go; one that is there is continued."
         ),
-        *flags_for(("seed",), group=_RUN),
+        _run(["--seed"], type=int, metavar="N", unset="0", help="Seed of the trial; the final training draws its own."),
+        _run(["--cluster"], metavar="auto|ADDRESS", help="Make the runs on a Ray cluster; needs the extra 'cluster'."),
         *flags_for(_COMPUTING, group=_RUN),
         _run(["--json", "as_json"], is_flag=True, help="End with one JSON object on standard output."),
     ],

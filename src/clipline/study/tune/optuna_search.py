@@ -10,8 +10,8 @@ whole: pruning saves three quarters of a run where a pair of rates is poor and c
 
 from __future__ import annotations
 
-import logging
 import math
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,6 @@ class _Search:
         self.optuna: Any = optuna
         self.question, self.trials = question, trials
         self.directory = trials.study.directory
-        logging.getLogger("optuna").setLevel(logging.WARNING)
         # A study has its direction before the first run tells which metric it is: ours is always "larger is better".
         whole = trials.study.planned(trials.spec({}))
         self.directory.path.mkdir(parents=True, exist_ok=True)
@@ -171,10 +170,14 @@ def _unless_told(act: Callable[..., object], *arguments: Any, **options: Any) ->
 
 def _sampler(optuna: Any, name: str) -> Any:
     samplers = optuna.samplers
-    # Unseeded: machines that join must not all ask for the same trials. What was asked is in the journal.
-    if name == "tpe":
-        return samplers.TPESampler(n_startup_trials=_STARTUP, constant_liar=True)
-    return {"random": samplers.RandomSampler, "qmc": samplers.QMCSampler, "gp": samplers.GPSampler}[name]()
+    with warnings.catch_warnings():  # that Optuna may yet change what these take
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        # Unseeded: machines that join must not all ask for the same trials. What was asked is in the journal.
+        if name == "tpe":
+            return samplers.TPESampler(n_startup_trials=_STARTUP, constant_liar=True)
+        if name == "qmc":
+            return samplers.QMCSampler(warn_independent_sampling=False)  # the first trials have nothing to follow
+        return samplers.RandomSampler() if name == "random" else samplers.GPSampler()
 
 
 def _pruner(optuna: Any, name: str) -> Any:

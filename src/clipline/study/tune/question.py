@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ...errors import SettingError, check_choice, check_number, check_whole, refuse
@@ -71,13 +71,13 @@ class Question:
         self._check_data()
 
     def _check_data(self) -> None:
-        """Refuse to search on the private data unless that is charged."""
-        if self.private_search or self.private_data is None or not self.trial.stored:
+        """Refuse private data that cannot be used, and to search on them unless that is charged."""
+        self.task.data_used(self.trial)
+        if self.private_search or self.private_data is None:
             return
-        same = self.private_data == self.trial.data or data_checksum(self.trial) == data_checksum(
-            replace(self.trial, data=self.private_data)
-        )
-        if same:
+        private = self.trial.overridden({"data": self.private_data}, "the private data")
+        self.task.data_used(private)
+        if self.trial.stored and data_checksum(self.trial) == data_checksum(private):
             raise refuse(
                 "proxy", self.trial.data, "other data than the private ones, on which a search is not free",
                 "give other data, or --private-search to charge the search",
