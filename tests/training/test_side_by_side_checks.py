@@ -32,3 +32,8 @@ def test_runs_that_differ_in_what_is_not_trained_do_not_run_side_by_side():
 
     with pytest.raises(SettingError, match="what is not trained in the model of training 1"):
         run_together([training(1, model(1)), training(2, model(2))])
+
+
+def test_updates_are_watched_in_one_process_only():
+    with pytest.raises(SettingError, match="workers=2 must be 1 where updates are watched"):
+        run_together([training(1, workers=2), training(2)], unprivate_watch=lambda trainer: trainer)

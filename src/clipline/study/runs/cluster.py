@@ -30,7 +30,7 @@ class ClusterExecutor:
     """
 
     def __init__(
-        self, task: Task, add: Callable[[RunRecord], None], on_round: Callable[[], None], address: str
+        self, task: Task, add: Callable[[RunRecord], None], on_round: Callable[[str], None], address: str
     ) -> None:
         self._task, self._add, self._on_round, self._address = task, add, on_round, address
         self._ray = _import_ray()
@@ -77,7 +77,7 @@ class ClusterExecutor:
             for text in texts:
                 record = RunRecord.from_json(text, "a record from the cluster")
                 for _ in record.rounds["round"]:
-                    self._on_round()
+                    self._on_round(record.id)
                 self._add(record)
             by_id = {run.id: run for run in group}
             ended.append((group, [Failure(by_id[run], error, trace) for run, error, trace in failures]))
@@ -169,7 +169,7 @@ _on_this_node: dict[str, LocalExecutor] = {}  # kept by a worker process of Ray,
 def _executor_for(settings: TrainSettings) -> LocalExecutor:
     if settings.task not in _on_this_node:
         _on_this_node.clear()
-        _on_this_node[settings.task] = LocalExecutor(_task_of(settings), lambda record: None, lambda: None)
+        _on_this_node[settings.task] = LocalExecutor(_task_of(settings), lambda record: None, lambda run: None)
     return _on_this_node[settings.task]
 
 

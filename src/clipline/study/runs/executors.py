@@ -43,7 +43,7 @@ class Executor(Protocol):
 class LocalExecutor:
     """Makes one group at a time, in this process. The task's data are loaded once for all that share them."""
 
-    def __init__(self, task: Task, add: Callable[[RunRecord], None], on_round: Callable[[], None]) -> None:
+    def __init__(self, task: Task, add: Callable[[RunRecord], None], on_round: Callable[[str], None]) -> None:
         self.task, self._add, self._on_round = task, add, on_round
         self._group: Sequence[PlannedRun] = ()
         self._loaded: tuple[Any, LoadedTask] | None = None

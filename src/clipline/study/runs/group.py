@@ -79,7 +79,7 @@ def run_group(
     loaded: LoadedTask,
     group: Sequence[PlannedRun],
     add: Callable[[RunRecord], None],
-    on_round: Callable[[], None] = lambda: None,
+    on_round: Callable[[str], None] = lambda run: None,
 ) -> list[Failure]:
     """Make these runs, which share a shape, and hand each record to `add` as soon as there is one.
 

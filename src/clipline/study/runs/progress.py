@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import rich.progress
 from rich.console import Console
 
-_QUIET_SECONDS = 10.0  # without a terminal, at most this often unless runs have ended
+_QUIET_SECONDS = 10.0  # without a terminal, a line at least this often while rounds are trained,
+_ENDED_SECONDS = 1.0  # and at most this often when runs end
 
 
 @dataclass
@@ -19,11 +20,12 @@ class Tally:
 
     rounds: dict[str, int]  # of every run that is not done
     total: int
-    begun: float
     running: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
-    trained: int = 0  # rounds of runs, here, since `begun`
-    unfinished: int = 0  # of these, rounds of runs that are not done
+    elsewhere: int = 0  # runs that another process makes, while there is nothing to do here
+    begun: float | None = None  # when the first round ended: what came before it, such as loading, comes once
+    trained: int = 0  # rounds of runs, here, since then
+    rounds_of: dict[str, int] = field(default_factory=dict)  # rounds here of each run that is not done
 
     @property
     def done(self) -> int:
@@ -31,17 +33,35 @@ class Tally:
         return self.total - len(self.rounds) - len(self.failed)
 
     def left(self, now: float) -> float | None:
-        """Seconds until all are done; None before the first round."""
-        if not self.trained:
+        """Seconds until all are done; None as long as there is no speed to tell it from."""
+        if self.begun is None or not self.trained or now - self.begun < 1.0:
             return None
-        rounds = sum(self.rounds.values()) - self.unfinished
-        return max(0.0, rounds * (now - self.begun) / self.trained)
+        return self.rounds_left() * (now - self.begun) / self.trained
+
+    def rounds_left(self) -> int:
+        """Rounds to train, of all runs."""
+        return sum(max(0, count - self.rounds_of.get(run, 0)) for run, count in self.rounds.items())
+
+    def add_round(self, run: str, now: float) -> None:
+        """One run has trained one round more."""
+        if self.begun is None:
+            self.begun = now
+        else:
+            self.trained += 1
+        self.rounds_of[run] = self.rounds_of.get(run, 0) + 1
+
+    def drop(self, run: str) -> None:
+        """Nothing of this run is left to train."""
+        self.rounds.pop(run, None)
+        self.rounds_of.pop(run, None)
+        self.running.discard(run)
 
     def text(self, now: float) -> str:
         """In a line."""
         parts = [f"runs {self.done}/{self.total} done", f"{len(self.running)} running"]
         parts += [f"{len(self.failed)} failed"] if self.failed else []
-        left = self.left(now)
+        parts += [f"waiting for {self.elsewhere} of another process"] if self.elsewhere else []
+        left = None if self.elsewhere else self.left(now)
         return "  ".join([*parts, "" if left is None else f"{_clock(left)} left"]).rstrip()
 
 
@@ -54,8 +74,11 @@ class NoProgress:
     def start(self, ids: Iterable[str]) -> None:
         """These begin to train."""
 
-    def round(self) -> None:
+    def round(self, run: str) -> None:
         """One run has trained one round more."""
+
+    def wait(self, count: int) -> None:
+        """There is nothing to do here: another process makes the last `count` runs."""
 
     def end(self, ids: Iterable[str]) -> None:
         """These have ended, here or elsewhere."""
@@ -70,9 +93,9 @@ class NoProgress:
 class StudyProgress(NoProgress):
     """Shows on standard error how many runs are done, running and failed, and the time left.
 
-    On a terminal one line is updated in place. Elsewhere, as in a log file, a line is printed when runs have ended, and
-    at most every ten seconds. `label` says what is being done. How long runs take depends on which users are drawn: the
-    guarantee does not cover it.
+    On a terminal one line is updated in place. Elsewhere, as in a log file, a line is printed when runs have ended, at
+    most one a second, and every ten seconds otherwise. `label` says what is being done. How long runs take depends on
+    which users are drawn: the guarantee does not cover it.
     """
 
     def __init__(self, label: str = "") -> None:
@@ -84,7 +107,7 @@ class StudyProgress(NoProgress):
         """Show what was asked for and what of it is done already."""
         ended = set(done)
         left = {run: count for run, count in rounds.items() if run not in ended}
-        self._tally = Tally(left, len(rounds), time.perf_counter())
+        self._tally = Tally(left, len(rounds))
         self._printed = time.perf_counter()
         self._console = Console(stderr=True, highlight=False)
         if self._console.is_terminal and left:
@@ -94,20 +117,26 @@ class StudyProgress(NoProgress):
             )
             self._bar = self._live.add_task("", total=max(1, sum(left.values())))
             self._live.start()
-        self._show(always=True)
+        self._show(0.0)
 
     def start(self, ids: Iterable[str]) -> None:
         """Count these as running."""
         if self._tally is not None:
             self._tally.running |= set(ids)
-            self._show(always=False)
+            self._tally.elsewhere = 0
+            self._show(_QUIET_SECONDS)
 
-    def round(self) -> None:
+    def round(self, run: str) -> None:
         """Count one round."""
         if self._tally is not None:
-            self._tally.trained += 1
-            self._tally.unfinished += 1
-            self._show(always=False)
+            self._tally.add_round(run, time.perf_counter())
+            self._show(_QUIET_SECONDS)
+
+    def wait(self, count: int) -> None:
+        """Say at once that others are waited for, then every ten seconds."""
+        if self._tally is not None:
+            first, self._tally.elsewhere = not self._tally.elsewhere, count
+            self._show(0.0 if first else _QUIET_SECONDS)
 
     def end(self, ids: Iterable[str]) -> None:
         """Count these as done."""
@@ -116,17 +145,14 @@ class StudyProgress(NoProgress):
         if tally is None or not ended:
             return
         for run in ended:
-            count = tally.rounds.pop(run)
-            if run in tally.running:
-                tally.running.discard(run)
-                tally.unfinished = max(0, tally.unfinished - count)
-        self._show(always=True)
+            tally.drop(run)
+        tally.elsewhere = min(tally.elsewhere, len(tally.rounds))
+        self._show(_ENDED_SECONDS if tally.rounds else 0.0)
 
     def fail(self, what: str, run: str, error: str) -> None:
         """Count this one as failed, and say why at once."""
         if self._tally is not None:
-            self._tally.rounds.pop(run, None)
-            self._tally.running.discard(run)
+            self._tally.drop(run)
             self._tally.failed.add(run)
         print(f"run {run} ({what}) failed: {error}", file=sys.stderr, flush=True)
 
@@ -141,13 +167,13 @@ class StudyProgress(NoProgress):
         assert self._tally is not None, "begin comes first"
         return f"{self.label + '  ' if self.label else ''}{self._tally.text(time.perf_counter())}"
 
-    def _show(self, *, always: bool) -> None:
+    def _show(self, seconds: float) -> None:
+        """Update the live line; print a plain one if the last is so many seconds old."""
         assert self._tally is not None, "begin comes first"
         if self._live is not None:
-            left = sum(self._tally.rounds.values()) - self._tally.unfinished
             total = self._live.tasks[0].total or 1
-            self._live.update(self._bar, description=self._line(), completed=max(0.0, total - left))
-        elif always or time.perf_counter() - self._printed > _QUIET_SECONDS:
+            self._live.update(self._bar, description=self._line(), completed=total - self._tally.rounds_left())
+        elif time.perf_counter() - self._printed >= seconds:
             self._printed = time.perf_counter()
             print(self._line(), file=sys.stderr, flush=True)
 

@@ -57,7 +57,7 @@ class Recorder(Measuring):
         add: Callable[[RunRecord], None],
         *,
         facts: Mapping[str, Any],
-        on_round: Callable[[], None] = lambda: None,
+        on_round: Callable[[str], None] = lambda run: None,
         unprivate_quantiles: Callable[[], Mapping[int, list[float | None]]] | None = None,
     ) -> None:
         self.stop_requested = False
@@ -84,7 +84,7 @@ class Recorder(Measuring):
         lost_clip = math.isnan(report.clip) or LARGEST_CLIP <= report.clip < math.inf
         if lost_clip or any(not math.isfinite(value) for value in report.metrics.values()):
             self._diverged = self.stop_requested = True
-        self._after_round()
+        self._after_round(self._planned.id)
 
     def on_end(self, result: TrainResult) -> None:
         """Hand the record on; nothing of a run that was interrupted."""

@@ -20,6 +20,7 @@ from .record import RunRecord, RunSpec, identity_of
 from .recording import PlannedRun
 
 _POLL_SECONDS = 0.2  # how often to look for what another process makes
+_MOST_CLAIMED = 512  # runs at a time, on a large cluster: every claim is an open file
 
 
 class FailedRunsError(CliplineError, RuntimeError):
@@ -61,11 +62,11 @@ class Study:
         self._checksums: dict[str | None, str] = {}
         self._executor: Executor
         if cluster is None:
-            self._executor = LocalExecutor(task, self._add, lambda: self.progress.round())
+            self._executor = LocalExecutor(task, self._add, self.progress.round)
         else:
             from .cluster import ClusterExecutor
 
-            self._executor = ClusterExecutor(task, self._add, lambda: self.progress.round(), cluster)
+            self._executor = ClusterExecutor(task, self._add, self.progress.round, cluster)
 
     def results(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
         """The records of these runs, in order; those that are missing are made, or waited for if another makes them.
@@ -110,7 +111,7 @@ class Study:
         with self.directory.claims() as claims:
             try:
                 while missing or running:
-                    while len(running) < len(missing) and self._executor.free_slots() > 0:
+                    while len(running) < min(len(missing), _MOST_CLAIMED) and self._executor.free_slots() > 0:
                         group = self._claimed_group(claims, [run for run in missing if run.id not in running])
                         if not group:
                             break
@@ -118,6 +119,7 @@ class Study:
                         self.progress.start(run.id for run in group)
                         self._executor.start(group)
                     if not running:
+                        self.progress.wait(len(missing))
                         time.sleep(_POLL_SECONDS)
                     for made, failed in self._executor.wait() if running else ():
                         running -= {run.id for run in made}

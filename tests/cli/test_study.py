@@ -1,0 +1,75 @@
+import json
+import sys
+
+import pytest
+from study_task import seeds, tiny_task
+
+from clipline.cli import main
+from clipline.study.runs.directory import StudyDirectory
+from clipline.study.runs.study import Study
+
+
+@pytest.fixture
+def study(tmp_path):
+    study = Study(tmp_path / "study", tiny_task())
+    study.results(seeds(2))
+    return study
+
+
+def called(monkeypatch, *words):
+    """The exit code of `clipline study ...`."""
+    monkeypatch.setattr(sys, "argv", ["clipline", "study", *map(str, words)])
+    try:
+        main()
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+def test_status_counts_runs(study, monkeypatch, capsys):
+    folder = study.directory.path
+    waiting, running, failing = (study.planned(spec).id for spec in seeds(5)[2:])
+    study.directory.note_asked([waiting, running, failing])
+    study.directory.note_experiment("fig9", {})
+    study.directory.note_failure(failing, "seed 4", "Traceback\nValueError: no such luck\n")
+    with study.directory.claims() as claims:
+        assert claims.take(running)
+        assert called(monkeypatch, "status", folder) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == f"{folder}: 2 runs done, 1 running, 1 failed, 1 missing"
+        assert lines[-1].split() == f"failed {failing} (seed 4): ValueError: no such luck".split()
+        called(monkeypatch, "status", folder, "--json")
+    answer = json.loads(capsys.readouterr().out)
+    assert answer == {
+        "done": 2, "running": 1, "failed": [failing], "missing": 1, "outcomes": {"finished": 2},
+        "experiments": {"fig9": {}},
+    }  # fmt: skip
+
+
+def test_check_ends_with_1_if_anything_is_wrong(study, monkeypatch, capsys):
+    folder = study.directory.path
+    assert called(monkeypatch, "check", folder) == 0
+    assert capsys.readouterr().out == f"{folder}: 2 runs, 0 problems\n"
+    path = folder / "runs" / f"{study.directory.ids()[0]}.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('"seed": ', '"seed": 1'), encoding="utf-8")
+    assert called(monkeypatch, "check", folder) == 1
+    assert "was changed after it was written" in capsys.readouterr().err
+
+
+def test_merge_brings_studies_together(study, monkeypatch, capsys, tmp_path):
+    other = Study(tmp_path / "other", tiny_task())
+    other.results(seeds(1, quantile=0.9))
+    into = tmp_path / "both"
+    assert called(monkeypatch, "merge", study.directory.path, other.directory.path, "--into", into) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{into}: 3 runs"
+    assert StudyDirectory(into).check() == []
+    (other.directory.path / "runs" / f"{other.directory.ids()[0]}.json").write_text("{", encoding="utf-8")
+    assert called(monkeypatch, "merge", other.directory.path, "--into", into) == 1
+    assert "is no record of a run" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_study_is_refused(tmp_path, monkeypatch, capsys):
+    for words in (["status", tmp_path], ["check", tmp_path], ["merge", tmp_path, "--into", tmp_path / "x"]):
+        assert called(monkeypatch, *words) == 2
+        assert "is no study" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
