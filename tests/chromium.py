@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -31,13 +32,16 @@ class Chromium:
              "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
+        self._at_end = ExitStack()
+        self._at_end.callback(self._process.wait, 10)
+        self._at_end.callback(self._process.terminate)
         port_file, until = profile / "DevToolsActivePort", time.monotonic() + 30
         while not (port_file.exists() and port_file.read_text().count("\n")):
             assert self._process.poll() is None, "Chromium ended"
             assert time.monotonic() < until, "Chromium does not start"
             time.sleep(0.02)
         port, path = port_file.read_text().split()
-        self._socket = connect(f"ws://127.0.0.1:{port}{path}", max_size=None)
+        self._socket = self._at_end.enter_context(connect(f"ws://127.0.0.1:{port}{path}", max_size=None))
         self._number, self._session = 0, None
         self.errors: list[str] = []
         self.requests: list[str] = []
@@ -115,6 +119,4 @@ class Chromium:
 
     def close(self) -> None:
         """End the browser."""
-        self._socket.close()
-        self._process.terminate()
-        self._process.wait(10)
+        self._at_end.close()

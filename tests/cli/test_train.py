@@ -18,7 +18,7 @@ from clipline.privacy.ledger import Ledger
 from clipline.tasks.handwriting.task import HandwritingNet
 
 SMALL = ["--population-size", "300", "--cohort-size", "30", "--rounds", "4"]
-FILES = ["curves.png", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "settings.toml"]
+FILES = ["curves.png", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "report.html", "settings.toml"]
 
 
 def lines(path):
@@ -56,6 +56,7 @@ def test_the_summary_can_be_quoted(clipline):
         assert words in out
     assert "round 4/4" in err  # progress is on standard error
     assert "round 4/4" not in out
+    assert out.splitlines()[-1] == f"report: {Path('run') / 'report.html'}"
 
 
 def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
@@ -68,11 +69,24 @@ def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
         assert key in answer
     assert (answer["task"], answer["metric_name"], answer["rounds"]) == ("handwriting", "accuracy", 4)
     assert (answer["relation"], answer["sampler"]) == ("replace-one", "fixed")
-    assert answer["run_dir"] == "r"
+    assert (answer["run_dir"], answer["report"]) == ("r", str(Path("r") / "report.html"))
     assert answer["clip"] == pytest.approx(0.0035, rel=0.6)
     assert answer["private"] is True
     assert "seconds" not in out
     assert "seconds" not in (tmp_path / "r" / "metrics.jsonl").read_text()
+
+
+def test_event_files_on_request_and_no_report_on_request(clipline, tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    code, out, err = clipline(
+        "train", *SMALL, "--noise-multiplier", "0.7", "--tensorboard", "--no-report", "--out", "r"
+    )
+    assert code == 0, err
+    assert "report" not in out
+    events = [path.name for path in (tmp_path / "r").iterdir() if path.name not in FILES]
+    assert len(events) == 1
+    assert events[0].startswith("events.out.tfevents.")
+    assert not (tmp_path / "r" / "report.html").exists()
 
 
 def test_times_of_rounds_are_stored_on_request_and_the_settings_show_it(clipline, tmp_path):
@@ -167,6 +181,7 @@ def test_an_interrupted_run_resumes_to_the_same_model(clipline, tmp_path, monkey
     assert code == 0
     assert "interrupted: go on with  clipline train --resume part" in out
     assert Ledger.read(tmp_path / "part" / "ledger.jsonl").rounds == 3
+    assert '"state":"interrupted"' in (tmp_path / "part" / "report.html").read_text()
     code, out, err = clipline("train", "--resume", "part")
     assert code == 0, err
     whole, part = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part"))

@@ -55,7 +55,7 @@ command = Command(
             required=True,
             type=_path,
             help="Run directories, study directories, or folders of run directories.",
-        ),  # fmt: skip
+        ),
         Option(["--out"], type=_path, unset="report.html in the first path", help="The HTML file."),
         Option(["--live"], is_flag=True, help="Serve a page on this machine that follows the run."),
         Option(["--port"], type=int, unset="a free one", help="Where to serve it."),

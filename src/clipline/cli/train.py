@@ -44,16 +44,16 @@ def train(
     Without arguments: handwriting of 40,000 drawn writers at epsilon 4, the clip tracking the median update norm.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    wanted = {"tensorboard": tensorboard, "report": not no_report}
     if resume is None:
-        run(*resolve(task, config, given), out, None, as_json, **wanted)
+        run(*resolve(task, config, given), out, None, as_json, tensorboard=tensorboard, report=not no_report)
         return
     if given.keys() - {"data", "workers"} or task or config or out:
         raise SettingError(
             f"resume={str(resume)!r} must stand alone (or with data or workers), its settings are stored: drop the rest"
         )
     with _locked(resume) as lock:  # before its settings are read
-        run(*resolve(None, resume / "settings.toml", given, same_data=True), None, resume, as_json, lock, **wanted)
+        chosen = resolve(None, resume / "settings.toml", given, same_data=True)
+        run(*chosen, None, resume, as_json, lock, tensorboard=tensorboard, report=not no_report)
 
 
 def resolve(

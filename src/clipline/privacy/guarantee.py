@@ -82,8 +82,13 @@ class Guarantee:
     @property
     def delta_text(self) -> str:
         """Delta to print: three digits, rounded up."""
-        # Delta is given, not computed: rounding up its shortest decimal form keeps 1e-05 as 1e-05.
-        return f"{float(_rounded_up(Decimal(repr(self.delta)), 3)):.3g}"
+        return delta_rounded_up(self.delta)
+
+
+def delta_rounded_up(delta: float) -> str:
+    """A delta to print: three digits, never below itself."""
+    # Delta is given, not computed: rounding up its shortest decimal form keeps 1e-05 as 1e-05.
+    return f"{float(_rounded_up(Decimal(repr(delta)), 3)):.3g}"
 
 
 def rounded_up(value: float, digits: int) -> str:

@@ -51,10 +51,11 @@ def _read(path: Path) -> tuple[list[Run], list[Figure], list[str]]:
         return [read_run_directory(path)], [], []
     if is_study_directory(path):
         runs, problems = read_records(path)
-        figures, unread = read_figures(path)
+        metrics = {run.task: run.metrics[0] for run in reversed(runs) if run.metrics}
+        figures, unread = read_figures(path, metrics)
         return runs, figures, [*problems, *unread]
     inside = [read_run_directory(folder) for folder in sorted(path.iterdir()) if is_run_directory(folder)]
-    figures, unread = read_figures(path)
+    figures, unread = read_figures(path, {})
     if inside or figures:
         return inside, figures, unread
     raise RunError(

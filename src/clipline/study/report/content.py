@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ... import __version__
-from ...privacy.guarantee import rounded_up
+from ...privacy.guarantee import delta_rounded_up, rounded_up
 from .collect import Collected
 from .figures import Figure, lower_is_better, number_in
 from .run import UNPRIVATE, Run
@@ -18,8 +18,10 @@ POINTS = 240  # rounds of a curve that are drawn; a chart is a few hundred pixel
 _DIGITS = 5
 _NOT_TOLD_APART = (  # settings that decide no number, or by chance alone
     "seed", "data", "device", "workers", "engine", "compile_c", "unprivate_timing", "fixed_clip", "clip", "quantile",
-    "epsilon", "noise_multiplier", "task",
+    "epsilon", "noise_multiplier", "task", "evaluate_every",
 )  # fmt: skip
+
+_SPOKEN = {"evaluate_on": "on", "server_lr": "server rate", "client_lr": "client rate"}
 
 
 def content(collected: Collected) -> dict[str, Any]:
@@ -27,12 +29,15 @@ def content(collected: Collected) -> dict[str, Any]:
     runs = collected.runs
     shared = _shared([shown_settings(run) for run in runs])
     where = _shared([_texts(run.circumstances) for run in runs])
-    labels = _labels(runs)
+    labels, differing = _labels(runs)
     return {
         "title": _title(collected),
         "made": f"{time.strftime('%Y-%m-%d %H:%M')} by clipline {__version__}",
         "points": POINTS,
-        "runs": [_run(run, label, shared, where) for run, label in zip(runs, labels, strict=True)],
+        "runs": [
+            {**_run(run, shared, where), "label": label, "differs": differs}
+            for run, label, differs in zip(runs, labels, differing, strict=True)
+        ],
         "shared_settings": list(shared.items()),
         "shared_circumstances": list(where.items()),
         "warnings": _by_text((run.name, warnings(run)) for run in runs),
@@ -51,14 +56,14 @@ def _title(collected: Collected) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _run(run: Run, label: str, shared: Mapping[str, str], where: Mapping[str, str]) -> dict[str, Any]:
+def _run(run: Run, shared: Mapping[str, str], where: Mapping[str, str]) -> dict[str, Any]:
     settings = {name: value for name, value in shown_settings(run).items() if name not in shared}
     epsilon = None if run.promise is None else run.promise.epsilon
+    delta = None if run.promise is None else run.promise.delta
     metrics = {name: _measured(run, name) for name in run.metrics}
     best = {name: (min if lower_is_better(name) else max)(m["y"]) for name, m in metrics.items() if m["y"]}
     return {
         "name": run.name,
-        "label": label,
         "path": run.path,
         "task": run.task,
         "state": run.state,
@@ -69,7 +74,7 @@ def _run(run: Run, label: str, shared: Mapping[str, str], where: Mapping[str, st
         "noise": run.noise_multiplier,
         "epsilon": epsilon,
         "epsilon_text": None if epsilon is None else rounded_up(epsilon, 3),
-        "delta": None if run.promise is None else run.promise.delta,
+        "delta_text": None if delta is None else delta_rounded_up(delta),
         "private": not warnings(run),
         "target": run.target,
         "final": {name: _short(value) for name, value in run.final.items()},
@@ -119,27 +124,29 @@ def drawn(length: int, columns: Iterable[Sequence[float | None]], points: int = 
     return sorted(kept)
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
-    """A run directory goes by its name. A run of a study goes by what tells it from others, seeds aside."""
+def _labels(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
+    """What the legend calls each run, and of this what clip and noise do not say.
+
+    A run directory goes by its name. A run of a study goes by what tells it from others, seeds aside.
+    """
     of_study = [run for run in runs if run.of_study]
-    clips, tasks = {run.clip for run in of_study}, {run.task for run in of_study}
+    tasks, clips = {run.task for run in of_study}, {run.clip for run in of_study}
     noises = {run.noise_multiplier for run in of_study}
-    shared = _shared([_texts(run.settings) for run in of_study])
     rows = [_texts(run.settings) for run in of_study]
-    differing = [name for name in dict.fromkeys(n for row in rows for n in row) if name not in shared]
-    differing = [name for name in differing if name not in _NOT_TOLD_APART]
-    labels = []
+    shared = _shared(rows)
+    named = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in shared]
+    named = [name for name in named if name not in _NOT_TOLD_APART]
+    labels, differing = [], []
     for run in runs:
-        if not run.of_study:
-            labels.append(run.name)
-            continue
+        texts = _texts(run.settings) if run.of_study else {}
+        rest = ", ".join(f"{_SPOKEN.get(name, name)} {_brief(texts[name])}" for name in named if name in texts)
         parts = [run.task] if len(tasks) > 1 else []
         parts += [f"clip {run.clip}"] if len(clips) > 1 else []
         parts += [f"z {run.noise_multiplier:g}"] if len(noises) > 1 and run.noise_multiplier is not None else []
-        texts = _texts(run.settings)
-        parts += [f"{name} {_brief(texts[name])}" for name in differing if name in texts]
-        labels.append(", ".join(parts) or "all runs")
-    return labels
+        parts += [rest] if rest else []
+        labels.append((", ".join(parts) or "all runs") if run.of_study else run.name)
+        differing.append(rest)
+    return labels, differing
 
 
 def _statements(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -186,7 +193,8 @@ def _shared(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in values.items()}
+    known = {str(name): value for name, value in values.items() if value is not None}
+    return {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in known.items()}
 
 
 def _brief(text: str) -> str:

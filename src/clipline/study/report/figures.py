@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROWS = 200  # of a longer table that is no chart, the report shows the first
 _TITLES = {
@@ -17,7 +16,8 @@ _TITLES = {
     "fig6": "Figure 6: fixed clip, at each noise",
     "fig7": "Figure 7: median clip against the best fixed clip",
 }
-_VALUES = ("value", "mean", "metric_value")
+_SUFFIXES = ("choice", "seeds", "clips")  # of a figure's further tables: figN-TASK-choice.csv
+_VALUES = ("value", "mean")
 _LOWER_IS_BETTER = ("loss", "error", "perplexity")
 
 
@@ -49,12 +49,16 @@ class Figure:
     rows_in_file: int = 0
 
 
-def read_figures(path: Path) -> tuple[list[Figure], list[str]]:
-    """The tables `figN-TASK.csv` of a folder as figures, the comparison of Figs. 5 and 6 first; and what is unreadable."""
-    tables: dict[tuple[str, str], list[dict[str, str]]] = {}
+def read_figures(path: Path, metrics: Mapping[str, str]) -> tuple[list[Figure], list[str]]:
+    """The tables `figN-TASK.csv` of a folder as figures, fixed against adaptive first; and what could not be read.
+
+    `metrics` has the name of each task's metric, which says whether more is better. Columns that are not known are left
+    to the table behind a figure.
+    """
+    tables: dict[str, dict[str, list[dict[str, str]]]] = {}  # task -> name -> rows
     problems = []
-    for file in sorted(path.glob("fig[0-9]*.csv")):
-        name, _, task = file.stem.partition("-")
+    for file in sorted([*path.glob("fig[0-9]*.csv"), *path.glob("learning-rates*.csv")]):
+        name, task = _name_and_task(file.stem)
         try:
             with file.open(encoding="utf-8", newline="") as lines:
                 rows = [{k: v for k, v in row.items() if k and isinstance(v, str)} for row in csv.DictReader(lines)]
@@ -62,109 +66,105 @@ def read_figures(path: Path) -> tuple[list[Figure], list[str]]:
             problems.append(f"{file.name} cannot be read ({error}): it is left out")
             continue
         if rows:
-            tables[task, name] = rows
+            tables.setdefault(task, {})[name] = rows
     figures = []
-    for task in dict.fromkeys(task for task, _ in tables):
-        of_task = {name: rows for (other, name), rows in tables.items() if other == task}
-        if "fig5" in of_task and "fig6" in of_task:
-            figures += _fixed_against_adaptive(task, of_task["fig5"], of_task["fig6"])
-        figures += [_figure(name, task, rows) for name, rows in sorted(of_task.items())]
+    for task, of_task in tables.items():
+        metric = metrics.get(task) or _metric(of_task)
+        compared = [*of_task.get("fig5", ()), *of_task.get("fig6", ())] or of_task.get("fig7 choice", [])
+        figures += _fixed_against_adaptive(task, metric, compared)
+        figures += [_figure(name, task, metric, rows) for name, rows in of_task.items()]
     return figures, problems
 
 
-def _figure(name: str, task: str, rows: Sequence[Mapping[str, str]]) -> Figure:
+def _name_and_task(stem: str) -> tuple[str, str]:
+    """Of `fig7-emnist_cr-choice`: fig7 choice, emnist_cr."""
+    name, _, task = stem.removeprefix("learning-").partition("-")
+    name = "learning rates" if stem.startswith("learning-") else name
+    for suffix in _SUFFIXES:
+        if task.endswith(f"-{suffix}"):
+            return f"{name} {suffix}", task.removesuffix(f"-{suffix}")
+    return name, task
+
+
+def _figure(name: str, task: str, metric: str, rows: Sequence[Mapping[str, str]]) -> Figure:
     """One table as a chart where its columns are known, else as a table."""
     title = _TITLES.get(name, f"Table of {name}")
     columns = tuple(rows[0])
     shown = tuple(tuple(row.get(column, "") for column in columns) for row in rows[:ROWS])
-    metric, value = _metric(rows), next((column for column in _VALUES if column in columns), None)
-    plain = Figure(name, task, title, metric, columns=columns, rows=shown, rows_in_file=len(rows))
-    if value is None or name not in _TITLES:
-        return plain
-    x_label, x_of = _axis(name, rows)
-    line_of = _noise if name in ("fig5", "fig6") else (lambda row: "adaptive and fixed" if name == "fig7" else metric)
+    if name not in _TITLES or not any(column in columns for column in _VALUES):
+        return Figure(name, task, title, metric, columns=columns, rows=shown, rows_in_file=len(rows))
+    x_label, x_of = _axis(name)
+    line_of = _noise if name in ("fig5", "fig6") else (lambda row: metric)
     ticks = tuple(sorted(dict.fromkeys(x_of(row) for row in rows), key=_order))
     best: dict[tuple[str, str], Mapping[str, str]] = {}
     for row in rows:  # several server rates: the best one counts, as in the paper
         key = line_of(row), x_of(row)
-        if key not in best or _better(row, best[key], value, metric):
+        if key not in best or _better(row, best[key], metric):
             best[key] = row
     lines: dict[str, list[Point]] = {}
     for (line, x), row in sorted(best.items(), key=lambda item: (_order(item[0][0]), ticks.index(item[0][1]))):
-        if (number := number_in(row.get(value))) is not None:
-            lines.setdefault(line, []).append(
-                Point(ticks.index(x), number, number_in(row.get("low")), number_in(row.get("high")), _rate(row),
-                      row.get("runs", ""))
-            )  # fmt: skip
+        if (value := _value(row)) is not None:
+            ends = number_in(row.get("low")), number_in(row.get("high"))
+            lines.setdefault(line, []).append(Point(ticks.index(x), value, *ends, _rate(row), row.get("runs", "")))
     made = tuple((line, tuple(points)) for line, points in lines.items())
     return Figure(name, task, title, metric, x_label, ticks, made, columns, shown, len(rows))
 
 
-def _axis(name: str, rows: Sequence[Mapping[str, str]]) -> tuple[str, Any]:
+def _axis(name: str) -> tuple[str, Callable[[Mapping[str, str]], str]]:
     """What the x axis stands for, and a row's place on it."""
     if name == "fig6":
-        return "fixed clip", lambda row: _short(row.get("fixed_clip") or row.get("clip"))
+        return "fixed clip", _clip
     if name == "fig7":
-        return "clip", _kind
+        return "clip", _side
     return "quantile that the clip follows", lambda row: _short(row.get("quantile")) or "unclipped"
 
 
-def _kind(row: Mapping[str, str]) -> str:
-    """Which clip a row is about: the words of a column for that, or its quantile or fixed clip."""
-    for column in ("method", "kind", "arm", "what"):
-        if row.get(column):
-            return row[column]
-    if number_in(row.get("quantile")) is not None:
-        quantile = _short(row["quantile"])
-        return "median, adaptive" if quantile == "0.5" else f"quantile {quantile}, adaptive"
-    clip = _short(row.get("fixed_clip") or row.get("clip"))
-    return f"fixed {clip}" if clip else "unclipped"
+def _clip(row: Mapping[str, str]) -> str:
+    return _short(row.get("clip") or row.get("fixed_clip"))
 
 
-def _fixed_against_adaptive(
-    task: str, adaptive: Sequence[Mapping[str, str]], fixed: Sequence[Mapping[str, str]]
-) -> list[Figure]:
+def _side(row: Mapping[str, str]) -> str:
+    """Which clip a row of Figure 7 is about."""
+    quantile, clip = _short(row.get("quantile")), _clip(row)
+    known = f"quantile {quantile}" if quantile else f"clip {clip}" if clip else "unclipped"
+    return f"{row['side']}, {known}" if row.get("side") else known
+
+
+def _fixed_against_adaptive(task: str, metric: str, rows: Sequence[Mapping[str, str]]) -> list[Figure]:
     """At each noise: the median clip, which nobody tuned, against the best and the worst of the fixed clips."""
-    metric = _metric([*adaptive, *fixed])
-    by_noise = _best_by(adaptive, "quantile", metric), _best_by(fixed, "fixed_clip", metric)
-    noises = [noise for noise in by_noise[0] if noise in by_noise[1]]
-    noises.sort(key=_order)
-    median, best, worst = [], [], []
-    for place, noise in enumerate(noises):
-        of_quantiles, of_clips = by_noise[0][noise], by_noise[1][noise]
-        if "0.5" in of_quantiles:
-            median.append(Point(place, of_quantiles["0.5"], note="quantile 0.5"))
-        ranked = sorted(of_clips.items(), key=lambda item: item[1], reverse=not lower_is_better(metric))
-        best.append(Point(place, ranked[0][1], note=f"clip {ranked[0][0]}"))
-        worst.append(Point(place, ranked[-1][1], note=f"clip {ranked[-1][0]}"))
-    if not median:
-        return []
-    lines = (
-        ("median clip, not tuned", tuple(median)),
-        ("best fixed clip, in hindsight", tuple(best)),
-        ("worst fixed clip tried", tuple(worst)),
-    )
-    ticks = tuple(noise.removeprefix("z = ") for noise in noises)
-    title = "Fixed against adaptive (Figures 5 and 6)"
-    return [Figure("fixed-against-adaptive", task, title, metric, "noise multiplier z", ticks, lines)]
-
-
-def _best_by(rows: Iterable[Mapping[str, str]], column: str, metric: str) -> dict[str, dict[str, float]]:
-    """noise -> quantile or clip -> the best value of all server rates."""
-    found: dict[str, dict[str, float]] = {}
+    best: dict[tuple[str, str, str], Mapping[str, str]] = {}  # of all server rates
     for row in rows:
-        value = next((n for name in _VALUES if (n := number_in(row.get(name))) is not None), None)
-        if value is None or not row.get(column):
+        quantile = _short(row.get("quantile"))
+        key = _noise(row), "median" if quantile == "0.5" else "other" if quantile else "fixed", _clip(row)
+        if _value(row) is not None and (key not in best or _better(row, best[key], metric)):
+            best[key] = row
+    noises = sorted({noise for noise, _, _ in best}, key=_order)
+    lines: dict[str, list[Point]] = {name: [] for name in _COMPARED}
+    ticks: list[str] = []
+    for noise in noises:
+        median = [row for (at, kind, _), row in best.items() if (at, kind) == (noise, "median")]
+        fixed = [row for (at, kind, _), row in best.items() if (at, kind) == (noise, "fixed")]
+        if not median or not fixed:
             continue
-        of_noise = found.setdefault(_noise(row), {})
-        key = _short(row[column])
-        choose = min if lower_is_better(metric) else max
-        of_noise[key] = choose(value, of_noise.get(key, value))
-    return found
+        ranked = sorted(fixed, key=lambda row: _value(row) or 0.0, reverse=not lower_is_better(metric))
+        for name, row in zip(_COMPARED, (median[0], ranked[0], ranked[-1]), strict=True):
+            note = "quantile 0.5" if row is median[0] else f"clip {_clip(row)}"
+            lines[name].append(Point(len(ticks), _value(row) or 0.0, note=note, runs=row.get("runs", "")))
+        ticks.append(noise.removeprefix("z = "))
+    if not ticks:
+        return []
+    made = tuple((name, tuple(points)) for name, points in lines.items())
+    title, at_100 = "Fixed against adaptive, at each noise", any(row.get("noise_at_100") for row in rows)
+    x_label = "noise multiplier z" + (" at 100 users a round" if at_100 else "")
+    return [Figure("fixed-against-adaptive", task, title, metric, x_label, tuple(ticks), made)]
 
 
-def _metric(rows: Iterable[Mapping[str, str]]) -> str:
-    return next((row["metric"] for row in rows if row.get("metric") and number_in(row["metric"]) is None), "value")
+_COMPARED = ("median clip, not tuned", "best fixed clip, in hindsight", "worst fixed clip tried")
+
+
+def _metric(tables: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
+    """As a column `metric` says."""
+    return next((row["metric"] for rows in tables.values() for row in rows if row.get("metric")), "value")
 
 
 def lower_is_better(metric: str) -> bool:
@@ -172,15 +172,19 @@ def lower_is_better(metric: str) -> bool:
     return any(word in metric for word in _LOWER_IS_BETTER)
 
 
-def _better(row: Mapping[str, str], than: Mapping[str, str], value: str, metric: str) -> bool:
-    mine, other = number_in(row.get(value)), number_in(than.get(value))
+def _value(row: Mapping[str, str]) -> float | None:
+    return next((number for name in _VALUES if (number := number_in(row.get(name))) is not None), None)
+
+
+def _better(row: Mapping[str, str], than: Mapping[str, str], metric: str) -> bool:
+    mine, other = _value(row), _value(than)
     if mine is None or other is None:
         return mine is not None
     return mine < other if lower_is_better(metric) else mine > other
 
 
 def _noise(row: Mapping[str, str]) -> str:
-    return f"z = {_short(row.get('noise_multiplier') or row.get('z')) or '?'}"
+    return f"z = {_short(row.get('noise_at_100') or row.get('noise_multiplier')) or '?'}"
 
 
 def _rate(row: Mapping[str, str]) -> str:
@@ -203,8 +207,8 @@ def number_in(text: str | None) -> float | None:
 
 
 def _order(text: str) -> tuple[int, float, str]:
-    """Unclipped first, then words (the adaptive clip), then numbers by size."""
+    """Unclipped first, then the median and other words, then numbers by size."""
     match = re.search(r"-?\d+(\.\d+)?(e[+-]?\d+)?$", text)
-    if match:
+    if match and "quantile" not in text:
         return (2, float(match[0]), text)
-    return (0 if text == "unclipped" else 1, 0.0, text)
+    return (0 if text == "unclipped" else 1, float(match[0]) if match else 0.0, text)

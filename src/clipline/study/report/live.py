@@ -7,6 +7,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseServer
 
 from ...errors import RunError, refuse
 from .collect import Collected, collect
@@ -41,13 +42,19 @@ def live_server(path: str | Path, port: int = 0) -> ThreadingHTTPServer:
     return server
 
 
+def own_names(server: BaseServer) -> tuple[str, str]:
+    """How a browser on this machine calls the server."""
+    assert isinstance(server.server_address, tuple)
+    port = server.server_address[1]
+    return f"{LOOPBACK}:{port}", f"localhost:{port}"
+
+
 def _handler(folder: Path) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Answers / with the page and /data.json with what there is now; 304 where nothing is new."""
 
         def do_GET(self) -> None:
-            port = self.server.server_address[1]
-            if self.headers.get("Host") not in (f"{LOOPBACK}:{port}", f"localhost:{port}"):
+            if self.headers.get("Host") not in own_names(self.server):
                 self._answer(HTTPStatus.FORBIDDEN, b"this server answers to its own machine only\n", "text/plain")
             elif self.path == "/":
                 text = page(_content(folder), live=True)

@@ -17,11 +17,12 @@ from ...privacy.accountant import account
 from ...privacy.events import GaussianEvent
 from ...privacy.guarantee import Guarantee
 from ...privacy.ledger import Ledger
+from ...privacy.relations import Relation
 from .run import Promise, Run
 
 SETTINGS, METRICS, LEDGER = "settings.toml", "metrics.jsonl", "ledger.jsonl"
 MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
-_CIRCUMSTANCES = ("began", "clipline", "python", "torch", "numpy", "device", "engine", "machine")
+_CIRCUMSTANCES = ("clipline", "python", "torch", "numpy", "device", "engine", "machine")
 
 
 def is_run_directory(path: Path) -> bool:
@@ -30,9 +31,10 @@ def is_run_directory(path: Path) -> bool:
 
 
 def read_run_directory(path: Path) -> Run:
-    """The run in a folder. What cannot be read is left out and named in `problems`; no epsilon is shown without a ledger.
+    """The run in a folder. What cannot be read is left out and named in `problems`.
 
-    The guarantee is computed from the ledger: a round that was charged counts, even if a crash lost its metrics.
+    Without a ledger no epsilon is shown. The guarantee is computed from the ledger: a round that was charged counts,
+    even if a crash lost its metrics.
     """
     problems: list[str] = []
     settings, comments = _read_settings(path / SETTINGS, problems)
@@ -150,7 +152,7 @@ def _read_ledger(path: Path, problems: list[str]) -> Ledger | None:
 
 @lru_cache(maxsize=512)
 def _account(events: tuple[tuple[GaussianEvent, int], ...], delta: float, relation: str) -> Guarantee:
-    return account(Ledger(events), delta=delta, relation=relation)
+    return account(Ledger(events), delta=delta, relation=Relation.named(relation))
 
 
 def _promise(

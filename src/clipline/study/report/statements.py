@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...privacy.guarantee import rounded_up
+from ...privacy.guarantee import delta_rounded_up, rounded_up
 from ...privacy.relations import Relation
 from .run import UNPRIVATE, Run
 
@@ -32,8 +32,9 @@ def basis(run: Run) -> list[tuple[str, str]]:
     epsilon = None if promise is None else promise.epsilon
     adapts = run.target is not None
     rows: list[tuple[str, Any]] = [
-        ("epsilon", None if promise is None else ("infinite: nothing is promised" if epsilon is None else rounded_up(epsilon, 3))),
-        ("delta", None if promise is None or promise.delta is None else f"{promise.delta:.3g}"),
+        ("epsilon", None if promise is None else
+         "infinite: nothing is promised" if epsilon is None else rounded_up(epsilon, 3)),
+        ("delta", None if promise is None or promise.delta is None else delta_rounded_up(promise.delta)),
         ("sampler", None if promise is None else promise.sampling),
         ("neighbouring relation", None if relation is None else f"{relation}: {_meaning(relation)}"),
         ("accountant", None if promise is None else promise.accountant),
@@ -61,7 +62,7 @@ def warnings(run: Run) -> list[str]:
         found.append("no finite epsilon")
     if run.unclipped:
         found.append("updates were not clipped")
-    relation = promise.relation if promise is not None else run.setting("relation")
+    relation = promise.relation if promise is not None else run.resolved.get("relation") or run.setting("relation")
     if relation == Relation.PAPER.value:
         found.append("accounted in the paper's convention, which is not a guarantee")
     private_noise = run.noise_multiplier is None or run.noise_multiplier > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from ...errors import CliplineError
 from ...privacy.accountant import account
 from ...privacy.events import GaussianEvent, sampling_named
 from ...privacy.ledger import Ledger
+from ...privacy.relations import Relation
 from .run import UNPRIVATE, Promise, Run
 from .run_directory import finite, flat
 
 STUDY, RUNS = "study.json", "runs"
 _ACCOUNTED = 8  # rounds in which epsilon is computed
+_OF_DATA = ("data", "data_source", "measured_on")  # what circumstances say of the data
 _RESOLVED = ("population_size", "cohort_size", "noise_multiplier", "delta_noise_multiplier", "count_stddev")
 
 
@@ -29,12 +32,31 @@ def is_study_directory(path: Path) -> bool:
 def read_records(path: Path) -> tuple[list[Run], list[str]]:
     """The runs of a study and what could not be read of it."""
     runs, problems = [], []
+    data = _data_by_task(path / STUDY)
     for file in sorted((path / RUNS).glob("*.json")):
         try:
-            runs.append(_run(file, json.loads(file.read_text(encoding="utf-8"))))
+            run = _run(file, json.loads(file.read_text(encoding="utf-8")))
+            runs.append(replace(run, about={**data.get(run.task, {}), **run.about}))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             problems.append(f"{RUNS}/{file.name} cannot be read as a run ({error!r}): it is left out")
-    return runs, problems
+    return sorted(runs, key=_order), problems
+
+
+def _order(run: Run) -> tuple[Any, ...]:
+    """By task, clip and noise: the ids that name the files are in no order."""
+    rate, seed = finite(run.setting("server_lr")), finite(run.setting("seed"))
+    clip = finite(run.setting("quantile")) if run.target is not None else finite(run.setting("clip"))
+    kind = 0 if run.unclipped else 1 if run.target is not None else 2
+    return run.task, kind, clip or 0.0, run.noise_multiplier or 0.0, rate or 0.0, seed or 0.0
+
+
+def _data_by_task(file: Path) -> dict[str, dict[str, str]]:
+    """What each task was trained on, in words, as the study's experiments have it."""
+    try:
+        asked = json.loads(file.read_text(encoding="utf-8"))["experiments"].values()
+        return {str(one["protocol"]["task"]): {"trained_on": str(one["data"])} for one in asked}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}  # a study of another kind
 
 
 def _run(file: Path, record: Mapping[str, Any]) -> Run:
@@ -61,9 +83,16 @@ def _run(file: Path, record: Mapping[str, Any]) -> Run:
         columns=numbers,
         final={str(name): finite(value) for name, value in (record.get("final") or {}).items()},
         settings=settings,
-        about={name: value for name, value in flat(parts).items() if value is not None},
+        about={
+            **{name: value for name, value in flat(parts).items() if value is not None},
+            **{name: circumstances[name] for name in _OF_DATA if name in circumstances},
+        },
         resolved={name: guarantee[name] for name in _RESOLVED if guarantee.get(name) is not None},
-        circumstances={name: value for name, value in circumstances.items() if not name.startswith(UNPRIVATE)},
+        circumstances={
+            name: value
+            for name, value in circumstances.items()
+            if not name.startswith(UNPRIVATE) and name not in _OF_DATA
+        },
         promise=promise,
         noise_multiplier=finite(settings.get("noise_multiplier")) if noise is None else noise,
     )
@@ -89,7 +118,7 @@ def _epsilon_column(guarantee: Mapping[str, Any], done: Sequence[int]) -> dict[s
 
 @lru_cache(maxsize=4096)
 def _epsilon(event: GaussianEvent, rounds: int, delta: float, relation: str) -> float:
-    return account(Ledger().add(event, rounds), delta=delta, relation=relation).epsilon
+    return account(Ledger().add(event, rounds), delta=delta, relation=Relation.named(relation)).epsilon
 
 
 def _promise(guarantee: Mapping[str, Any]) -> Promise | None:

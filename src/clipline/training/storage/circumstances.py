@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import fields, is_dataclass
@@ -136,7 +135,6 @@ def where_it_ran(training: Training) -> dict[str, str]:
     """Versions, device and machine, for the reader of a run; no name of a machine or a user is in it."""
     engine, native = _in_use(training)
     return {
-        "began": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "clipline": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -18,10 +18,10 @@
   function el(tag, attributes, ...children) {
     const node = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes || {})) {
-      if (value === null || value === undefined || value === false) continue;
+      if (value === null || value === undefined || (value === false && !name.startsWith("aria-"))) continue;
       if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
       else if (name === "style") Object.assign(node.style, value);
-      else node.setAttribute(name, value === true ? "" : String(value));
+      else node.setAttribute(name, value === true && !name.startsWith("aria-") ? "" : String(value));
     }
     for (const child of children.flat()) {
       if (child !== null && child !== undefined) node.append(child instanceof Node ? child : String(child));
@@ -159,7 +159,8 @@
     const x = { ...look, label: spec.x_label, size: 30, labelGap: 0 };
     if (spec.ticks) {
       x.splits = () => spec.ticks.map((_, i) => i);
-      x.values = (u, splits) => splits.map((i) => spec.ticks[i]);
+      x.values = (u, splits) => splits.map((i) => spec.ticks[i].replace(", ", "\n"));
+      if (spec.ticks.some((tick) => tick.includes(", "))) x.size = 46;
       x.grid = { show: false };
     } else x.incrs = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 1e6];
     const y = { ...look, size: 58, values: (u, splits) => splits.map((v) => (v === null ? "" : short(v, 3))) };
@@ -326,14 +327,14 @@
           .map((run) => ({ value: run.target, color: runs.length > 1 ? known.get(run.label).color : axisLook().stroke })),
         words: (runs) => ({ note: target(runs).length ? `Dashed: the target, ${list(target(runs).map((t) => short(t)), 5)}.` : "" }) }),
       curve("chart-epsilon", "epsilon so far", released("epsilon"), { range: (u, low, high) => [0, high * 1.05 || 1],
-        nothing: "no epsilon: nothing private was released, or nothing yet", words: (runs) => ({ note: deltas(runs) }) }));
+        nothing: "no epsilon: not private, not on record, or nothing released yet", words: (runs) => ({ note: deltas(runs) }) }));
     return [el("h2", { id: "curves" }, "Curves"), toolbar(names), legend(), grid,
       el("p", { class: "quiet on-screen" }, "Drag over a chart to zoom, double-click to see all; with the keyboard, the arrow keys read values."),
       data.runs.some((run) => run.rounds > data.points) ? el("p", { class: "quiet" },
         `Of runs of more than ${data.points} rounds, each curve shows ${data.points} evenly spaced rounds and its lowest and highest; the run's own files have all of them.`) : null];
   }
   const deltas = (runs) => {
-    const found = [...new Set(runs.filter((run) => run.epsilon !== null && run.delta !== null).map((run) => short(run.delta, 3)))];
+    const found = [...new Set(runs.filter((run) => run.epsilon !== null && run.delta_text !== null).map((run) => run.delta_text))];
     return found.length ? `At delta ${list(found, 3)}.` : "";
   };
   function measuredOn() {
@@ -437,7 +438,7 @@
     const tile = (name, value, below, bad) => el("div", { class: "tile" }, el("span", { class: "quiet" }, name), el("b", { class: bad ? "bad" : null }, value), el("span", { class: "quiet" }, below || ""));
     return el("div", { class: "tiles" },
       Object.entries(run.final).slice(0, 3).map(([name, value]) => tile(name, short(value), measuredOn().replace(/,.*/, "."))),
-      tile("epsilon", run.epsilon === null ? (run.rounds ? "infinite" : "–") : run.epsilon_text, run.epsilon === null ? (run.rounds ? "not private" : "nothing released yet") : `at delta ${short(run.delta, 3)}`, run.epsilon === null && run.rounds > 0),
+      tile("epsilon", run.epsilon === null ? (run.rounds ? "infinite" : "–") : run.epsilon_text, run.epsilon === null ? (run.rounds ? "not private" : "nothing released yet") : `at delta ${run.delta_text}`, run.epsilon === null && run.rounds > 0),
       tile("rounds", run.planned ? `${run.rounds} of ${run.planned}` : run.rounds, stateWords(run.state)),
       tile("clip", run.clip_end === null ? "–" : short(run.clip_end, 3), run.clip_kind === "none" ? "updates are not clipped" : run.clip_kind));
   }
@@ -449,11 +450,12 @@
     const known = groups(), tasks = new Set(data.runs.map((run) => run.task));
     const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.final)))].slice(0, 4);
     const columns = [
-      { name: "run", get: (run) => nameOf(run), show: (run) => el("span", null, known.has(run.label) ? chip(known.get(run.label)) : null, " ", nameOf(run)) },
+      { name: "run", get: (run) => run.name, show: (run) => el("span", null, known.has(run.label) ? chip(known.get(run.label)) : null, " ", run.name) },
       tasks.size > 1 ? { name: "task", get: (run) => run.task } : null,
       { name: "clip", get: (run) => run.clip_kind },
       { name: "noise z", number: true, get: (run) => run.noise },
       { name: "epsilon", number: true, get: (run) => run.epsilon, show: (run) => (run.epsilon === null ? el("span", { class: "bad" }, "none") : run.epsilon_text) },
+      data.runs.some((run) => run.differs) ? { name: "differs in", get: (run) => run.differs } : null,
       ...names.map((name) => ({ name, number: true, get: (run) => run.final[name] ?? null })),
       { name: "last clip", number: true, get: (run) => run.clip_end },
       { name: "rounds", number: true, get: (run) => run.rounds },
@@ -537,8 +539,10 @@
     if (tasks.length > 1 && !tasks.includes(state.task)) state.task = tasks[0];
     if (tasks.length < 2) state.task = null;
     const known = data.runs.length ? curves() : [];
-    main.replaceChildren(...[header(), banner(), tiles(), data.runs.length === 1 ? statements() : null, caution(), runsTable(), known, figures(),
-      data.runs.length > 1 ? statements() : null, data.runs.length ? settings() : null].flat(2).filter(Boolean));
+    const single = data.runs.length === 1, many = data.runs.length > MANY;
+    const figured = figures();
+    main.replaceChildren(...[header(), banner(), tiles(), single ? statements() : null, caution(), figured,
+      many ? [known, runsTable()].flat() : [runsTable(), known].flat(), single || !data.runs.length ? null : statements(), data.runs.length ? settings() : null].flat(2).filter(Boolean));
     open.forEach(([id, was]) => { const node = id && document.getElementById(id); if (node && node.open !== was) node.open = was; });
     charts.forEach((c) => c.draw());
     const again = focus === "curves" ? main.querySelector(".toolbar select") : active && document.getElementById(active);
@@ -583,6 +587,7 @@
     setTimeout(follow, poll * 1000);
   }
   render();
+  performance.measure("drawn"); // from the start of loading on
   document.documentElement.dataset.ready = "true";
   if (poll) setTimeout(follow, poll * 1000);
 })();

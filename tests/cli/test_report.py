@@ -1,0 +1,54 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from reported_runs import write_run
+from samples import ROOT
+
+
+def test_report_prints_the_path_of_its_file(clipline, tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b")
+    assert clipline("report", "a") == (0, "a/report.html\n", "")
+    assert clipline("report", "a", "b", "--out", "both.html") == (0, "both.html\n", "")
+    assert (tmp_path / "a" / "report.html").exists()
+    assert "a, b" in (tmp_path / "both.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing"], "does not exist"),
+        (["."], "holds no run"),
+        (["run", "--port", "8000"], "add --live"),
+        (["run", "run", "--live"], "give one"),
+        (["run", "--live", "--out", "x.html"], "drop one of the two"),
+        (["run", "--live", "--port", "99999"], "0 to 65535"),
+    ],
+)
+def test_what_cannot_be_reported_is_refused_in_one_sentence(clipline, tmp_path, arguments, words):
+    if arguments != ["."]:
+        write_run(tmp_path / "run")
+    code, out, err = clipline("report", *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_live_serves_until_ctrl_c(tmp_path):
+    write_run(tmp_path / "r")
+    live = subprocess.Popen(
+        [sys.executable, "-m", "clipline", "report", "--live", str(tmp_path / "r")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    url = re.match(r"(http://127\.0\.0\.1:\d+/) follows", live.stdout.readline())[1]
+    with urllib.request.urlopen(url) as page:
+        assert b"uPlot" in page.read()
+    live.send_signal(signal.SIGINT)
+    out, err = live.communicate(timeout=20)
+    assert (live.returncode, out, err) == (0, "", "ended\n")

@@ -1,0 +1,92 @@
+"""Run directories and study directories written by hand, as training and studies leave them."""
+
+import json
+from pathlib import Path
+
+RESOLVED = """
+# What it is about:
+# facts.task = 'rides'
+# facts.data = 'own'
+# facts.measured_on = 'users outside the training population'
+
+# Resolved when the run began:
+# noise_multiplier = {z}
+# delta_noise_multiplier = 1.01
+# count_stddev = 5.0
+# delta = 1e-05
+# relation = '{relation}'
+# planned = 'something'
+
+# Where it ran:
+# clipline = '0.1.0'
+# torch = '2.13.0'
+# machine = 'Linux x86_64, 2 cores'
+"""
+
+
+def write_run(
+    path: Path, *, rounds=20, planned=20, z=1.0, clip='"quantile"', relation="add-or-remove", seed=2**61, **more
+):
+    """A run of `rounds` rounds without sampling; `more` are settings as TOML text. It has not ended: see `end_run`."""
+    path.mkdir(parents=True)
+    settings = {
+        "task": '"rides"', "rounds": planned, "clip": clip, "quantile": 0.5, "cohort_size": 100,
+        "population_size": 100, "noise_source": '"seed"', "seed": seed, **more,
+    }  # fmt: skip
+    text = "".join(f"{name} = {value}\n" for name, value in settings.items())
+    (path / "settings.toml").write_text(text + RESOLVED.format(z=z, relation=relation))
+    (path / "metrics.jsonl").touch()
+    (path / "ledger.jsonl").touch()
+    add_rounds(path, 0, rounds, z=z)
+    return path
+
+
+def add_rounds(path: Path, start: int, stop: int, z=1.0, best=1.0, **columns):
+    """Rounds as a training would append them: accuracy every fifth round."""
+    with (path / "metrics.jsonl").open("a") as metrics, (path / "ledger.jsonl").open("a") as ledger:
+        for t in range(start, stop):
+            ledger.write(json.dumps({"version": 1, "round": t, "sampling": "none", "noise_multiplier": z}) + "\n")
+            line = {
+                "round": t, "clip": 0.1 * 1.1**t, "fraction_within": min(0.5, 0.03 * t), "delta": 1e-5,
+                "epsilon": 0.5 * (t + 1) ** 0.5 if z else None, **columns,
+            }  # fmt: skip
+            metrics.write(json.dumps(line | ({"accuracy": best * (1 - 0.9 ** (t + 1))} if t % 5 == 4 else {})) + "\n")
+
+
+def end_run(path: Path):
+    """As a finished run: with a model, of which a report reads nothing."""
+    (path / "model.safetensors").touch()
+
+
+def write_record(
+    folder: Path, number: int, *, quantile=0.5, z=0.03, server_lr=1.0, seed=0, rounds=300, outcome="finished", **columns
+):
+    """One run of a study."""
+    (folder / "runs").mkdir(parents=True, exist_ok=True)
+    (folder / "study.json").write_text("{}")
+    measured = [0.9 * (1 - 0.99**t) - z + 0.01 * quantile if t % 10 == 9 else None for t in range(rounds)]
+    settings = {
+        "clip": "quantile", "quantile": quantile, "noise_multiplier": z, "server_lr": server_lr, "seed": seed,
+        "rounds": rounds, "cohort_size": 100, "noise_source": "seed", "sampling": "poisson",
+    }  # fmt: skip
+    record = {
+        "id": f"{number:010x}{'0' * 10}",
+        "identity": {"task": "emnist_cr", "unprivate_data_checksum": "generated", "settings": settings},
+        "outcome": outcome,
+        "rounds": {
+            "round": list(range(rounds)),
+            "clip": [quantile + 0.1 + 0.01 * (t % 7) for t in range(rounds)],
+            "fraction_within": [quantile + 0.001 * (t % 11) for t in range(rounds)],
+            "accuracy": measured, **columns,
+        },
+        "final": {"accuracy": measured[-1]},
+        "guarantee": {
+            "in_words": "not private: no noise was added" if z == 0 else f"(epsilon {3 / z:g}, delta 1e-04)-DP",
+            "epsilon": None if z == 0 else 3 / z, "delta": 1e-4, "relation": "add-or-remove", "sampling": "poisson",
+            "accountant": "privacy loss", "rounds": rounds, "population_size": 3400, "cohort_size": 100,
+            "noise_multiplier": z, "delta_noise_multiplier": z, "count_stddev": 5.0,
+        },
+        "circumstances": {"machine": "Linux", "torch": "2.13.0", "unprivate_seconds": 12.0},
+    }  # fmt: skip
+    (folder / "runs" / f"{record['id']}.json").write_text(json.dumps(record))
+    return record

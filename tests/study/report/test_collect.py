@@ -1,0 +1,150 @@
+import json
+import math
+
+import pytest
+from reported_runs import add_rounds, end_run, write_record, write_run
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from clipline.errors import RunError
+from clipline.study.report.collect import collect
+
+
+def gaussian_epsilon(mu, delta):
+    """Epsilon of a Gaussian mechanism (Balle and Wang 2018, theorem 8): the independent value."""
+    return brentq(
+        lambda e: norm.cdf(mu / 2 - e / mu) - math.exp(e) * norm.cdf(-mu / 2 - e / mu) - delta, 0, 200, xtol=1e-10
+    )
+
+
+def test_a_run_is_read_with_its_settings_facts_circumstances_and_curves(tmp_path):
+    end_run(write_run(tmp_path / "r"))
+    (run,) = collect([tmp_path / "r"]).runs
+    assert (run.name, run.task, run.state, run.clip, run.target) == ("r", "rides", "finished", "quantile 0.5", 0.5)
+    assert list(run.round) == list(range(1, 21))
+    assert run.metrics == ["accuracy"]
+    assert run.final == {"accuracy": pytest.approx(1 - 0.9**20)}
+    assert run.circumstances == {"clipline": "0.1.0", "torch": "2.13.0", "machine": "Linux x86_64, 2 cores"}
+    assert run.about["data"] == "own"
+    assert run.problems == []
+
+
+def test_epsilon_is_that_of_the_ledger_and_not_of_the_last_metrics(tmp_path):
+    write_run(tmp_path / "r", rounds=9)
+    with (tmp_path / "r" / "ledger.jsonl").open("a") as ledger:  # charged, and then the machine crashed
+        ledger.write('{"version": 1, "round": 9, "sampling": "none", "noise_multiplier": 1.0}\n')
+    (run,) = collect([tmp_path / "r"]).runs
+    assert run.promise.rounds == 10
+    assert run.promise.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(10), 1e-5), rel=1e-3)
+    assert run.promise.epsilon >= gaussian_epsilon(math.sqrt(10), 1e-5) - 1e-6
+
+
+def test_states(tmp_path):
+    run = write_run(tmp_path / "r", rounds=10)
+    assert collect([run]).runs[0].state == "not ended"
+    end_run(run)
+    assert collect([run]).runs[0].state == "budget"  # 10 of 20 rounds
+    (run / "checkpoint.safetensors").touch()
+    assert collect([run]).runs[0].state == "interrupted"
+
+
+def test_lines_that_are_cut_short_or_damaged_are_left_out(tmp_path):
+    run = write_run(tmp_path / "r", rounds=3)
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write('no json\n[1]\n{"round": -1}\n{"round": 3, "clip": 0.')
+    with (run / "ledger.jsonl").open("a") as ledger:
+        ledger.write('{"version": 1, "round": 3, "samp')
+    (read,) = collect([run]).runs
+    assert list(read.round) == [1, 2, 3]
+    assert read.promise.rounds == 3  # a line that was never finished belongs to a round that was not released
+    assert read.problems == ["3 of 6 lines of metrics.jsonl are damaged and left out"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "problem"),
+    [
+        ("ledger.jsonl", "{}\n", "ledger.jsonl cannot be read"),
+        ("ledger.jsonl", '{"version": 1, "round": 1, "sampling": "none", "noise_multiplier": 1.0}\n', "out of order"),
+        ("settings.toml", "= broken", "settings.toml cannot be read"),
+        ("settings.toml", "rounds = 20", "relation is not on record"),
+    ],
+)
+def test_no_epsilon_is_shown_without_a_sound_ledger_and_its_terms(tmp_path, file, text, problem):
+    run = write_run(tmp_path / "r")
+    (run / file).write_text(text)
+    (read,) = collect([run]).runs
+    assert read.promise is None
+    assert any(problem in told for told in read.problems)
+    assert len(read.round) == 20
+
+
+def test_a_run_that_has_not_released_anything_is_read(tmp_path):
+    (run,) = collect([write_run(tmp_path / "r", rounds=0)]).runs
+    assert (run.promise, list(run.round), run.problems) == (None, [], [])
+
+
+def test_folders_of_runs_and_several_paths_have_names_apart(tmp_path):
+    for folder in ("a", "b"):
+        write_run(tmp_path / folder / "run")
+    write_run(tmp_path / "a" / "other")
+    names = [run.name for run in collect([tmp_path / "a", tmp_path / "b" / "run"]).runs]
+    assert names == ["other", "a/run", "b/run"]
+
+
+def test_a_study_is_read_and_a_damaged_record_is_named(tmp_path):
+    write_record(tmp_path, 1, unprivate_quantile_0_5=[0.1] * 300)
+    write_record(tmp_path, 2, outcome="diverged")
+    (tmp_path / "runs" / "broken.json").write_text(json.dumps({"id": "x"}))
+    found = collect([tmp_path])
+    assert [run.state for run in found.runs] == ["finished", "diverged"]
+    assert found.runs[0].noise_multiplier == 0.03
+    assert "unprivate_seconds" not in found.runs[0].circumstances
+    assert len(found.problems) == 1
+    assert "broken.json cannot be read as a run" in found.problems[0]
+
+
+def test_epsilon_over_the_rounds_of_a_study_is_accounted_only_if_it_ends_where_the_record_does(tmp_path):
+    from clipline.privacy.accountant import account
+    from clipline.privacy.events import GaussianEvent, PoissonSampling
+    from clipline.privacy.ledger import Ledger
+    from clipline.privacy.relations import Relation
+
+    record = write_record(tmp_path, 1, z=0.8)
+    assert "epsilon" not in collect([tmp_path]).runs[0].columns  # 3 / 0.8 is made up
+    event = GaussianEvent(PoissonSampling(100 / 3400), 0.8)
+    promised = account(Ledger().add(event, 300), delta=1e-4, relation=Relation.ADD_OR_REMOVE).epsilon
+    record["guarantee"]["epsilon"] = promised
+    (tmp_path / "runs" / f"{record['id']}.json").write_text(json.dumps(record))
+    known = [value for value in collect([tmp_path]).runs[0].columns["epsilon"] if value is not None]
+    assert known == sorted(known)
+    assert known[-1] == pytest.approx(promised)
+
+
+def test_what_is_no_run_is_refused_with_what_was_looked_for(tmp_path):
+    with pytest.raises(RunError, match="does not exist"):
+        collect([tmp_path / "nothing"])
+    with pytest.raises(RunError, match=r"holds no run.*metrics\.jsonl.*study\.json"):
+        collect([tmp_path])
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="must be a folder"):
+        collect([tmp_path / "file"])
+    with pytest.raises(RunError, match="at least one run"):
+        collect([])
+
+
+def test_a_round_that_was_run_again_counts_as_it_came_last(tmp_path):
+    run = write_run(tmp_path / "r", rounds=3)
+    add_rounds(run, 2, 3, clip=7.0)
+    (run / "ledger.jsonl").write_text("".join((run / "ledger.jsonl").read_text().splitlines(keepends=True)[:3]))
+    (read,) = collect([run]).runs
+    assert list(read.round) == [1, 2, 3]
+    assert read.columns["clip"][-1] == 7.0
+
+
+def test_a_run_of_the_library_is_understood_too(tmp_path):
+    run = write_run(tmp_path / "r")
+    tables = '[clip]\ntype = "FixedClip"\nclip = 0.25\n[privacy]\nnoise_source = "system"\n[facts]\ntask = "mine"\n'
+    (run / "settings.toml").write_text(f"rounds = 20\n{tables}# delta = 1e-05\n# relation = 'replace-one'\n")
+    (read,) = collect([run]).runs
+    assert (read.clip, read.target, read.task, read.setting("noise_source")) == ("fixed 0.25", None, "mine", "system")
+    assert read.promise.relation == "replace-one"

@@ -1,0 +1,40 @@
+from reported_runs import write_record, write_run
+
+from clipline.study.report.collect import collect
+from clipline.study.report.content import content, drawn
+
+
+def test_few_rounds_are_all_drawn():
+    assert drawn(5, [[1, 2, 3, 4, 5]], points=5) == [0, 1, 2, 3, 4]
+    assert drawn(0, []) == []
+
+
+def test_of_many_rounds_ends_extremes_and_evenly_spaced_ones_are_drawn():
+    column = [0.0] * 1000
+    column[501], column[777] = 9.0, -9.0
+    kept = drawn(1000, [column, [None] * 1000], points=10)
+    assert kept == [0, 111, 222, 333, 444, 501, 555, 666, 777, 888, 999]
+
+
+def test_runs_of_a_study_that_differ_by_seed_alone_share_a_label(tmp_path):
+    for number, (quantile, seed) in enumerate([(0.5, 0), (0.5, 1), (0.1, 0)]):
+        write_record(tmp_path, number, quantile=quantile, seed=seed)
+    labels = [run["label"] for run in content(collect([tmp_path]))["runs"]]
+    assert labels == ["clip quantile 0.1", "clip quantile 0.5", "clip quantile 0.5"]
+
+
+def test_settings_that_all_runs_share_are_told_once(tmp_path):
+    write_run(tmp_path / "a", server_lr=1.0)
+    write_run(tmp_path / "b", server_lr=0.5)
+    made = content(collect([tmp_path]))
+    assert ("cohort_size", "100") in made["shared_settings"]
+    assert [run["settings"] for run in made["runs"]] == [[("server_lr", "1")], [("server_lr", "0.5")]]
+
+
+def test_equal_promises_are_stated_once(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b")
+    write_run(tmp_path / "c", z=0.0)
+    stated = content(collect([tmp_path]))["statements"]
+    assert [entry["runs"] for entry in stated] == [["a", "b"], ["c"]]
+    assert [entry["private"] for entry in stated] == [True, False]

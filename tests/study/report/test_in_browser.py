@@ -1,0 +1,149 @@
+"""The page in a real browser."""
+
+import http.client
+import threading
+
+import pytest
+from chromium import Chromium
+from reported_runs import add_rounds, end_run, write_record, write_run
+
+from clipline.study.report import write_report
+from clipline.study.report.live import live_server
+
+CHARTS = ("chart-metric", "chart-clip", "chart-within", "chart-epsilon")
+ATTACK = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>"
+# How many pixels of a chart have about this colour.
+PAINTED = """((id, rgb) => {
+  const canvas = document.querySelector(`#${id} canvas`);
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let n = 0;
+  for (let i = 0; i < data.length; i += 4)
+    if (data[i + 3] > 128 && [0, 1, 2].every((k) => Math.abs(data[i + k] - rgb[k]) < 24)) n++;
+  return n;
+})"""
+BLUE, ORANGE = "[11, 110, 143]", "[194, 86, 10]"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    chromium = Chromium(tmp_path_factory.mktemp("chromium"))
+    yield chromium
+    chromium.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """Two runs, one of which has a hostile name and is not private."""
+    folder = tmp_path_factory.mktemp("runs")
+    end_run(write_run(folder / "a good run"))
+    hostile = write_run(folder / ATTACK.replace("/", "∕"), rounds=0, seed=3, clip="0.4", task='"<b>rides</b>"')
+    add_rounds(hostile, 0, 20, best=0.7, clip=0.4, fraction_within=None)
+    return write_report([folder])
+
+
+def test_charts_draw_a_legend_toggle_hides_a_curve_and_nothing_is_asked_for(browser, report):
+    browser.open(report.as_uri())
+    for chart in CHARTS:
+        assert browser.run(f"{PAINTED}({chart!r}, {ORANGE})") > 20, chart
+    assert browser.run(f"{PAINTED}('chart-metric', {BLUE})") > 50
+    button = "[...document.querySelectorAll('.legend button')].find((b) => b.textContent.includes('good'))"
+    assert browser.run(f"{button}.getAttribute('aria-pressed')") == "true"
+    browser.run(f"{button}.focus()")
+    browser.press(" ")
+    assert browser.run(f"{button}.getAttribute('aria-pressed')") == "false"
+    browser.wait(f"{PAINTED}('chart-metric', {ORANGE}) === 0")
+    assert browser.run(f"{PAINTED}('chart-metric', {BLUE})") > 50
+    browser.press(" ")
+    browser.wait(f"{PAINTED}('chart-metric', {ORANGE}) > 50")
+    assert browser.errors == []
+    assert browser.requests == [report.as_uri()]
+
+
+def test_a_red_banner_names_what_is_not_private_and_text_stays_text(browser, report):
+    browser.open(report.as_uri())
+    banner = browser.run("document.getElementById('not-private').innerText")
+    assert "Not private: 1 of 2 runs" in banner
+    assert "can subtract the noise" in banner
+    assert ATTACK.replace("/", "∕") in banner
+    red, green, blue = browser.run(
+        "getComputedStyle(document.getElementById('not-private')).borderTopColor.match(/\\d+/g).map(Number)"
+    )
+    assert red > 2 * max(green, blue)
+    assert browser.run("window.hacked") is None
+    assert browser.run("document.querySelectorAll('main img, main script, main b').length") == 0
+
+
+def test_values_are_read_with_the_keyboard_and_stand_in_a_table(browser, report):
+    browser.open(report.as_uri())
+    browser.run("document.querySelector('#chart-clip .plot').focus()")
+    for _ in range(3):
+        browser.press("ArrowRight")
+    assert "round 3: " in browser.run("document.querySelector('#chart-clip .readout').textContent")
+    assert "0.121" in browser.run("document.querySelector('#chart-clip .readout').textContent")  # 0.1 * 1.1^2
+    browser.run("document.querySelector('#chart-clip summary').focus()")
+    browser.press("Enter")
+    browser.wait("document.querySelectorAll('#chart-clip tbody tr').length === 20")
+    assert browser.run("document.querySelector('#chart-clip tbody tr:nth-child(3)').innerText").split()[:2] == [
+        "3", "0.4",
+    ]  # fmt: skip
+    assert browser.run("getComputedStyle(document.activeElement).outlineStyle") != "none"
+
+
+def test_a_phone_a_dark_room_and_paper(browser, report, tmp_path):
+    browser.open(report.as_uri(), width=375, height=800)
+    assert browser.run("document.documentElement.scrollWidth") <= 375
+    browser.open(report.as_uri(), dark=True)
+    light = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((a, b) => a + Number(b), 0)"
+    assert browser.run(light) < 150
+    assert browser.run(f"{PAINTED}('chart-metric', [99, 195, 227])") > 50  # a lighter blue
+    browser.pdf(tmp_path / "page.pdf")
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+    browser.wait(f"{PAINTED}('chart-metric', [99, 195, 227]) > 50")  # and back on the screen
+    assert browser.errors == []
+
+
+def test_two_hundred_runs_open_in_two_seconds_and_are_a_few_megabytes(browser, tmp_path):
+    for number in range(200):
+        quantile, z = (0.1, 0.3, 0.5, 0.7, 0.9)[number % 5], (0, 0.01, 0.03, 0.1)[number // 5 % 4]
+        write_record(tmp_path, number, quantile=quantile, z=z, rounds=600, server_lr=1 + number // 20)
+    rows = "".join(f"{q},{z},1,{0.9 - z},accuracy,x\n" for q in (0.1, 0.5) for z in (0, 0.1))
+    (tmp_path / "fig5-emnist_cr.csv").write_text(f"quantile,noise_multiplier,server_lr,value,metric,runs\n{rows}")
+    (tmp_path / "fig6-emnist_cr.csv").write_text(f"fixed_clip,noise_multiplier,server_lr,value,metric,runs\n{rows}")
+    page = write_report([tmp_path])
+    assert page.stat().st_size < 4e6
+    browser.open(page.as_uri())
+    seconds = browser.run("performance.getEntriesByType('measure').find((m) => m.name === 'drawn').duration / 1000")
+    assert seconds < 2
+    assert browser.run("document.querySelectorAll('.chart canvas').length") == 6  # no epsilon: made up
+    assert browser.run("document.getElementById('chart-metric').innerText").startswith("accuracy")
+    assert "240 evenly spaced rounds" in browser.run("document.querySelector('main').innerText")
+    assert browser.errors == []
+
+
+def test_the_live_page_follows_a_run(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr("clipline.study.report.page.POLL_SECONDS", 0.1)
+    run = write_run(tmp_path / "r", rounds=0)
+    server = live_server(run)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        browser.open(url)
+        live = "document.getElementById('live').textContent"
+        assert browser.run(live) == "Waiting for the first round."
+        add_rounds(run, 0, 5)
+        browser.run("document.getElementById('shared-settings').open = false")
+        browser.wait(f"{live} === 'Following: 5 of 20 rounds.'")
+        assert browser.run(f"{PAINTED}('chart-clip', {BLUE})") > 20
+        assert browser.run("document.getElementById('shared-settings').open") is False  # as the reader left it
+        add_rounds(run, 5, 20)
+        end_run(run)
+        browser.wait(f"{live} === 'The run has ended after 20 of 20 rounds.'")
+        assert browser.errors == []
+        assert set(browser.requests) == {url, f"{url}data.json"}
+        connection = http.client.HTTPConnection(*server.server_address)
+        connection.request("GET", "/", headers={"Host": "evil.example"})
+        assert connection.getresponse().status == 403
+        connection.close()
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,88 @@
+import pytest
+from reported_runs import add_rounds, write_record, write_run
+
+from clipline.study.report.collect import collect
+from clipline.study.report.content import content
+from clipline.study.report.statements import basis, cautions, shown_settings, warnings, words
+
+
+def read(path):
+    return collect([path]).runs[0]
+
+
+def test_a_private_run_has_no_warning_and_says_all_it_rests_on(tmp_path):
+    run = read(write_run(tmp_path / "r"))
+    assert warnings(run) == []
+    assert words(run).startswith("(epsilon ")
+    rests_on = dict(basis(run))
+    assert rests_on["sampler"] == "no sampling, every user in every round"
+    assert rests_on["neighbouring relation"] == "add-or-remove: one user more or one user less"
+    assert rests_on["accountant"] in ("privacy loss", "renyi")
+    assert (rests_on["delta"], rests_on["rounds charged"]) == ("1e-05", "20")
+    assert rests_on["population"] == "100 users, declared beforehand"
+    assert content(collect([tmp_path / "r"]))["runs"][0]["delta_text"] == "1e-05"
+    assert rests_on["noise of a round, z"] == "1"
+    assert rests_on["of it on the updates, z_delta"] == "1.01"
+    assert rests_on["and on the count within the clip"] == "5 users"
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({"z": 0.0}, "no noise was added"),
+        ({"z": 0.0, "clip": '"none"'}, "updates were not clipped"),
+        ({"relation": "paper"}, "the paper's convention"),
+        ({"seed": 7}, "can subtract the noise"),
+    ],
+)
+def test_what_is_not_private_is_warned_of(tmp_path, made, words):
+    found = warnings(read(write_run(tmp_path / "r", **made)))
+    assert any(words in text for text in found), found
+
+
+def test_epsilon_and_delta_are_never_rounded_down(tmp_path):
+    run = write_run(tmp_path / "r")
+    file = run / "settings.toml"
+    file.write_text(file.read_text().replace("delta = 1e-05", "delta = 8.661e-06"))
+    assert dict(basis(read(run)))["delta"] == "8.67e-06"
+    shown = content(collect([run]))["runs"][0]
+    assert shown["delta_text"] == "8.67e-06"
+    assert shown["epsilon"] <= float(shown["epsilon_text"]) < 1.01 * shown["epsilon"]
+
+
+def test_unprivate_columns_are_warned_of_and_not_shown(tmp_path):
+    run = write_run(tmp_path / "r", rounds=0)
+    add_rounds(run, 0, 20, unprivate_seconds=0.123456)
+    assert any("unprivate_seconds" in text for text in warnings(read(run)))
+    assert "0.12346" not in str(content(collect([run])))
+
+
+def test_metrics_on_the_training_users_are_warned_of(tmp_path):
+    run = write_run(tmp_path / "r")
+    file = run / "settings.toml"
+    insiders = "other examples of the training users, which the guarantee does not cover"
+    file.write_text(file.read_text().replace("users outside the training population", insiders))
+    assert any("training users" in text for text in warnings(read(run)))
+
+
+def test_noise_from_the_system_leaves_no_seed_to_guess(tmp_path):
+    run = read(write_run(tmp_path / "r", seed=7, noise_source='"system"'))
+    assert warnings(run) == []
+    assert "the operating system's generator" in dict(basis(run)).values()
+
+
+def test_a_secret_seed_is_nowhere_in_the_report(tmp_path):
+    run = write_run(tmp_path / "r", seed=1234567890123456789)
+    assert "secret" in " ".join(cautions(read(run)))
+    assert "not shown" in shown_settings(read(run))["seed"]
+    assert "1234567890123456789" not in str(content(collect([run])))
+
+
+def test_the_seeds_of_a_study_are_known(tmp_path):
+    write_record(tmp_path, 1)
+    assert any("seed" in text for text in warnings(read(tmp_path)))
+
+
+def test_a_large_epsilon_is_a_caution(tmp_path):
+    assert not any("promises little" in text for text in cautions(read(write_run(tmp_path / "a", z=4.0))))
+    assert any("promises little" in text for text in cautions(read(write_run(tmp_path / "b", z=0.5))))

@@ -1,0 +1,75 @@
+import sys
+
+import pytest
+import torch
+from samples import cross_entropies, linear_float32, small_population
+
+from clipline import Evaluate, LocalSGD, Privacy, SettingError, TensorBoard, Training
+from clipline.training.interrupt import StopOnInterrupt
+
+
+def training(**changes):
+    options = {"rounds": 4, "cohort_size": 20, "privacy": Privacy(noise_multiplier=0.5), "seed": 3, **changes}
+    return Training(linear_float32(), cross_entropies, small_population(), local=LocalSGD(lr=0.2), **options)
+
+
+def accuracy():
+    return Evaluate(lambda model: {"accuracy": float(torch.isfinite(model.weight).all())}, every=2)
+
+
+@pytest.fixture
+def events():
+    """TensorBoard's own reader: step -> (time, value) by name."""
+    reader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
+
+    def read(path):
+        accumulator = reader.EventAccumulator(str(path))
+        accumulator.Reload()
+        return {name: {e.step: (e.wall_time, e.value) for e in accumulator.Scalars(name)}
+                for name in accumulator.Tags()["scalars"]}  # fmt: skip
+
+    return read
+
+
+def test_tensorboard_reads_what_the_rounds_released(tmp_path, events):
+    result = training().run([accuracy(), TensorBoard(tmp_path)])
+    found = events(tmp_path)
+    assert set(found) == {"clip", "fraction_within", "epsilon", "accuracy"}
+    assert {step: value for step, (_, value) in found["accuracy"].items()} == {2: 1.0, 4: 1.0}
+    for report in result.reports:
+        step = report.round_index + 1
+        assert found["clip"][step][1] == pytest.approx(report.clip, rel=1e-6)
+        assert found["fraction_within"][step][1] == pytest.approx(report.fraction_within, rel=1e-6)
+        assert found["epsilon"][step][1] == pytest.approx(report.guarantee.epsilon, rel=1e-6)
+
+
+def test_no_time_of_a_round_is_told_unless_asked_for(tmp_path, events):
+    training().run([TensorBoard(tmp_path / "private")])
+    training().run([TensorBoard(tmp_path / "timed", unprivate_timing=True)])
+    assert len({time for time, _ in events(tmp_path / "private")["clip"].values()}) == 1
+    assert len({time for time, _ in events(tmp_path / "timed")["clip"].values()}) == 4
+
+
+def test_what_is_not_finite_is_left_out(tmp_path, events):
+    training(privacy=Privacy(noise_multiplier=0)).run([TensorBoard(tmp_path)])
+    assert set(events(tmp_path)) == {"clip", "fraction_within"}
+
+
+def test_after_a_resume_steps_that_are_run_again_count_once(tmp_path, events):
+    class Stop(StopOnInterrupt):
+        def on_round(self, report, state):
+            self.stop_requested = report.round_index == 1
+            kept.append(state)
+
+    kept = []
+    training().run([TensorBoard(tmp_path), Stop()])
+    training().run([TensorBoard(tmp_path)], state=kept[0])  # from the first round on, though two were run
+    assert sorted(events(tmp_path)["clip"]) == [1, 2, 3, 4]
+
+
+def test_without_the_package_the_way_out_is_told(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(SettingError, match=r"pip install 'clipline\[tensorboard\]'"):
+        TensorBoard(tmp_path)
