@@ -190,14 +190,13 @@ def _finish(answer: Any, path: Path, as_json: bool) -> None:
         final.unlink(missing_ok=True)  # of another question: it would not meet this one
     else:
         words = f"Written by clipline tune; what it found is in {files.PAGE}.\nPrivacy: {privacy_words(answer)}"
-        if answer.question.private_search:
+        secret = answer.question.private_search
+        if secret:
             words += "\nThe seed below is that of the chosen run and draws its noise: keep this file secret."
-        files.write_final(final, settings, words=words, epsilon=answer.question.target.epsilon)
-        if answer.question.private_search:
-            final.chmod(0o600)
+        files.write_final(final, settings, words=words, epsilon=answer.question.target.epsilon, secret=secret)
     content = files.facts(answer, path)
     files.write_facts(path / files.FACTS, content)
-    files.write_text(path / files.PAGE, page(answer, path))
+    files.write_file(path / files.PAGE, page(answer, path))
     print(json.dumps(content) if as_json else summary(answer, path))
     if settings is None:
         raise answer.refusal

@@ -46,9 +46,7 @@ def test_a_search_that_runs_out_of_runs_says_that_it_stands_on_the_edge(tmp_path
 def test_where_every_run_diverges_the_search_ends_in_a_sentence(tmp_path):
     question, study = question_of(tmp_path, runs=14)
     made_up = MadeUpTrials(question, study, lambda one: -math.inf)
-    with pytest.raises(
-        RunError, match=r"every run of step 1 diverged, down to rates 0\.05 and 0\.1: start from"
-    ):
+    with pytest.raises(RunError, match=r"every run of step 1 diverged, down to rates 0\.05 and 0\.1: start from"):
         search_grid(question, made_up, SILENT)
 
 

@@ -47,16 +47,22 @@ def check_out(path: Path) -> None:
         )
 
 
-def write_final(path: Path, settings: Mapping[str, Any], *, words: str, epsilon: float) -> Guarantee:
+def write_final(
+    path: Path, settings: Mapping[str, Any], *, words: str, epsilon: float, secret: bool = False
+) -> Guarantee:
     """Write the settings of the final training, and give what `clipline plan --config` makes of them.
 
-    Read back and accounted before the file gets its name: one that promises less than `epsilon` is never written.
+    Read back and accounted before the file gets its name: one that costs more than `epsilon` is never written. A
+    `secret` one, which holds a seed, is for its owner's eyes.
     """
     lines = [f"# {line}" for line in words.splitlines()]
     lines += [toml_line(name, value) for name, value in settings.items() if value is not None]
     partial = path.with_suffix(".partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
     guarantee = promised_by(partial)
     if not guarantee.epsilon <= epsilon:
         partial.unlink()
@@ -165,7 +171,7 @@ def data_words(question: Question) -> str:
     return f"generated data in the place of a proxy: {used.title}"
 
 
-def write_text(path: Path, text: str) -> Path:
+def write_file(path: Path, text: str) -> Path:
     """Write a file at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, partial = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
@@ -178,7 +184,7 @@ def write_text(path: Path, text: str) -> Path:
 
 def write_facts(path: Path, content: Mapping[str, Any]) -> Path:
     """Write `tune.json`."""
-    return write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    return write_file(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def _trial(trial: RateTrial) -> dict[str, Any]:

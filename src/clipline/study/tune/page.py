@@ -62,7 +62,7 @@ def _recipe(answer: Tuned) -> str:
             f"<p>{_text(_sentence(words.clip_words(answer)))}</p>",
             "<h2>Step 2: how much noise the model bears</h2>",
             f"<p>{_text(words.noise_words(answer))}</p>",
-            f'<div class="grid"><div class="chart">{noise_chart(answer)}</div>{_noises(answer)}</div>',
+            f'<div class="noises"><div class="chart">{noise_chart(answer)}</div>{_noises(answer)}</div>',
             "<h2>Step 3: cohort and noise, scaled together</h2>",
             _scale(answer),
         ]
@@ -177,7 +177,7 @@ def _noises(answer: Tuned) -> str:
                 trial.run[:10],
             )
         )
-    heads = ("z at the trial's cohort", answer.metric.name, "better or worse", "cohort for the target", "", "run")
+    heads = ("z", answer.metric.name, "change", "cohort needed", "", "run")
     return _table(heads, rows, numbers=(0, 1, 2, 3))
 
 

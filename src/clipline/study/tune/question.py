@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ...errors import SettingError, check_choice, check_number, check_whole, refuse
+from ...errors import CliplineError, SettingError, check_choice, check_number, check_whole, refuse
 from ...privacy.accountant import check_delta
 from ...privacy.relations import Relation
 from ...settings import check
@@ -72,7 +72,12 @@ class Question:
 
     def _check_data(self) -> None:
         """Refuse private data that cannot be used, and to search on them unless that is charged."""
-        self.task.data_used(self.trial)
+        try:
+            self.task.data_used(self.trial)
+        except CliplineError as error:
+            if self.private_search:
+                raise
+            raise SettingError(str(error).replace("data=", "proxy=", 1)) from None  # as it was given
         if self.private_search or self.private_data is None:
             return
         private = self.trial.overridden({"data": self.private_data}, "the private data")

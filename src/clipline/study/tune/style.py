@@ -6,6 +6,9 @@ from importlib import resources
 
 _ADDED = """
 pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .7rem 1rem; overflow: auto; }
+.noises { display: grid; gap: 1rem; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
+.noises td, .noises th { white-space: nowrap; min-width: 0; }
 .rates th, .rates td { padding: .5rem .8rem; border: 1px solid var(--line); }
 .rates .cell { background: color-mix(in srgb, var(--accent) calc(var(--share) * .45), transparent); }
 .rates .chosen { outline: 3px solid var(--ink); outline-offset: -3px; font-weight: 700; }

@@ -89,7 +89,8 @@ def next_words(answer: Tuned | PrivatelyTuned, out: Path) -> list[str]:
     final = out / FINAL
     known = answer.question.private_data is not None or not answer.question.trial.stored
     data = "" if known else " --data DATA"
-    return [f"clipline plan --config {final}", f"clipline train --config {final}{data}"]
+    curves = [] if isinstance(answer, PrivatelyTuned) else [f"clipline report {out}"]
+    return [f"clipline plan --config {final}", f"clipline train --config {final}{data}", *curves]
 
 
 def cautions(answer: Tuned | PrivatelyTuned) -> list[str]:
