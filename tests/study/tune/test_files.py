@@ -26,3 +26,5 @@ def test_a_folder_of_other_things_is_not_written_into(tmp_path):
         check_out(tmp_path)
     (tmp_path / "study.json").touch()
     check_out(tmp_path)
+    (tmp_path / "just_begun" / "claims").mkdir(parents=True)  # by another process, or by one that was killed
+    check_out(tmp_path / "just_begun")

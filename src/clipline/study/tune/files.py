@@ -15,7 +15,7 @@ from ...errors import RunError
 from ...privacy.guarantee import Guarantee
 from ...privacy.planning import plan
 from ...tasks.settings import read_toml, toml_line
-from ..runs.directory import STUDY
+from ..runs.directory import CLAIMS, STUDY
 from .private_search import FOLDER, PrivatelyTuned
 from .question import Question, final_settings
 from .rates import runs_with_fixed_clips
@@ -40,7 +40,7 @@ def check_out(path: Path) -> None:
         return
     if not path.is_dir():
         raise RunError(f"out={str(path)!r} must be a folder, and it is a file: give another --out")
-    ours = any((path / name).exists() for name in (STUDY, FACTS, FOLDER))
+    ours = any((path / name).exists() for name in (STUDY, FACTS, FOLDER, CLAIMS))  # the last is there first
     if not ours and any(path.iterdir()):
         raise RunError(
             f"out={str(path)!r} must be new, empty or a tuning, and it holds other files: give another --out"
