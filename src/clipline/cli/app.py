@@ -20,9 +20,10 @@ app = Group(
     help="Train models with user-level differential privacy and no clip norm to tune.",
     modules={
         "train": ".train",
+        "tune": ".tune",
+        "plan": ".plan",
         "report": ".report",
         "tasks": ".tasks",
-        "plan": ".plan",
         "reproduce": ".reproduce",
         "study": ".study",
         "data": ".data",

@@ -90,7 +90,7 @@ class TrainSettings(Settings):
 
     def to_toml(self) -> str:
         """One `key = value` a line, for `read_toml`; settings that are None are left out."""
-        lines = [f"{name} = {_toml(value)}" for name, value in asdict(self).items() if value is not None]
+        lines = [toml_line(name, value) for name, value in asdict(self).items() if value is not None]
         return "\n".join(lines) + "\n"
 
 
@@ -144,6 +144,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SettingError(
             f"config={str(path)!r} cannot be read as TOML ({error}): write lines such as rounds = 100"
         ) from None
+
+
+def toml_line(name: str, value: str | float) -> str:
+    """`name = value`, for `read_toml`."""
+    return f"{name} = {_toml(value)}"
 
 
 def _toml(value: str | float) -> str:

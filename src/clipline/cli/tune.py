@@ -1,0 +1,290 @@
+"""`clipline tune`: the paper's recipe for practice, from rates to a file to train with."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import SettingError, check_choice, refuse
+from ..settings import STAND_IN
+from .parser import Argument, Command, Option, flags_for
+
+if TYPE_CHECKING:
+    from ..study.tune.question import Question
+
+_TRIAL = "The trial"
+_TARGET = "The promise"
+_SEARCH = "The search"
+_RUN = "The run"
+_FLAGS = ("rounds", "client_lr", "server_lr", "batch_size", "user_column", "seed")
+_COMPUTING = ("device", "engine", "precision", "workers", "compile_c")
+# What a file of settings says of a final training, which is found here or given anew.
+_NOT_OF_TRIAL = (
+    "epsilon", "noise_multiplier", "max_epsilon", "delta", "count_stddev", "population_size", "cohort_size", "relation",
+    "test_users", "data", "seed", "clip", "noise_source",
+)  # fmt: skip
+
+
+def tune(task: str, out: Path | None, cluster: str | None, as_json: bool, **flags: Any) -> None:
+    """Find rates, noise and cohort for a private training, and write the file to train with.
+
+    The three steps of the paper's last section, on data that are not private: (1) client and server rates with little
+    noise, (2) as much noise as the model bears, (3) cohort and noise scaled together until the promise is met. Stop it
+    at any time and give the same command again: no finished run is repeated.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    question = asked(task, given)
+    from ..study.tune.files import check_out
+
+    path = Path("tune") / question.task.name if out is None else out
+    check_out(path)
+    answer = _answered(question, path, cluster)
+    _finish(answer, path, as_json)
+
+
+def asked(task: str, given: dict[str, Any]) -> Question:
+    """The question that the command line asks, checked before any work: nothing is loaded yet."""
+    from ..study.tune.noise import LEAST
+    from ..study.tune.question import COHORT, DEGRADATION, MOST_RUNS, Question, target_for
+    from ..tasks.settings import check_given, read_toml
+
+    file: dict[str, Any] = {}
+    if task.endswith(".toml"):
+        file = read_toml(Path(task))
+        check_given(file, f"config {task!r}")
+        task = file.pop("task", None) or _no_task(task)
+    pick: dict[str, Any] = {name: file[name] for name in ("epsilon", "delta", "relation") if name in file}
+    pick |= given
+    cohort_size = pick.pop("cohort_size", COHORT)
+    data = given.get("data", file.get("data"))
+    private_search = given.get("private_search", False)
+    proxy = given.get("proxy")
+    if private_search and proxy is not None:
+        raise refuse("proxy", proxy, "left out with --private-search, which searches on the private data", "drop one")
+    flags = {name: given[name] for name in (*_FLAGS, *_COMPUTING) if name in given}
+    settings = {
+        **{name: value for name, value in file.items() if name not in _NOT_OF_TRIAL},
+        **flags,
+        "cohort_size": cohort_size,
+        "noise_multiplier": LEAST,
+        "clip": "quantile",
+    }
+    settings.setdefault("seed", 0)  # trials are not private: the same ones on every machine that joins
+    if file.get("clip", "quantile") != "quantile":
+        raise refuse("clip", file["clip"], "'quantile' to tune, which leaves no clip to search", "drop it")
+    users = given.get("users", file.get("population_size"))
+    chosen, trial, private = _resolved(task, settings, proxy, data, private_search, users, given.get("proxy_users"))
+    target = target_for(pick.get("epsilon"), pick.get("delta"), users, trial.rounds, cohort_size, pick.get("relation"))
+    better = given.get("better")
+    if better is not None:
+        check_choice("better", better, ("lower", "higher"))
+    return Question(
+        task=chosen,
+        trial=trial,
+        target=target,
+        private_data=private,
+        degradation=_share(given.get("degradation", DEGRADATION)),
+        search=given.get("search", "grid"),
+        runs=given.get("runs", MOST_RUNS),
+        reach=given.get("reach", 1),
+        sampler=given.get("sampler", "tpe"),
+        pruner=given.get("pruner", "median"),
+        private_search=private_search,
+        noise_multiplier=given.get("noise", LEAST),
+        metric=given.get("metric"),
+        lower_is_better=None if better is None else better == "lower",
+    )
+
+
+def _resolved(
+    task: str,
+    settings: dict[str, Any],
+    proxy: str | None,
+    data: str | None,
+    private_search: bool,
+    users: int | None,
+    proxy_users: int | None,
+) -> tuple[Any, Any, str | None]:
+    """The task, the settings of its trial, and where the private data lie, if that is known."""
+    from ..data.task_stores import find_store
+    from ..study.tune.question import GENERATED
+    from ..tasks import task_named
+    from ..tasks.own_task import is_task_file
+    from .train import resolve
+
+    if is_task_file(task):
+        where = data if private_search else proxy
+        if where is None:
+            raise refuse(
+                "data" if private_search else "proxy", None, f"given for {task!r}, which generates no users",
+                "give --data DATA" if private_search
+                else "give --proxy DATA, non-private data of the same kind; or --private-search to charge the search",
+            )  # fmt: skip
+        chosen, trial = resolve(task, None, {**settings, "data": where})
+        return chosen, trial, data
+    known = task_named(task)
+    embedded = known.settings.data is None
+    for name, value in (("proxy", proxy), ("data", data)):
+        if embedded and value is not None:
+            raise refuse(name, value, f"left out, as task {task!r} generates its users", "drop it")
+    if data == STAND_IN:
+        data = None
+    elif data is None and not embedded and (found := find_store(task)) is not None and str(found) != proxy:
+        data = str(found)
+    where = (data if private_search else proxy) or STAND_IN
+    if where == STAND_IN:
+        default = known.settings.drawn_users()
+        drawn = users if private_search else proxy_users or min(GENERATED, default)
+        settings |= {"population_size": drawn}
+    if not embedded:
+        settings |= {"data": where}
+    chosen, trial = resolve(task, None, settings)
+    return chosen, trial, data
+
+
+def _answered(question: Question, path: Path, cluster: str | None) -> Any:
+    """Run the steps."""
+    from ..engine.cpu.allocator import keep_freed_memory
+    from ..study.runs.directory import StudyDirectory
+    from ..study.runs.progress import StudyProgress
+    from ..study.runs.study import Study
+    from ..study.tune.files import data_words
+    from ..study.tune.private_search import FOLDER, candidates_of, price_search, tune_privately
+    from ..study.tune.recipe import tune as run_recipe
+
+    keep_freed_memory()  # the process is ours
+    logging.getLogger("optuna").setLevel(logging.WARNING)  # it has a line for every trial, and so have we
+    tell(f"trial on {data_words(question)}; kept in {path}")
+    folder = path / FOLDER if question.private_search else path
+    if question.private_search:
+        price = price_search(question.target, question.noise_multiplier, len(candidates_of(question)))
+    directory = StudyDirectory(folder)
+    study = Study(directory, question.task, cluster=cluster, progress=StudyProgress())
+    try:
+        if question.private_search:
+            return tune_privately(question, price, study, tell)
+        directory.note_experiment("tune", {"task": question.task.name})
+        return run_recipe(question, study, tell)
+    except KeyboardInterrupt:
+        tell("interrupted: give the same command again, and no finished run is repeated")
+        raise
+    finally:
+        study.close()
+
+
+def _finish(answer: Any, path: Path, as_json: bool) -> None:
+    """Write the files and print the summary; a target that cannot be met ends in its refusal."""
+    from ..study.tune import files
+    from ..study.tune.page import page
+    from ..study.tune.summary import privacy_words, summary
+
+    settings = files.final_of(answer)
+    final = path / files.FINAL
+    if settings is None:
+        final.unlink(missing_ok=True)  # of another question: it would not meet this one
+    else:
+        words = f"Written by clipline tune; what it found is in {files.PAGE}.\nPrivacy: {privacy_words(answer)}"
+        secret = answer.question.private_search
+        if secret:
+            words += "\nThe seed below is that of the chosen run and draws its noise: keep this file secret."
+        files.write_final(final, settings, words=words, epsilon=answer.question.target.epsilon, secret=secret)
+    content = files.facts(answer, path)
+    files.write_facts(path / files.FACTS, content)
+    files.write_file(path / files.PAGE, page(answer, path))
+    print(json.dumps(content) if as_json else summary(answer, path))
+    if settings is None:
+        raise answer.refusal
+
+
+def tell(line: str) -> None:
+    """A line on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _share(value: object) -> float:
+    """5% and 0.05 are the same."""
+    text = str(value).strip()
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise refuse("degradation", value, "a share such as 5% or 0.05", "5% is the paper's") from None
+
+
+def _no_task(path: str) -> str:
+    raise SettingError(f'config {path!r} has no task: write task = "handwriting", say')
+
+
+_path = click.Path(path_type=Path)
+_target, _trial, _search, _run = (partial(Option, group=group) for group in (_TARGET, _TRIAL, _SEARCH, _RUN))
+command = Command(
+    "tune",
+    callback=tune,
+    help=tune.__doc__,
+    groups=(_TARGET, _TRIAL, _SEARCH, _RUN),
+    params=[
+        Argument(["task"], help="A task by name, a TOML file of settings, or a Python file of your own (see train)."),
+        *flags_for(("epsilon", "delta"), group=_TARGET),
+        _target(["--users"], type=int, metavar="N", help="How many private users there are, known beforehand."),
+        _target(
+            ["--relation"],
+            metavar="add-or-remove|replace-one|zero-out",
+            help="Which populations are neighbours.",
+            unset="add-or-remove",
+        ),
+        _target(["--data"], metavar="DATA", help="Private data, for final.toml; the search does not use them."),
+        _trial(
+            ["--proxy"],
+            metavar="DATA",
+            help="Non-private data to search on: a folder or a table, as --data of train.",
+            unset="the task's generated users",
+        ),
+        _trial(["--proxy-users"], type=int, metavar="N", help="So many generated users.", unset="4000, or the task's"),
+        _trial(["--cohort-size"], type=int, metavar="N", help="Users a round, m.", unset="100"),
+        _trial(
+            ["--degradation"],
+            metavar="SHARE",
+            help="How much of the metric more noise may cost, relative to little noise.",
+            unset="5%",
+        ),
+        _trial(["--metric"], metavar="NAME", help="What to compare by.", unset="the task's"),
+        _trial(
+            ["--better"],
+            metavar="lower|higher",
+            help="Which way the metric is better.",
+            unset="by its name: lower for a loss, an error, a perplexity",
+        ),
+        *flags_for(_FLAGS[:-1], group=_TRIAL),
+        _search(
+            ["--search"],
+            metavar="grid|optuna",
+            help="How to look for rates; optuna needs the extra 'search'.",
+            unset="grid",
+        ),
+        _search(["--runs"], type=int, metavar="N", help="Runs of step 1 at most.", unset="25"),
+        _search(
+            ["--reach"], type=int, metavar="N", help="Half decades to each side that the grid begins with.", unset="1"
+        ),
+        _search(["--sampler"], metavar="NAME", help="Of optuna: tpe, random, qmc, gp.", unset="tpe"),
+        _search(["--pruner"], metavar="NAME", help="Of optuna: median, halving, none.", unset="median"),
+        _search(
+            ["--private-search"],
+            is_flag=True,
+            default=None,
+            help="Search on the private data; the price is charged and shown.",
+        ),
+        _search(["--noise"], type=float, metavar="X", help="Noise z of step 1, at the trial's cohort.", unset="0.01"),
+        _run(
+            ["--out"], type=_path, unset="tune/TASK", help="Where runs and results go; one that is there is continued."
+        ),
+        _run(["--seed"], type=int, metavar="N", unset="0", help="Seed of the trial; the final training draws its own."),
+        _run(["--cluster"], metavar="auto|ADDRESS", help="Make the runs on a Ray cluster; needs the extra 'cluster'."),
+        *flags_for(_COMPUTING, group=_RUN),
+        _run(["--json", "as_json"], is_flag=True, help="End with one JSON object on standard output."),
+    ],
+)

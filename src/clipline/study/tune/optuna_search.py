@@ -1,0 +1,186 @@
+"""Step 1 by Optuna (the extra `search`): its samplers and pruners choose, our study runs and keeps.
+
+Trials are stored in `optuna.journal` in the directory of the tuning, a file that several machines may share: each that
+gives the same command joins the search. A trial whose process was killed is taken over by the next one that comes, and
+a run that has ended is read and not repeated.
+
+A trial is first run for a quarter of its rounds. The pruner compares it there with the others, and what it keeps is run
+whole: pruning saves three quarters of a run where a pair of rates is poor and costs one quarter where it is good.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .question import Question
+from .rates import STEP
+from .recipe import Rates, RateTrial, Tell, Trials, check_learnt, told
+
+if TYPE_CHECKING:
+    import optuna
+
+JOURNAL = "optuna.journal"
+_SIDE = 4  # half decades to each side of the task's rates
+_STARTUP = 5  # trials that are never pruned, and drawn at random
+_AT_ONCE = 4  # trials asked for together, which run side by side
+_RUNG = 4  # a trial is compared after this part of its rounds
+_DIVERGED = 1e30
+
+
+def search_with_optuna(question: Question, trials: Trials, tell: Tell) -> Rates:
+    """`question.runs` trials in all, whoever made them; the best that was run whole."""
+    search = _Search(question, trials)
+    while batch := search.next_batch():
+        search.settle(batch)
+        finished = search.finished()
+        best = search.best()
+        shown = "none whole yet" if best is None else told(best, trials.metric)
+        tell(f"  {len(finished)} trials, {sum(trial.pruned for trial in finished)} pruned: {shown}")
+    search.learn_metric()
+    chosen = search.best()
+    assert chosen is not None, "the first trials are not pruned"
+    check_learnt(chosen)
+    return Rates(tuple(search.finished()), chosen)
+
+
+class _Search:
+    def __init__(self, question: Question, trials: Trials) -> None:
+        import optuna
+
+        self.optuna: Any = optuna
+        self.question, self.trials = question, trials
+        self.directory = trials.study.directory
+        # A study has its direction before the first run tells which metric it is: ours is always "larger is better".
+        whole = trials.study.planned(trials.spec({}))
+        self.directory.path.mkdir(parents=True, exist_ok=True)
+        backend = self.optuna.storages.journal.JournalFileBackend(str(self.directory.path / JOURNAL))
+        self.study: optuna.Study = self.optuna.create_study(
+            storage=self.optuna.storages.JournalStorage(backend),
+            study_name=whole.id,  # another question is another study in the same file
+            load_if_exists=True,
+            direction="maximize",
+            sampler=_sampler(self.optuna, question.sampler),
+            pruner=_pruner(self.optuna, question.pruner),
+        )
+
+    def next_batch(self) -> list[Any]:
+        """Trials to run now: what a killed process left, else new ones; none once enough have ended."""
+        states = self.optuna.trial.TrialState
+        known = self.study.get_trials(deepcopy=False)
+        ended = [trial for trial in known if trial.state in (states.COMPLETE, states.PRUNED)]
+        left = [trial for trial in known if trial.state == states.RUNNING and "client_lr" in trial.params]
+        orphans = [trial for trial in left if not self._claimed(trial.params)]
+        if orphans:
+            return [self.optuna.Trial(self.study, trial._trial_id) for trial in orphans[:_AT_ONCE]]
+        if len(ended) + len(left) >= self.question.runs:
+            # Others are at the rest: wait for them as for any run of the study.
+            return [self.optuna.Trial(self.study, trial._trial_id) for trial in left]
+        count = min(_AT_ONCE, self.question.runs - len(ended) - len(left))
+        return [self.study.ask(self._ranges()) for _ in range(count)]
+
+    def settle(self, batch: list[Any]) -> None:
+        """Run these: a quarter each, then those that the pruner keeps. Tell Optuna what came of them."""
+        kept = batch
+        if self.question.pruner != "none" and self.question.trial.rounds >= 2 * _RUNG:
+            rounds = self.question.trial.rounds // _RUNG
+            values = self._values(batch, {"rounds": rounds})
+            for trial, (value, run) in zip(batch, values, strict=True):
+                _unless_told(trial.report, value, rounds)
+                _unless_told(trial.set_user_attr, "rung", run)
+            poor = [trial for trial in batch if trial.should_prune()]
+            for trial in poor:
+                _unless_told(self.study.tell, trial, state=self.optuna.trial.TrialState.PRUNED)
+            open_still = self._open()
+            kept = [trial for trial in batch if trial.number in open_still]
+        for trial, (value, run) in zip(kept, self._values(kept, {}), strict=True):
+            _unless_told(trial.set_user_attr, "run", run)
+            _unless_told(self.study.tell, trial, value)
+
+    def learn_metric(self) -> None:
+        """Read one run again where all had ended before: only then is it known which way the metric goes."""
+        whole = [trial for trial in self.study.get_trials(deepcopy=False) if "run" in trial.user_attrs]
+        self._values(whole[:1], {})
+
+    def finished(self) -> list[RateTrial]:
+        """All trials that have ended, by whomever."""
+        states = self.optuna.trial.TrialState
+        found = []
+        for trial in self.study.get_trials(deepcopy=False):
+            if trial.state not in (states.COMPLETE, states.PRUNED):
+                continue
+            pruned = trial.state == states.PRUNED
+            value = trial.value if not pruned else next(iter(trial.intermediate_values.values()), -math.inf)
+            run = trial.user_attrs.get("rung" if pruned else "run", "")
+            client, server = trial.params["client_lr"], trial.params["server_lr"]
+            found.append(RateTrial(client, server, self._restored(value), run, pruned))
+        return found
+
+    def best(self) -> RateTrial | None:
+        """The best trial that was run whole; of equals the first."""
+        sign = 1 if self.trials.metric.lower_is_better else -1
+        return min((one for one in self.finished() if not one.pruned), key=lambda one: sign * one.value, default=None)
+
+    def _ranges(self) -> dict[str, Any]:
+        spread, trial = STEP**_SIDE, self.question.trial
+        scale = self.optuna.distributions.FloatDistribution
+        return {
+            name: scale(rate / spread, min(rate * spread, 1e30), log=True)
+            for name, rate in (("client_lr", trial.client_lr), ("server_lr", trial.server_lr))
+        }
+
+    def _values(self, batch: list[Any], changes: dict[str, float]) -> list[tuple[float, str]]:
+        """(metric, larger is better; run) of each trial."""
+        pairs = [{"client_lr": t.params["client_lr"], "server_lr": t.params["server_lr"], **changes} for t in batch]
+        made = self.trials.run(pairs) if pairs else []
+        return [(self._larger_is_better(value), record.id) for value, record in made]
+
+    def _larger_is_better(self, value: float) -> float:
+        """Finite, as samplers need it: a run that diverged is far below all others."""
+        signed = -value if self.trials.metric.lower_is_better else value
+        return signed if math.isfinite(signed) else -_DIVERGED
+
+    def _restored(self, value: float | None) -> float:
+        if value is None or value <= -_DIVERGED:
+            return self.trials.metric.worst
+        return -value if self.trials.metric.lower_is_better else value
+
+    def _open(self) -> set[int]:
+        """The numbers of the trials that nobody has told yet."""
+        running = self.optuna.trial.TrialState.RUNNING
+        return {trial.number for trial in self.study.get_trials(deepcopy=False) if trial.state == running}
+
+    def _claimed(self, params: dict[str, float]) -> bool:
+        """Whether a living process is making this trial now."""
+        rounds = self.question.trial.rounds
+        specs = [self.trials.spec({**params, "rounds": count}) for count in (rounds // _RUNG or 1, rounds)]
+        claimed = self.directory.claimed()
+        return any(self.trials.study.planned(spec).id in claimed for spec in specs)
+
+
+def _unless_told(act: Callable[..., object], *arguments: Any, **options: Any) -> None:
+    """Do it unless another process has told this trial meanwhile: its run is the same one, with the same value."""
+    try:
+        act(*arguments, **options)
+    except (RuntimeError, ValueError):
+        return
+
+
+def _sampler(optuna: Any, name: str) -> Any:
+    samplers = optuna.samplers
+    with warnings.catch_warnings():  # that Optuna may yet change what these take
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        # Unseeded: machines that join must not all ask for the same trials. What was asked is in the journal.
+        if name == "tpe":
+            return samplers.TPESampler(n_startup_trials=_STARTUP, constant_liar=True)
+        if name == "qmc":
+            return samplers.QMCSampler(warn_independent_sampling=False)  # the first trials have nothing to follow
+        return samplers.RandomSampler() if name == "random" else samplers.GPSampler()
+
+
+def _pruner(optuna: Any, name: str) -> Any:
+    if name == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=_STARTUP)
+    return optuna.pruners.SuccessiveHalvingPruner() if name == "halving" else optuna.pruners.NopPruner()

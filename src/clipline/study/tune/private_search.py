@@ -1,0 +1,225 @@
+"""A search on the private data themselves, charged.
+
+The recipe's own trial cannot be charged: with z = 0.01 a single run promises nothing. So the order is turned round.
+Cohort and noise are scaled first, until the search as a whole meets the target; then rates of a list fixed beforehand
+are trained at that cohort and noise. The best run is the final training: `final.toml` has its seed, and training it
+again gives the same model at no further charge. There are two ways to charge, and the one that needs the smaller cohort
+is taken:
+
+- composition: every pair of rates is run once, and every run is charged in full. All results may be shown.
+- selection: a random number of runs, each with rates drawn at random (Papernot and Steinke 2022; `privacy.selection`).
+  Only the best run leaves: neither how many there were, nor what the others gave.
+
+Where a user rarely takes part, composition is often the cheaper one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from ...errors import RunError
+from ...privacy.guarantee import Guarantee, rounded_up
+from ...privacy.ledger import Ledger
+from ...privacy.selection import TruncatedNegativeBinomial, account_grid, account_search
+from ..runs.record import RunSpec
+from ..runs.study import Study
+from .question import Question
+from .rates import RateGrid, runs_with_fixed_clips
+from .recipe import Metric, RateTrial, Tell, Trials, check_learnt
+from .scale import Alternative, Target, Unreachable, least_cohort
+
+FOLDER = "private"  # in the directory of the tuning: it holds seeds, and nothing in it may leave
+_DRAWN = "drawn.json"
+
+Method = Literal["composition", "selection"]
+
+
+@dataclass(frozen=True)
+class SearchPrice:
+    """Cohort and noise of every run, and what the whole search costs at these."""
+
+    method: Method
+    runs: int  # so many, or so many on average
+    cohort_size: int
+    noise_multiplier: float
+    guarantee: Guarantee  # of the whole search, with the model that it ends in
+    other: Guarantee  # the same search charged by the other method
+    one_run: Guarantee
+    with_clips: Guarantee  # every run charged in full where five fixed clips are tried for each pair of rates
+
+
+@dataclass(frozen=True)
+class PrivatelyTuned:
+    """The answer: the best run, and the price of having looked for it. `trials` are empty where they must not leave."""
+
+    question: Question
+    metric: Metric
+    candidates: tuple[tuple[float, float], ...]
+    price: SearchPrice
+    trials: tuple[RateTrial, ...]
+    chosen: RateTrial
+    spec: RunSpec  # of the chosen run, with its seed
+
+
+def candidates_of(question: Question) -> tuple[tuple[float, float], ...]:
+    """The pairs of rates of a private search: a grid fixed beforehand."""
+    grid = RateGrid(question.trial.client_lr, question.trial.server_lr, question.reach)
+    return tuple(grid.rates(point) for point in grid.first())
+
+
+def price_search(target: Target, noise_multiplier: float, runs: int) -> SearchPrice:
+    """The least cohort m' >= m such that the whole search meets the target with (m', z m' / m) in every run.
+
+    Refused, with what would do, if the users are too few.
+    """
+    cohorts: dict[Method, int] = {}
+    for method in _METHODS:
+        cohort = _least_cohort(target, noise_multiplier, runs, method)
+        if cohort is not None:
+            cohorts[method] = cohort
+    if not cohorts:
+        raise _unreachable(target, noise_multiplier, runs)
+    method = min(cohorts, key=lambda name: cohorts[name])
+    cohort = cohorts[method]
+    ledger = _ledger(target, noise_multiplier, cohort)
+    (other,) = set(_METHODS) - {method}
+    return SearchPrice(
+        method,
+        runs,
+        cohort,
+        noise_multiplier * cohort / target.cohort_size,
+        _METHODS[method](target, ledger, runs),
+        _METHODS[other](target, ledger, runs),
+        account_grid(ledger, 1, **target.terms),
+        account_grid(ledger, runs_with_fixed_clips(runs), **target.terms),
+    )
+
+
+def tune_privately(
+    question: Question, price: SearchPrice, study: Study, tell: Tell = lambda line: None
+) -> PrivatelyTuned:
+    """Draw the runs, make them, keep the best. A search that is resumed keeps what it drew."""
+    candidates = candidates_of(question)
+    tell(f"every run: m = {price.cohort_size:,}, z = {price.noise_multiplier:.4g}; the whole search: {price.guarantee}")
+    trial = replace(question.trial, cohort_size=price.cohort_size, population_size=question.target.population_size)
+    trials = Trials(replace(question, trial=trial, noise_multiplier=price.noise_multiplier), study)
+    drawn = draw_runs(study.directory.path, len(candidates), price.method)
+    changes = [
+        {"client_lr": candidates[number][0], "server_lr": candidates[number][1], "seed": seed} for number, seed in drawn
+    ]
+    results = trials.run(changes)
+    made = [
+        RateTrial(change["client_lr"], change["server_lr"], value, record.id)
+        for change, (value, record) in zip(changes, results, strict=True)
+    ]
+    sign = 1 if trials.metric.lower_is_better else -1
+    best = min(range(len(made)), key=lambda place: (sign * made[place].value, place))
+    check_learnt(made[best])
+    shown = tuple(made) if price.method == "composition" else ()
+    spec = trials.spec(changes[best])
+    return PrivatelyTuned(question, trials.metric, candidates, price, shown, made[best], spec)
+
+
+def draw_candidates(candidates: int, method: Method) -> list[int]:
+    """Which candidates to run: each once, or a geometric number drawn at random, as many on average."""
+    if method == "composition":
+        return list(range(candidates))
+    rng, count = secrets.SystemRandom(), 1
+    while rng.random() >= 1 / candidates:  # until one try succeeds, with chance 1 / mean
+        count += 1
+    return [rng.randrange(candidates) for _ in range(count)]
+
+
+def draw_runs(folder: Path, candidates: int, method: Method) -> list[tuple[int, int]]:
+    """(candidate, seed) of every run, drawn once and kept where only the owner reads."""
+    path, asked = folder / _DRAWN, {"candidates": candidates, "method": method}
+    if path.is_file():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["asked"] != asked:
+            raise RunError(
+                f"{str(path)!r} belongs to a private search that was asked otherwise, and a second search costs as "
+                "much again: give another --out, and add both epsilons"
+            )
+        return [(int(number), int(seed)) for number, seed in kept["runs"]]
+    runs = [(number, secrets.randbits(62)) for number in draw_candidates(candidates, method)]
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        json.dump({"asked": asked, "runs": runs}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    return runs
+
+
+def _ledger(target: Target, noise_multiplier: float, cohort_size: int) -> Ledger:
+    """The rounds of one run."""
+    z = noise_multiplier * cohort_size / target.cohort_size
+    return Ledger().add(target.event(cohort_size, z), target.rounds)
+
+
+def _composed(target: Target, ledger: Ledger, runs: int) -> Guarantee:
+    return account_grid(ledger, runs, **target.terms)
+
+
+def _selected(target: Target, ledger: Ledger, runs: int) -> Guarantee:
+    if runs == 1:  # no choice, no price
+        return account_grid(ledger, 1, **target.terms)
+    return account_search(ledger, TruncatedNegativeBinomial.with_mean(runs), **target.terms)
+
+
+_METHODS: dict[Method, Callable[[Target, Ledger, int], Guarantee]] = {
+    "composition": _composed,
+    "selection": _selected,
+}
+
+
+def _least_cohort(target: Target, noise_multiplier: float, runs: int, method: Method) -> int | None:
+    """The least cohort with which a search so charged meets the target; None if the users are too few."""
+    m, n = target.cohort_size, target.population_size
+    if method == "composition":  # as one training of so many more rounds
+        return least_cohort(replace(target, rounds=runs * target.rounds), noise_multiplier)
+
+    def meets(cohort: int) -> bool:
+        return _selected(target, _ledger(target, noise_multiplier, cohort), runs).epsilon <= target.epsilon
+
+    if not meets(n):
+        return None
+    low, high = m - 1, n  # `high` meets the target: a larger cohort with the noise that goes with it is more private
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if meets(middle) else (middle, high)
+    return high
+
+
+def _unreachable(target: Target, noise_multiplier: float, runs: int) -> Unreachable:
+    n, m = target.population_size, target.cohort_size
+
+    def epsilon(z: float) -> float:
+        return min(charge(target, _ledger(target, z, n), runs).epsilon for charge in _METHODS.values())
+
+    best = epsilon(noise_multiplier)
+    found = []
+    if math.isfinite(best):
+        found.append(Alternative(f"--epsilon {rounded_up(best, 3)}", "all users in every round reach it"))
+    low, high = noise_multiplier, m / 20
+    if epsilon(high) <= target.epsilon:
+        while high / low > 1.001:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if epsilon(middle) <= target.epsilon else (middle, high)
+        found.append(Alternative(f"--noise {rounded_up(high, 3)}", f"at m = {m}, if the model bears it"))
+    found.append(Alternative("--proxy DATA without --private-search", "a search on other data is free"))
+    listed = "".join(f"\n  - {one.change}: {one.meaning}" for one in found)
+    return Unreachable(
+        f"epsilon={target.epsilon:g} at delta={target.delta_value:.3g} must be met by the whole private search, "
+        f"{runs} runs, with the {n:,} users there are, and is not: scaled from m={m}, z={noise_multiplier:g}, all of "
+        f"them in every round reach epsilon {rounded_up(best, 3)}. Each of these alone would do:{listed}",
+        found,
+    )

@@ -1,0 +1,244 @@
+"""`clipline tune` at the least scale: a linear model of one's own, and the commands that follow."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+import tomllib
+
+import numpy as np
+import pytest
+from samples import ROOT
+
+from clipline.cli.tune import command
+from clipline.study.runs.directory import StudyDirectory
+
+TASK = """
+from torch import nn
+
+SETTINGS = {"rounds": 10, "client_lr": 0.3, "batch_size": 4, "clip_start": 0.1}
+
+
+def model():
+    return nn.Linear(3, 2)
+
+
+def loss(model, batch):
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"].long(), reduction="none")
+
+
+def metrics(model, batch):
+    return {"accuracy": (model(batch["x"]).argmax(dim=1) == batch["y"]).float()}
+"""
+ASKED = ["--epsilon", 4, "--users", 100_000, "--proxy", "proxy.npz", "--user-column", "user", "--cohort-size", 20]
+FLAGS = ["--workers", 1, "--out", "tuned"]
+
+
+def table(path, users=120, seed=0):
+    rng = np.random.default_rng(seed)
+    ids = np.repeat(np.arange(users), 4)
+    x = rng.normal(size=(len(ids), 3)).astype(np.float32)
+    np.savez(path, user=ids, x=x, y=(x[:, 0] > 0).astype(np.int64))
+
+
+@pytest.fixture
+def mine(clipline, tmp_path):
+    (tmp_path / "mine.py").write_text(TASK, encoding="utf-8")
+    table(tmp_path / "proxy.npz")
+    table(tmp_path / "private.npz", seed=1)
+    return clipline
+
+
+def planned(run):
+    code, out, err = run("plan", "--config", "tuned/final.toml", "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_a_task_of_ones_own_from_the_search_to_the_final_training(mine, tmp_path):
+    code, out, err = mine("tune", "mine.py", *ASKED, *FLAGS, "--data", "private.npz")
+    assert code == 0, err
+    assert "clipline train --config tuned/final.toml" in out
+    for step in ("step 1 of 3", "step 2 of 3", "step 3 of 3"):
+        assert step in err
+    final = tomllib.loads((tmp_path / "tuned/final.toml").read_text(encoding="utf-8"))
+    facts = json.loads((tmp_path / "tuned/tune.json").read_text(encoding="utf-8"))
+    plan = planned(mine)
+    assert plan["epsilon"] <= 4
+    assert plan["relation"] == "add-or-remove"
+    assert plan["population_size"] == 100_000
+    # (m, z) are those of the trial, both times alpha, and the noise on the count grows along.
+    alpha = final["cohort_size"] / 20
+    assert alpha == facts["alpha"] >= 1
+    assert final["noise_multiplier"] == pytest.approx(alpha * facts["noise_borne"])
+    assert final["count_stddev"] == final["cohort_size"] / 20
+    assert final["data"] == "private.npz"
+    assert final["max_epsilon"] == 4
+    assert "seed" not in final
+    # Every number has its run, and the study that they are in holds together.
+    study = StudyDirectory.existing(tmp_path / "tuned")
+    assert study.check() == []
+    assert {one["run"] for one in facts["rates"] + facts["noises"]} == set(study.ids())
+    assert len(facts["rates"]) >= 9
+    assert facts["runs_with_five_fixed_clips"] == 5 * len(facts["rates"])
+    page = (tmp_path / "tuned/tune.html").read_text(encoding="utf-8")
+    assert "What to run next" in page
+    assert f"{facts['chosen']['client_lr']:.3g}" in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "")
+    # Asked once more, nothing is run again.
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "tuned/runs").iterdir()}
+    code, again, _ = mine("tune", "mine.py", *ASKED, *FLAGS, "--data", "private.npz")
+    assert (code, again) == (0, out)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "tuned/runs").iterdir()} == before
+    # And what it wrote trains: on the private users, with the promise that was asked for.
+    code, out, err = mine("train", "--config", "tuned/final.toml", "--workers", 1, "--out", "trained", "--json")
+    assert code == 0, err
+    assert json.loads(out.splitlines()[-1])["epsilon"] <= 4
+    code, out, err = mine("report", "tuned")
+    assert code == 0, err
+
+
+def test_too_few_users_end_in_a_refusal_with_what_would_do_and_a_page(mine, tmp_path):
+    asked = ["--epsilon", 0.5, "--users", 30, "--proxy", "proxy.npz", "--user-column", "user", "--cohort-size", 20]
+    code, _, err = mine("tune", "mine.py", *asked, *FLAGS, "--runs", 1, "--degradation", "0%")
+    assert code == 2
+    last = err[err.index("clipline: ") :]
+    for words in ("epsilon=0.5", "30 users", "--users ", "--epsilon "):
+        assert words in last
+    assert not (tmp_path / "tuned/final.toml").exists()
+    assert "cannot be met" in (tmp_path / "tuned/tune.html").read_text(encoding="utf-8")
+    # One of the ways out, in the same folder: the search is there already.
+    users = int(last.split("--users ")[1].split(":")[0])
+    ids = StudyDirectory.existing(tmp_path / "tuned").ids()
+    asked[3] = users
+    code, _, err = mine("tune", "mine.py", *asked, *FLAGS, "--runs", 1, "--degradation", "0%")
+    assert code == 0, err
+    assert planned(mine)["epsilon"] <= 0.5
+    assert set(ids) <= set(StudyDirectory.existing(tmp_path / "tuned").ids())
+
+
+def test_a_search_on_the_private_data_is_charged_as_a_whole(mine, tmp_path):
+    asked = ["--epsilon", 4, "--users", 120, "--data", "private.npz", "--user-column", "user", "--cohort-size", 20]
+    flags = ["--private-search", "--noise", 0.95, "--reach", 1]
+    code, out, err = mine("tune", "mine.py", *asked, *FLAGS, *flags)
+    assert code == 0, err
+    facts = json.loads((tmp_path / "tuned/tune.json").read_text(encoding="utf-8"))
+    price = facts["private_search"]
+    assert price["epsilon_of_one_run"] < price["epsilon"] <= 4
+    assert planned(mine)["epsilon"] == pytest.approx(price["epsilon_of_one_run"])  # of what final.toml trains
+    assert "search and final training together" in out
+    # Seeds draw the noise: they are for the owner alone.
+    assert "seed" not in facts["final"]
+    for name in ("tuned/final.toml", "tuned/private/drawn.json"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    seed = tomllib.loads((tmp_path / "tuned/final.toml").read_text(encoding="utf-8"))["seed"]
+    for name in ("tuned/tune.json", "tuned/tune.html"):
+        assert str(seed) not in (tmp_path / name).read_text(encoding="utf-8")
+    # The final training is the chosen run, made again: the same metric, to the last digits.
+    code, out, err = mine("train", "--config", "tuned/final.toml", "--workers", 1, "--out", "trained", "--json")
+    assert code == 0, err
+    record = StudyDirectory.existing(tmp_path / "tuned/private").record(facts["chosen"]["run"])
+    assert json.loads(out.splitlines()[-1])["metric"] == pytest.approx(record.final["accuracy"])
+    # Asked again it keeps what it drew.
+    code, _, err = mine("tune", "mine.py", *asked, *FLAGS, *flags)
+    assert code == 0, err
+    assert json.loads((tmp_path / "tuned/tune.json").read_text(encoding="utf-8")) == facts
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (["--epsilon", 0], ("epsilon=0", "above 0")),
+        (["--epsilon", "nan"], ("epsilon=nan",)),
+        (["--delta", 2], ("delta=2", "below 1")),
+        (["--users", 19], ("users=19", "at least the cohort of the trial, 20", "--cohort-size")),
+        (["--degradation", "half"], ("degradation='half'", "5%")),
+        (["--degradation", "-5%"], ("degradation=-0.05", "at least 0")),
+        (["--proxy", "missing.npz"], ("proxy='missing.npz'", "a folder made by")),
+        (["--data", "proxy.npz"], ("proxy='proxy.npz'", "--private-search")),
+        (["--search", "annealing"], ("search='annealing'", "grid")),
+        (["--search", "optuna", "--sampler", "tea"], ("sampler='tea'", "tpe")),
+        (["--noise", 0], ("noise=0", "above 0")),
+        (["--runs", 0], ("runs=0", "at least 1")),
+        (["--private-search"], ("proxy='proxy.npz'", "--private-search")),
+        (["--relation", "paper"], ("relation='paper'",)),
+        (["--data", "missing.npz"], ("data='missing.npz'", "a folder made by")),
+        (["--better", "longer"], ("better='longer'", "lower")),
+        (["--out", "mine.py"], ("out='mine.py'", "folder")),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(mine, tmp_path, changed, words):
+    before = sorted(tmp_path.iterdir())
+    code, out, err = mine("tune", "mine.py", *ASKED, *FLAGS, *changed)
+    assert (code, out) == (2, "")
+    for word in words:
+        assert word in err
+    assert "Traceback" not in err
+    assert "step 1" not in err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["handwritten", "--epsilon", 4, "--users", 1000], ("task='handwritten'", "handwriting")),
+        (["handwriting", "--users", 1000], ("epsilon is missing", "--epsilon")),
+        (["handwriting", "--epsilon", 4], ("users is missing", "--users")),
+        (["handwriting", "--epsilon", 4, "--users", 1000, "--proxy", "proxy.npz"], ("proxy='proxy.npz'", "generates")),
+        (["mine.py", "--epsilon", 4, "--users", 1000], ("proxy=None", "--proxy DATA", "--private-search")),
+        (["missing.toml", "--epsilon", 4, "--users", 1000], ("missing.toml", "does not exist")),
+        (["missing.py", "--epsilon", 4, "--users", 1000, "--proxy", "proxy.npz"], ("missing.py", "there is none")),
+    ],
+)
+def test_what_is_not_there_is_refused_with_a_way_out(mine, arguments, words):
+    code, out, err = mine("tune", *arguments, "--cohort-size", 20)
+    assert (code, out) == (2, "")
+    for word in words:
+        assert word in err
+
+
+def test_a_file_of_settings_tunes_its_task(mine, tmp_path):
+    settings = 'task = "mine.py"\ndata = "private.npz"\nuser_column = "user"\nepsilon = 4.0\npopulation_size = 100000\n'
+    (tmp_path / "mine.toml").write_text(settings + "rounds = 4\nclient_lr = 0.1\ncohort_size = 50\n", encoding="utf-8")
+    flags = ["--proxy", "proxy.npz", "--cohort-size", 20, "--runs", 3]
+    flags += ["--search", "optuna"] if importlib.util.find_spec("optuna") else []
+    code, _, err = mine("tune", "mine.toml", *flags, *FLAGS)
+    assert code == 0, err
+    final = tomllib.loads((tmp_path / "tuned/final.toml").read_text(encoding="utf-8"))
+    assert (final["data"], final["rounds"], final["population_size"]) == ("private.npz", 4, 100_000)
+    assert planned(mine)["epsilon"] <= 4
+
+
+def test_killed_and_asked_again_it_repeats_no_run(mine, tmp_path):
+    arguments = [*ASKED, *FLAGS, "--rounds", 40]
+    command = [sys.executable, "-m", "clipline", "tune", "mine.py", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    runs, deadline = tmp_path / "tuned/runs", time.monotonic() + 60
+    while not (runs.is_dir() and any(runs.glob("*.json"))):
+        assert process.poll() is None, "it ended before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = {path: path.stat().st_mtime_ns for path in runs.glob("*.json")}
+    assert before
+    code, _, err = mine("tune", "mine.py", *arguments)
+    assert code == 0, err
+    after = {path: path.stat().st_mtime_ns for path in runs.glob("*.json")}
+    assert before.items() <= after.items()
+    assert StudyDirectory.existing(tmp_path / "tuned").check() == []
+
+
+def test_the_page_names_flags_that_exist():
+    page = (ROOT / "docs" / "tune.md").read_text(encoding="utf-8")
+    named = {flag for flag in re.findall(r"--[a-z]+(?:-[a-z]+)*", page) if flag != "--config"}  # of plan and train
+    known = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
+    assert len(named) > 15
+    assert named <= known
