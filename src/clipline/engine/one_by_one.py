@@ -20,6 +20,7 @@ from ..federated.backend import CohortRequest
 from ..federated.local_sgd import Batch, LossOf, per_example, users_own
 from .batches import plan_steps
 from .cpu.allocator import keep_freed_memory
+from .isolation.generators import torch_generator
 from .isolation.guard import IsolationError
 from .isolation.made_up_data import FILLS, made_up, parameters_to_try
 from .problem import Problem
@@ -113,15 +114,15 @@ class OneByOne:
                 elif not self._train_isolated(key, partial(self._train_dense, steps, updates[i])):
                     updates[i] = math.nan
             self.problem.isolation.after_block()
+            self._note_draws(int(keys[-1]))
         if params._version != version:
             raise ModuleError("the round's parameters changed while a user trained: train on the model that is given")
         return together(user_updates) if self.problem.row_fields else Updates([Dense(0, updates)])
 
     def _train_isolated(self, key: int, train: Callable[[], object]) -> bool:
         """Train one user with all generators seeded by the user's key; restore all state after. False if it failed."""
-        self._global_generator().manual_seed(key)
+        torch_generator(self.problem.device).manual_seed(key)
         self.problem.isolation.seed(key)
-        before = None if self.problem.draws_globally else self._global_generator().get_state()
         failed = False
         try:
             with torch.enable_grad():
@@ -132,9 +133,14 @@ class OneByOne:
                 raise
             failed = True
         self._leftover = self.problem.isolation.after_user()
-        if before is not None:
-            self.problem.draws_globally = not torch.equal(self._global_generator().get_state(), before)
         return not failed
+
+    def _note_draws(self, key: int) -> None:
+        """Note whether the last user, who had this key, drew from torch's global generator. Too slow for every user."""
+        generator = torch_generator(self.problem.device)
+        state = generator.get_state()
+        unused = torch.equal(state, generator.manual_seed(key).get_state())
+        self.problem.draws_globally = self.problem.draws_globally or not unused
 
     def _train_dense(self, steps: _UserSteps, out: Tensor) -> None:
         """One user's SGD steps on all parameters; writes the update to `out` (dim,)."""
@@ -274,6 +280,7 @@ class OneByOne:
                 else:
                     self._train_isolated(0, partial(self._train_dense, steps, torch.empty_like(params)))
                 problem.isolation.after_block()
+                self._note_draws(0)
             if self._leftover:
                 warnings.warn(
                     f"{self._leftover} changes while a user trains; it is put back after every user, so that nobody "
@@ -320,13 +327,6 @@ class OneByOne:
         if not per_example(losses, count):
             return losses
         return self.problem.local.reduced(losses)
-
-    def _global_generator(self) -> torch.Generator:
-        # Not torch.manual_seed: before CUDA is initialised it queues a call with a formatted stack trace every time.
-        if self.problem.device.type == "cuda":
-            torch.cuda.init()  # type: ignore[no-untyped-call]
-            return torch.cuda.default_generators[self.problem.device.index or torch.cuda.current_device()]
-        return torch.default_generator
 
 
 @dataclass(frozen=True, eq=False)
