@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from clipline.engine.isolation.generators import beginning, generators_state, preserve_generators
+from clipline.engine.isolation.generators import (
+    beginning,
+    generators_state,
+    preserve_generators,
+    seed_global_generators,
+)
 
 
 def draw():
@@ -25,6 +30,27 @@ def test_shared_generators_are_as_they_were_also_after_a_mistake():
     with pytest.raises(KeyError):
         mistaken()
     assert generators_state() == before
+
+
+def test_of_two_that_are_nested_the_outer_one_restores():
+    before = generators_state()
+    with preserve_generators():
+        with preserve_generators():
+            draw()
+        assert generators_state() != before
+        with preserve_generators():
+            draw()
+    assert generators_state() == before
+
+
+def test_seeding_is_what_numpy_and_python_do_by_themselves():
+    with preserve_generators():
+        random.gauss(), np.random.randn()  # noqa: NPY002  # leave the second number of a pair behind
+        seed_global_generators(2**62 + 5)
+        ours = generators_state(), random.gauss(), np.random.randn()  # noqa: NPY002
+        random.seed(2**62 + 5)
+        np.random.seed(5)  # noqa: NPY002  # the lower 32 bits
+        assert ours == (generators_state(), random.gauss(), np.random.randn())  # noqa: NPY002
 
 
 @pytest.mark.parametrize("drawing", [np.random.rand, random.random], ids=["NumPy's", "Python's"])

@@ -39,6 +39,10 @@ class Numbers(dict):
     pass
 
 
+class Marked(Holder):
+    __slots__ = ()
+
+
 class Net(nn.Linear):
     """A linear layer; `recall` says what is found of earlier users and `remember` leaves something for later ones."""
 
@@ -70,6 +74,12 @@ def forms():
     def wrapped(_):
         return bool(items)
 
+    def code(_):
+        return False
+
+    def defaults(_, found=False):
+        return found
+
     push, count = items.append, items.__len__
     return {
         "a tensor of a list": (
@@ -95,6 +105,12 @@ def forms():
             {"level": torch.zeros((), requires_grad=True)}),
         "objects in an array": (
             lambda m: len(m.box[0]), lambda m: m.box[0].append(1), {"box": np.array([[], None], dtype=object)}),
+        "another dictionary of attributes": (
+            lambda m: vars(m).get("seen"), lambda m: object.__setattr__(m, "__dict__", {**vars(m), "seen": True}), {}),
+        "another class": (
+            lambda m: isinstance(holder, Marked), lambda m: setattr(holder, "__class__", Marked), {}),
+        "other code": (code, lambda m: setattr(code, "__code__", (lambda _: True).__code__), {}),
+        "another default": (defaults, lambda m: setattr(defaults, "__defaults__", (True,)), {}),
         "the default type": (
             lambda m: torch.get_default_dtype() == torch.float64,
             lambda m: torch.set_default_dtype(torch.float64), {}),

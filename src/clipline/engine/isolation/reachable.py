@@ -29,6 +29,7 @@ from .generators import beginning
 from .snapshots import (
     MISSING,
     VALUES,
+    Attribute,
     Cell,
     ClassAttributes,
     Constant,
@@ -182,14 +183,20 @@ class _Walk:
                 snapshot
             )
 
+    def _add_special(self, label: str, owner: Any, *names: str) -> None:
+        """Before the contents of a `__dict__`, so that these are restored in the right one."""
+        self.found.restorable += [Attribute(label, owner, name) for name in names]
+
     def _visit_tensor(self, value: Tensor, label: str) -> None:
         if id(value) not in self._trainable_ids and id(value) not in self._key_ids:
             self.found.constants.append(Constant(label, value))
+        self._add_special(label, value, "__class__", "__dict__")
         self._add(Container(label, vars(value)))
         self.visit(value._backward_hooks, f"a hook on {label}")
 
     def _visit_module(self, module: nn.Module, label: str) -> None:
         skipped = ("draws",) if isinstance(module, UserRandom) else ()  # set by the engine
+        self._add_special(label, module, "__class__", "__dict__")
         self._add(Container(label, vars(module), skipped))
         for name, entry in list(vars(module).items()):
             if name in _STRUCTURE:
@@ -207,6 +214,7 @@ class _Walk:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self.found.restorable.append(Cell(f"{name!r} in {function.__qualname__}", cell))
             self.visit(contents(cell), f"{name!r} in {function.__qualname__}")
+        self._add_special(label, function, "__dict__", "__code__", "__defaults__", "__kwdefaults__")
         self._add(Container(f"attributes of {function.__qualname__}", function.__dict__))
         for entry in (function.__defaults__, function.__kwdefaults__, function.__dict__):
             self.visit(entry, f"{function.__qualname__}")
@@ -231,7 +239,9 @@ class _Walk:
                         self.visit(entry, f"{cls.__qualname__}.{name}")
 
     def _visit_object(self, value: Any, label: str) -> None:
+        self._add_special(label, value, "__class__")
         if hasattr(value, "__dict__"):
+            self._add_special(label, value, "__dict__")
             self._add(Container(label, vars(value)))
             for name, entry in list(vars(value).items()):
                 self.visit(entry, f"{label}.{name}")

@@ -169,6 +169,19 @@ class Slot(_Single):
             self.slot.__set__(self.owner, self.before)  # also where the class is frozen
 
 
+class Attribute(_Single):
+    """A special attribute: the `__dict__` or `__class__` of an object, the `__code__` of a function."""
+
+    def __init__(self, label: str, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+        read = partial(type, owner) if name == "__class__" else partial(object.__getattribute__, owner, name)
+        super().__init__(label, read)
+
+    def restore(self) -> None:
+        """Make it what it was."""
+        object.__setattr__(self.owner, self.name, self.before)  # also where the class is frozen
+
+
 class ClassAttributes:
     """The attributes of one of the caller's classes or Python modules."""
 
