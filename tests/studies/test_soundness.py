@@ -53,7 +53,7 @@ def test_rows_that_do_not_exist_are_refused_with_those_that_do(tmp_path):
 def test_the_page_sets_the_figures_of_two_commits_side_by_side(tmp_path):
     before = {"commit": "aaa", "versions": {"torch": "2.0"}, "seconds": 7, "figures": {"12": {"fixed": 1}}}
     figures = {"12": {"fixed": "refused: clip=5e-324 | <small>"}, "2a": {"stacked": 0.99999999, "workers": 1.00000002}}
-    after = {"commit": "bbb", "versions": {"torch": "2.1"}, "seconds": 8, "figures": figures}
+    after = {"commit": "bbb", "date": "2026-11-16", "versions": {"torch": "2.1"}, "seconds": 8, "figures": figures}
     for name, record in (("before.json", before), ("after.json", after)):
         (tmp_path / name).write_text(json.dumps(record))
     done = run("--table", tmp_path / "before.json", tmp_path / "after.json", "--out", tmp_path / "page.md")
@@ -64,6 +64,7 @@ def test_the_page_sets_the_figures_of_two_commits_side_by_side(tmp_path):
     assert "| user removed, clips | not measured | 1 | at most 1 |" in lines
     assert "| the same by two workers, clips | not measured | 1 + 2e-08 | at most 1 |" in lines
     assert any("commit aaa, torch 2.0, 7 s" in line for line in lines)
+    assert any("commit bbb, 2026-11-16, torch 2.1, 8 s" in line for line in lines)
     assert sum(line.startswith("## ") for line in lines) == 15
     assert lines.count("| what | before | after | the promise |") == 15
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from functools import partial
 from operator import is_
 from typing import Any, Protocol
@@ -30,7 +30,7 @@ class Snapshot(Protocol):
     label: str
 
     @property
-    def read(self) -> Callable[[], Any] | None:
+    def read(self) -> partial[Any] | None:
         """Gives the value, if the state is a single one: it has changed if that is another object."""
         ...
 
@@ -106,7 +106,7 @@ class ThreadLocal(Container):
 class _Single:
     """A single value, which `read` gives."""
 
-    def __init__(self, label: str, read: Callable[[], Any]) -> None:
+    def __init__(self, label: str, read: partial[Any]) -> None:
         self.label, self.read, self.before = label, read, read()
 
     def live_views(self) -> Sequence[Iterable[Any]]:
@@ -153,13 +153,7 @@ class Slot(_Single):
 
     def __init__(self, label: str, owner: Any, slot: types.MemberDescriptorType) -> None:
         self.owner, self.slot = owner, slot
-        super().__init__(label, self._now)
-
-    def _now(self) -> Any:
-        try:
-            return self.slot.__get__(self.owner)
-        except AttributeError:
-            return MISSING
+        super().__init__(label, partial(_slot_value, owner, slot))
 
     def restore(self) -> None:
         """Make it what it was."""
@@ -174,8 +168,8 @@ class Attribute(_Single):
 
     def __init__(self, label: str, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
-        read = partial(type, owner) if name == "__class__" else partial(object.__getattribute__, owner, name)
-        super().__init__(label, read)
+        direct: dict[str, partial[Any]] = {"__class__": partial(type, owner), "__dict__": partial(vars, owner)}
+        super().__init__(label, direct.get(name, partial(object.__getattribute__, owner, name)))
 
     def restore(self) -> None:
         """Make it what it was."""
@@ -278,6 +272,13 @@ def contents(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
+        return MISSING
+
+
+def _slot_value(owner: Any, slot: types.MemberDescriptorType) -> Any:
+    try:
+        return slot.__get__(owner)
+    except AttributeError:
         return MISSING
 
 
