@@ -101,10 +101,11 @@ def lines(path):
 # New runs -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_of_the_library_leaves_everything_that_a_reviewer_needs(tmp_path):
+def test_a_run_of_the_library_leaves_everything_that_a_reviewer_needs(real_curves, tmp_path):
     directory = RunDirectory(tmp_path / "r", facts={"task": "rides", "measured_on": "other riders"})
     result = training().run([measured(), directory])
     assert sorted(file.name for file in (tmp_path / "r").iterdir()) == [CURVES, LEDGER, METRICS, MODEL, SETTINGS]
+    assert (tmp_path / "r" / CURVES).stat().st_size > 10_000  # a figure
     assert Ledger.read(tmp_path / "r" / LEDGER) == result.state.ledger
     assert [line["round"] for line in lines(tmp_path / "r" / METRICS)] == list(range(6))
     assert [line.get("accuracy") for line in lines(tmp_path / "r" / METRICS)] == [None, 0.5] * 3

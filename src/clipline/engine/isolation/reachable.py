@@ -266,10 +266,12 @@ def _instruction_names(code: types.CodeType, *kinds: str) -> Iterator[str]:
             yield from _instruction_names(constant, *kinds)
 
 
+@functools.cache
 def _global_names(code: types.CodeType) -> set[str]:
     return set(_instruction_names(code, "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME"))
 
 
+@functools.cache
 def _imported_names(code: types.CodeType) -> set[str]:
     return set(_instruction_names(code, "IMPORT_NAME"))
 
