@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from samples import LOCAL, cross_entropy, small_population
+from samples import LOCAL, cross_entropies, small_population
 from samples import linear_float32 as linear
 
 from clipline import FixedClip, Population, QuantileClip, ServerSGD, Training, run_together
@@ -40,7 +40,7 @@ def training(noise_source="seed", rounds=6, population=None, **changes):
     settings = {"local": LOCAL, "seed": 3, "privacy": Privacy(noise_multiplier=0.5, noise_source=noise_source)}
     return Training(
         changes.pop("model", None) or linear(),
-        cross_entropy,
+        cross_entropies,
         population or small_population(),
         rounds=rounds,
         cohort_size=20,
