@@ -114,7 +114,8 @@ class OneByOne:
                 elif not self._train_isolated(key, partial(self._train_dense, steps, updates[i])):
                     updates[i] = math.nan
             self.problem.isolation.after_block()
-            self._note_draws(int(keys[-1]))
+            if len(keys):
+                self._note_draws(int(keys[-1]))
         if params._version != version:
             raise ModuleError("the round's parameters changed while a user trained: train on the model that is given")
         return together(user_updates) if self.problem.row_fields else Updates([Dense(0, updates)])
