@@ -4,9 +4,9 @@
 
 Everything that is there to keep users apart is timed where it happens, beside the training of which it is a part:
 seeding the generators that users would share and giving them back to the caller (*generators*), and comparing and
-putting back what a model could remember (*checks*). The tasks are measured by turns, and everything is timed on the
-clock of the thread, which other processes do not move. Reading it takes half a microsecond; what the parts hold of that
-is taken off.
+putting back what a model could remember (*checks*). The tasks are measured by turns. The time of a part is the median
+of its calls times their number, so that calls during which another process had the core do not count; the time of a
+round is the median on the clock of its thread.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-import timeit
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from clipline.engine.isolation.guard import Isolation
 from clipline.engine.parallel import single
 from clipline.engine.stacked import trainer as stacked
 
-clock = time.thread_time
+clock = time.perf_counter
 ROUNDS = 6  # a turn, after one to warm up
 TASKS = (
     ("handwriting", "stacked", 12, 100),
@@ -41,56 +42,78 @@ TASKS = (
 )
 
 
+@dataclass(eq=False)
+class Taken:
+    """Seconds of the rounds of one task, and of the calls in them."""
+
+    rounds: list[float] = field(default_factory=list)
+    all: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    checks: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def cells(self, cohort: int) -> list[str]:
+        """The line of the table, after the task."""
+        whole = statistics.median(self.rounds)
+        together, checks = (
+            sum(statistics.median(calls) * len(calls) for calls in kind.values()) / len(self.rounds)
+            for kind in (self.all, self.checks)
+        )
+        shares = [f"{part / whole:.2%}" for part in (together - checks, checks, together)]
+        return [f"{1e3 * whole:.0f}", *shares, f"{1e6 * together / cohort:.0f}"]
+
+
 class Spent:
-    """Seconds of the round so far: all that keeps users apart, and of these the checks."""
+    """Seconds of each call that keeps users apart, by name: all of them, and again those that check."""
 
     def __init__(self) -> None:
-        self.all = self.checks = 0.0
+        self.all = defaultdict[str, list[float]](list)
+        self.checks = defaultdict[str, list[float]](list)
         self._inside = False
-        self._reading = min(timeit.repeat(clock, number=1000, repeat=50)) / 1000  # seconds to read the clock
+        self._training = 0.0
 
-    def timed(self, inner: Callable[..., Any], *, check: bool = False) -> Callable[..., Any]:
-        """The same function, timed. One within another counts once."""
+    def timed(self, name: str, inner: Callable[..., Any], *, check: bool = False) -> Callable[..., Any]:
+        """The same function, timed. One within another counts once; the training of a user within it does not."""
 
         def outer(*args: Any) -> Any:
             inside, self._inside = self._inside, True
+            if not inside:
+                self._training = 0.0
             begun = clock()
             try:
                 return inner(*args)
             finally:
-                took = clock() - begun - self._reading
+                took = clock() - begun
                 self._inside = inside
-                self.all += -2 * self._reading if inside else took
+                if not inside:
+                    self.all[name].append(took - self._training)
                 if check:
-                    self.checks += took
+                    self.checks[name].append(took)
 
         return outer
 
     def training(self, inner: Callable[[], object]) -> Callable[[], object]:
-        """The training of one user, which is part of what is timed and does not count."""
+        """The training of one user."""
 
         def outer() -> object:
-            self._inside = False
             begun = clock()
             try:
                 return inner()
             finally:
-                self.all -= clock() - begun + self._reading
-                self._inside = True
+                took = clock() - begun
+                self._training = took
 
         return outer
 
-    def timed_context(self, inner: Callable[..., AbstractContextManager[None]]) -> Callable[..., Any]:
+    def timed_context(self, name: str, inner: Callable[..., AbstractContextManager[Any]]) -> Callable[..., Any]:
         """The same context manager, its beginning and its end timed."""
 
         @contextmanager
-        def outer(*args: Any) -> Iterator[None]:
+        def outer(*args: Any) -> Iterator[Any]:
             manager = inner(*args)
-            self.timed(manager.__enter__)()
+            given = self.timed(f"{name} begins", manager.__enter__)()
             try:
-                yield
+                yield given
             finally:
-                self.timed(manager.__exit__)(None, None, None)
+                self.timed(f"{name} ends", manager.__exit__)(None, None, None)
 
         return outer
 
@@ -98,17 +121,19 @@ class Spent:
 def time_everything(spent: Spent) -> None:
     """Time whatever keeps users apart."""
     for name in ("before_block", "after_user", "after_block"):  # `after_stack` calls the last two
-        setattr(Isolation, name, spent.timed(getattr(Isolation, name), check=True))
-    Isolation.seed = spent.timed(Isolation.seed)  # type: ignore[method-assign]
-    problem.Problem.users_apart = spent.timed_context(problem.Problem.users_apart)  # type: ignore[method-assign]
+        setattr(Isolation, name, spent.timed(name, getattr(Isolation, name), check=True))
+    Isolation.seed = spent.timed("seed", Isolation.seed)  # type: ignore[method-assign]
+    apart = problem.Problem.users_apart
+    problem.Problem.users_apart = spent.timed_context("block", apart)  # type: ignore[method-assign]
     for module in (stacked, single):
-        module.preserve_generators = spent.timed_context(module.preserve_generators)  # type: ignore[attr-defined]
+        preserve = module.preserve_generators  # type: ignore[attr-defined]
+        module.preserve_generators = spent.timed_context(module.__name__, preserve)  # type: ignore[attr-defined]
     isolated = one_by_one.OneByOne._train_isolated
 
     def train_isolated(self: one_by_one.OneByOne, key: int, train: Callable[[], object]) -> bool:
         return isolated(self, key, spent.training(train))
 
-    one_by_one.OneByOne._train_isolated = spent.timed(train_isolated)  # type: ignore[method-assign]
+    one_by_one.OneByOne._train_isolated = spent.timed("user", train_isolated)  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -124,17 +149,21 @@ def main() -> None:
         Rounds(synthetic.training(task, np.full(200, size, np.int64), cohort, engine=engine))
         for task, engine, size, cohort in TASKS
     ]
-    taken: list[list[tuple[float, float, float]]] = [[] for _ in TASKS]  # round, generators, checks: seconds
+    taken = [Taken() for _ in TASKS]
     for _ in range(wanted.turns):
-        for rounds, seconds in zip(going, taken, strict=True):
-            for number in range(ROUNDS + 1):
-                spent.all = spent.checks = 0.0
+        for rounds, of_task in zip(going, taken, strict=True):
+            warm_up = Taken()
+            spent.all, spent.checks = warm_up.all, warm_up.checks
+            rounds.next()
+            spent.all, spent.checks = of_task.all, of_task.checks
+            for _ in range(ROUNDS):
                 begun = time.thread_time()
                 rounds.next()
-                took = time.thread_time() - begun
-                if number:
-                    seconds.append((took, spent.all - spent.checks, spent.checks))
-    rows = [row(*task, seconds) for task, seconds in zip(TASKS, taken, strict=True)]
+                of_task.rounds.append(time.thread_time() - begun)
+    rows = [
+        [task, engine, cohort, *of_task.cells(cohort)]
+        for (task, engine, _, cohort), of_task in zip(TASKS, taken, strict=True)
+    ]
     head = ["task", "engine", "users a round", "ms a round", "generators", "checks", "together", "µs a user"]
     body = recording.table(head, rows)
     print(body)
@@ -142,19 +171,9 @@ def main() -> None:
         about = (
             f"`{recording.command_line()}`, {recording.machine('cpu')}, one thread: the share of a round that is spent "
             "on seeding generators and giving them back, and on comparing and putting back what a model could "
-            f"remember; medians of {wanted.turns * ROUNDS} rounds. Wanted: under 1%."
+            f"remember; medians over {wanted.turns * ROUNDS} rounds. Wanted: under 1%."
         )
         recording.record("Keeping users apart", f"{about}\n\n{body}")
-
-
-def row(task: str, engine: str, _: int, cohort: int, seconds: list[tuple[float, float, float]]) -> list[object]:
-    """A line of the table."""
-    whole = statistics.median(took for took, _, _ in seconds)
-    generators = statistics.median(part / took for took, part, _ in seconds)
-    checks = statistics.median(part / took for took, _, part in seconds)
-    together = statistics.median((one + other) / took for took, one, other in seconds)
-    shares = [f"{share:.2%}" for share in (generators, checks, together)]
-    return [task, engine, cohort, f"{1e3 * whole:.0f}", *shares, f"{1e6 * together * whole / cohort:.0f}"]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from ..federated.backend import CohortRequest
 from ..federated.local_sgd import Batch, LossOf, per_example, users_own
 from .batches import plan_steps
 from .cpu.allocator import keep_freed_memory
-from .isolation.generators import torch_generator
 from .isolation.guard import IsolationError
 from .isolation.made_up_data import FILLS, made_up, parameters_to_try
 from .problem import Problem
@@ -51,6 +50,7 @@ class OneByOne:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._leftover = ""  # what the last user changed in model or loss, if anything
+        self._generator = torch.default_generator  # or the device's, while users train
         # Parameters whose SGD steps are recorded (`StepRecord`): those that the trial sees used through `bag` only.
         dtype = problem.model.vector.dtype
         plain = problem.device.type == "cpu" and problem.precision != "bf16" and dtype in _RECORDED_DTYPES
@@ -104,7 +104,7 @@ class OneByOne:
         updates = params.new_empty(len(users), 0 if self.problem.row_fields else self.problem.model.dim)
         user_updates: list[Updates] = []
         version = params._version
-        with self.problem.users_apart():
+        with self.problem.users_apart() as self._generator:
             for i, key in enumerate(keys.tolist()):
                 examples = self.problem.examples.between(int(starts[i]), int(starts[i] + sizes[i]))
                 batches = [order[i, step, :count] for step, count in enumerate(plan.counts[i].tolist()) if count]
@@ -121,13 +121,17 @@ class OneByOne:
         return together(user_updates) if self.problem.row_fields else Updates([Dense(0, updates)])
 
     def _train_isolated(self, key: int, train: Callable[[], object]) -> bool:
-        """Train one user with all generators seeded by the user's key; restore all state after. False if it failed."""
-        torch_generator(self.problem.device).manual_seed(key)
+        """Train one user with all generators seeded by the user's key; restore all state after. False if it failed.
+
+        Within the problem's `users_apart`.
+        """
+        self._generator.manual_seed(key)
         self.problem.isolation.seed(key)
+        if not torch.is_grad_enabled():  # a model may have turned gradients off
+            torch.set_grad_enabled(True)
         failed = False
         try:
-            with torch.enable_grad():
-                train()
+            train()
         except BaseException as error:
             if self.problem.on_error == "raise" or not isinstance(error, Exception) or not users_own(error):
                 self.problem.isolation.after_user()  # a later call would take the leftovers for the caller's state
@@ -138,9 +142,8 @@ class OneByOne:
 
     def _note_draws(self, key: int) -> None:
         """Note whether the last user, who had this key, drew from torch's global generator. Too slow for every user."""
-        generator = torch_generator(self.problem.device)
-        state = generator.get_state()
-        unused = torch.equal(state, generator.manual_seed(key).get_state())
+        state = self._generator.get_state()
+        unused = torch.equal(state, self._generator.manual_seed(key).get_state())
         self.problem.draws_globally = self.problem.draws_globally or not unused
 
     def _train_dense(self, steps: _UserSteps, out: Tensor) -> None:
@@ -268,7 +271,7 @@ class OneByOne:
         steps = _UserSteps(params, whole, made(count), [rows], random_keys, problem.local.lr)
         on_error, problem.on_error = problem.on_error, "raise"
         try:
-            with problem.users_apart():
+            with problem.users_apart() as self._generator:
                 if problem.row_fields:
                     incomplete: set[str] = set()
                     recorded = self.recorded

@@ -91,13 +91,17 @@ class Problem:
         return shared
 
     @contextmanager
-    def users_apart(self) -> Iterator[None]:
-        """Within, users may train in the set precision; on leaving, the caller's random generators are restored."""
+    def users_apart(self) -> Iterator[torch.Generator]:
+        """Within, users may train in the set precision; on leaving, the caller's random generators are restored.
+
+        Gives torch's global generator of the device, to be seeded for every user.
+        """
         self.model.module.train()
         self.isolation.before_block()
         with (
             preserve_generators(),
-            preserve_torch_generators(self.device),
+            preserve_torch_generators(self.device) as generator,
             precision_context(self.precision, self.device),
+            torch.enable_grad(),
         ):
-            yield
+            yield generator

@@ -164,6 +164,23 @@ def test_what_is_set_and_reset_within_a_block_is_seen():
         update(Net(recall, remember, level=torch.zeros(())), [0, 1])
 
 
+def test_a_user_who_turns_gradients_off_does_not_turn_them_off_for_the_next():
+    def loss(model, batch):
+        losses = cross_entropies(model, batch)
+        torch.set_grad_enabled(not bool((batch["x"] == MARK).any()))
+        return losses
+
+    population = population_of([4, 4, 4])
+    population.fields["x"][0, 0] = MARK
+    torch.manual_seed(0)
+    engine = one_by_one(nn.Linear(6, 3).double(), loss, population, LocalSGD(0.1, 4), Streams(0))
+    with torch.no_grad():  # the caller's, which is nobody else's concern
+        both = engine.block(engine.problem.model.initial, np.array([0, 1]), 0).dense(engine.problem.model.dim)
+        assert not torch.is_grad_enabled()
+    assert both[1].norm() > 0
+    assert torch.equal(both[1], update_of(engine, 1))
+
+
 def test_what_an_interrupted_user_leaves_is_not_taken_for_the_callers():
     def remember(model):
         model.seen = True
