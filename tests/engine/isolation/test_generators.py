@@ -18,7 +18,10 @@ def draw():
     return np.random.rand(), random.random()  # noqa: NPY002
 
 
-def test_shared_generators_are_as_they_were_also_after_a_mistake():
+@pytest.mark.parametrize("normals", [0, 1])  # of one NumPy keeps the second of a pair
+def test_shared_generators_are_as_they_were_also_after_a_mistake(normals):
+    np.random.seed(3)  # noqa: NPY002
+    np.random.randn(normals)  # noqa: NPY002
     before = generators_state()
 
     def mistaken():
@@ -53,10 +56,31 @@ def test_seeding_is_what_numpy_and_python_do_by_themselves():
         assert ours == (generators_state(), random.gauss(), np.random.randn())  # noqa: NPY002
 
 
+def test_a_caller_may_have_given_numpys_generator_other_bits():
+    before, others = np.random.get_bit_generator(), np.random.PCG64(5)
+    try:
+        np.random.set_bit_generator(others)
+        state = others.state
+        with preserve_generators():
+            seed_global_generators(3)
+            draw()
+        assert np.random.get_bit_generator() is others
+        assert others.state == state
+    finally:
+        np.random.set_bit_generator(before)
+
+
+def test_what_was_drawn_within_one_is_not_found_within_the_next():
+    with preserve_generators():
+        first = np.random.rand()  # noqa: NPY002
+    with preserve_generators():
+        assert np.random.rand() == first  # noqa: NPY002
+
+
 @pytest.mark.parametrize("drawing", [np.random.rand, random.random], ids=["NumPy's", "Python's"])
 def test_a_single_draw_is_seen(drawing):
-    before = generators_state()
     with preserve_generators():
+        before = generators_state()
         assert generators_state() == before
         drawing()
         assert generators_state() != before

@@ -11,26 +11,35 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 
 _preserved = threading.local()  # `inside`: whether this thread is within `preserve_generators`
+_own_bits = np.random.MT19937(0)  # of NumPy's global generator within `preserve_generators`
 
 
 @contextmanager
 def preserve_generators() -> Iterator[None]:
-    """Within, NumPy's and Python's global generators may be seeded; on leaving, their states are restored.
+    """Within, NumPy's and Python's global generators are to be seeded; on leaving, their states are restored.
 
-    Within another one it does nothing: the outer one restores. Each costs 0.15 ms, most of it for NumPy's state.
+    Within another one it does nothing: the outer one restores. Each costs 0.1 ms, most of it to read NumPy's state.
     """
     if getattr(_preserved, "inside", False):
         yield
         return
-    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+    python_state, numpy_state = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
+    # The caller's bits are put aside, which is faster than writing them back. They do not hold the second number of a
+    # pair of normal ones: if there is one, everything is written.
+    callers_bits = mtrand.get_bit_generator()
     _preserved.inside = True
     try:
+        mtrand.set_bit_generator(_own_bits)
+        np.random.seed(0)  # noqa: NPY002 (nothing of those who drew from them before is left)
         yield
     finally:
         _preserved.inside = False
-        np.random.set_state(numpy_state)  # noqa: NPY002
+        mtrand.set_bit_generator(callers_bits)
+        if numpy_state["has_gauss"]:
+            np.random.set_state(numpy_state)  # noqa: NPY002
         random.setstate(python_state)
 
 
