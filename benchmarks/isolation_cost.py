@@ -1,19 +1,23 @@
 """What share of a round is spent on keeping users apart? Peer: the same round without it. Wanted: under 1%.
 
-    python benchmarks/isolation_cost.py [--record]
+    python benchmarks/isolation_cost.py [--record] [--turns 5]
 
-The time inside `Isolation` (seeding generators, comparing and putting back what a model could remember) and inside the
-switching of shared generators is added up, round by round, and divided by the time of the round.
+Everything that is there to keep users apart is timed where it happens, beside the training of which it is a part:
+seeding the generators that users would share and giving them back to the caller (*generators*), and comparing and
+putting back what a model could remember (*checks*). The tasks are measured by turns. The time of a part is the median
+of its calls times their number, so that calls during which another process had the core do not count; the time of a
+round is the median on the clock of its thread.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,74 +26,154 @@ import synthetic
 import torch
 from rounds import Rounds
 
-from clipline.engine import problem
-from clipline.engine.isolation.generators import preserve_generators
+from clipline.engine import one_by_one, problem
 from clipline.engine.isolation.guard import Isolation
+from clipline.engine.parallel import single
 from clipline.engine.stacked import trainer as stacked
 
-ROUNDS = 9
-spent = [0.0]
+clock = time.perf_counter
+ROUNDS = 6  # a turn, after one to warm up
+TASKS = (
+    ("handwriting", "stacked", 12, 100),
+    ("handwriting", "one-by-one", 12, 100),
+    ("emnist_cr", "one-by-one", 40, 5),
+    ("emnist_ae", "one-by-one", 40, 5),
+    ("shakespeare", "one-by-one", 4, 5),
+)
 
 
-def timed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function; what it takes is added to `spent`."""
+@dataclass(eq=False)
+class Taken:
+    """Seconds of the rounds of one task, and of the calls in them."""
 
-    @functools.wraps(function)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        begun = time.perf_counter()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            spent[0] += time.perf_counter() - begun
+    rounds: list[float] = field(default_factory=list)
+    all: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    checks: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    return watched
+    def cells(self, cohort: int) -> list[str]:
+        """The line of the table, after the task."""
+        whole = statistics.median(self.rounds)
+        together, checks = (
+            sum(statistics.median(calls) * len(calls) for calls in kind.values()) / len(self.rounds)
+            for kind in (self.all, self.checks)
+        )
+        shares = [f"{part / whole:.2%}" for part in (together - checks, checks, together)]
+        return [f"{1e3 * whole:.0f}", *shares, f"{1e6 * together / cohort:.0f}"]
 
 
-@contextmanager
-def timed_generators():  # type: ignore[no-untyped-def]
-    """`preserve_generators`, its beginning and its end timed."""
-    inside = preserve_generators()
-    timed(inside.__enter__)()
-    try:
-        yield
-    finally:
-        timed(inside.__exit__)(None, None, None)
+class Spent:
+    """Seconds of each call that keeps users apart, by name: all of them, and again those that check."""
+
+    def __init__(self) -> None:
+        self.all = defaultdict[str, list[float]](list)
+        self.checks = defaultdict[str, list[float]](list)
+        self._inside = False
+        self._training = 0.0
+
+    def timed(self, name: str, inner: Callable[..., Any], *, check: bool = False) -> Callable[..., Any]:
+        """The same function, timed. One within another counts once; the training of a user within it does not."""
+
+        def outer(*args: Any) -> Any:
+            inside, self._inside = self._inside, True
+            if not inside:
+                self._training = 0.0
+            begun = clock()
+            try:
+                return inner(*args)
+            finally:
+                took = clock() - begun
+                self._inside = inside
+                if not inside:
+                    self.all[name].append(took - self._training)
+                if check:
+                    self.checks[name].append(took)
+
+        return outer
+
+    def training(self, inner: Callable[[], object]) -> Callable[[], object]:
+        """The training of one user."""
+
+        def outer() -> object:
+            begun = clock()
+            try:
+                return inner()
+            finally:
+                took = clock() - begun
+                self._training = took
+
+        return outer
+
+    def timed_context(self, name: str, inner: Callable[..., AbstractContextManager[Any]]) -> Callable[..., Any]:
+        """The same context manager, its beginning and its end timed."""
+
+        @contextmanager
+        def outer(*args: Any) -> Iterator[Any]:
+            manager = inner(*args)
+            given = self.timed(f"{name} begins", manager.__enter__)()
+            try:
+                yield given
+            finally:
+                self.timed(f"{name} ends", manager.__exit__)(None, None, None)
+
+        return outer
+
+
+def time_everything(spent: Spent) -> None:
+    """Time whatever keeps users apart."""
+    for name in ("before_block", "after_user", "after_block"):  # `after_stack` calls the last two
+        setattr(Isolation, name, spent.timed(name, getattr(Isolation, name), check=True))
+    Isolation.seed = spent.timed("seed", Isolation.seed)  # type: ignore[method-assign]
+    apart = problem.Problem.users_apart
+    problem.Problem.users_apart = spent.timed_context("block", apart)  # type: ignore[method-assign]
+    for module in (stacked, single):
+        preserve = module.preserve_generators  # type: ignore[attr-defined]
+        module.preserve_generators = spent.timed_context(module.__name__, preserve)  # type: ignore[attr-defined]
+    isolated = one_by_one.OneByOne._train_isolated
+
+    def train_isolated(self: one_by_one.OneByOne, key: int, train: Callable[[], object]) -> bool:
+        return isolated(self, key, spent.training(train))
+
+    one_by_one.OneByOne._train_isolated = spent.timed("user", train_isolated)  # type: ignore[method-assign]
 
 
 def main() -> None:
     """Measure, print, and record if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--turns", type=int, default=5)
     wanted = parser.parse_args()
-    for name in ("before_block", "seed", "after_user", "after_block"):  # `after_stack` calls the last two
-        setattr(Isolation, name, timed(getattr(Isolation, name)))
-    problem.preserve_generators = stacked.preserve_generators = timed_generators
     torch.set_num_threads(1)
-    rows = []
-    for task, engine, size, cohort in (
-        ("handwriting", "stacked", 12, 100),
-        ("handwriting", "one-by-one", 12, 100),
-        ("emnist_cr", "one-by-one", 40, 5),
-        ("emnist_ae", "one-by-one", 40, 5),
-        ("shakespeare", "one-by-one", 4, 5),
-    ):
-        sizes = np.full(200, size, np.int64)
-        rounds, shares, whole = Rounds(synthetic.training(task, sizes, cohort, engine=engine)), [], []
-        for number in range(ROUNDS + 2):
-            spent[0], begun = 0.0, time.perf_counter()
+    spent = Spent()
+    time_everything(spent)
+    going = [
+        Rounds(synthetic.training(task, np.full(200, size, np.int64), cohort, engine=engine))
+        for task, engine, size, cohort in TASKS
+    ]
+    taken = [Taken() for _ in TASKS]
+    for _ in range(wanted.turns):
+        for rounds, of_task in zip(going, taken, strict=True):
+            warm_up = Taken()
+            spent.all, spent.checks = warm_up.all, warm_up.checks
             rounds.next()
-            took = time.perf_counter() - begun
-            if number >= 2:
-                shares.append(spent[0] / took)
-                whole.append(took)
-        rows.append([task, engine, cohort, f"{1e3 * statistics.median(whole):.0f}", f"{statistics.median(shares):.2%}"])
-    body = recording.table(["task", "engine", "users a round", "ms a round", "keeping users apart"], rows)
+            spent.all, spent.checks = of_task.all, of_task.checks
+            for _ in range(ROUNDS):
+                begun = time.thread_time()
+                rounds.next()
+                of_task.rounds.append(time.thread_time() - begun)
+    rows = [
+        [task, engine, cohort, *of_task.cells(cohort)]
+        for (task, engine, _, cohort), of_task in zip(TASKS, taken, strict=True)
+    ]
+    head = ["task", "engine", "users a round", "ms a round", "generators", "checks", "together", "µs a user"]
+    body = recording.table(head, rows)
     print(body)
     if wanted.record:
         about = (
-            f"`python benchmarks/isolation_cost.py --record`, {recording.machine('cpu')}, one thread. Wanted: under 1%."
+            f"`{recording.command_line()}`, {recording.machine('cpu')}, one thread: the share of a round that is spent "
+            "on seeding generators and giving them back, and on comparing and putting back what a model could "
+            f"remember; medians over {wanted.turns * ROUNDS} rounds. Wanted: under 1%."
         )
-        recording.record("## Keeping users apart", f"{about}\n\n{body}")
+        recording.record("Keeping users apart", f"{about}\n\n{body}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,33 @@
+import inspect
 from types import ModuleType
 
 import pytest
 import torch
 from samples import ROOT, load_script
 
+from clipline.training.curves import draw_curves
+
 
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def real_curves() -> None:
+    """Ask for this where a run directory shall hold the figure itself."""
+
+
+@pytest.fixture(autouse=True)
+def _no_curves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run directories get an empty file in the place of the figure, which takes longer to draw than most runs here."""
+    if "real_curves" in request.fixturenames:
+        return
+
+    def drawn(*args: object, **kwargs: object) -> None:
+        inspect.signature(draw_curves).bind(*args, **kwargs).arguments["path"].touch()
+
+    monkeypatch.setattr("clipline.training.storage.run_directory.draw_curves", drawn)
 
 
 @pytest.fixture(scope="session")

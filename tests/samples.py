@@ -171,5 +171,13 @@ def small_training(rounds: int, clip=None, noise_multiplier: float = 0.5) -> Tra
     privacy = Privacy(noise_multiplier=noise_multiplier)
     model, population = linear_float32(), small_population()
     return Training(
-        model, cross_entropy, population, rounds=rounds, cohort_size=20, local=LOCAL, clip=clip, privacy=privacy, seed=3
+        model,
+        cross_entropies,
+        population,
+        rounds=rounds,
+        cohort_size=20,
+        local=LOCAL,
+        clip=clip,
+        privacy=privacy,
+        seed=3,
     )

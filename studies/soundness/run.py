@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import platform
@@ -90,7 +91,8 @@ def measured(attacks: Sequence[Attack]) -> tuple[dict[str, Any], bool]:
             print(f"{attack.number:3} {key:16} {shown(value)}", flush=True)
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     seconds = round(time.perf_counter() - begun)
-    return {"commit": commit(), "versions": versions, "seconds": seconds, "figures": figures}, failed
+    about = {"commit": commit(), "date": str(datetime.date.today()), "versions": versions, "seconds": seconds}
+    return {**about, "figures": figures}, failed
 
 
 def commit() -> str:
@@ -138,8 +140,9 @@ def document(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 def origin(record: Mapping[str, Any]) -> str:
     """What the figures were measured on, in words."""
     versions = ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items())
+    commit_and_date = ", ".join(record[name] for name in ("commit", "date") if name in record)
     return (
-        f"`python studies/soundness/run.py --json FILE` on commit {record['commit']}, {versions}, {record['seconds']} s"
+        f"`python studies/soundness/run.py --json FILE` on commit {commit_and_date}, {versions}, {record['seconds']} s"
     )
 
 

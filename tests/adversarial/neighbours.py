@@ -280,8 +280,8 @@ def _alone(case: Case, one: Neighbour, name: str | None, users: Users, known: di
         vector = torch.zeros_like(known[None][0])
         vector[-1] = 0.5
         return [vector, vector]
-    key = (name, id(users[name]), one.at_first)
-    if key not in known:
+    key = (name, id(users[name]))
+    if key not in known:  # the first neighbour asks most of the users that it shares with others
         asks = [replace(ask, users=(name,)) for ask in one.asks[:-1]]
         known[key] = sums(replace(case, workers=1), {name: users[name]}, asks)
     return known[key]

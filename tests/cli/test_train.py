@@ -25,7 +25,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_run_leaves_everything_that_a_reviewer_needs(clipline, tmp_path):
+def test_a_run_leaves_everything_that_a_reviewer_needs(clipline, real_curves, tmp_path):
     code, _, err = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--out", "run")
     assert code == 0, err
     run = tmp_path / "run"
@@ -447,7 +447,7 @@ def test_a_file_with_absurd_settings_gets_one_sentence(clipline, tmp_path, conte
     assert not (tmp_path / "run").exists()
 
 
-def test_a_path_that_is_no_text_is_printed_all_the_same(clipline, tmp_path):
+def test_a_path_that_is_no_text_is_printed_all_the_same(clipline, real_curves, tmp_path):
     name = "run \udcff"  # as Python reads a byte that is no UTF-8
     code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--out", name)
     assert code == 0, err

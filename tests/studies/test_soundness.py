@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -13,27 +14,48 @@ from samples import ROOT
 SCRIPTS = ROOT / "studies" / "soundness"
 
 
-def run(*arguments):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, str(SCRIPTS / "run.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+@pytest.fixture(scope="module")
+def study():
+    """The modules of the study by name, forgotten afterwards."""
+    before = dict(sys.modules)
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        with warnings.catch_warnings(action="ignore"):  # it scripts a function, which is an attack
+            import run
+
+        yield {**{part.__name__: part for part in run.PARTS}, "run": run, "attack": sys.modules["attack"]}
+    finally:
+        sys.path.remove(str(SCRIPTS))
+        for name in sys.modules.keys() - before.keys():
+            if str(getattr(sys.modules[name], "__file__", None)).startswith(str(SCRIPTS)):
+                del sys.modules[name]
 
 
 @pytest.fixture
-def tools(monkeypatch):
-    """The modules with the arithmetic of the attacks, forgotten afterwards."""
-    monkeypatch.syspath_prepend(SCRIPTS)
-    import arithmetic
-    import attack
-    import relation
+def tools(study):
+    """The modules with the arithmetic of the attacks."""
+    return study["attack"], study["arithmetic"], study["relation"]
 
-    yield attack, arithmetic, relation
-    for name in ("arithmetic", "attack", "relation"):
-        del sys.modules[name]
+
+@pytest.fixture
+def run(study, monkeypatch, capsys):
+    """Run the script with these arguments; gives its exit code and its standard error."""
+
+    def script(*arguments):
+        monkeypatch.setattr(sys, "argv", ["run.py", *map(str, arguments)])
+        try:
+            code = study["run"].main()
+        except SystemExit as stop:
+            code = stop.code
+        return code, capsys.readouterr().err
+
+    return script
 
 
 def test_two_attacks_are_measured_and_say_on_which_commit(tmp_path):
-    done = run("--only", "12,13", "--json", tmp_path / "figures.json")
+    command = [sys.executable, str(SCRIPTS / "run.py"), "--only", "12,13", "--json", str(tmp_path / "figures.json")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "figures.json").read_text())
     assert record["commit"]
@@ -43,27 +65,28 @@ def test_two_attacks_are_measured_and_say_on_which_commit(tmp_path):
     assert record["figures"]["13"]["falling"].startswith(("trains", "refused: "))
 
 
-def test_rows_that_do_not_exist_are_refused_with_those_that_do(tmp_path):
-    done = run("--only", "12,99", "--json", tmp_path / "figures.json")
-    assert done.returncode == 2
-    assert "the rows are 1, 2a, 2b, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14" in done.stderr
+def test_rows_that_do_not_exist_are_refused_with_those_that_do(run, tmp_path):
+    code, said = run("--only", "12,99", "--json", tmp_path / "figures.json")
+    assert code == 2
+    assert "the rows are 1, 2a, 2b, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14" in said
     assert not (tmp_path / "figures.json").exists()
 
 
-def test_the_page_sets_the_figures_of_two_commits_side_by_side(tmp_path):
+def test_the_page_sets_the_figures_of_two_commits_side_by_side(run, tmp_path):
     before = {"commit": "aaa", "versions": {"torch": "2.0"}, "seconds": 7, "figures": {"12": {"fixed": 1}}}
     figures = {"12": {"fixed": "refused: clip=5e-324 | <small>"}, "2a": {"stacked": 0.99999999, "workers": 1.00000002}}
-    after = {"commit": "bbb", "versions": {"torch": "2.1"}, "seconds": 8, "figures": figures}
+    after = {"commit": "bbb", "date": "2026-11-16", "versions": {"torch": "2.1"}, "seconds": 8, "figures": figures}
     for name, record in (("before.json", before), ("after.json", after)):
         (tmp_path / name).write_text(json.dumps(record))
-    done = run("--table", tmp_path / "before.json", tmp_path / "after.json", "--out", tmp_path / "page.md")
-    assert done.returncode == 0, done.stderr
+    code, said = run("--table", tmp_path / "before.json", tmp_path / "after.json", "--out", tmp_path / "page.md")
+    assert code == 0, said
     lines = (tmp_path / "page.md").read_text().splitlines()
     head = "| different releases of 20, FixedClip(5e-324) | "
     assert head + r"1 | refused: clip=5e-324 \| &lt;small> | 20 |" in lines
     assert "| user removed, clips | not measured | 1 | at most 1 |" in lines
     assert "| the same by two workers, clips | not measured | 1 + 2e-08 | at most 1 |" in lines
     assert any("commit aaa, torch 2.0, 7 s" in line for line in lines)
+    assert any("commit bbb, 2026-11-16, torch 2.1, 8 s" in line for line in lines)
     assert sum(line.startswith("## ") for line in lines) == 15
     assert lines.count("| what | before | after | the promise |") == 15
 

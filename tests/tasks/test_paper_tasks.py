@@ -89,7 +89,7 @@ def test_the_embedded_task_has_facts_that_hold():
 @pytest.mark.parametrize("name", PAPER)
 def test_two_rounds_of_five_users_train_and_measure(name):
     task = task_named(name)
-    settings = settings_of(name)
+    settings = settings_of(name, max_examples=2)
     loaded = task.load(settings)
     training = task.training(settings, loaded)
     assert training.local.reduction == ("sum" if name in ("emnist_ae", "so_lr") else "mean")

@@ -9,15 +9,16 @@ from clipline.engine.stacked.trainer import Stacked
 from clipline.streams import Streams
 from clipline.tasks import TASK_NAMES
 
-# Numbers of examples of the users, epochs, and a learning rate of the task's own size.
+# Numbers of examples of the users, batch size, epochs, and a learning rate of the task's own size. The first user takes
+# several steps, the last without a full batch.
 CASES = {
-    "handwriting": ([6, 3, 1, 0], 2, 0.5),
-    "emnist_cr": ([6, 3, 1, 0], 2, 0.03),
-    "emnist_ae": ([5, 2, 0], 2, 1.0),
-    "cifar100": ([5, 1, 0], 1, 0.1),
-    "shakespeare": ([5, 1, 0], 1, 1.0),
-    "so_nwp": ([5, 1, 0], 1, 0.2),
-    "so_lr": ([6, 3, 1, 0], 2, 100.0),
+    "handwriting": ([6, 3, 1, 0], 4, 2, 0.5),
+    "emnist_cr": ([6, 3, 1, 0], 4, 2, 0.03),
+    "emnist_ae": ([5, 2, 0], 4, 2, 1.0),
+    "cifar100": ([3, 1, 0], 2, 1, 0.1),
+    "shakespeare": ([5, 1, 0], 4, 1, 1.0),
+    "so_nwp": ([3, 1, 0], 2, 1, 0.2),
+    "so_lr": ([6, 3, 1, 0], 4, 2, 100.0),
 }
 
 
@@ -32,8 +33,8 @@ def engine_of(name, **changes):
     task = task_named(name)
     small = {"population_size": 4, "cohort_size": 4} | ({} if name == "handwriting" else {"test_users": 2})
     loaded = task.load(task.settings.overridden({**small, **changes}, "the test"))
-    sizes, epochs, lr = CASES[name]
-    local = LocalSGD(lr, 4, epochs, reduction=loaded.reduction)
+    sizes, batch_size, epochs, lr = CASES[name]
+    local = LocalSGD(lr, batch_size, epochs, reduction=loaded.reduction)
     return one_by_one(
         loaded.make(0).double(),
         loaded.loss,

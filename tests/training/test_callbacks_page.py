@@ -7,7 +7,7 @@ from samples import ROOT
 PAGE = (ROOT / "docs" / "callbacks.md").read_text(encoding="utf-8")
 
 
-def test_the_page_runs_as_printed(tmp_path, monkeypatch, capsys):
+def test_the_page_runs_as_printed(real_curves, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     scope = {}
     for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):

@@ -66,7 +66,7 @@ def test_the_metric_to_draw_can_be_named_and_may_be_no_number(tmp_path, drawn):
     assert titles(drawn[0])[0] == "loss"
 
 
-def test_the_figure_of_a_run_directory_has_all_rounds_and_the_facts(tmp_path, drawn):
+def test_the_figure_of_a_run_directory_has_all_rounds_and_the_facts(real_curves, tmp_path, drawn):
     facts = {"task": "rides", "data": "drawn", "measured_on": "other riders, of another town"}
     run = training()
     result = run.run([RunDirectory(tmp_path / "r", facts=facts), evaluate()])

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from samples import LOCAL, Observer, cross_entropy
+from samples import LOCAL, Observer, cross_entropies
 from worker_runs import HERE, TOLERANCE, distance, killed, nothing_is_left, training, users_of
 
 from clipline import FixedClip, LocalSGD, QuantileClip, SettingError, run_together
@@ -81,7 +81,7 @@ def test_every_process_trains_users_and_the_noise_of_a_round_is_drawn_once_and_h
 
     def loss(model, batch):
         noted("steps", "")
-        return cross_entropy(model, batch)
+        return cross_entropies(model, batch)
 
     monkeypatch.setattr(Streams, "noise", drawn)
     variants = [{"seed": seed, "rounds": 2, "loss": loss} for seed in (1, 2)]
@@ -119,7 +119,7 @@ def test_runs_side_by_side_are_not_for_torchrun():
 def test_every_process_has_one_thread_and_the_caller_gets_its_own_back(tmp_path):
     def loss(model, batch):
         (tmp_path / f"{os.getpid()} {torch.get_num_threads()}").touch()
-        return cross_entropy(model, batch)
+        return cross_entropies(model, batch)
 
     torch.set_num_threads(2)
     runs = [training(loss, seed=seed, workers=2, rounds=1) for seed in (1, 2)]
@@ -137,7 +137,7 @@ def test_a_loss_that_fails_in_a_worker_is_shown_with_its_traceback():
     def fails_elsewhere(model, batch):
         if os.getpid() != HERE:
             raise ZeroDivisionError("boom")
-        return cross_entropy(model, batch)
+        return cross_entropies(model, batch)
 
     with pytest.raises(WorkerError, match=r"worker 1 of 3 failed in round 0 \(ZeroDivisionError: boom\)") as error:
         together(3, loss=fails_elsewhere, on_error="raise")
@@ -151,7 +151,7 @@ def test_a_loss_that_fails_here_raises_its_own_error():
     def fails_here(model, batch):
         if begun and os.getpid() == HERE:
             raise ZeroDivisionError("boom")
-        return cross_entropy(model, batch)
+        return cross_entropies(model, batch)
 
     with pytest.raises(ZeroDivisionError, match="boom"):
         together(2, loss=fails_here, on_error="raise", observe=lambda *_: begun.append(1))

@@ -5,7 +5,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from samples import LOCAL, Observer, cross_entropy, flat_training, linear_model, small_population
+from samples import LOCAL, Observer, cross_entropies, flat_training, linear_model, small_population
 
 from clipline import (
     Evaluate,
@@ -25,7 +25,7 @@ from clipline.privacy.ledger import Ledger
 from clipline.training.interrupt import StopOnInterrupt
 
 
-def training(population=None, model=None, loss=cross_entropy, **changes):
+def training(population=None, model=None, loss=cross_entropies, **changes):
     settings = {"rounds": 6, "cohort_size": 20, "local": LOCAL, "seed": 0, "noise_multiplier": 0.5, **changes}
     return flat_training(model or linear_model(dtype=torch.float32), loss, population or small_population(), **settings)
 

@@ -50,6 +50,7 @@ class OneByOne:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._leftover = ""  # what the last user changed in model or loss, if anything
+        self._generator = torch.default_generator  # or the device's, while users train
         # Parameters whose SGD steps are recorded (`StepRecord`): those that the trial sees used through `bag` only.
         dtype = problem.model.vector.dtype
         plain = problem.device.type == "cpu" and problem.precision != "bf16" and dtype in _RECORDED_DTYPES
@@ -103,7 +104,7 @@ class OneByOne:
         updates = params.new_empty(len(users), 0 if self.problem.row_fields else self.problem.model.dim)
         user_updates: list[Updates] = []
         version = params._version
-        with self.problem.users_apart():
+        with self.problem.users_apart() as self._generator:
             for i, key in enumerate(keys.tolist()):
                 examples = self.problem.examples.between(int(starts[i]), int(starts[i] + sizes[i]))
                 batches = [order[i, step, :count] for step, count in enumerate(plan.counts[i].tolist()) if count]
@@ -113,28 +114,37 @@ class OneByOne:
                 elif not self._train_isolated(key, partial(self._train_dense, steps, updates[i])):
                     updates[i] = math.nan
             self.problem.isolation.after_block()
+            if len(keys):
+                self._note_draws(int(keys[-1]))
         if params._version != version:
             raise ModuleError("the round's parameters changed while a user trained: train on the model that is given")
         return together(user_updates) if self.problem.row_fields else Updates([Dense(0, updates)])
 
     def _train_isolated(self, key: int, train: Callable[[], object]) -> bool:
-        """Train one user with all generators seeded by the user's key; restore all state after. False if it failed."""
-        self._global_generator().manual_seed(key)
+        """Train one user with all generators seeded by the user's key; restore all state after. False if it failed.
+
+        Within the problem's `users_apart`.
+        """
+        self._generator.manual_seed(key)
         self.problem.isolation.seed(key)
-        before = None if self.problem.draws_globally else self._global_generator().get_state()
+        if not torch.is_grad_enabled():  # a model may have turned gradients off
+            torch.set_grad_enabled(True)
         failed = False
         try:
-            with torch.enable_grad():
-                train()
+            train()
         except BaseException as error:
             if self.problem.on_error == "raise" or not isinstance(error, Exception) or not users_own(error):
                 self.problem.isolation.after_user()  # a later call would take the leftovers for the caller's state
                 raise
             failed = True
         self._leftover = self.problem.isolation.after_user()
-        if before is not None:
-            self.problem.draws_globally = not torch.equal(self._global_generator().get_state(), before)
         return not failed
+
+    def _note_draws(self, key: int) -> None:
+        """Note whether the last user, who had this key, drew from torch's global generator. Too slow for every user."""
+        state = self._generator.get_state()
+        unused = torch.equal(state, self._generator.manual_seed(key).get_state())
+        self.problem.draws_globally = self.problem.draws_globally or not unused
 
     def _train_dense(self, steps: _UserSteps, out: Tensor) -> None:
         """One user's SGD steps on all parameters; writes the update to `out` (dim,)."""
@@ -261,7 +271,7 @@ class OneByOne:
         steps = _UserSteps(params, whole, made(count), [rows], random_keys, problem.local.lr)
         on_error, problem.on_error = problem.on_error, "raise"
         try:
-            with problem.users_apart():
+            with problem.users_apart() as self._generator:
                 if problem.row_fields:
                     incomplete: set[str] = set()
                     recorded = self.recorded
@@ -274,6 +284,7 @@ class OneByOne:
                 else:
                     self._train_isolated(0, partial(self._train_dense, steps, torch.empty_like(params)))
                 problem.isolation.after_block()
+                self._note_draws(0)
             if self._leftover:
                 warnings.warn(
                     f"{self._leftover} changes while a user trains; it is put back after every user, so that nobody "
@@ -320,13 +331,6 @@ class OneByOne:
         if not per_example(losses, count):
             return losses
         return self.problem.local.reduced(losses)
-
-    def _global_generator(self) -> torch.Generator:
-        # Not torch.manual_seed: before CUDA is initialised it queues a call with a formatted stack trace every time.
-        if self.problem.device.type == "cuda":
-            torch.cuda.init()  # type: ignore[no-untyped-call]
-            return torch.cuda.default_generators[self.problem.device.index or torch.cuda.current_device()]
-        return torch.default_generator
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from ..federated.population import Population
 from ..streams import Streams
 from .batches import Examples
 from .fast_parts import FastParts
-from .isolation.generators import preserve_generators
+from .isolation.generators import preserve_generators, preserve_torch_generators
 from .isolation.guard import Isolation
 from .isolation.made_up_data import check_trial_batch
 from .precision import Precision, precision_context
@@ -91,10 +91,17 @@ class Problem:
         return shared
 
     @contextmanager
-    def users_apart(self) -> Iterator[None]:
-        """Within, users may train in the set precision; on leaving, the caller's random generators are restored."""
+    def users_apart(self) -> Iterator[torch.Generator]:
+        """Within, users may train in the set precision; on leaving, the caller's random generators are restored.
+
+        Gives torch's global generator of the device, to be seeded for every user.
+        """
         self.model.module.train()
         self.isolation.before_block()
-        devices = [self.device] if self.device.type == "cuda" else []
-        with preserve_generators(), torch.random.fork_rng(devices), precision_context(self.precision, self.device):
-            yield
+        with (
+            preserve_generators(),
+            preserve_torch_generators(self.device) as generator,
+            precision_context(self.precision, self.device),
+            torch.enable_grad(),
+        ):
+            yield generator

@@ -39,6 +39,10 @@ class Numbers(dict):
     pass
 
 
+class Marked(Holder):
+    __slots__ = ()
+
+
 class Net(nn.Linear):
     """A linear layer; `recall` says what is found of earlier users and `remember` leaves something for later ones."""
 
@@ -70,6 +74,12 @@ def forms():
     def wrapped(_):
         return bool(items)
 
+    def code(_):
+        return False
+
+    def defaults(_, found=False):
+        return found
+
     push, count = items.append, items.__len__
     return {
         "a tensor of a list": (
@@ -95,6 +105,12 @@ def forms():
             {"level": torch.zeros((), requires_grad=True)}),
         "objects in an array": (
             lambda m: len(m.box[0]), lambda m: m.box[0].append(1), {"box": np.array([[], None], dtype=object)}),
+        "another dictionary of attributes": (
+            lambda m: vars(m).get("seen"), lambda m: object.__setattr__(m, "__dict__", {**vars(m), "seen": True}), {}),
+        "another class": (
+            lambda m: isinstance(holder, Marked), lambda m: setattr(holder, "__class__", Marked), {}),
+        "other code": (code, lambda m: setattr(code, "__code__", (lambda _: True).__code__), {}),
+        "another default": (defaults, lambda m: setattr(defaults, "__defaults__", (True,)), {}),
         "the default type": (
             lambda m: torch.get_default_dtype() == torch.float64,
             lambda m: torch.set_default_dtype(torch.float64), {}),
@@ -146,6 +162,23 @@ def test_what_is_set_and_reset_within_a_block_is_seen():
     torch.manual_seed(0)
     with pytest.raises(ModuleError, match="'level'"):
         update(Net(recall, remember, level=torch.zeros(())), [0, 1])
+
+
+def test_a_user_who_turns_gradients_off_does_not_turn_them_off_for_the_next():
+    def loss(model, batch):
+        losses = cross_entropies(model, batch)
+        torch.set_grad_enabled(not bool((batch["x"] == MARK).any()))
+        return losses
+
+    population = population_of([4, 4, 4])
+    population.fields["x"][0, 0] = MARK
+    torch.manual_seed(0)
+    engine = one_by_one(nn.Linear(6, 3).double(), loss, population, LocalSGD(0.1, 4), Streams(0))
+    with torch.no_grad():  # the caller's, which is nobody else's concern
+        both = engine.block(engine.problem.model.initial, np.array([0, 1]), 0).dense(engine.problem.model.dim)
+        assert not torch.is_grad_enabled()
+    assert both[1].norm() > 0
+    assert torch.equal(both[1], update_of(engine, 1))
 
 
 def test_what_an_interrupted_user_leaves_is_not_taken_for_the_callers():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from clipline.engine.isolation.snapshots import (
+    Attribute,
     Cell,
     ClassAttributes,
     Constant,
@@ -124,6 +125,27 @@ def test_a_slot_is_put_back_past_what_a_frozen_class_forbids():
     assert not hasattr(owner, "empty")
 
 
+class Plain:
+    pass
+
+
+class Other(Plain):
+    pass
+
+
+@pytest.mark.parametrize(("name", "other"), [("__dict__", {"seen": 1}), ("__class__", Other)])
+def test_another_dictionary_or_class_of_an_object_is_seen_and_put_back(name, other):
+    owner = Plain()
+    owner.seen = 0
+    kept = Attribute("kept", owner, name)
+    assert kept.same()
+    setattr(owner, name, other)
+    assert not kept.same()
+    kept.restore()
+    assert kept.same()
+    assert (type(owner), owner.seen) == (Plain, 0)
+
+
 @pytest.mark.parametrize("make", [lambda: type("Class", (), {"a": 1, "b": 2}), lambda: types.ModuleType("module")])
 def test_attributes_of_a_class_or_a_module(make):
     owner = make()
@@ -135,6 +157,15 @@ def test_attributes_of_a_class_or_a_module(make):
     kept.restore()
     assert (owner.a, owner.b) == (1, 2)
     assert not hasattr(owner, "c")
+
+
+def test_the_last_attribute_of_a_class_under_another_name_is_seen():
+    owner = type("Class", (), {})
+    owner.a = 1
+    kept = ClassAttributes("kept", owner)
+    del owner.a
+    owner.b = 1
+    assert not kept.same()
 
 
 TENSORS = {

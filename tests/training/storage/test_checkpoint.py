@@ -1,7 +1,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from samples import LOCAL, cross_entropy, small_population
+from samples import LOCAL, cross_entropies, small_population
 from samples import linear_float32 as linear
 
 from clipline import QuantileClip, ServerAdam, ServerSGD, ServerYogi, Training
@@ -15,7 +15,7 @@ from clipline.training.storage.checkpoint import load_checkpoint, save_checkpoin
 def test_pitfall_restart_keeps_clip_momentum_round_streams_and_ledger_together(tmp_path, server):
     def training():
         return Training(
-            linear(), cross_entropy, small_population(), rounds=8, cohort_size=20, local=LOCAL,
+            linear(), cross_entropies, small_population(), rounds=8, cohort_size=20, local=LOCAL,
             seed=3, privacy=Privacy(noise_multiplier=0.4), clip=QuantileClip(start=0.003), server=server,
         )  # fmt: skip
 

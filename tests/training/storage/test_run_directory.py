@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from samples import LOCAL, cross_entropy, small_population
+from samples import LOCAL, cross_entropies, small_population
 from samples import linear_float32 as linear
 
 from clipline import FixedClip, Population, QuantileClip, ServerSGD, Training, run_together
@@ -40,7 +40,7 @@ def training(noise_source="seed", rounds=6, population=None, **changes):
     settings = {"local": LOCAL, "seed": 3, "privacy": Privacy(noise_multiplier=0.5, noise_source=noise_source)}
     return Training(
         changes.pop("model", None) or linear(),
-        cross_entropy,
+        cross_entropies,
         population or small_population(),
         rounds=rounds,
         cohort_size=20,
@@ -101,10 +101,11 @@ def lines(path):
 # New runs -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_of_the_library_leaves_everything_that_a_reviewer_needs(tmp_path):
+def test_a_run_of_the_library_leaves_everything_that_a_reviewer_needs(real_curves, tmp_path):
     directory = RunDirectory(tmp_path / "r", facts={"task": "rides", "measured_on": "other riders"})
     result = training().run([measured(), directory])
     assert sorted(file.name for file in (tmp_path / "r").iterdir()) == [CURVES, LEDGER, METRICS, MODEL, SETTINGS]
+    assert (tmp_path / "r" / CURVES).stat().st_size > 10_000  # a figure
     assert Ledger.read(tmp_path / "r" / LEDGER) == result.state.ledger
     assert [line["round"] for line in lines(tmp_path / "r" / METRICS)] == list(range(6))
     assert [line.get("accuracy") for line in lines(tmp_path / "r" / METRICS)] == [None, 0.5] * 3

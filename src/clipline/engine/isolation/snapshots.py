@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 import types
-from collections import deque
-from collections.abc import MutableMapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterable, MutableMapping, Sequence
+from functools import partial
 from operator import is_
 from typing import Any, Protocol
 
@@ -28,6 +29,15 @@ class Snapshot(Protocol):
 
     label: str
 
+    @property
+    def read(self) -> partial[Any] | None:
+        """Gives the value, if the state is a single one: it has changed if that is another object."""
+        ...
+
+    def live_views(self) -> Sequence[Iterable[Any]]:
+        """Views that show the state as it is now: it is unchanged if their entries are. None: ask `same`."""
+        ...
+
     def same(self) -> bool:
         """Whether nothing has changed."""
         ...
@@ -40,9 +50,17 @@ class Snapshot(Protocol):
 class Container:
     """A dictionary, list, set, deque or byte array: the same entries in the same order."""
 
+    read = None
+
     def __init__(self, label: str, now: Any, skipped: Sequence[str] = ()) -> None:
         self.label, self.now, self.skipped = label, now, skipped
         self.before: Any = now.copy()
+
+    def live_views(self) -> Sequence[Iterable[Any]]:
+        """Keys and values, or entries. None for classes of the caller's, which may show other entries."""
+        if type(self.now) in (dict, OrderedDict) and not self.skipped:
+            return self.now.keys(), self.now.values()
+        return (self.now,) if type(self.now) in (list, set, deque) else ()
 
     def same(self) -> bool:
         """Whether nothing has changed."""
@@ -75,21 +93,37 @@ class ThreadLocal(Container):
         self.local = local
         super().__init__(label, vars(local))
 
+    def live_views(self) -> Sequence[Iterable[Any]]:
+        """None: every thread has other variables."""
+        return ()
+
     def same(self) -> bool:
         """Whether nothing has changed."""
         self.now = vars(self.local)
         return super().same()
 
 
-class Cell:
-    """A closure variable of a function."""
+class _Single:
+    """A single value, which `read` gives."""
 
-    def __init__(self, label: str, cell: types.CellType) -> None:
-        self.label, self.cell, self.before = label, cell, contents(cell)
+    def __init__(self, label: str, read: partial[Any]) -> None:
+        self.label, self.read, self.before = label, read, read()
+
+    def live_views(self) -> Sequence[Iterable[Any]]:
+        """None: there are no entries."""
+        return ()
 
     def same(self) -> bool:
         """Whether nothing has changed."""
-        return contents(self.cell) is self.before
+        return self.read() is self.before
+
+
+class Cell(_Single):
+    """A closure variable of a function."""
+
+    def __init__(self, label: str, cell: types.CellType) -> None:
+        self.cell = cell
+        super().__init__(label, partial(contents, cell))
 
     def restore(self) -> None:
         """Make it what it was."""
@@ -99,16 +133,12 @@ class Cell:
             self.cell.cell_contents = self.before
 
 
-class Global:
+class Global(_Single):
     """A global variable that a function names."""
 
     def __init__(self, label: str, namespace: MutableMapping[str, Any], name: str) -> None:
-        self.label, self.namespace, self.name = label, namespace, name
-        self.before = namespace.get(name, MISSING)
-
-    def same(self) -> bool:
-        """Whether nothing has changed."""
-        return self.namespace.get(self.name, MISSING) is self.before
+        self.namespace, self.name = namespace, name
+        super().__init__(label, partial(namespace.get, name, MISSING))
 
     def restore(self) -> None:
         """Make it what it was."""
@@ -118,22 +148,12 @@ class Global:
             self.namespace[self.name] = self.before
 
 
-class Slot:
+class Slot(_Single):
     """An attribute in a slot (`__slots__`)."""
 
     def __init__(self, label: str, owner: Any, slot: types.MemberDescriptorType) -> None:
-        self.label, self.owner, self.slot = label, owner, slot
-        self.before = self._now()
-
-    def _now(self) -> Any:
-        try:
-            return self.slot.__get__(self.owner)
-        except AttributeError:
-            return MISSING
-
-    def same(self) -> bool:
-        """Whether nothing has changed."""
-        return self._now() is self.before
+        self.owner, self.slot = owner, slot
+        super().__init__(label, partial(_slot_value, owner, slot))
 
     def restore(self) -> None:
         """Make it what it was."""
@@ -143,16 +163,37 @@ class Slot:
             self.slot.__set__(self.owner, self.before)  # also where the class is frozen
 
 
+class Attribute(_Single):
+    """A special attribute: the `__dict__` or `__class__` of an object, the `__code__` of a function."""
+
+    def __init__(self, label: str, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+        direct: dict[str, partial[Any]] = {"__class__": partial(type, owner), "__dict__": partial(vars, owner)}
+        super().__init__(label, direct.get(name, partial(object.__getattribute__, owner, name)))
+
+    def restore(self) -> None:
+        """Make it what it was."""
+        object.__setattr__(self.owner, self.name, self.before)  # also where the class is frozen
+
+
 class ClassAttributes:
     """The attributes of one of the caller's classes or Python modules."""
+
+    read = None
 
     def __init__(self, label: str, cls: type | types.ModuleType) -> None:
         self.label, self.cls, self.before = label, cls, dict(vars(cls))
 
+    def live_views(self) -> Sequence[Iterable[Any]]:
+        """Names and values."""
+        return vars(self.cls).keys(), vars(self.cls).values()
+
     def same(self) -> bool:
         """Whether nothing has changed."""
-        now = vars(self.cls)
-        return len(now) == len(self.before) and all(map(is_, now.values(), self.before.values()))
+        now, before = vars(self.cls), self.before
+        if len(now) != len(before):
+            return False
+        return all(map(is_, now.values(), before.values())) and all(map(is_, now, before))
 
     def restore(self) -> None:
         """Make it what it was."""
@@ -231,6 +272,13 @@ def contents(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
+        return MISSING
+
+
+def _slot_value(owner: Any, slot: types.MemberDescriptorType) -> Any:
+    try:
+        return slot.__get__(owner)
+    except AttributeError:
         return MISSING
 
 

@@ -10,6 +10,7 @@ import torch
 
 from ...federated.backend import CohortRequest, LocalTrainer
 from ...federated.clipping import ClippedSum, PartialSums
+from ..isolation.generators import preserve_generators
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +40,11 @@ class SingleProcess:
 
 def add_up(trainer: LocalTrainer, requests: Sequence[CohortRequest], sums: PartialSums) -> None:
     """Train the requests' users in this process, block by block; clip and add each block: PRIVATE."""
-    for updates, owners in trainer.train(requests):
-        # Read only now: on a GPU reading the clip waits for the round before, and this block is already launched.
-        clips = [request.clip for request in requests]
-        sums.add(updates, clips, owners)
+    with preserve_generators():  # here too, and not only by each block: once is enough
+        for updates, owners in trainer.train(requests):
+            # Read only now: on a GPU reading the clip waits for the round before, and this block is already launched.
+            clips = [request.clip for request in requests]
+            sums.add(updates, clips, owners)
 
 
 def finished(sums: PartialSums, requests: Sequence[CohortRequest]) -> list[ClippedSum]:

@@ -93,6 +93,7 @@ class Stacked:
         asking for the next. On a GPU a block is yielded while it is still training.
         """
         users, owners = self._sorted_by_work(requests)
+        self.problem.isolation.before_block()  # of all blocks: none of the caller's code runs between them
         end = 0
         while end < len(users):
             start, end = end, end + self._next_block(users[end:])
@@ -203,7 +204,6 @@ class Stacked:
         problem, first = self.problem, self._starting_params(requests, block)
         arguments = (block.examples, block.random_keys, block.counts, block.rates)
         self.problem.model.module.train()
-        problem.isolation.before_block()
         with preserve_generators(), torch.enable_grad(), precision_context(problem.precision, problem.device):
             try:
                 if self._stragglers is None or not recorded:

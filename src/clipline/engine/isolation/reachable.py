@@ -1,0 +1,298 @@
+"""Finds all mutable state that a model and its loss can reach, and takes a snapshot of it.
+
+Found are: attributes of modules and of objects of the caller's own classes, class attributes, hooks, functions with
+their closures, defaults and the global variables that they name. Not found is state inside library objects, in files or
+in other processes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import sys
+import sysconfig
+import threading
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from ...errors import ModuleError
+from ..user_random import UserRandom
+from .generators import beginning
+from .snapshots import (
+    MISSING,
+    VALUES,
+    Attribute,
+    Cell,
+    ClassAttributes,
+    Constant,
+    Container,
+    Global,
+    Slot,
+    Snapshot,
+    ThreadLocal,
+    contents,
+)  # fmt: skip
+
+_TRUSTED = {"clipline", "torch", "numpy", "triton", *sys.stdlib_module_names} - {"__main__"}
+_INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+_NOT_STATE = frozenset(
+    [
+        "__dict__",
+        "__weakref__",
+        "__doc__",
+        "__module__",
+        "__slots__",
+        "__annotations__",
+        "__builtins__",
+        "__loader__",
+        "__spec__",
+        "__file__",
+        "__cached__",
+        "__name__",
+        "__package__",
+        "__path__",
+        "__qualname__",
+        "__abstractmethods__",
+        "_abc_impl",
+        "__orig_bases__",
+    ]
+)
+_MAX_PER_USER = 4096  # entries: larger containers are compared once a block, not after every user
+_STRUCTURE = ("_parameters", "_buffers", "_modules")  # the dictionaries of a module whose change is refused
+
+
+@dataclass(eq=False)
+class MutableState:
+    """Snapshots of what was found, by how they are checked."""
+
+    structure: list[Container] = field(default_factory=list)  # the parts of modules: changes are refused
+    restorable: list[Snapshot] = field(default_factory=list)  # restored after each user
+    large_containers: list[Snapshot] = field(default_factory=list)  # compared once a block
+    empty_containers: list[Any] = field(default_factory=list)  # most are hook dictionaries: a quick check for all
+    empty_labels: list[str] = field(default_factory=list)  # of these
+    constants: list[Constant] = field(default_factory=list)  # tensors and arrays that must not change
+    caches: list[Any] = field(default_factory=list)  # of `functools.lru_cache`: emptied after each user
+    reseeders: list[Callable[[int], object]] = field(default_factory=list)  # of generators that the model holds
+
+
+def find_mutable_state(module: nn.Module, loss: Callable[..., Any], trainable: Iterable[Tensor]) -> MutableState:
+    """A snapshot of all that can be reached; the values of `trainable` parameters are left out."""
+    walk = _Walk(module, trainable)
+    try:
+        walk.visit(module, "model")
+        walk.visit(loss, "loss")
+    except RecursionError:
+        raise ModuleError("model or loss holds lists or objects nested too deeply to look into: flatten them") from None
+    return walk.found
+
+
+class _Walk:
+    def __init__(self, module: nn.Module, trainable: Iterable[Tensor]) -> None:
+        self.found = MutableState()
+        self._seen: dict[int, object] = {}
+        self._trainable_ids = {id(param) for param in trainable}
+        self._key_ids = {id(part.key) for part in module.modules() if isinstance(part, UserRandom)}
+
+    def visit(self, value: Any, label: str) -> None:
+        """Snapshot everything mutable that can be reached from `value`."""
+        callers_class = not _installed(type(value))
+        if (isinstance(value, VALUES) and not callers_class) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value  # kept alive, so that no other object gets its id
+        if callers_class and isinstance(value, (*VALUES, dict, list, set, tuple, deque)):
+            self._visit_object(value, label)  # a class of the caller's may add attributes
+        if isinstance(value, Tensor):
+            self._visit_tensor(value, label)
+        elif isinstance(value, nn.Module):
+            self._visit_module(value, label)
+        elif isinstance(value, np.ndarray):
+            self.found.constants.append(Constant(label, value))
+            for entry in value.ravel().tolist() if value.dtype.hasobject else ():
+                self.visit(entry, label)
+        elif isinstance(value, weakref.ref):
+            self.visit(value(), label)
+        elif isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
+            if not isinstance(value.__self__, types.ModuleType):
+                self.visit(value.__self__, label)
+        elif isinstance(value, functools.cached_property | functools.partialmethod):
+            self.visit(value.func, label)
+        elif (reseed := beginning(value)) is not None:
+            self.found.reseeders.append(reseed)
+        elif isinstance(value, dict | list | set | deque | bytearray | types.SimpleNamespace):
+            inside = vars(value) if isinstance(value, types.SimpleNamespace) else value
+            self._add(Container(label, inside))
+            named = inside.items() if isinstance(inside, dict) else enumerate(inside)
+            for key, entry in list(named):
+                self.visit(entry, f"{label}[{key!r}]" if isinstance(inside, dict) else label)
+        elif isinstance(value, threading.local):
+            self.found.restorable.append(ThreadLocal(label, value))
+            for name, entry in list(vars(value).items()):
+                self.visit(entry, f"{label}.{name}")
+        elif isinstance(value, tuple | frozenset):
+            for entry in value:
+                self.visit(entry, label)
+        elif isinstance(value, functools.partial):
+            for entry in (value.func, value.args, value.keywords):
+                self.visit(entry, label)
+        elif isinstance(value, types.MethodType):
+            self.visit(value.__self__, label)
+            self.visit(value.__func__, label)
+        elif isinstance(value, staticmethod | classmethod):
+            self.visit(value.__func__, label)
+        elif isinstance(value, property):
+            for function in (value.fget, value.fset):
+                self.visit(function, label)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self.found.caches.append(value)
+            self.visit(value.__wrapped__, label)
+        elif isinstance(value, types.FunctionType):
+            self._visit_function(value, label)
+        elif isinstance(value, type):
+            self._visit_class(value)
+        elif isinstance(value, types.ModuleType):
+            if not _from_installed(value.__name__):
+                self.found.restorable.append(ClassAttributes(label, value))
+                for name, entry in list(vars(value).items()):
+                    if name not in _NOT_STATE:
+                        self.visit(entry, f"{value.__name__}.{name}")
+        elif hasattr(type(value), "__next__"):
+            raise ModuleError(
+                f"{label} is {_article(type(value).__name__)}, which cannot begin anew for every user: keep a list and "
+                "an index, or a random generator"
+            )
+        elif not _installed(type(value)):
+            self._visit_object(value, label)
+
+    def _add(self, snapshot: Container) -> None:
+        """Put a container into the list by which it is checked."""
+        if snapshot.label.rpartition(".")[2] in _STRUCTURE:
+            self.found.structure.append(snapshot)
+        elif len(snapshot.now) == 0 and type(snapshot.now) is not types.MappingProxyType:
+            self.found.empty_containers.append(snapshot.now)
+            self.found.empty_labels.append(snapshot.label)
+        else:
+            (self.found.large_containers if len(snapshot.now) > _MAX_PER_USER else self.found.restorable).append(
+                snapshot
+            )
+
+    def _add_special(self, label: str, owner: Any, *names: str) -> None:
+        """Before the contents of a `__dict__`, so that these are restored in the right one."""
+        self.found.restorable += [Attribute(label, owner, name) for name in names]
+
+    def _visit_tensor(self, value: Tensor, label: str) -> None:
+        if id(value) not in self._trainable_ids and id(value) not in self._key_ids:
+            self.found.constants.append(Constant(label, value))
+        self._add_special(label, value, "__class__", "__dict__")
+        self._add(Container(label, vars(value)))
+        self.visit(value._backward_hooks, f"a hook on {label}")
+
+    def _visit_module(self, module: nn.Module, label: str) -> None:
+        skipped = ("draws",) if isinstance(module, UserRandom) else ()  # set by the engine
+        self._add_special(label, module, "__class__", "__dict__")
+        self._add(Container(label, vars(module), skipped))
+        for name, entry in list(vars(module).items()):
+            if name in _STRUCTURE:
+                self._add(Container(f"{label}.{name}", entry))
+                for key, part in entry.items():
+                    self.visit(part, f"{label}.{key}")
+            elif name not in skipped:
+                self.visit(entry, f"{label}.{name}")
+        self._visit_slots(module, label)
+        self.visit(type(module), label)
+
+    def _visit_function(self, function: types.FunctionType, label: str) -> None:
+        if _installed(function):
+            return
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self.found.restorable.append(Cell(f"{name!r} in {function.__qualname__}", cell))
+            self.visit(contents(cell), f"{name!r} in {function.__qualname__}")
+        self._add_special(label, function, "__dict__", "__code__", "__defaults__", "__kwdefaults__")
+        self._add(Container(f"attributes of {function.__qualname__}", function.__dict__))
+        for entry in (function.__defaults__, function.__kwdefaults__, function.__dict__):
+            self.visit(entry, f"{function.__qualname__}")
+        for name in _global_names(function.__code__):
+            entry = function.__globals__.get(name, MISSING)
+            if entry is MISSING and hasattr(builtins, name):
+                continue
+            self.found.restorable.append(Global(f"global variable {name!r}", function.__globals__, name))
+            if entry is not MISSING:
+                self.visit(entry, f"global variable {name!r}")
+        for name in _imported_names(function.__code__):
+            self.visit(sys.modules.get(name), f"module {name}")
+
+    def _visit_class(self, kind: type) -> None:
+        metaclass: type = type(kind)
+        for cls in (*kind.__mro__, *metaclass.__mro__):
+            if not _installed(cls) and (cls is kind or id(cls) not in self._seen):
+                self._seen[id(cls)] = cls
+                self.found.restorable.append(ClassAttributes(f"class {cls.__qualname__}", cls))
+                for name, entry in list(vars(cls).items()):
+                    if name not in _NOT_STATE:
+                        self.visit(entry, f"{cls.__qualname__}.{name}")
+
+    def _visit_object(self, value: Any, label: str) -> None:
+        self._add_special(label, value, "__class__")
+        if hasattr(value, "__dict__"):
+            self._add_special(label, value, "__dict__")
+            self._add(Container(label, vars(value)))
+            for name, entry in list(vars(value).items()):
+                self.visit(entry, f"{label}.{name}")
+        self._visit_slots(value, label)
+        self.visit(type(value), label)
+
+    def _visit_slots(self, value: Any, label: str) -> None:
+        for cls in type(value).__mro__:
+            for name, slot in vars(cls).items() if not _installed(cls) else ():
+                if isinstance(slot, types.MemberDescriptorType):
+                    self.found.restorable.append(Slot(f"{label}.{name}", value, slot))
+                    self.visit(self.found.restorable[-1].before, f"{label}.{name}")  # type: ignore[attr-defined]
+
+
+def _instruction_names(code: types.CodeType, *kinds: str) -> Iterator[str]:
+    """The names in instructions of these kinds, of a function and of functions defined inside it."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in kinds:
+            yield str(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _instruction_names(constant, *kinds)
+
+
+@functools.cache
+def _global_names(code: types.CodeType) -> set[str]:
+    return set(_instruction_names(code, "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME"))
+
+
+@functools.cache
+def _imported_names(code: types.CodeType) -> set[str]:
+    return set(_instruction_names(code, "IMPORT_NAME"))
+
+
+@functools.cache
+def _from_installed(module_name: str) -> bool:
+    if module_name.partition(".")[0] in _TRUSTED:
+        return True
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    return isinstance(file, str) and file.startswith(_INSTALLED)
+
+
+def _installed(thing: Any) -> bool:
+    """Whether a class or function belongs to a library: those are not inspected.
+
+    For a function its globals decide: `functools.wraps` copies another function's `__module__`.
+    """
+    if isinstance(thing, types.FunctionType):
+        return _from_installed(str(thing.__globals__.get("__name__", "")))
+    return _from_installed(getattr(thing, "__module__", None) or "builtins")
+
+
+def _article(word: str) -> str:
+    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"
