@@ -239,3 +239,21 @@ def test_an_empty_half_is_refused_with_a_way_out():
 def test_a_population_is_shown_without_anybodys_data():
     population = Population.from_arrays([7, 7, 9], x=[[0.25, 0.5], [1.0, 2.0], [3.0, 4.0]], y=[1, 2, 3])
     assert repr(population) == "Population(2 users, 3 examples of x float64[2], y int64)"
+
+
+def test_a_subset_is_the_chosen_users_with_all_their_rows():
+    population = people(NAMES["text"])
+    for chosen in ([17, 3, 250], np.isin(np.arange(400), [3, 17, 250])):
+        some = population.subset(chosen)
+        assert some.user_ids.tolist() == population.user_ids[[3, 17, 250]].tolist()
+        assert [one["x"].tolist() for one in some] == [population.of(i)["x"].tolist() for i in (3, 17, 250)]
+    bare = Population(np.arange(0, 21, 2), {"x": np.arange(20)}).subset([9, 4])
+    assert bare.user_ids.tolist() == [4, 9]  # their place is what their randomness is keyed by
+    for wrong in ([], [1, 1], [400], [-1], [0.5], [True, False], [[1]], "a"):
+        with pytest.raises(PopulationError, match="users "):
+            population.subset(wrong)
+
+
+def test_a_population_gives_its_users_in_turn():
+    population = Population.from_arrays(["b", "a", "b"], known_users=["c"], x=[1, 2, 3])
+    assert [one["x"].tolist() for one in population] == [[2], [1, 3], []]

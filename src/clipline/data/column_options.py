@@ -38,7 +38,8 @@ class ColumnOptions:
     timestamps: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.missing is not None and self.missing != ZERO_UPDATE and not _is_number(self.missing):
+        known = self.missing == ZERO_UPDATE if isinstance(self.missing, str) else _is_number(self.missing)
+        if self.missing is not None and not known:
             shown = self.missing if isinstance(self.missing, str) else type(self.missing).__name__
             raise refuse(
                 "missing", shown, f'a finite number or "{ZERO_UPDATE}"',

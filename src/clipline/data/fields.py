@@ -39,10 +39,19 @@ def field_array(name: str, values: Any, options: ColumnOptions) -> NDArray[Any]:
         ) from None
     if array.dtype.kind == "T":
         array = array.astype(object)
+    if array.dtype.kind == "f" and _is_whole(values):
+        array = np.array(values.to_pylist() if hasattr(values, "to_pylist") else values.to_list(), object)
     array = options.applied(name, array)
     if array.dtype.kind == "O":
         array = options.applied(name, _of_objects(name, array, options))
     return numbers_only(name, array)
+
+
+def _is_whole(values: Any) -> bool:
+    """Whether a column of pandas, polars or pyarrow holds whole numbers; with gaps, NumPy makes fractions of them."""
+    kind = str(getattr(values, "type", None) or getattr(values, "dtype", None)).lower()
+    listed = hasattr(values, "to_pylist") or hasattr(values, "to_list")
+    return listed and kind.startswith(("int", "uint", "bool"))
 
 
 def numbers_only(name: str, array: NDArray[Any]) -> NDArray[Any]:

@@ -306,7 +306,8 @@ def check_finite(where: str, values: NDArray[Any]) -> None:
     if missing:
         raise PopulationError(
             f"{where} has {missing} of {values.size} values missing (NaN) but needs all: drop these examples, fill "
-            'them with missing=0.0 or fill={field: 0}, or keep them with missing="zero-update": who has one adds nothing'
+            'them with missing=0.0 or fill={field: 0}, or keep them with missing="zero-update", where who has one adds '
+            "nothing"
         )
     if endless:
         raise PopulationError(
