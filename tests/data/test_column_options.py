@@ -108,7 +108,7 @@ def test_options_out_of_range_are_refused(options, error, words):
 def test_new_data_have_the_types_and_shapes_of_the_population():
     people = Population.from_arrays(["a", "b"], x=np.ones((2, 2), np.float32), y=[0, 1])
     new = people.fields_of(pa.table({"x": [[1.5, 2.5]], "other": ["?"]}))
-    assert list(new) == ["x"] and new["x"].dtype == np.float32 and new["x"].tolist() == [[1.5, 2.5]]
+    assert (list(new), new["x"].dtype, new["x"].tolist()) == (["x"], np.float32, [[1.5, 2.5]])
     for columns, words in (
         ({"x": [[1.0]]}, "rows of shape \\(1,\\) but the population has \\(2,\\)"),
         ({"y": [0.5]}, "field 'y' is float64 but the population has int64"),

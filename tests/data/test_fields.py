@@ -60,7 +60,7 @@ def test_whole_numbers_with_gaps_stay_whole_where_filled():
         lambda **options: Population.from_dataframe(frame, user="u", **options),
         lambda **options: Population.from_arrays(frame.u, x=frame.x, **options),
     ):
-        with pytest.raises(SettingError, match="whole|cannot fill"):
+        with pytest.raises(SettingError, match=r"whole|cannot fill"):
             make(missing=0.5)
         with pytest.raises(PopulationError, match="fill="):  # a whole number cannot be NaN
             make(missing="zero-update")
@@ -104,7 +104,8 @@ def test_gaps_are_filled_or_kept_as_asked():
     assert population.fields["y"].tolist() == [[2, 3], [7, 1], [4, 7]]
     assert population.fields["y"].dtype == np.float32
     kept = made([1.0, np.nan, np.inf], missing="zero-update").fields["x"]
-    assert np.isnan(kept[0]) and kept[1:].tolist() == [1, np.inf]
+    assert np.isnan(kept[0])
+    assert kept[1:].tolist() == [1, np.inf]
     with pytest.raises(PopulationError, match="infinite"):  # infinity is no gap
         made([1.0, np.nan, np.inf], missing=0.0)
     assert np.isnan(x[1])  # the caller's own are as they were
@@ -143,3 +144,20 @@ def test_a_table_with_nan_is_refused_and_no_value_is_told(ending, tmp_path):
     assert "4711" not in str(error.value)
     assert Population.from_table(path, user="u", missing=5).of(0)["x"].tolist() == [5]
     assert np.isnan(Population.from_table(path, user="u", missing="zero-update").of(0)["x"]).all()
+
+
+@pytest.mark.parametrize("lines", ["a,1\nb,secret word\n", "a,1\nb,2,secret word\n"])
+def test_a_damaged_row_of_csv_is_told_without_its_values(lines, tmp_path):
+    (tmp_path / "t.csv").write_text("u,x\n" + "a,1\n" * 3_000_000 + lines)  # the first block says what x is
+    with pytest.raises(PopulationError) as error:
+        Population.from_table(tmp_path / "t.csv", user="u")
+    assert "secret" not in str(error.value)
+    assert "(not shown)" in str(error.value)
+
+
+def test_columns_that_mix_kinds_are_named_without_their_values():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"u": IDS, "mixed": [1, "secret", 2]})
+    with pytest.raises(PopulationError, match="mixed") as error:
+        Population.from_dataframe(frame, user="u")
+    assert "secret" not in str(error.value)

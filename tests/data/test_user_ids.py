@@ -1,4 +1,4 @@
-"""Ids in every usual form: the same people come out, and a missing id is refused with their number and without a value."""
+"""Ids in every usual form: the same people come out, and missing ids are counted and refused."""
 
 from uuid import UUID
 
@@ -25,16 +25,22 @@ def pandas_forms(values, kinds):
     return made
 
 
+def polars():
+    return pytest.importorskip("polars")
+
+
 FORMS = {
     "list": (NAMES, lambda: [NAMES, tuple(NAMES), np.array(NAMES), np.array(NAMES, object)]),
     "numpy strings": (NAMES, lambda: [np.array(NAMES, np.dtypes.StringDType())]),
     "pandas": (NAMES, pandas_forms(NAMES, [None, "string", "object", "category", "string[pyarrow]"])),
-    "polars": (NAMES, lambda: [pytest.importorskip("polars").Series(NAMES)]),
-    "polars category": (NAMES, lambda: [pytest.importorskip("polars").Series(NAMES).cast(pytest.importorskip("polars").Categorical)]),
-    "arrow": (NAMES, lambda: [pa.array(NAMES), pa.chunked_array([NAMES[:1], NAMES[1:]]), pa.array(NAMES).dictionary_encode(), pa.array(NAMES, pa.large_string())]),
-    "numbers": (NUMBERS, lambda: [NUMBERS, np.array(NUMBERS, np.int8), np.array(NUMBERS, object), pa.array(NUMBERS), map(int, NUMBERS) and list(map(np.int32, NUMBERS))]),
+    "polars": (NAMES, lambda: [polars().Series(NAMES), polars().Series(NAMES).cast(polars().Categorical)]),
+    "arrow": (NAMES, lambda: [pa.array(NAMES), pa.array(NAMES).dictionary_encode()]),
+    "large arrow": (NAMES, lambda: [pa.array(NAMES, pa.large_string()), pa.array(NAMES, pa.string_view())]),
+    "arrow in chunks": (NAMES, lambda: [pa.chunked_array([NAMES[:1], NAMES[1:]])]),
+    "numbers": (NUMBERS, lambda: [NUMBERS, np.array(NUMBERS, np.int8), np.array(NUMBERS, object), pa.array(NUMBERS)]),
+    "numpy scalars": (NUMBERS, lambda: [[np.int32(number) for number in NUMBERS]]),
     "pandas numbers": (NUMBERS, pandas_forms(NUMBERS, [None, "Int64", "category", "int64[pyarrow]", "object"])),
-    "polars numbers": (NUMBERS, lambda: [pytest.importorskip("polars").Series(NUMBERS)]),
+    "polars numbers": (NUMBERS, lambda: [polars().Series(NUMBERS)]),
     "uuid": ([str(one) for one in UUIDS], lambda: [UUIDS, np.array(UUIDS)]),
     "pandas uuid": ([str(one) for one in UUIDS], pandas_forms(UUIDS, [None])),
     "arrow uuid": ([str(one) for one in UUIDS], lambda: [pa.array([str(one) for one in UUIDS])]),
@@ -81,9 +87,8 @@ def test_missing_ids_of_pandas_are_refused(kind):
 
 
 def test_missing_ids_of_polars_are_refused():
-    polars = pytest.importorskip("polars")
     for values in (NAMES, NUMBERS):
-        refused(polars.Series([*values, None, None]))
+        refused(polars().Series([*values, None, None]))
 
 
 def refused(form):

@@ -111,9 +111,6 @@ class ColumnOptions:
         return column
 
 
-NO_OPTIONS = ColumnOptions()
-
-
 def number_for(name: str, stand_in: float | str) -> float:
     """The number that fills gaps of a column of numbers; text is refused."""
     if isinstance(stand_in, str):
@@ -191,3 +188,6 @@ def _instant(name: str, one: object) -> Any:
             f"field {name!r} holds {type(one).__name__} but timestamps need dates: convert it, as with pd.to_datetime"
         )
     return np.datetime64(one.astimezone(UTC).replace(tzinfo=None) if one.tzinfo else one, "us")
+
+
+NO_OPTIONS = ColumnOptions()

@@ -351,7 +351,9 @@ def _filled(where: str, name: str, column: Any, options: ColumnOptions, before: 
     if stand_in is None:
         raise _gap(where, name, column, before, _WAYS if fractions else _WAYS_WHOLE)
     try:
-        return column.fill_null(pa.scalar(stand_in, column.type))
+        if _is_text(column.type) != isinstance(stand_in, str):
+            raise TypeError
+        return column.fill_null(pa.scalar(stand_in).cast(column.type))  # which refuses 0.5 among whole numbers
     except (pa.ArrowException, TypeError, ValueError):
         raise SettingError(f"{stand_in!r} cannot fill {name!r}, which is {column.type}: give another fill") from None
 
