@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from clipline import Population
+from clipline.data.readers import tables
 from clipline.errors import PopulationError, SettingError
 
 IDS = ["b", "a", "b"]
@@ -147,8 +148,9 @@ def test_a_table_with_nan_is_refused_and_no_value_is_told(ending, tmp_path):
 
 
 @pytest.mark.parametrize("lines", ["a,1\nb,secret word\n", "a,1\nb,2,secret word\n"])
-def test_a_damaged_row_of_csv_is_told_without_its_values(lines, tmp_path):
-    (tmp_path / "t.csv").write_text("u,x\n" + "a,1\n" * 3_000_000 + lines)  # the first block says what x is
+def test_a_damaged_row_of_csv_is_told_without_its_values(lines, tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "CHUNK_BYTES", 32)
+    (tmp_path / "t.csv").write_text("u,x\n" + "a,1\n" * 30 + lines)  # the first block says what x is
     with pytest.raises(PopulationError) as error:
         Population.from_table(tmp_path / "t.csv", user="u")
     assert "secret" not in str(error.value)
