@@ -62,7 +62,8 @@ def population_of(users: Users) -> Population:
     """The users under their own ids."""
     names = next(iter(users.values())).keys()
     ids = np.concatenate([[user] * len(next(iter(fields.values()))) for user, fields in users.items()])
-    return Population.from_arrays(ids, **{name: np.concatenate([f[name] for f in users.values()]) for name in names})
+    fields = {name: np.concatenate([f[name] for f in users.values()]) for name in names}
+    return Population.from_arrays(ids, missing="zero-update", **fields)  # some attacks are made of NaN
 
 
 def training_of(

@@ -113,7 +113,7 @@ def population_of(case: Case, users: Users) -> Population:
     known = np.array([id_of(case, name) for name in users])
     ids = np.repeat(known, [len(user["y"]) for user in users.values()])
     fields = {field: np.concatenate([user[field] for user in users.values()]) for field in next(iter(users.values()))}
-    return Population.from_arrays(ids, known_users=known, **fields)
+    return Population.from_arrays(ids, known_users=known, missing="zero-update", **fields)
 
 
 def training_of(case: Case, users: Users) -> Training:

@@ -36,6 +36,30 @@ def test_a_table_becomes_a_store(clipline, posts, tmp_path):
     verify_store(tmp_path / "posts")
 
 
+def test_fields_may_be_given_several_times(clipline, posts, tmp_path):
+    code, _, err = clipline(
+        "data", "prepare", "table", "--from", "posts.jsonl", "--to", "posts", "--user-column", "author",
+        "--fields", "hours", "--fields", "score",
+    )  # fmt: skip
+    assert code == 0, err
+    assert list(Population.open(tmp_path / "posts").fields) == ["hours", "score"]
+
+
+def test_gaps_are_refused_or_filled_as_asked(clipline, tmp_path):
+    (tmp_path / "t.csv").write_text("u,x\na,1.5\nb,\nb,2.5\n")
+    command = ["data", "prepare", "table", "--from", "t.csv", "--to", "t", "--user-column", "u"]
+    code, _, err = clipline(*command)
+    assert code == 2
+    assert "has no value for 'x' in row 2 (1 missing up to row 3)" in err
+    code, _, err = clipline(*command, "--missing", "nothing")
+    assert code == 2
+    assert "missing='nothing' must be a finite number" in err
+    code, _, err = clipline(*command, "--missing", "-1")
+    assert code == 0, err
+    assert Population.open(tmp_path / "t").of(1)["x"].tolist() == [-1, 2.5]
+    assert Population.open(tmp_path / "t").column_options == {"missing": -1}
+
+
 def test_a_known_data_set_is_prepared_listed_and_described(clipline, tmp_path):
     write_original(tmp_path / "clipline-data", "cifar100", "sqlite")
     code, out, err = clipline(

@@ -89,7 +89,7 @@ def test_progress_ends_with_every_row(tmp_path):
         ([(np.array(["a", None]), {"x": np.zeros(2)})], "drop the rows without a user"),
         ([(np.array([[1]]), {"x": np.zeros(1)})], "one axis"),
         ([(np.array([b"\xff"]), {"x": np.zeros(1)})], "not UTF-8"),
-        ([rows_of([1]), rows_of(["a"])], "a number and a text"),
+        ([rows_of([1]), rows_of(["a"])], "numbers in some rows and text in others"),
     ],
 )
 def test_what_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path, chunks, words):

@@ -103,7 +103,7 @@ def test_users_of_several_runs_are_planned_together_each_with_the_keys_of_the_ow
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_fractions_take_the_type_of_the_model_and_other_data_keep_theirs(dtype):
+def test_fractions_take_the_type_of_the_model_and_labels_that_of_indices(dtype):
     fields = {
         "single": np.array([0.1, 1e-3, 7.0], np.float32),
         "double": np.array([[1 / 3], [2.0], [3.0]]),
@@ -111,11 +111,17 @@ def test_fractions_take_the_type_of_the_model_and_other_data_keep_theirs(dtype):
         "byte": np.array([[255, 0], [1, 2], [3, 4]], np.uint8),
         "whole": np.array([-1, 2**40, 5]),
         "truth": np.array([True, False, True]),
+        "token": np.array([-1, 5, 7], np.int16),
+        "index": np.array([-1, 5, 7], np.int8),
+        "label": np.array([-1, 5, 7], np.int32),
+        "count": np.array([1, 2**32 - 1, 7], np.uint32),
+        "total": np.array([1, 2**40, 7], np.uint64),
     }
     examples = Examples(Population(np.array([0, 3]), fields), torch.device("cpu"), dtype)
     rows = np.array([[2, 1], [1, 0]])
     batch = examples.gather(rows)
-    kinds = [dtype, dtype, torch.uint16, torch.uint8, torch.int64, torch.bool]
+    kinds = [dtype, dtype, torch.uint16, torch.uint8, torch.int64, torch.bool, torch.int16]
+    kinds += [torch.int64] * 4
     assert [batch[name].dtype for name in fields] == kinds
     for name, field in fields.items():
         wanted = field[rows].astype(str(dtype).removeprefix("torch.")) if field.dtype.kind == "f" else field[rows]

@@ -136,6 +136,23 @@ def test_a_loss_that_clears_gradients_trains_all_the_same():
     assert torch.equal(update_of(engine, user), update_of(clients(small_population()), user))
 
 
+def test_a_type_that_torch_refuses_is_explained():
+    population = Population.from_arrays([0, 0], x=np.ones((2, 6), int), y=[0, 1])
+    with pytest.raises(ModuleError, match=r"a batch holds x int64, y int64: convert in the loss, .* with \.float\(\)"):
+        clients(population, linear_model(dtype=torch.float32))
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64, np.uint32])
+def test_labels_and_indices_of_any_width_train_alike(kind):
+    x, y = np.array([[1, 2], [3, 4]], kind), np.array([0, 1], kind)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
+    wide = clients(Population.from_arrays([0, 0], x=x.astype(int), y=y.astype(int)), model)
+    narrow = clients(Population.from_arrays([0, 0], x=x, y=y), model)
+    assert torch.equal(update_of(narrow, 0), update_of(wide, 0))
+    assert update_of(narrow, 0).abs().max() > 0
+
+
 def test_models_and_losses_that_cannot_train_are_refused():
     with pytest.raises(ModuleError, match=r"model is a function but must be a torch\.nn\.Module"):
         clients(small_population(), lambda x: x)

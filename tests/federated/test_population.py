@@ -31,9 +31,10 @@ def test_users_with_no_example_one_example_or_ten_thousand():
         (lambda: Population.from_arrays([1, 2]), "population has 0 fields"),
         (lambda: Population.from_arrays([1, 2], x=[1, 2, 3]), "field 'x' has 3 rows but must have 2"),
         (lambda: Population.from_arrays([1, 2], x=[1, 2], y=7), "field 'y' has 0 rows but must have 2"),
-        (lambda: Population.from_arrays([[1], [2]], x=[1, 2]), "user_ids has shape (2, 1)"),
-        (lambda: Population.from_arrays([1, None], x=[1, 2]), "user_ids mixes types or holds None"),
-        (lambda: Population.from_arrays([1.0, float("nan")], x=[1, 2]), "user_ids holds NaN"),
+        (lambda: Population.from_arrays([[1], [2]], x=[1, 2]), "user_ids mixes types or holds objects (list)"),
+        (lambda: Population.from_arrays(np.ones((2, 1)), x=[1, 2]), "user_ids has shape (2, 1)"),
+        (lambda: Population.from_arrays([1, None], x=[1, 2]), "user_ids has 1 of 2 ids missing"),
+        (lambda: Population.from_arrays([1.0, float("nan")], x=[1, 2]), "user_ids has 1 of 2 ids missing"),
         (lambda: Population(np.array([0, 3]), {"x": np.zeros(2)}), "field 'x' has 2 rows but must have 3"),
         (lambda: Population(np.array([1, 3]), {"x": np.zeros(3)}), "offsets start at 1"),
         (lambda: Population(np.array([0, 3, 2, 4]), {"x": np.zeros(4)}), "offsets fall somewhere but must never fall"),
@@ -61,10 +62,10 @@ def test_users_with_no_example_one_example_or_ten_thousand():
         (lambda: Population(np.array([0, 1]), {"x": np.zeros(1)}, np.array([None])), "user_ids mixes types"),
         (lambda: Population(np.array([0, 1]), {"x": np.zeros(1)}, np.array([np.nan])), "user_ids holds NaN"),
         (lambda: Population(np.array([0, 1]), {"x": np.zeros(1)}, np.array(["NaT"], "M8[s]")), "user_ids are datetime"),
-        (lambda: Population.from_arrays([1, 2], known_users=[np.nan], x=[1, 2]), "known_users holds NaN"),
+        (lambda: Population.from_arrays([1, 2], known_users=[np.nan], x=[1, 2]), "known_users has 1 of 1 ids missing"),
         (lambda: Population.from_arrays([1, 2], known_users=3, x=[1, 2]), "known_users has shape ()"),
         (lambda: Population.from_arrays([1, 2], x=[[1], [2, 3]]), "field 'x' cannot become a NumPy array"),
-        (lambda: Population.from_arrays([[1], [2, 3]], x=[1, 2]), "user_ids cannot become a NumPy array"),
+        (lambda: Population.from_arrays([[1], [2, 3]], x=[1, 2]), "user_ids mixes types or holds objects (list)"),
     ],
 )
 def test_data_that_is_no_population_is_refused_with_a_way_out(make, words):
@@ -238,3 +239,21 @@ def test_an_empty_half_is_refused_with_a_way_out():
 def test_a_population_is_shown_without_anybodys_data():
     population = Population.from_arrays([7, 7, 9], x=[[0.25, 0.5], [1.0, 2.0], [3.0, 4.0]], y=[1, 2, 3])
     assert repr(population) == "Population(2 users, 3 examples of x float64[2], y int64)"
+
+
+def test_a_subset_is_the_chosen_users_with_all_their_rows():
+    population = people(NAMES["text"])
+    for chosen in ([17, 3, 250], np.isin(np.arange(400), [3, 17, 250])):
+        some = population.subset(chosen)
+        assert some.user_ids.tolist() == population.user_ids[[3, 17, 250]].tolist()
+        assert [one["x"].tolist() for one in some] == [population.of(i)["x"].tolist() for i in (3, 17, 250)]
+    bare = Population(np.arange(0, 21, 2), {"x": np.arange(20)}).subset([9, 4])
+    assert bare.user_ids.tolist() == [4, 9]  # their place is what their randomness is keyed by
+    for wrong in ([], [1, 1], [400], [-1], [0.5], [True, False], [[1]], "a"):
+        with pytest.raises(PopulationError, match="users "):
+            population.subset(wrong)
+
+
+def test_a_population_gives_its_users_in_turn():
+    population = Population.from_arrays(["b", "a", "b"], known_users=["c"], x=[1, 2, 3])
+    assert [one["x"].tolist() for one in population] == [[2], [1, 3], []]

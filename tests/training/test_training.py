@@ -181,7 +181,7 @@ def test_a_user_who_diverges_contributes_zero_and_training_goes_on():
     ids = np.repeat(np.arange(40), 5)
     x = np.ones((200, 6))
     x[ids == 7] = np.inf
-    population = Population.from_arrays(ids, x=x, y=np.zeros(200, int))
+    population = Population.from_arrays(ids, x=x, y=np.zeros(200, int), missing="zero-update")
     result = training(
         population, cohort_size=40, sampling="fixed", noise_multiplier=0.0, rounds=1, clip=QuantileClip(start=1e9)
     ).run()

@@ -67,7 +67,8 @@ def prepare_data(
     source: Path,
     target: Path,
     user_column: str | None,
-    fields: str | None,
+    fields: tuple[str, ...],
+    missing: str | None,
     split: str | None,
     words: Path | None,
     tags: Path | None,
@@ -80,18 +81,20 @@ def prepare_data(
     clipline data prepare table --from posts.parquet --to posts --user-column author
     """
     from ..data.catalogue import TABLE
+    from ..data.column_options import ColumnOptions
     from ..data.prepare import prepare, prepare_task
     from .file_progress import FileProgress  # imports rich, which the other commands do not need
 
     begun = time.perf_counter()
-    columns = None if fields is None else [column.strip() for column in fields.split(",") if column.strip()]
+    columns = [column.strip() for given in fields for column in given.split(",") if column.strip()] if fields else None
+    options = ColumnOptions(missing=_number_or_word(missing))
     tokenise = _tokeniser(name, source, words, tags)
-    one_store = name == TABLE or split is not None or columns is not None
+    one_store = name == TABLE or split is not None or columns is not None or missing is not None
     with _terminated_cleanly(), FileProgress() as progress:
         if one_store:
             manifest = prepare(
                 name, source, target, split=split or "train", user_column=user_column, fields=columns,
-                tokenise=tokenise, progress=progress.show,
+                tokenise=tokenise, options=options, progress=progress.show,
             )  # fmt: skip
             made = {".": manifest}
         else:
@@ -112,6 +115,16 @@ def prepare_data(
     elif not one_store:
         print(f"train on it: clipline train {next(iter(made.values())).tasks[0]} --data {target}")
         _compare(name, made)
+
+
+def _number_or_word(given: str | None) -> float | str | None:
+    """A number if it is one, whole if it is written so."""
+    for kind in (int, float):
+        try:
+            return given if given is None else kind(given)
+        except ValueError:
+            continue
+    return given
 
 
 def _tokeniser(name: str, source: Path, words: Path | None, tags: Path | None) -> Convert | None:
@@ -211,7 +224,19 @@ prepare_command = Command(
         Option(["--from", "source"], type=_path, required=True, help="The file, or a folder with the original files."),
         Option(["--to", "target"], type=_path, required=True, help="The folder to write; new or empty."),
         Option(["--user-column"], metavar="TEXT", help="The column that says whose row it is."),
-        Option(["--fields"], metavar="TEXT", unset="all others", help="Columns to keep, as a,b."),
+        Option(
+            ["--fields"],
+            metavar="TEXT",
+            multiple=True,
+            unset="all others",
+            help="Columns to keep, as a,b; may be given several times.",
+        ),
+        Option(
+            ["--missing"],
+            metavar="NUMBER",
+            unset="gaps are refused",
+            help="A number for gaps in the columns; or zero-update: who has one adds nothing.",
+        ),
         Option(
             ["--split"],
             metavar="TEXT",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -78,8 +79,9 @@ def columns_of(where: str, names: Sequence[str], user_column: str, fields: Seque
 
 
 def short(error: BaseException) -> str:
-    """The first line of a library's message, at most 160 characters."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+    """The first line of a library's message, at most 160 characters, without the values that Arrow quotes."""
+    message = re.sub(r"(invalid value|got \d+:) .*", r"\1 (not shown)", str(error), flags=re.DOTALL)
+    return (message.splitlines() or [type(error).__name__])[0][:160]
 
 
 def converted(chunks: Iterable[Chunk], convert: Convert | None) -> Iterator[Chunk]:

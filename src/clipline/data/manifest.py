@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,6 +24,7 @@ Origin = Literal["original", "substitute", "own"]
 _TYPES: dict[str, type] = {
     "version": int, "fields": list, "user_ids": bool, "users": int, "examples": int, "source": str, "made_by": str,
     "sha256": dict, "tasks": list, "origin": str, "shared_users": bool,
+    "column_options": dict,
 }  # fmt: skip
 
 
@@ -42,6 +43,7 @@ class Manifest:
     tasks: list[str] = field(default_factory=list)  # which can read it; a table's fields belong to none
     origin: Origin = "own"
     shared_users: bool = False  # whether users of the train store are users of the test store too
+    column_options: dict[str, Any] = field(default_factory=dict)  # how columns became fields: `ColumnOptions`
 
 
 def write_manifest(
@@ -55,6 +57,7 @@ def write_manifest(
     tasks: Iterable[str] = (),
     origin: Origin = "own",
     shared_users: bool = False,
+    column_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Write the manifest of a store whose other files are all there, with a checksum of each.
 
@@ -63,7 +66,7 @@ def write_manifest(
     checksums = {path.name: sha256(path) for path in sorted(folder.iterdir())}
     manifest = Manifest(
         VERSION, check_field_names(fields), user_ids, users, examples, source, f"clipline {__version__}", checksums,
-        list(tasks), origin, shared_users,
+        list(tasks), origin, shared_users, dict(column_options or {}),
     )  # fmt: skip
     (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
     return manifest

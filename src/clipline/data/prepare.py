@@ -9,6 +9,7 @@ from pathlib import Path
 from ..errors import PopulationError, SettingError, check_choice
 from .catalogue import CATALOGUE, TABLE, DataSet, data_set
 from .chunks import Chunk, Convert, Progress, Text, converted, existing_file
+from .column_options import NO_OPTIONS, ColumnOptions
 from .manifest import Manifest
 from .readers.tables import read_table
 from .readers.tff_hdf5 import read_tff_hdf5
@@ -36,21 +37,26 @@ def prepare(
     fields: Sequence[str] | None = None,
     tokenise: Convert | None = None,
     text: Text | None = None,
+    options: ColumnOptions = NO_OPTIONS,
     progress: StageProgress = _no_progress,
 ) -> Manifest:
     """Write the store of one split of a known data set, or of a table of your own (`name="table"`).
 
     `source` is a TFF file (HDF5, SQLite), a table with a `user_column`, or a folder with a known data set under its
     original file names. Data sets of text need `tokenise`: a chunk with arrays of `str` in, a chunk with numbers out; a
-    user's consecutive rows come in one chunk. For tables, `text` turns each column of text into numbers.
+    user's consecutive rows come in one chunk. For tables, `text` turns each column of text into numbers, and `options`
+    say what becomes of gaps, categories and timestamps; they are stored.
     """
     with atomic_folder(target) as (folder, scratch):
-        return _prepare(name, Path(source), folder, scratch, split, user_column, fields, tokenise, text, progress)
+        return _prepare(
+            name, Path(source), folder, scratch, split, user_column, fields, tokenise, text, options, progress
+        )
 
 
 def _prepare(
     name: str, source: Path, folder: Path, scratch: Path, split: str, user_column: str | None,
-    fields: Sequence[str] | None, tokenise: Convert | None, text: Text | None, progress: StageProgress,
+    fields: Sequence[str] | None, tokenise: Convert | None, text: Text | None, options: ColumnOptions,
+    progress: StageProgress,
 ) -> Manifest:  # fmt: skip
     """What `prepare` does, inside an `atomic_folder`."""
     known = None if name == TABLE else _known(name)
@@ -62,10 +68,12 @@ def _prepare(
         )
     if known is not None and fields is not None:
         raise SettingError(f"fields={','.join(fields)!r} must be left out for {name!r}: its tasks say what they read")
+    if known is not None and options != NO_OPTIONS:
+        raise SettingError(f"column options must be left out for {name!r}: its tasks say what they read")
     file = known.find(source, split) if known is not None and source.is_dir() else source
     without_rows: list[str] = []
     chunks = _read(
-        file, known, split, user_column, fields, text, scratch, without_rows.append,
+        file, known, split, user_column, fields, text, options, scratch, without_rows.append,
         lambda *now: progress("reading", *now),
     )  # fmt: skip
     with closing(chunks):  # before the scratch folder goes, also after an error
@@ -79,6 +87,7 @@ def _prepare(
             known_users=without_rows,
             progress=lambda *now: progress("grouping", *now),
             scratch=scratch,
+            column_options=options.entries(),
         )
 
 
@@ -101,7 +110,7 @@ def prepare_task(
         with _unpacked(files, scratch, progress) as files:
             return {
                 split: _prepare(
-                    name, file, folder / split, scratch, split, None, None, tokenise, None,
+                    name, file, folder / split, scratch, split, None, None, tokenise, None, NO_OPTIONS,
                     lambda stage, *now, split=split: progress(f"{split}: {stage}", *now),
                 )
                 for split, file in files.items()
@@ -148,7 +157,7 @@ def _known(name: str) -> DataSet:
 
 def _read(
     file: Path, known: DataSet | None, split: str, user_column: str | None, fields: Sequence[str] | None,
-    text: Text | None, scratch: Path, without_rows: Callable[[str], None], progress: Progress,
+    text: Text | None, options: ColumnOptions, scratch: Path, without_rows: Callable[[str], None], progress: Progress,
 ) -> Generator[Chunk, None, None]:  # fmt: skip
     """The reader for a file, chosen by the ending of its name."""
     ending = file.name.lower()
@@ -164,7 +173,7 @@ def _read(
         raise SettingError(
             f"user_column is missing for {str(file)!r}: give --user-column, the column that says whose row"
         )
-    return read_table(file, user_column, fields=fields, text=text, progress=progress)
+    return read_table(file, user_column, fields=fields, text=text, options=options, progress=progress)
 
 
 def _check_split(file: Path, known: DataSet, split: str) -> None:

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError
+from ..federated.population import check_finite
 from .chunks import Chunk, text_array
+from .fields import not_numbers
 from .manifest import check_field_names
+from .user_ids import check_text_id
 
-_LONGEST_ID = 1024
 _NUMBERS = "biuf"  # NumPy's kinds of numbers that a store can hold
 
 
@@ -24,8 +26,8 @@ class Spill:
     order of first appearance.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, finite: bool = True) -> None:
+        self.folder, self.finite = folder, finite
         self.codes: dict[int | str, int] = {}
         self.counts: list[int] = []  # rows of each user, by code
         self.layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}  # field -> type and shape of one row
@@ -46,7 +48,7 @@ class Spill:
         if code == len(self.counts):
             first = next(iter(self.codes))
             if type(first) is not type(user):
-                raise PopulationError(f"user ids {first!r} and {user!r} are a number and a text: give one kind only")
+                raise PopulationError("user ids are numbers in some rows and text in others: give one kind only")
             if isinstance(user, str):
                 check_text_id(user)
             self.counts.append(0)
@@ -57,8 +59,10 @@ class Spill:
         users = _checked_ids(np.asarray(chunk[0]))
         arrays = {name: np.asarray(field) for name, field in chunk[1].items()}
         if "" in users:
+            row, last = self.rows + users.index("") + 1, self.rows + len(users)
             raise PopulationError(
-                f"row {self.rows + users.index('') + 1} has an empty user id: drop the rows without a user"
+                f"row {row} has an empty user id ({users.count('')} have one up to row {last}): "
+                "drop the rows without a user"
             )
         self._check(len(users), arrays)
         for user, count in Counter(users).items():
@@ -102,6 +106,8 @@ class Spill:
                     f"field {name!r} has rows of {array.dtype}{list(array.shape[1:])} after row {self.rows} but began "
                     f"with {dtype}{list(shape)}: give every example the same type and shape"
                 )
+            if self.finite:
+                check_finite(f"field {name!r}, rows {self.rows + 1} to {self.rows + rows},", array)
 
     def _begin(self, arrays: dict[str, NDArray[Any]]) -> None:
         if not arrays:
@@ -112,22 +118,6 @@ class Spill:
                 what = "text" if array.dtype.kind in "OUS" else str(array.dtype)
                 raise not_numbers(name, what)
             self.layout[name] = array.dtype.newbyteorder("="), array.shape[1:]
-
-
-def not_numbers(name: str, what: str) -> PopulationError:
-    """The error for a field that holds something else than numbers, with the ways out."""
-    return PopulationError(
-        f"field {name!r} is {what} but a store holds numbers: leave it out of the fields, "
-        "or turn it into numbers with a tokeniser (the text=... or tokenise=... argument in Python)"
-    )
-
-
-def check_text_id(user: str) -> None:
-    """Refuse an id that an array of text cannot hold: it has room for the longest, and drops NULs at the end."""
-    if len(user) > _LONGEST_ID:
-        raise PopulationError(f"a user id has {len(user)} letters but may have {_LONGEST_ID}: give shorter ids")
-    if user.endswith("\0"):
-        raise PopulationError("a user id ends in a NUL byte but must end in a letter: rename the user")
 
 
 def _checked_ids(ids: NDArray[Any]) -> list[int | str]:

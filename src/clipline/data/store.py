@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ..errors import PopulationError
 from .chunks import Chunk, Progress, no_progress, short
+from .column_options import ZERO_UPDATE
 from .manifest import Manifest, Origin, write_manifest
 from .spill import Spill
 
@@ -37,13 +38,15 @@ def write_store(
     progress: Progress = no_progress,
     memory_bytes: int = 32 << 20,
     scratch: Path | None = None,
+    column_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Group the rows of all chunks by user and store them in `folder` for `Population.open`.
 
     Users may come in any order and as often as they like; they are stored sorted by id, and the order of a user's own
     examples is kept. Working memory is a few times `memory_bytes`, one chunk, and the list of users. The folder must
     not exist yet or be empty; it is complete or, after an error or an interruption, untouched. `known_users`, which is
-    read after the chunks, adds users without any example. `tasks`, `origin` and `shared_users` go into the manifest.
+    read after the chunks, adds users without any example. `tasks`, `origin`, `shared_users` and `column_options` go
+    into the manifest. NaN and infinity are refused unless the last say `missing="zero-update"`.
     `progress` counts the rows of the second pass.
 
     A caller who is inside an `atomic_folder` already hands on its `scratch` folder: then `folder` is written in place.
@@ -53,7 +56,9 @@ def write_store(
         if scratch is None:
             new, scratch = stack.enter_context(atomic_folder(folder))
         new.mkdir(exist_ok=True)
-        spill = Spill(Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True))))
+        options = dict(column_options or {})
+        raw = stack.enter_context(tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True))
+        spill = Spill(Path(raw), finite=options.get("missing") != ZERO_UPDATE)
         with closing(spill):
             for chunk in chunks:
                 spill.add(chunk)
@@ -62,7 +67,7 @@ def write_store(
         _write(new, spill, source, progress, memory_bytes)
         return write_manifest(
             new, fields=spill.layout, user_ids=True, users=len(spill.codes), examples=spill.rows, source=source,
-            tasks=tasks, origin=origin, shared_users=shared_users,
+            tasks=tasks, origin=origin, shared_users=shared_users, column_options=options,
         )  # fmt: skip
 
 

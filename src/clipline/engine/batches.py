@@ -138,11 +138,19 @@ class Examples:
     def _moved(self, field: NDArray[Any]) -> Tensor:
         # torch can move uint16 between devices but not index it: it travels as int16.
         plain = np.ascontiguousarray(field)
+        if plain.dtype in (np.uint32, np.uint64):  # which torch can hardly do anything with; they fit, as was checked
+            plain = plain.astype(np.int64)
         plain = plain if plain.flags.writeable else plain.copy()  # torch.from_numpy warns about read-only arrays
         return torch.from_numpy(plain.view(np.int16) if plain.dtype == np.uint16 else plain).to(self.device)
 
     def _cast(self, rows: Tensor, dtype: np.dtype[Any]) -> Tensor:
-        """Floating-point data take the type of the model's parameters; other data keep theirs."""
+        """The one rule of types: what a batch holds for a field of this type. docs/own_data.md has the table.
+
+        Floating-point data take the type of the model's parameters. int8 and int32 become int64, which torch wants for
+        labels and indices. bool, uint8, int16 and uint16 stay: pixels and tokens are large, and models convert them.
+        """
         if dtype == np.uint16:
             return rows.view(torch.uint16)
+        if rows.dtype in (torch.int8, torch.int32):
+            return rows.long()
         return rows.to(self.dtype) if rows.is_floating_point() else rows

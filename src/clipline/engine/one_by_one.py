@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -254,8 +255,19 @@ class OneByOne:
         examples = "made-up examples" if given is None else "trial_batch"
         raise ModuleError(
             f"model or loss fails on {examples} ({type(first).__name__}: {reason}): mend it, or give a trial_batch of "
-            "your own making that it can take"
+            f"your own making that it can take{self._types_in_words(reason)}"
         ) from first
+
+    def _types_in_words(self, reason: str) -> str:
+        """What a batch holds, where torch complains of a type; nothing otherwise. Made-up examples, nobody's."""
+        if not re.search(r"dtype|scalar type|Tensor type|not implemented for '", reason):
+            return ""
+        batch = self._synthetic_examples(1, "zeros")
+        held = ", ".join(f"{name} {str(values.dtype).removeprefix('torch.')}" for name, values in batch.items())
+        return (
+            f"; a batch holds {held}: convert in the loss, whole numbers that are features with .float() and labels or "
+            "indices with .long()"
+        )
 
     def _synthetic_examples(self, count: int, fill: str) -> Batch:
         problem = self.problem

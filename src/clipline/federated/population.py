@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,32 +26,52 @@ class Population:
     """`len(population)` users; user i owns the rows `offsets[i]:offsets[i + 1]` of every field.
 
     A user may own no row, one, or very many. Fields are arrays whose first axis counts examples; they may be memory
-    maps, in which case training reads only the rows of sampled users.
+    maps, in which case training reads only the rows of sampled users. NaN and infinity are refused, unless
+    `column_options` say `missing="zero-update"`; a memory map is not read for that: stores are checked when made.
     """
 
     offsets: NDArray[np.int64]  # (users + 1,), from 0 to the number of examples, never falling
     fields: Mapping[str, NDArray[Any]]  # name -> (examples, ...)
     user_ids: NDArray[Any] | None = None  # (users,), the caller's own names of the users
+    column_options: Mapping[str, Any] = field(default_factory=dict)  # how columns became fields, for `fields_of`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", _checked_offsets(self.offsets))
         if not isinstance(self.fields, Mapping) or not self.fields:
             raise PopulationError("population has 0 fields but needs at least 1: give for instance x=... and y=...")
-        for name, field in self.fields.items():
-            _check_field(name, field, self.examples)
+        for name, values in self.fields.items():
+            _check_field(name, values, self.examples)
+            if not isinstance(values, np.memmap) and self.column_options.get("missing") != "zero-update":
+                check_finite(f"field {name!r}", values)
         if self.user_ids is not None:
             _check_user_ids(self.user_ids, len(self))
 
     @classmethod
     def from_arrays(
-        cls, user_ids: ArrayLike, *, known_users: ArrayLike | None = None, **fields: ArrayLike
+        cls,
+        user_ids: Any,
+        *,
+        known_users: Any = None,
+        missing: float | str | None = None,
+        fill: Mapping[str, float | str] | None = None,
+        categories: Mapping[str, Sequence[str | int]] | None = None,
+        timestamps: Mapping[str, str] | None = None,
+        **fields: Any,
     ) -> Population:
         """Group examples by user: `from_arrays(user_ids, x=images, y=labels)`.
 
-        `user_ids[k]` says whose example k is (numbers or text, in any order); the order of a user's own examples is
-        kept. `known_users` adds users who have no example at all: they can be sampled and are protected like others.
+        `user_ids[k]` says whose example k is: text, whole numbers or UUIDs, in any order, in a list, a NumPy array, or
+        a column of pandas, polars or pyarrow; none may be missing. The order of a user's own examples is kept.
+        `known_users` adds users who have no example at all: they can be sampled and are protected like others.
+
+        Fields hold numbers and keep their type. Gaps (NaN, None, null) are refused unless `missing` is a number that
+        fills them or "zero-update" (a user who trains on one adds nothing); `fill` does the former by field. Infinity
+        is refused unless "zero-update". `categories={"city": ["Bern", "Rome"]}` gives 0, 1, and 2 for everything else;
+        `timestamps={"start": "hours since 2026-01-01"}` counts. All four are stored as `column_options`.
         """
-        return group_by_user(user_ids, fields, known_users=known_users)
+        options = _options(missing, fill, categories, timestamps)
+        population: Population = _data().population_from_arrays(user_ids, fields, known_users, options)
+        return population
 
     @classmethod
     def from_dataframe(
@@ -61,18 +81,22 @@ class Population:
         *,
         fields: Sequence[str] | None = None,
         text: Callable[[Sequence[str]], NDArray[Any]] | None = None,
-        known_users: ArrayLike | None = None,
+        known_users: Any = None,
+        missing: float | str | None = None,
+        fill: Mapping[str, float | str] | None = None,
+        categories: Mapping[str, Sequence[str | int]] | None = None,
+        timestamps: Mapping[str, str] | None = None,
     ) -> Population:
         """Group the rows of a dataframe by user: `from_dataframe(rides, user="rider")`.
 
-        `frame` is a DataFrame of pandas or polars or a Table of pyarrow. The column `user` says whose row it is, and
-        holds whole numbers or text. Each other column becomes a field, or only those in `fields`; a column of equally
-        long lists becomes a field with one more axis. A column with missing values is refused, and so is one of text
-        unless `text` turns its texts into an array of numbers. `known_users` is as in `from_arrays`.
+        `frame` is a DataFrame of pandas or polars, a Table of pyarrow, or a `Dataset` of Hugging Face. The column
+        `user` says whose row it is, and holds whole numbers, text or UUIDs. Each other column becomes a field, or only
+        those in `fields`; a column of equally long lists becomes a field with one more axis. One of text is refused
+        unless `text` turns its texts into an array of numbers, or its `categories` are listed. The rest is as in
+        `from_arrays`.
         """
-        population: Population = _data().population_from_dataframe(
-            frame, user, fields=fields, text=text, known_users=known_users
-        )
+        options = _options(missing, fill, categories, timestamps)
+        population: Population = _data().population_from_dataframe(frame, user, fields, text, known_users, options)
         return population
 
     @classmethod
@@ -85,6 +109,10 @@ class Population:
         text: Callable[[Sequence[str]], NDArray[Any]] | None = None,
         known_users: Iterable[int | str] = (),
         scratch: str | Path | None = None,
+        missing: float | str | None = None,
+        fill: Mapping[str, float | str] | None = None,
+        categories: Mapping[str, Sequence[str | int]] | None = None,
+        timestamps: Mapping[str, str] | None = None,
     ) -> Population:
         """Group the rows of a file by user: `from_table("rides.parquet", user="rider")`.
 
@@ -94,9 +122,27 @@ class Population:
         once and whose space is free again when the population is. Nothing else is left behind. To group a large file
         once and open it often, use `clipline data prepare table` and `Population.open`.
         """
-        population: Population = _data().population_from_table(
-            path, user, fields=fields, text=text, known_users=known_users, scratch=scratch
-        )
+        options = _options(missing, fill, categories, timestamps)
+        population: Population = _data().population_from_table(path, user, fields, text, known_users, scratch, options)
+        return population
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        user_ids: Any,
+        *,
+        fields: Sequence[str] = ("x", "y"),
+        known_users: Any = None,
+        missing: float | str | None = None,
+    ) -> Population:
+        """Group the items of a torch `Dataset` by user: `from_dataset(images, writers)`.
+
+        `user_ids` has one id for each item, or is the key of the id where items are dicts. An item that is a tuple has
+        the `fields` in order; one that is a dict has its own names. Every item is read once, into memory.
+        """
+        options = _options(missing, None, None, None)
+        population: Population = _data().population_from_dataset(dataset, user_ids, fields, known_users, options)
         return population
 
     @classmethod
@@ -149,6 +195,35 @@ class Population:
         ids = users if self.user_ids is None else self.user_ids
         return self._of_users(~chosen, ids), self._of_users(chosen, ids)
 
+    def subset(self, users: ArrayLike) -> Population:
+        """The users at these places, or those where an array of bool is true, in the order of this population.
+
+        `np.isin(population.user_ids, names)` chooses by id. Rows are copied as by `split`. Nobody may come twice. Users
+        without ids get their place here as id, so that their randomness stays theirs.
+        """
+        places = np.asarray(users)
+        if places.dtype == bool and places.shape == (len(self),):
+            places = np.flatnonzero(places)
+        if places.ndim != 1 or places.dtype.kind not in "iu" or not len(places):
+            raise PopulationError(
+                f"users are {places.dtype} of shape {places.shape} but must be places or {len(self)} of bool, at least "
+                "one user: give whole numbers"
+            )
+        if int(places.min()) < 0 or int(places.max()) >= len(self) or len(np.unique(places)) < len(places):
+            raise PopulationError(f"users must be distinct places from 0 to {len(self) - 1}: give each once")
+        chosen = np.zeros(len(self), bool)
+        chosen[places] = True
+        return self._of_users(chosen, np.arange(len(self)) if self.user_ids is None else self.user_ids)
+
+    def fields_of(self, frame: Any, *, text: Callable[[Sequence[str]], NDArray[Any]] | None = None) -> dict[str, Any]:
+        """The columns of a new dataframe, with or without users, as this population's fields: for predictions.
+
+        The `column_options` of this population are applied, and every field comes out in its type and shape, or is
+        refused. Fields that are missing in the frame, such as the label, are left out.
+        """
+        fields: dict[str, Any] = _data().fields_like(self, frame, text)
+        return fields
+
     def _of_users(self, chosen: NDArray[np.bool_], ids: NDArray[Any]) -> Population:
         """The users where `chosen` is true, with copies of their rows; `ids` are those of everybody."""
         sizes = np.diff(self.offsets)
@@ -156,7 +231,7 @@ class Population:
         np.cumsum(sizes[chosen], out=offsets[1:])
         rows = np.repeat(chosen, sizes)
         fields = {name: _copied_rows(field, rows, int(offsets[-1])) for name, field in self.fields.items()}
-        return Population(offsets, fields, np.array(ids[chosen]))
+        return Population(offsets, fields, np.array(ids[chosen]), self.column_options)
 
     def fingerprint(self, *, times: bool = True) -> str:
         """A checksum of offsets, user ids and every field: name, type, shape and values. Two are equal if the data are.
@@ -172,6 +247,10 @@ class Population:
     def __repr__(self) -> str:
         fields = ", ".join(f"{name} {field.dtype}{list(field.shape[1:]) or ''}" for name, field in self.fields.items())
         return f"Population({len(self)} users, {self.examples} examples of {fields})"
+
+    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """The fields of each user in turn, as `of` gives them."""
+        return (self.of(user) for user in range(len(self)))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -209,39 +288,38 @@ class Population:
         return {name: field[start:stop] for name, field in self.fields.items()}
 
 
-def group_by_user(
-    user_ids: ArrayLike, fields: Mapping[str, ArrayLike], *, known_users: ArrayLike | None = None
-) -> Population:
-    """The examples as `Population.from_arrays` groups them; fields may have any name."""
-    _refuse_mixed("user_ids", user_ids)
-    _refuse_mixed("known_users", known_users)
-    ids = _as_array("user_ids", user_ids)
-    _check_ids("user_ids", ids, "give one id for each example")
-    arrays = {name: _as_array(f"field {name!r}", field) for name, field in fields.items()}
-    for name, field in arrays.items():
-        if field.ndim == 0 or len(field) != len(ids):
-            rows = 0 if field.ndim == 0 else len(field)
-            raise PopulationError(
-                f"field {name!r} has {rows} rows but must have {len(ids)}, one for each entry of user_ids: "
-                "give arrays of equal length"
-            )
-    known = ids[:0] if known_users is None else _as_array("known_users", known_users)
-    if known.size or known.ndim != 1:  # an empty list has no type to go by
-        _check_ids("known_users", known, "give one id for each user")
-    if len(known) and len(ids) and known.dtype.kind != ids.dtype.kind:  # joined they would become another type
+def check_finite(where: str, values: NDArray[Any]) -> None:
+    """Refuse NaN and infinity, and what float32 would make infinity of; `where` names the values in the error.
+
+    Training would go on without a word, and the users who have them would add nothing.
+    """
+    if values.dtype.kind not in "fc" or not values.size:
+        return
+    step = max(1, _COPY_BYTES // max(1, values.nbytes // len(values)))
+    missing = endless = 0
+    for start in range(0, len(values), step):
+        sizes = np.abs(values[start : start + step])
+        bad = ~(sizes <= np.finfo(np.float32).max if sizes.dtype.itemsize > 4 else np.isfinite(sizes))
+        if bad.any():
+            missing += int(np.isnan(sizes).sum())
+            endless += int(bad.sum()) - int(np.isnan(sizes).sum())
+    if missing:
         raise PopulationError(
-            f"known_users are {known.dtype} and user_ids are {ids.dtype} but both must be text or both numbers, of "
-            "one kind: convert one of them"
+            f"{where} has {missing} of {values.size} values missing (NaN) but needs all: drop these examples, fill "
+            'them with missing=0.0 or fill={field: 0}, or keep them with missing="zero-update", where who has one adds '
+            "nothing"
         )
-    everyone = np.concatenate([ids, known]) if len(known) else ids
-    users, owner = np.unique(everyone, return_inverse=True)
-    owner = owner[: len(ids)]
-    if (np.diff(owner) < 0).any():
-        order = np.argsort(owner, kind="stable")
-        arrays = {name: field[order] for name, field in arrays.items()}
-    offsets = np.zeros(len(users) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(owner, minlength=len(users)), out=offsets[1:])
-    return Population(offsets, arrays, users)
+    if endless:
+        raise PopulationError(
+            f"{where} has {endless} of {values.size} values infinite or above 3.4e38, the limit of float32: drop or "
+            'bound them, as with np.clip, or keep them with missing="zero-update": who has one adds nothing'
+        )
+
+
+def _options(missing: object, fill: object, categories: object, timestamps: object) -> dict[str, Any]:
+    """The options that were given."""
+    given = {"missing": missing, "fill": fill, "categories": categories, "timestamps": timestamps}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _data() -> ModuleType:
@@ -269,24 +347,6 @@ def _copied_rows(field: NDArray[Any], rows: NDArray[np.bool_], count: int) -> ND
         out[done : done + len(piece)] = piece
         done += len(piece)
     return out
-
-
-def _refuse_mixed(name: str, ids: object) -> None:
-    """A list of several kinds would become one type, and with one id the others would change theirs, and their keys."""
-    if isinstance(ids, list | tuple):
-        kinds = {_kind(one) for one in ids}
-        if len(kinds) > 1:
-            raise PopulationError(
-                f"{name} mixes types or holds None ({', '.join(sorted(kinds))}) but must hold one kind: convert it"
-            )
-
-
-def _kind(one: object) -> str:
-    if isinstance(one, np.generic):
-        one = one.item()
-    if isinstance(one, bool | int):
-        return "whole numbers" if -(2**63) <= one < 2**63 else "whole numbers beyond 64 bits with a sign"
-    return type(one).__name__
 
 
 def _id_bytes(user_id: object) -> bytes:
@@ -334,7 +394,7 @@ def _check_user_ids(ids: object, users: int) -> None:
     """Refuse ids that do not name each user once: who has two entries would count as two users."""
     if not isinstance(ids, np.ndarray):
         raise PopulationError(f"user_ids are {_type(ids)} but must be a NumPy array: convert them with np.asarray")
-    _check_ids("user_ids", ids, "give each user's id once, or leave user_ids out")
+    check_ids("user_ids", ids, "give each user's id once, or leave user_ids out")
     if len(ids) != users:
         raise PopulationError(
             f"user_ids has {len(ids)} entries but must have {users}, one for each user: "
@@ -347,7 +407,7 @@ def _check_user_ids(ids: object, users: int) -> None:
         )
 
 
-def _check_ids(name: str, ids: NDArray[Any], way_out: str) -> None:
+def check_ids(name: str, ids: NDArray[Any], way_out: str) -> None:
     """Refuse what cannot name users: another number of axes, objects, dates, NaN."""
     if ids.ndim != 1:
         raise PopulationError(f"{name} has shape {ids.shape} but must have one axis: {way_out}")
@@ -356,8 +416,11 @@ def _check_ids(name: str, ids: NDArray[Any], way_out: str) -> None:
     if ids.dtype.kind not in "biufUS":
         raise PopulationError(f"{name} are {ids.dtype} but must be numbers or text: convert it, as with astype(str)")
     starts = range(0, len(ids) if ids.dtype.kind == "f" else 0, _STEP)
-    if not all(bool(np.isfinite(ids[start : start + _STEP]).all()) for start in starts):
-        raise PopulationError(f"{name} holds NaN or infinity but must hold finite ids: drop those examples first")
+    if bad := sum(int((~np.isfinite(ids[start : start + _STEP])).sum()) for start in starts):
+        raise PopulationError(
+            f"{name} holds NaN or infinity {bad} times among {len(ids)} ids but must hold finite ids: "
+            "drop those examples first"
+        )
 
 
 def _rise(ids: NDArray[Any]) -> bool:
@@ -368,13 +431,6 @@ def _rise(ids: NDArray[Any]) -> bool:
 def _overlapping(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """An array part by part, each beginning with the last entry of the one before: a map is not held in memory."""
     return (array[start : start + _STEP + 1] for start in range(0, len(array) - 1, _STEP))
-
-
-def _as_array(name: str, values: ArrayLike) -> NDArray[Any]:
-    try:
-        return np.asarray(values)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise PopulationError(f"{name} cannot become a NumPy array ({error}): give rows of equal shape") from None
 
 
 def _type(thing: object) -> str:

@@ -65,10 +65,10 @@ def test_text_is_refused_with_the_ways_out_that_work(library):
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"u": [1, None], "x": [1, 2]}, "has no value for 'u' in row 2"),
-        ({"u": [1, 2], "x": [1.0, None]}, "has no value for 'x' in row 2: fill the gaps"),
+        ({"u": [1, None], "x": [1, 2]}, "missing"),
+        ({"u": [1, 2], "x": [1.0, None]}, "has no value for 'x' in row 2 (1 missing up to row 2): fill the gaps"),
         ({"u": [0.5, 1.5], "x": [1, 2]}, "user column 'u' is float64 but must hold whole numbers or text"),
-        ({"u": ["a", ""], "x": [1, 2]}, "row 2 has an empty user id"),
+        ({"u": ["a", ""], "x": [1, 2]}, "user column 'u' has 1 of 2 ids empty"),
         ({"u": ["a", "b\0"], "x": [1, 2]}, "ends in a NUL byte"),
         ({"u": ["a", "b"], "x": [[1], [1, 2]]}, "has lists of 1 to 2 entries in 'x': pad them"),
         ({"u": ["a", "b"]}, "population has 0 fields"),

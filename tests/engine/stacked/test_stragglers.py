@@ -214,7 +214,7 @@ def test_what_former_users_left_in_a_recorded_block_reaches_nobody(monkeypatch):
         plain = one_by_one(
             nn.Linear(6, 3).double(),
             cross_entropies,
-            Population(population.offsets, fields),
+            Population(population.offsets, fields, column_options={"missing": "zero-update"}),
             LocalSGD(0.3, 4),
             Streams(0),
         )

@@ -85,7 +85,8 @@ def test_a_user_with_broken_data_breaks_nobody_elses_update(loss, bad):
     fields = {name: field.copy() for name, field in population.fields.items()}
     start = int(population.offsets[5])
     fields["x"][start : start + SIZES[5]] = bad
-    broken = rows_of(stack(plain(loss=loss, population=Population(population.offsets, fields))), USERS)
+    spoilt = Population(population.offsets, fields, column_options={"missing": "zero-update"})
+    broken = rows_of(stack(plain(loss=loss, population=spoilt)), USERS)
     others = USERS != 5
     assert torch.equal(broken[others], expected[others])
     assert not torch.equal(broken[5], expected[5])

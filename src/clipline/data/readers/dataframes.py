@@ -1,56 +1,152 @@
-"""Dataframes with a user column, of pandas, polars or pyarrow, as one chunk."""
+"""Dataframes with a user column, of pandas, polars, pyarrow or Hugging Face, and torch datasets, as one chunk."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...errors import PopulationError
+from ...errors import PopulationError, nearest
 from ..chunks import Chunk, Text, columns_of, short
-from ..spill import not_numbers
-from .tables import arrow_chunk
+from ..column_options import NO_OPTIONS, ColumnOptions
+from ..fields import numbers_only
+from ..user_ids import ids_array
+from .tables import arrow_array, arrow_ids
 
 _WAY_OUT = "give a DataFrame of pandas or polars, or a Table of pyarrow"
 
 
-def read_dataframe(frame: Any, user_column: str, *, fields: Sequence[str] | None, text: Text | None) -> Chunk:
+def read_dataframe(
+    frame: Any,
+    user_column: str,
+    *,
+    fields: Sequence[str] | None = None,
+    text: Text | None = None,
+    options: ColumnOptions = NO_OPTIONS,
+) -> Chunk:
     """All rows of a dataframe, by the rules of `read_table`, copied. The index of a pandas dataframe is not a column.
 
     Neither pandas nor polars is imported here: a caller who has one of their dataframes has done so. NaN in pandas
-    means a missing value, and missing values are refused.
+    means a missing value.
     """
-    names, table = _arrow_table(frame, user_column, fields)
-    ids, arrays = arrow_chunk("dataframe", table, user_column, names, text, 0)
-    for name, array in arrays.items():
-        if array.dtype.kind in "OUS":
-            raise not_numbers(name, "text")
-    if ids.dtype.kind not in "iuUO":
+    columns = columns_of("dataframe", _names(frame), user_column, fields)
+    options.check_columns(columns)
+    pandas = _is_pandas(frame)
+    table = _arrow_table(frame, columns if pandas else [user_column, *columns])
+    # pandas holds UUIDs and other objects that Arrow does not know.
+    ids = frame[user_column] if pandas else arrow_ids("dataframe", user_column, table.column(user_column), 0)
+    ids = ids_array(f"user column {user_column!r}", ids)
+    if ids.dtype.kind not in "iuUS":
         raise PopulationError(
-            f"user column {user_column!r} is {ids.dtype} but must hold whole numbers or text: convert it"
+            f"user column {user_column!r} is {ids.dtype} but must hold whole numbers or text: convert it, as with "
+            "astype('int64') or astype(str)"
         )
-    if ids.dtype == object and "" in ids:
-        row = ids.tolist().index("") + 1
-        raise PopulationError(f"row {row} has an empty user id: drop the rows without a user")
+    return ids, _arrays(table, columns, text, options)
+
+
+def read_fields(
+    frame: Any, fields: Iterable[str], *, text: Text | None = None, options: ColumnOptions = NO_OPTIONS
+) -> dict[str, NDArray[Any]]:
+    """Those of the fields that a dataframe has, without users; at least one has to be there."""
+    names = _names(frame)
+    wanted = list(fields)
+    present = [name for name in wanted if name in names]
+    if not present:
+        raise PopulationError(f"dataframe has none of the fields: {nearest(wanted[0], map(str, names))}")
+    return _arrays(_arrow_table(frame, present), present, text, options)
+
+
+def read_dataset(dataset: Any, user_ids: Any, fields: Sequence[str]) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """Ids and fields of a torch `Dataset`. Its items are tuples, dicts or single values, of tensors or numbers."""
+    try:
+        items = [dataset[place] for place in range(len(dataset))]
+    except TypeError:
+        raise PopulationError(
+            f"dataset is of type {type(dataset).__name__} but must have a length and items by number: "
+            "give a torch Dataset, not an iterable one"
+        ) from None
+    if not items:
+        raise PopulationError("dataset has 0 items but needs at least 1: give examples")
+    if not isinstance(items[0], Mapping):
+        rows = [item if isinstance(item, tuple | list) else (item,) for item in items]
+        if {len(row) for row in rows} != {len(fields)}:
+            raise PopulationError(
+                f"fields={list(fields)} are {len(fields)} but items have {len(rows[0])} entries: "
+                "name each in fields=..."
+            )
+        items = [dict(zip(fields, row, strict=True)) for row in rows]
+    names = list(items[0])
+    if any(item.keys() != items[0].keys() for item in items):
+        raise PopulationError("items have different keys but need the same: give every example the same fields")
+    if isinstance(user_ids, str):
+        if user_ids not in names:
+            raise PopulationError(f"items have no key {user_ids!r} for the user: {nearest(user_ids, names)}")
+        names.remove(user_ids)
+        user_ids = [_value(item[user_ids]) for item in items]
+    return user_ids, {name: _stacked(name, [item[name] for item in items]) for name in names}
+
+
+def _stacked(name: str, values: list[Any]) -> NDArray[Any]:
+    try:
+        return np.stack([np.asarray(value) for value in values])
+    except (ValueError, TypeError, RuntimeError):
+        raise PopulationError(
+            f"field {name!r} has items of different shapes, or that are no arrays: give equal shapes, as with padding"
+        ) from None
+
+
+def _value(one: Any) -> Any:
+    """An id, out of a tensor or array that holds only it."""
+    return one.item() if hasattr(one, "item") else one
+
+
+def _arrays(table: Any, names: list[str], text: Text | None, options: ColumnOptions) -> dict[str, NDArray[Any]]:
+    arrays = {name: arrow_array("dataframe", name, table.column(name), text, options, 0) for name in names}
     # Arrow's arrays may be views of the caller's memory that cannot be written to, which torch warns of.
-    return ids, {name: np.array(array) for name, array in arrays.items()}
+    return {name: np.array(numbers_only(name, array)) for name, array in arrays.items()}
 
 
-def _arrow_table(frame: Any, user_column: str, fields: Sequence[str] | None) -> tuple[list[str], Any]:
-    """The fields to read, and a pyarrow table that has them and the user column."""
+def _is_pandas(frame: Any) -> bool:
+    return type(frame).__module__.partition(".")[0] == "pandas" and hasattr(frame, "columns")
+
+
+def _is_hugging_face(frame: Any) -> bool:
+    return type(frame).__module__.partition(".")[0] == "datasets" and hasattr(frame, "with_format")
+
+
+def _names(frame: Any) -> list[Any]:
+    """The names of all columns, of any kind of dataframe."""
+    if _is_pandas(frame):
+        return list(frame.columns)
+    if hasattr(frame, "column_names") and (_is_hugging_face(frame) or hasattr(frame, "__arrow_c_stream__")):
+        if isinstance(frame.column_names, dict):
+            raise PopulationError("dataset has several splits but a population is one: give one, as dataset['train']")
+        return list(frame.column_names)
+    if hasattr(frame, "__arrow_c_stream__") and hasattr(frame, "columns"):  # polars and others
+        return list(frame.columns)
+    raise PopulationError(f"frame is of type {type(frame).__name__} but must be a dataframe: {_WAY_OUT}")
+
+
+def _arrow_table(frame: Any, names: Sequence[str]) -> Any:
+    """A pyarrow table with these columns."""
     import pyarrow as pa
 
+    for name in names:
+        if not isinstance(name, str):
+            raise PopulationError(f"field {name!r} must be named by text: rename it")
     try:
-        if type(frame).__module__.partition(".")[0] == "pandas" and hasattr(frame, "columns"):
-            names = columns_of("dataframe", list(frame.columns), user_column, fields)
-            for name in names:
-                if not isinstance(name, str):
-                    raise PopulationError(f"field {name!r} must be named by text: rename it")
-            return names, pa.Table.from_pandas(frame[[user_column, *names]], preserve_index=False)
-        if hasattr(frame, "__arrow_c_stream__"):  # what polars, pyarrow and others share
-            table = pa.table(frame)
-            return columns_of("dataframe", table.column_names, user_column, fields), table
+        if _is_pandas(frame):
+            return pa.Table.from_pandas(frame[list(names)], preserve_index=False)
+        if _is_hugging_face(frame):  # which may be a choice of rows of its table
+            return frame.with_format("arrow")[:].select(list(names))
+        return pa.table(frame).select(list(names))
     except (pa.ArrowException, AttributeError) as error:
-        raise PopulationError(f"dataframe cannot be read ({short(error)}): {_WAY_OUT}") from None
-    raise PopulationError(f"frame is of type {type(frame).__name__} but must be a dataframe: {_WAY_OUT}")
+        raise PopulationError(f"dataframe cannot be read ({_without_values(error)}): {_WAY_OUT}") from None
+
+
+def _without_values(error: BaseException) -> str:
+    """What Arrow says, less a message that quotes a value; the one behind it names the column."""
+    words = [str(word) for word in error.args if "Could not convert" not in str(word)]
+    return short(ValueError(words[-1])) if words else "a column mixes kinds of values"

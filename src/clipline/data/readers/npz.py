@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import PopulationError
 from ..chunks import CHUNK_BYTES, Chunk, Progress, Text, columns_of, short
+from ..column_options import ColumnOptions
 
 
 class _Member:
@@ -49,14 +50,16 @@ class _Member:
 
 
 def read_npz(
-    file: Path, user_column: str, fields: Sequence[str] | None, text: Text | None, progress: Progress
-) -> Iterator[Chunk]:
+    file: Path, user_column: str, fields: Sequence[str] | None, text: Text | None, options: ColumnOptions,
+    progress: Progress,
+) -> Iterator[Chunk]:  # fmt: skip
     """The rows of an archive of equally long arrays; `progress` counts bytes of the file."""
     size, done = file.stat().st_size, 0
     try:
         with zipfile.ZipFile(file) as archive, ExitStack() as stack:
             known = [name.removesuffix(".npy") for name in archive.namelist()]
             names = columns_of(repr(str(file)), known, user_column, fields)
+            options.check_columns(names)
             members = {
                 name: _Member(stack.enter_context(archive.open(f"{name}.npy")), name) for name in (user_column, *names)
             }
@@ -70,7 +73,11 @@ def read_npz(
             at_once = max(1, CHUNK_BYTES // max(1, sum(member.width for member in members.values())))
             while done < total:
                 rows = min(at_once, total - done)
-                arrays = {name: _numbers(member.take(rows), text) for name, member in members.items() if name in names}
+                arrays = {
+                    name: _numbers(name, member.take(rows), text, options)
+                    for name, member in members.items()
+                    if name in names
+                }
                 yield members[user_column].take(rows), arrays
                 done += rows
                 progress(size * done // total, size)
@@ -80,5 +87,7 @@ def read_npz(
         raise PopulationError(f"{str(file)!r} cannot be read as NPZ ({short(error)}): save it again") from None
 
 
-def _numbers(array: NDArray[Any], text: Text | None) -> NDArray[Any]:
-    return np.asarray(text(array.tolist())) if text is not None and array.dtype.kind == "U" else array
+def _numbers(name: str, array: NDArray[Any], text: Text | None, options: ColumnOptions) -> NDArray[Any]:
+    if text is not None and array.dtype.kind == "U" and name not in options.categories:
+        return np.asarray(text(array.tolist()))
+    return options.applied(name, array)

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import PopulationError
+from ...errors import PopulationError, SettingError
 from ..chunks import CHUNK_BYTES, Chunk, Progress, Text, columns_of, existing_file, no_progress, short
+from ..column_options import NO_OPTIONS, ZERO_UPDATE, ColumnOptions
 from .npz import read_npz
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
@@ -24,6 +25,8 @@ _DEEPEST = 32  # nested brackets; no version of NumPy allows fewer axes
 _NO_MARK = bytes(set(range(256)) - set(b'[]{}"'))
 _OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
 _WAY_OUT = f"give a file that ends in {', '.join(_KINDS)}; .csv and .jsonl also with {', '.join(_CODECS)}"
+_WAYS_WHOLE = "fill the gaps or leave the column out; fill={column: 0} or missing=0 fills them"
+_WAYS = f'{_WAYS_WHOLE}, missing="zero-update" keeps them'
 
 
 def read_table(
@@ -32,13 +35,14 @@ def read_table(
     *,
     fields: Sequence[str] | None = None,
     text: Text | None = None,
+    options: ColumnOptions = NO_OPTIONS,
     progress: Progress = no_progress,
 ) -> Generator[Chunk, None, None]:
     """The rows of a table, with the user column as ids and the chosen or all other columns as fields.
 
     The ending of the name says what it is. A column of lists becomes an array with one more axis, and all its lists
-    must be equally long. User ids in CSV are text, as written. A column of text is refused unless `text` turns it into
-    numbers; so is one with gaps. `progress` counts bytes of the file.
+    must be equally long. User ids in CSV are text, as written. Text becomes numbers if there is a function `text` for
+    it. Gaps are refused unless `options` say what they become. `progress` counts bytes of the file.
     """
     file = existing_file(path)
     kind, codec = _kind(file)
@@ -48,9 +52,9 @@ def read_table(
                 f"{str(file)!r} is compressed twice: decompress it to {kind}, which compresses itself"
             )
         read = _parquet if kind == ".parquet" else read_npz
-        yield from read(file, user_column, fields, text, progress)
+        yield from read(file, user_column, fields, text, options, progress)
         return
-    yield from _lines(file, kind, codec, user_column, fields, text, progress)
+    yield from _lines(file, kind, codec, user_column, fields, text, options, progress)
 
 
 def _kind(file: Path) -> tuple[str, str | None]:
@@ -64,21 +68,23 @@ def _kind(file: Path) -> tuple[str, str | None]:
 
 
 def _parquet(
-    file: Path, user_column: str, fields: Sequence[str] | None, text: Text | None, progress: Progress
-) -> Iterator[Chunk]:
+    file: Path, user_column: str, fields: Sequence[str] | None, text: Text | None, options: ColumnOptions,
+    progress: Progress,
+) -> Iterator[Chunk]:  # fmt: skip
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20) as table:
             names = columns_of(repr(str(file)), table.schema_arrow.names, user_column, fields)
+            options.check_columns(names)
             total, size, rows = table.metadata.num_rows, file.stat().st_size, 0
             width = sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)) // max(
                 total, 1
             )
             at_once = max(1, min(65536, CHUNK_BYTES // max(width, 1)))
             for batch in table.iter_batches(at_once, columns=[user_column, *names], use_threads=False):
-                yield arrow_chunk(repr(str(file)), batch, user_column, names, text, rows)
+                yield arrow_chunk(repr(str(file)), batch, user_column, names, text, options, rows)
                 rows += batch.num_rows
                 progress(size * rows // max(total, 1), size)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -87,7 +93,7 @@ def _parquet(
 
 def _lines(
     file: Path, kind: str, codec: str | None, user_column: str, fields: Sequence[str] | None, text: Text | None,
-    progress: Progress,
+    options: ColumnOptions, progress: Progress,
 ) -> Iterator[Chunk]:  # fmt: skip
     import pyarrow as pa
 
@@ -99,8 +105,10 @@ def _lines(
             batches = _rows(stream, user_column) if kind == ".csv" else _objects(stream, file)
             names: list[str] | None = None
             for batch in batches:
-                names = names or columns_of(repr(str(file)), batch.schema.names, user_column, fields)
-                yield arrow_chunk(repr(str(file)), batch, user_column, names, text, rows)
+                if names is None:
+                    names = columns_of(repr(str(file)), batch.schema.names, user_column, fields)
+                    options.check_columns(names)
+                yield arrow_chunk(repr(str(file)), batch, user_column, names, text, options, rows)
                 rows += batch.num_rows
                 progress(raw.done, size)
     except (pa.ArrowException, OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
@@ -253,38 +261,124 @@ def _damaged_line(file: Path, codec: str | None) -> str:
         return f" after line {number}"
 
 
-def arrow_chunk(where: str, rows: Any, user_column: str, names: list[str], text: Text | None, before: int) -> Chunk:
+def arrow_chunk(
+    where: str, rows: Any, user_column: str, names: list[str], text: Text | None, options: ColumnOptions, before: int
+) -> Chunk:
     """An Arrow batch or table as a chunk. `where` it is from and how many rows came `before` are for errors."""
-    ids = _array(where, user_column, rows.column(user_column), None, before)
-    return ids, {name: _array(where, name, rows.column(name), text, before) for name in names}
+    ids = arrow_ids(where, user_column, rows.column(user_column), before)
+    return ids, {name: arrow_array(where, name, rows.column(name), text, options, before) for name in names}
 
 
-def _array(where: str, name: str, column: Any, text: Text | None, before: int) -> NDArray[Any]:
-    """One column of a batch as an array (rows, ...); lists give further axes."""
+def arrow_ids(where: str, name: str, column: Any, before: int) -> NDArray[Any]:
+    """The user column: whole numbers, or text as objects. UUIDs become text, and bytes have to be text."""
+    column = _plain(column)
+    if column.null_count:
+        raise _gap(where, name, column, before, "drop the rows without a user, or give each the id of its user")
+    if str(column.type) in ("extension<arrow.uuid>", "uuid"):
+        return np.array([str(one) for one in column.to_pylist()], object)
+    kind = column.type
+    if not (_is_text(kind) or _is_binary(kind) or _is_number(kind)):
+        raise PopulationError(
+            f"{where} has {name!r} as {kind} but users are whole numbers, text or UUIDs: convert it to text"
+        )
+    return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+def arrow_array(
+    where: str, name: str, column: Any, text: Text | None, options: ColumnOptions, before: int
+) -> NDArray[Any]:
+    """One column of a batch as an array (rows, ...), its options applied; lists give further axes."""
+    import pyarrow as pa
+
+    column = _plain(column)
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        if column.null_count:
+            raise _gap(where, name, column, before, "fill the gaps or leave the column out")
+        return _lists(where, name, column, options, before)
+    if name in options.categories and (_is_text(kind) or _is_number(kind)):
+        codes = column.to_numpy(zero_copy_only=False)
+        # With a gap, whole numbers would come as fractions, and all of them be taken for gaps.
+        return options.applied(name, codes if not column.null_count else np.array(column.to_pylist(), object))
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        if name not in options.timestamps:
+            raise PopulationError(
+                f"{where} has {name!r} as {kind}: turn it into numbers or leave it out; "
+                f'timestamps={{{name!r}: "hours since 2026-01-01"}} counts'
+            )
+        if column.null_count and options.fill_of(name) is None and options.missing != ZERO_UPDATE:
+            raise _gap(where, name, column, before, _WAYS)
+        return options.applied(name, np.asarray(column.to_numpy(zero_copy_only=False)).astype("M8[us]"))
+    if column.null_count:
+        column = _filled(where, name, column, options, before)
+    if _is_text(kind):
+        return np.asarray(column.to_numpy(zero_copy_only=False) if text is None else text(column.to_pylist()))
+    if not _is_number(kind):
+        raise PopulationError(f"{where} has {name!r} as {kind}: turn it into numbers or leave it out")
+    return options.applied(name, np.asarray(column.to_numpy(zero_copy_only=False)))
+
+
+def _lists(where: str, name: str, column: Any, options: ColumnOptions, before: int) -> NDArray[Any]:
+    inner = arrow_array(where, name, column.flatten(), None, options, before)
+    if inner.ndim >= _DEEPEST:
+        raise PopulationError(f"{where} has {name!r} as lists more than {_DEEPEST} deep: flatten them")
+    widths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
+    if len(widths) > 1:
+        raise PopulationError(
+            f"{where} has lists of {widths[0]} to {widths[-1]} entries in {name!r}: "
+            "pad them to one length or leave the column out"
+        )
+    width = int(widths[0]) if len(widths) else 0
+    return inner.reshape(len(column), width, *inner.shape[1:])
+
+
+def _plain(column: Any) -> Any:
+    """One array of plain values: chunks joined, categories decoded."""
     import pyarrow as pa
 
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-    if column.null_count:
-        row = before + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]) + 1
-        raise PopulationError(f"{where} has no value for {name!r} in row {row}: fill the gaps or leave the column out")
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        return _array(where, name, column.dictionary_decode(), text, before)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        inner = _array(where, name, column.flatten(), None, before)
-        if inner.ndim >= _DEEPEST:
-            raise PopulationError(f"{where} has {name!r} as lists more than {_DEEPEST} deep: flatten them")
-        widths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
-        if len(widths) > 1:
-            raise PopulationError(
-                f"{where} has lists of {widths[0]} to {widths[-1]} entries in {name!r}: "
-                "pad them to one length or leave the column out"
-            )
-        width = int(widths[0]) if len(widths) else 0
-        return inner.reshape(len(column), width, *inner.shape[1:])
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return np.asarray(column.to_numpy(zero_copy_only=False) if text is None else text(column.to_pylist()))
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise PopulationError(f"{where} has {name!r} as {kind}: turn it into numbers or leave it out")
-    return np.asarray(column.to_numpy(zero_copy_only=False))
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _filled(where: str, name: str, column: Any, options: ColumnOptions, before: int) -> Any:
+    """The column without nulls, if the options say what stands for them; NaN where a user may add nothing."""
+    import pyarrow as pa
+
+    stand_in, fractions = options.fill_of(name), pa.types.is_floating(column.type)
+    if stand_in is None and options.missing == ZERO_UPDATE and fractions:
+        return column  # as NumPy, its nulls are NaN
+    if stand_in is None:
+        raise _gap(where, name, column, before, _WAYS if fractions else _WAYS_WHOLE)
+    try:
+        if _is_text(column.type) != isinstance(stand_in, str):
+            raise TypeError
+        return column.fill_null(pa.scalar(stand_in).cast(column.type))  # which refuses 0.5 among whole numbers
+    except (pa.ArrowException, TypeError, ValueError):
+        raise SettingError(f"{stand_in!r} cannot fill {name!r}, which is {column.type}: give another fill") from None
+
+
+def _gap(where: str, name: str, column: Any, before: int, ways: str) -> PopulationError:
+    rows = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
+    return PopulationError(
+        f"{where} has no value for {name!r} in row {before + int(rows[0]) + 1} ({len(rows)} missing up to row "
+        f"{before + len(column)}): {ways}"
+    )
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_binary(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))

@@ -1,0 +1,193 @@
+"""What a caller asks for beyond numbers: gaps, categories and timestamps of named columns, stored with the population.
+
+Everything here is given by the caller and nothing is learned from the data, so it costs no privacy.
+"""
+
+from __future__ import annotations
+
+import numbers
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import PopulationError, SettingError, nearest, refuse
+
+ZERO_UPDATE = "zero-update"
+_SINCE = re.compile(r"(seconds|minutes|hours|days) since (\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?)")
+_SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
+
+
+@dataclass(frozen=True)
+class ColumnOptions:
+    """How columns become numbers that are not numbers yet, or not all of them.
+
+    `missing`: None refuses gaps (NaN, None, null), a number fills them, "zero-update" keeps them as NaN: then a user
+    who trains on one adds nothing. `fill` fills by column, and goes first. `categories` lists the values of a column,
+    in the order of their codes 0, 1, ...; whatever is not listed, a gap too, gets the code after the last. `timestamps`
+    says what to count, as in "hours since 2026-01-01"; times without a zone are UTC.
+    """
+
+    missing: float | str | None = None
+    fill: Mapping[str, float | str] = field(default_factory=dict)
+    categories: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
+    timestamps: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = self.missing == ZERO_UPDATE if isinstance(self.missing, str) else _is_number(self.missing)
+        if self.missing is not None and not known:
+            shown = self.missing if isinstance(self.missing, str) else type(self.missing).__name__
+            raise refuse(
+                "missing", shown, f'a finite number or "{ZERO_UPDATE}"',
+                "0.0 fills gaps with zero; leave it out to refuse gaps",
+            )  # fmt: skip
+        for name in ("fill", "categories", "timestamps"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping):
+                raise refuse(name, type(value).__name__, "a dict by column", f"give {name}={{'column': ...}}")
+        for column, value in self.fill.items():
+            if not isinstance(value, str) and not _is_number(value):
+                raise refuse(f"fill[{column!r}]", value, "a finite number", "give what stands in for a gap, such as 0")
+        for column, listed in self.categories.items():
+            _check_categories(column, listed)
+        for column, since in self.timestamps.items():
+            if not isinstance(since, str) or not _SINCE.fullmatch(since):
+                raise refuse(
+                    f"timestamps[{column!r}]", since, "seconds, minutes, hours or days since a date",
+                    'give it as "hours since 2026-01-01"',
+                )  # fmt: skip
+            _origin(column, since)
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any]) -> ColumnOptions:
+        """From what `entries` gave, as a manifest holds it. What is unknown or out of range is refused."""
+        try:
+            return cls(**entries)
+        except TypeError:
+            raise SettingError(
+                "column_options must be a dict with missing, fill, categories or timestamps and nothing else: "
+                "leave out the rest"
+            ) from None
+
+    def entries(self) -> dict[str, Any]:
+        """What was asked for, as JSON can hold it; empty if nothing."""
+        everything = {
+            "missing": self.missing if self.missing is None or isinstance(self.missing, str) else _plain(self.missing),
+            "fill": {name: value if isinstance(value, str) else _plain(value) for name, value in self.fill.items()},
+            "categories": {
+                name: [one if isinstance(one, str) else int(one) for one in listed]
+                for name, listed in self.categories.items()
+            },
+            "timestamps": dict(self.timestamps),
+        }
+        return {name: value for name, value in everything.items() if value is not None and value != {}}
+
+    def check_columns(self, names: Iterable[str]) -> None:
+        """Refuse an option for a column that is not there: a misspelt name would do nothing in silence."""
+        known = list(names)
+        for option in ("fill", "categories", "timestamps"):
+            for column in getattr(self, option):
+                if column not in known:
+                    raise PopulationError(f"{option} names {column!r}, which is no field: {nearest(column, known)}")
+
+    def fill_of(self, name: str) -> float | str | None:
+        """What stands in for gaps of a column; None if nothing does."""
+        everywhere = None if self.missing == ZERO_UPDATE else self.missing
+        return self.fill.get(name, everywhere)
+
+    def applied(self, name: str, column: NDArray[Any]) -> NDArray[Any]:
+        """A column with its options applied; as it is, where none concerns it."""
+        if name in self.categories:
+            return _codes(name, column, self.categories[name])
+        if name in self.timestamps:
+            column = _counted(name, column, self.timestamps[name])
+        stand_in = self.fill_of(name)
+        if column.dtype.kind == "f" and stand_in is not None and (gaps := np.isnan(column)).any():
+            return np.where(gaps, column.dtype.type(number_for(name, stand_in)), column)
+        return column
+
+
+def number_for(name: str, stand_in: float | str) -> float:
+    """The number that fills gaps of a column of numbers; text is refused."""
+    if isinstance(stand_in, str):
+        raise SettingError(f"fill[{name!r}] is text but the column holds numbers: give a number")
+    return stand_in
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and bool(np.isfinite(float(value)))
+
+
+def _plain(value: float) -> float | int:
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _check_categories(column: str, listed: object) -> None:
+    way_out = "list the values that you know beforehand, as in ['bus', 'tram']"
+    name = f"categories[{column!r}]"
+    if isinstance(listed, str | bytes) or not isinstance(listed, Sequence | np.ndarray) or not len(listed):
+        raise refuse(name, type(listed).__name__, "a list of at least 1 value", way_out)
+    whole = [isinstance(one, numbers.Integral) and not isinstance(one, bool) for one in listed]
+    if not all(whole) and not all(isinstance(one, str) for one in listed):
+        raise refuse(name, "a list", "all text or all whole numbers", way_out)
+    if len(set(listed)) < len(listed):
+        raise refuse(name, "a list", "without a value that comes twice", "list each once")
+
+
+def _codes(name: str, column: NDArray[Any], listed: Sequence[str | int]) -> NDArray[np.int32]:
+    """The place of each value in the list, or the number after the last: (rows,) int32."""
+    if column.ndim != 1:
+        raise PopulationError(f"field {name!r} has {column.ndim} axes but categories need 1: give one value an example")
+    as_text = isinstance(listed[0], str)
+    if column.dtype.kind in "iufb" if as_text else column.dtype.kind in "USM":
+        held, given = ("numbers", "text") if as_text else ("text or dates", "numbers")
+        raise PopulationError(f"field {name!r} holds {held} but its categories are {given}: give both as one kind")
+    places: dict[object, int] = {one: place for place, one in enumerate(listed)}
+    values = column.tolist()
+    try:
+        return np.fromiter((places.get(value, len(listed)) for value in values), np.int32, len(values))
+    except TypeError:
+        raise PopulationError(f"field {name!r} holds lists or dicts but categories are text or numbers") from None
+
+
+def _origin(column: str, since: str) -> tuple[int, np.datetime64]:
+    """Seconds of the unit, and the time that counts as 0."""
+    match = _SINCE.fullmatch(since)
+    assert match is not None
+    try:
+        return _SECONDS[match[1]], np.datetime64(match[2].replace(" ", "T"), "us")
+    except ValueError:
+        raise refuse(f"timestamps[{column!r}]", since, "since a day of the calendar", "mend the date") from None
+
+
+def _counted(name: str, column: NDArray[Any], since: str) -> NDArray[np.float64]:
+    """Units since the origin, float64; a gap is NaN."""
+    unit, origin = _origin(name, since)
+    if column.dtype.kind == "O":
+        column = np.array([_instant(name, one) for one in column.reshape(-1)], "M8[us]").reshape(column.shape)
+    if column.dtype.kind != "M":
+        raise PopulationError(
+            f"field {name!r} is {column.dtype} but timestamps need dates: convert it, as with pd.to_datetime"
+        )
+    gaps = np.isnat(column)
+    # Microseconds as int64 reach 290,000 years; the difference is exact before it becomes a fraction.
+    passed = (column.astype("M8[us]") - origin).astype(np.int64)
+    return np.where(gaps, np.nan, passed / (unit * 1e6))
+
+
+def _instant(name: str, one: object) -> Any:
+    """A `datetime` of Python or pandas, or a gap, as NumPy's in UTC."""
+    if one is None or one != one or type(one).__name__ in ("NaTType", "NAType"):
+        return np.datetime64("NaT", "us")
+    if not isinstance(one, datetime):
+        raise PopulationError(
+            f"field {name!r} holds {type(one).__name__} but timestamps need dates: convert it, as with pd.to_datetime"
+        )
+    return np.datetime64(one.astimezone(UTC).replace(tzinfo=None) if one.tzinfo else one, "us")
+
+
+NO_OPTIONS = ColumnOptions()

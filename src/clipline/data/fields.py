@@ -1,0 +1,129 @@
+"""Fields from whatever holds them: arrays of numbers with one row an example, or a sentence that says what to do."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from datetime import date, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import PopulationError, SettingError
+from .column_options import ZERO_UPDATE, ColumnOptions, number_for
+from .user_ids import is_missing
+
+_NUMBERS = "biufc"
+
+
+def fields_of_arrays(fields: Mapping[str, Any], options: ColumnOptions) -> dict[str, NDArray[Any]]:
+    """Each field as an array of numbers, its options applied. Values keep the type they have.
+
+    A column of Python objects that are numbers and gaps is read as numbers. Text, dates and other objects are refused
+    unless an option says what they become. NaN that is left is for `Population` to refuse.
+    """
+    options.check_columns(fields)
+    return {name: field_array(name, field, options) for name, field in fields.items()}
+
+
+def field_array(name: str, values: Any, options: ColumnOptions) -> NDArray[Any]:
+    """One field as an array of numbers, as `fields_of_arrays` says."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        ragged = "inhomogeneous" in str(error)
+        found = "its rows have different shapes" if ragged else type(error).__name__
+        raise PopulationError(
+            f"field {name!r} cannot become a NumPy array ({found}): give rows of equal shape, of numbers"
+        ) from None
+    if array.dtype.kind == "T":
+        array = array.astype(object)
+    if array.dtype.kind == "f" and _is_whole(values):
+        array = np.array(values.to_pylist() if hasattr(values, "to_pylist") else values.to_list(), object)
+    array = options.applied(name, array)
+    if array.dtype.kind == "O":
+        array = options.applied(name, _of_objects(name, array, options))
+    return numbers_only(name, array)
+
+
+def _is_whole(values: Any) -> bool:
+    """Whether a column of pandas, polars or pyarrow holds whole numbers; with gaps, NumPy makes fractions of them."""
+    kind = str(getattr(values, "type", None) or getattr(values, "dtype", None)).lower()
+    listed = hasattr(values, "to_pylist") or hasattr(values, "to_list")
+    return listed and kind.startswith(("int", "uint", "bool"))
+
+
+def numbers_only(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """The array in this machine's byte order, if it holds numbers that torch knows."""
+    if array.dtype.kind in "OUS":
+        raise not_numbers(name, "text")
+    if array.dtype.kind in "mM":
+        raise not_numbers(name, str(array.dtype))
+    if array.dtype.kind not in _NUMBERS or array.dtype.char in "gG":  # torch has no long double
+        raise not_numbers(name, str(array.dtype))
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max(initial=0)) >= 2**63:
+        raise PopulationError(f"field {name!r} has whole numbers of 2^63 or more but torch has none: convert it")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def not_numbers(name: str, what: str) -> PopulationError:
+    """The error for a field that holds something else than numbers, with the ways out."""
+    if what == "text":
+        ways = (
+            "or turn it into numbers with categories={column: [values]} or a tokeniser (the text=... or tokenise=... "
+            "argument in Python)"
+        )
+    elif what.startswith(("datetime", "timestamp", "date")):
+        ways = f'or turn it into numbers with timestamps={{{name!r}: "hours since 2026-01-01"}}'
+    else:
+        ways = "or turn it into numbers, as with astype('float32')"
+    return PopulationError(f"field {name!r} is {what} but a store holds numbers: leave it out of the fields, {ways}")
+
+
+def missing_values(where: str, missing: int, rows: str, whole: bool = False) -> PopulationError:
+    """The error for gaps in a column, with the ways out."""
+    kept = "" if whole else f', missing="{ZERO_UPDATE}" keeps them'
+    return PopulationError(
+        f"{where} has {missing} of {rows} values missing (NaN, None or null) but needs all: fill the gaps or leave the "
+        f"column out; fill={{column: 0}} or missing=0.0 fills them{kept}"
+    )
+
+
+def _of_objects(name: str, array: NDArray[Any], options: ColumnOptions) -> NDArray[Any]:
+    """A column of Python objects as numbers; whole numbers if all are, which a gap without a number for it is not."""
+    values = array.reshape(-1).tolist()
+    gaps = [is_missing(one) for one in values]
+    present = [one for one, gap in zip(values, gaps, strict=True) if not gap]
+    if not all(isinstance(one, numbers.Real) for one in present):
+        raise not_numbers(name, _what(present))
+    if not present:
+        raise missing_values(f"field {name!r}", len(values), str(len(values)))
+    whole = all(isinstance(one, numbers.Integral) for one in present)
+    missing, stand_in = sum(gaps), options.fill_of(name)
+    if missing and stand_in is None and (whole or options.missing != ZERO_UPDATE):
+        raise missing_values(f"field {name!r}", missing, str(len(values)), whole)
+    if missing and stand_in is not None:
+        number = number_for(name, stand_in)
+        if whole and number != int(number):
+            raise SettingError(f"fill of {name!r} is {number} but the column holds whole numbers: give a whole one")
+        values = [number if gap else one for one, gap in zip(values, gaps, strict=True)]
+        missing = 0
+    bools = whole and all(isinstance(one, bool | np.bool_) for one in values)
+    dtype = np.bool_ if bools else np.int64 if whole else np.float64
+    try:
+        numbers_held = [np.nan if gap and missing else one for one, gap in zip(values, gaps, strict=True)]
+        return np.array(numbers_held, dtype).reshape(array.shape)
+    except (OverflowError, TypeError, ValueError):
+        raise not_numbers(name, "object") from None
+
+
+def _what(present: list[Any]) -> str:
+    """What a column of Python objects holds, in words without a value."""
+    if all(isinstance(one, str | bytes) for one in present):
+        return "text"
+    if all(isinstance(one, date | datetime) for one in present):
+        return "dates"
+    if any(isinstance(one, list | tuple | np.ndarray) for one in present):
+        return "object (lists of unequal length)"
+    return f"object ({', '.join(sorted({type(one).__name__ for one in present})[:3])})"

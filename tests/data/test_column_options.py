@@ -1,0 +1,119 @@
+"""Categories, timestamps and gaps: asked for once, stored, and applied to new data alike."""
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from clipline import Population
+from clipline.data.column_options import ColumnOptions
+from clipline.data.prepare import prepare
+from clipline.errors import PopulationError, SettingError
+
+OPTIONS = {
+    "categories": {"city": ["Rome", "Bern"]},
+    "timestamps": {"start": "hours since 2026-01-01"},
+    "fill": {"minutes": 2.5},
+}
+COLUMNS = {
+    "rider": ["b", "a", "b", "a"],
+    "city": ["Bern", "Oslo", None, "Rome"],
+    "start": [datetime(2026, 1, 1, 12), datetime(2025, 12, 31), datetime(2026, 1, 2, 0, 30), datetime(2026, 1, 1)],
+    "minutes": [1.0, None, 3.0, 4.0],
+}
+# By hand; user a first, whose rows are the second and the fourth.
+CODES, HOURS, MINUTES = [2, 0, 1, 2], [-24.0, 0.0, 12.0, 24.5], [2.5, 4.0, 1.0, 3.0]
+
+
+def check(population):
+    assert population.fields["city"].tolist() == CODES
+    assert population.fields["start"].tolist() == HOURS
+    assert population.fields["minutes"].tolist() == MINUTES
+    assert population.column_options == OPTIONS
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "pandas", "polars"])
+def test_options_of_a_dataframe(library):
+    frame = pa.table(COLUMNS) if library == "pyarrow" else pytest.importorskip(library).DataFrame(COLUMNS)
+    population = Population.from_dataframe(frame, user="rider", **OPTIONS)
+    check(population)
+    new = population.fields_of(frame.select(["city", "start"]) if library != "pandas" else frame[["city", "start"]])
+    assert {name: field.tolist() for name, field in new.items()} == {
+        "city": [1, 2, 2, 0],
+        "start": [12.0, -24.0, 24.5, 0.0],
+    }
+
+
+def test_options_of_arrays_of_files_and_of_stores(tmp_path):
+    columns = dict(COLUMNS)
+    check(Population.from_arrays(columns.pop("rider"), **columns, **OPTIONS))
+    pyarrow.parquet.write_table(pa.table(COLUMNS), tmp_path / "t.parquet")
+    check(Population.from_table(tmp_path / "t.parquet", user="rider", **OPTIONS))
+    prepare("table", tmp_path / "t.parquet", tmp_path / "s", user_column="rider", options=ColumnOptions(**OPTIONS))
+    opened = Population.open(tmp_path / "s")
+    check(opened)
+    check(Population.open(opened.save(tmp_path / "again")))
+    assert all(half.column_options == OPTIONS for half in opened.split(test=1))
+
+
+def test_times_with_a_zone_are_counted_in_utc():
+    east = timezone(timedelta(hours=2))
+    times = [datetime(2026, 1, 1, 2, tzinfo=east), datetime(2026, 1, 1, 3, tzinfo=UTC)]
+    for form in (times, pa.array(times)):
+        frame = {"u": ["a", "b"], "t": form}
+        since = {"t": "minutes since 2026-01-01"}
+        assert Population.from_dataframe(pa.table(frame), user="u", timestamps=since).fields["t"].tolist() == [0, 180]
+    assert Population.from_arrays(["a", "b"], t=times, timestamps=since).fields["t"].tolist() == [0, 180]
+
+
+def test_whole_numbers_may_be_categories_with_or_without_gaps():
+    options = {"categories": {"code": [30, 10]}}
+    for codes, expected in (([10, 20, 30], [1, 2, 0]), ([10, None, 30], [1, 2, 0])):
+        frame = pa.table({"u": ["a", "b", "c"], "code": codes})
+        assert Population.from_dataframe(frame, user="u", **options).fields["code"].tolist() == expected
+        assert Population.from_arrays(["a", "b", "c"], code=codes, **options).fields["code"].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"missing": "mean"}, SettingError, "missing='mean' must be a finite number"),
+        ({"missing": np.nan}, SettingError, "missing="),
+        ({"missing": np.zeros(4)}, SettingError, "missing='ndarray'"),
+        ({"fill": 3}, SettingError, "fill='int' must be a dict by column"),
+        ({"fill": {"x": np.inf}}, SettingError, "fill['x']=inf must be a finite number"),
+        ({"fill": {"z": 1}}, PopulationError, "fill names 'z', which is no field"),
+        ({"categories": {"x": "ab"}}, SettingError, "categories['x']='str' must be a list"),
+        ({"categories": {"x": []}}, SettingError, "a list of at least 1 value"),
+        ({"categories": {"x": ["a", 1]}}, SettingError, "all text or all whole numbers"),
+        ({"categories": {"x": ["a", "a"]}}, SettingError, "comes twice"),
+        ({"categories": {"x": ["1", "2"]}}, PopulationError, "field 'x' holds numbers but its categories are text"),
+        ({"timestamps": {"x": "hours"}}, SettingError, "hours or days since a date"),
+        ({"timestamps": {"x": "hours since 2026-02-31"}}, SettingError, "since a day of the calendar"),
+        (
+            {"timestamps": {"x": "hours since 2026-01-01"}},
+            PopulationError,
+            "field 'x' is int64 but timestamps need dates",
+        ),
+    ],
+)
+def test_options_out_of_range_are_refused(options, error, words):
+    with pytest.raises(error) as raised:
+        Population.from_arrays(["a", "b"], x=[1, 2], **options)
+    assert words in str(raised.value)
+
+
+def test_new_data_have_the_types_and_shapes_of_the_population():
+    people = Population.from_arrays(["a", "b"], x=np.ones((2, 2), np.float32), y=[0, 1])
+    new = people.fields_of(pa.table({"x": [[1.5, 2.5]], "other": ["?"]}))
+    assert (list(new), new["x"].dtype, new["x"].tolist()) == (["x"], np.float32, [[1.5, 2.5]])
+    for columns, words in (
+        ({"x": [[1.0]]}, "rows of shape \\(1,\\) but the population has \\(2,\\)"),
+        ({"y": [0.5]}, "field 'y' is float64 but the population has int64"),
+        ({"x": [[1.0, np.nan]]}, "1 of 2 values missing"),
+        ({"z": [1]}, "none of the fields"),
+    ):
+        with pytest.raises(PopulationError, match=words):
+            people.fields_of(pa.table(columns))
