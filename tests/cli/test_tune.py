@@ -152,7 +152,7 @@ def test_a_search_on_the_private_data_is_charged_as_a_whole(mine, tmp_path):
     assert code == 0, err
     assert json.loads((tmp_path / "tuned/tune.json").read_text(encoding="utf-8")) == facts
     # Asked for another epsilon, other cohorts would get noise from the same seeds.
-    code, _, err = mine("tune", "mine.py", *asked, "--epsilon", 3.5, *FLAGS, *flags)
+    code, _, err = mine("tune", "mine.py", *asked, "--epsilon", 8, *FLAGS, *flags)
     assert code == 2
     assert "asked otherwise" in err
 
