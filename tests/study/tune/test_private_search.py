@@ -95,8 +95,8 @@ def test_what_was_drawn_is_not_drawn_again_where_the_file_is_damaged(tmp_path):
 
 
 def test_two_processes_that_begin_a_search_at_once_have_the_same_runs(tmp_path):
-    # Threads stand for processes: a claim keeps out another object as well. Without it each would draw its own runs, and
-    # twice as many as are charged would be made.
+    # Threads stand for processes: a claim keeps out another object too. Without it each would draw its own runs, and
+    # more than are charged would be made.
     gate = threading.Barrier(8)
 
     def draw(_):

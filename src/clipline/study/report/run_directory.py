@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from ...privacy.events import GaussianEvent
 from ...privacy.guarantee import Guarantee
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
-from .run import Promise, Run
+from .run import Promise, Run, finite
 
 SETTINGS, METRICS, LEDGER = "settings.toml", "metrics.jsonl", "ledger.jsonl"
 MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
@@ -65,16 +64,6 @@ def read_run_directory(path: Path) -> Run:
         noise_multiplier=min(noises) if noises else finite(comments.get("noise_multiplier")),
         problems=problems,
     )
-
-
-def finite(value: object) -> float | None:
-    """A number, or None for what is none or not finite."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -15,8 +15,8 @@ from ...privacy.accountant import account
 from ...privacy.events import GaussianEvent, sampling_named
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
-from .run import UNPRIVATE, Promise, Run
-from .run_directory import finite, flat
+from .run import UNPRIVATE, Promise, Run, finite
+from .run_directory import flat
 
 STUDY, RUNS = "study.json", "runs"
 _ACCOUNTED = 8  # rounds in which epsilon is computed
@@ -112,7 +112,7 @@ def _epsilon_column(guarantee: Mapping[str, Any], done: Sequence[int]) -> dict[s
             return {}
         places = {round(place * (len(done) - 1) / (_ACCOUNTED - 1)) for place in range(_ACCOUNTED)}
         return {"epsilon": [_epsilon(event, t, *terms) if i in places else None for i, t in enumerate(done)]}
-    except (KeyError, TypeError, CliplineError):
+    except (KeyError, TypeError, ValueError, ArithmeticError, CliplineError):
         return {}
 
 
