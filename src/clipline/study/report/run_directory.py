@@ -152,6 +152,10 @@ def _promise(
     problems: list[str],
 ) -> Promise | None:
     """The guarantee of all rounds charged; None, perhaps with a problem, where its terms are not known."""
+    lost = len(next(iter(columns.values()), [])) - ledger.rounds
+    if lost > 0:  # a round is charged before it is released
+        problems.append(f"{LEDGER} lacks {lost} of the rounds in {METRICS}: no guarantee is shown")
+        return None
     if not ledger.rounds:
         return None
     stored = [value for value in columns.get("delta", []) if value is not None]

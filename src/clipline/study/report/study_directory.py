@@ -10,11 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...errors import CliplineError
+from ...errors import CliplineError, RunError
 from ...privacy.accountant import account
 from ...privacy.events import GaussianEvent, sampling_named
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
+from ..runs.record import RunRecord
 from .run import UNPRIVATE, Promise, Run, finite
 from .run_directory import flat
 
@@ -35,8 +36,14 @@ def read_records(path: Path) -> tuple[list[Run], list[str]]:
     data = _data_by_task(path / STUDY)
     for file in sorted((path / RUNS).glob("*.json")):
         try:
-            run = _run(file, json.loads(file.read_text(encoding="utf-8")))
+            text = file.read_text(encoding="utf-8")
+            record = json.loads(text)
+            run = _run(file, record)
             runs.append(replace(run, about={**data.get(run.task, {}), **run.about}))
+            if "checksum" in record:
+                RunRecord.from_json(text, f"{RUNS}/{file.name}")
+        except RunError as error:
+            problems.append(f"{error}; its numbers are shown and mean nothing")
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             problems.append(f"{RUNS}/{file.name} cannot be read as a run ({error!r}): it is left out")
     return sorted(runs, key=_order), problems
