@@ -15,7 +15,6 @@ from ...privacy.accountant import account
 from ...privacy.events import GaussianEvent, sampling_named
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
-from ..runs.record import RunRecord
 from .run import UNPRIVATE, Promise, Run, finite
 from .run_directory import flat
 
@@ -32,6 +31,8 @@ def is_study_directory(path: Path) -> bool:
 
 def read_records(path: Path) -> tuple[list[Run], list[str]]:
     """The runs of a study and what could not be read of it."""
+    from ..runs.record import RunRecord  # with torch, which a report of trainings can do without
+
     runs, problems = [], []
     data = _data_by_task(path / STUDY)
     for file in sorted((path / RUNS).glob("*.json")):
