@@ -125,6 +125,7 @@ def test_too_few_users_end_in_a_refusal_with_what_would_do_and_a_page(mine, tmp_
 
 def test_a_search_on_the_private_data_is_charged_as_a_whole(mine, tmp_path):
     asked = ["--epsilon", 4, "--users", 120, "--data", "private.npz", "--user-column", "user", "--cohort-size", 20]
+    asked += ["--delta", 0.004, "--relation", "zero-out"]
     flags = ["--private-search", "--noise", 0.95, "--reach", 1]
     code, out, err = mine("tune", "mine.py", *asked, *FLAGS, *flags)
     assert code == 0, err
@@ -133,6 +134,7 @@ def test_a_search_on_the_private_data_is_charged_as_a_whole(mine, tmp_path):
     assert price["epsilon_of_one_run"] < price["epsilon"] <= 4
     assert planned(mine)["epsilon"] == pytest.approx(price["epsilon_of_one_run"])  # of what final.toml trains
     assert "search and final training together" in out
+    assert (facts["final"]["delta"], facts["final"]["relation"]) == (0.004, "zero-out")
     # Seeds draw the noise: they are for the owner alone.
     assert "seed" not in facts["final"]
     for name in ("tuned/final.toml", "tuned/private/drawn.json"):
@@ -149,6 +151,10 @@ def test_a_search_on_the_private_data_is_charged_as_a_whole(mine, tmp_path):
     code, _, err = mine("tune", "mine.py", *asked, *FLAGS, *flags)
     assert code == 0, err
     assert json.loads((tmp_path / "tuned/tune.json").read_text(encoding="utf-8")) == facts
+    # Asked for another epsilon, other cohorts would get noise from the same seeds.
+    code, _, err = mine("tune", "mine.py", *asked, "--epsilon", 8, *FLAGS, *flags)
+    assert code == 2
+    assert "asked otherwise" in err
 
 
 @pytest.mark.parametrize(

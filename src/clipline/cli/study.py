@@ -42,7 +42,11 @@ def status(folder: Path, as_json: bool) -> None:
         print(f"  experiment  {name}")
     for run in sorted(failed):
         failure = failures[run]
-        print(f"  failed      {run} ({failure['what']}): {failure['error'].strip().splitlines()[-1]}")
+        print(f"  failed      {run} ({failure['what']}): {_last_line(failure['error'])}")
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
 
 
 def check(folder: Path) -> int:

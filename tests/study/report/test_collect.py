@@ -65,6 +65,12 @@ def test_lines_that_are_cut_short_or_damaged_are_left_out(tmp_path):
     [
         ("ledger.jsonl", "{}\n", "ledger.jsonl cannot be read"),
         ("ledger.jsonl", '{"version": 1, "round": 1, "sampling": "none", "noise_multiplier": 1.0}\n', "out of order"),
+        (
+            "ledger.jsonl",
+            '{"version": 1, "round": 0, "sampling": "none", "noise_multiplier": 1.0}\n',
+            "ledger.jsonl lacks 19 of the rounds in metrics.jsonl",
+        ),
+        ("ledger.jsonl", "", "ledger.jsonl lacks 20 of the rounds"),
         ("settings.toml", "= broken", "settings.toml cannot be read"),
         ("settings.toml", "rounds = 20", "relation is not on record"),
     ],
@@ -101,6 +107,13 @@ def test_a_study_is_read_and_a_damaged_record_is_named(tmp_path):
     assert "unprivate_seconds" not in found.runs[0].circumstances
     assert len(found.problems) == 1
     assert "broken.json cannot be read as a run" in found.problems[0]
+
+
+def test_a_record_that_was_changed_is_named(tmp_path):
+    record = write_record(tmp_path, 1)
+    (tmp_path / "runs" / f"{record['id']}.json").write_text(json.dumps({**record, "checksum": "0" * 64}))
+    (problem,) = collect([tmp_path]).problems
+    assert "was changed after it was written" in problem
 
 
 def test_epsilon_over_the_rounds_of_a_study_is_accounted_only_if_it_ends_where_the_record_does(tmp_path):

@@ -1,6 +1,7 @@
 import html.parser
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
 import pytest
@@ -89,3 +90,12 @@ def test_metrics_load_in_pandas_in_one_line_as_the_page_of_documentation_says(tm
     rounds = pandas.read_json(tmp_path / line[1], lines=True)
     assert list(rounds["round"]) == list(range(20))
     assert rounds["accuracy"].count() == 4
+
+
+def test_two_processes_that_write_one_report_at_once_both_do(tmp_path):
+    run = write_run(tmp_path / "r")
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(write_report, [run] * 40)) == {run / "report.html"}
+    assert sorted(path.name for path in run.iterdir()) == [
+        "ledger.jsonl", "metrics.jsonl", "report.html", "settings.toml",
+    ]  # fmt: skip

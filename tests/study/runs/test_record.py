@@ -129,7 +129,23 @@ def test_a_record_under_another_id_or_with_ragged_columns_is_refused():
     with pytest.raises(RunError, match="has another identity than its id 0123"):
         RunRecord.from_json(record(id="0123").to_json())
     with pytest.raises(RunError, match="columns of different lengths"):
-        RunRecord.from_json(record(rounds={"round": [0], "clip": []}).to_json())
+        RunRecord.from_json(record(rounds={"round": [0], "clip": [], "fraction_within": [0]}).to_json())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"outcome": []}, {"outcome": "won"}, {"final": 3}, {"circumstances": None}, {"guarantee": [1]},
+        {"rounds": {"round": [0]}}, {"rounds": {"round": [0], "clip": ["x"], "fraction_within": [None]}},
+        {"rounds": {"round": [0], "clip": [10**400], "fraction_within": [None]}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_record_with_a_sound_checksum_and_other_content_is_refused(changes):
+    with pytest.raises(RunError, match="is no record of a run"):
+        RunRecord.from_json(record(**changes).to_json())
+    with pytest.raises(RunError, match="is no record of a run"):
+        RunRecord.from_json(record(id=identity_of({"settings": 3}), identity={"settings": 3}).to_json())
 
 
 def test_the_specs_of_seeds_differ_in_the_seed_alone():

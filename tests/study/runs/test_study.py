@@ -1,3 +1,4 @@
+import errno
 import math
 from dataclasses import replace
 
@@ -223,3 +224,18 @@ def test_threads_are_given_back(tmp_path):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_full_disk_ends_a_study_at_once_and_trains_nothing_again(tmp_path, monkeypatch):
+    study, writes = Study(tmp_path, tiny_task()), []
+
+    def full(path, text):
+        writes.append(path)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    study.directory.note_asked([])
+    monkeypatch.setattr(study.directory, "note_asked", lambda ids: None)
+    monkeypatch.setattr(study.directory, "_write", full)
+    with pytest.raises(OSError, match="No space left"):
+        study.results(seeds(4))
+    assert len(writes) == len(set(writes))  # nothing was tried twice

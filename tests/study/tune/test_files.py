@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from clipline.errors import RunError
@@ -28,3 +30,12 @@ def test_a_folder_of_other_things_is_not_written_into(tmp_path):
     check_out(tmp_path)
     (tmp_path / "just_begun" / "claims").mkdir(parents=True)  # by another process, or by one that was killed
     check_out(tmp_path / "just_begun")
+
+
+def test_two_processes_that_end_at_once_both_write(tmp_path):
+    def write(_):
+        return write_final(tmp_path / "final.toml", SETTINGS, words="", epsilon=4.0).epsilon
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(write, range(12)))) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["final.toml"]

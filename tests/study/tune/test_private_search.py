@@ -1,5 +1,7 @@
 import json
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -55,11 +57,12 @@ def test_too_few_users_are_refused_with_what_would_do():
 
 
 def test_every_candidate_is_run_once_where_all_are_charged(tmp_path):
-    runs = draw_runs(tmp_path, 9, "composition")
+    runs = draw_runs(tmp_path, 9, "composition", "a run")
     assert [number for number, _ in runs] == list(range(9))
     assert len({seed for _, seed in runs}) == 9
-    assert draw_runs(tmp_path, 9, "composition") == runs  # kept
+    assert draw_runs(tmp_path, 9, "composition", "a run") == runs  # kept
     assert stat.S_IMODE((tmp_path / "drawn.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700  # records of runs hold seeds too
 
 
 def test_the_number_of_runs_is_geometric_where_the_best_is_selected():
@@ -72,7 +75,34 @@ def test_the_number_of_runs_is_geometric_where_the_best_is_selected():
 
 
 def test_a_second_search_in_the_same_folder_is_refused(tmp_path):
-    draw_runs(tmp_path, 9, "composition")
+    draw_runs(tmp_path, 9, "composition", "a run")
     with pytest.raises(RunError, match="costs as much again"):
-        draw_runs(tmp_path, 25, "composition")
+        draw_runs(tmp_path, 25, "composition", "a run")
     assert json.loads((tmp_path / "drawn.json").read_text(encoding="utf-8"))["asked"]["candidates"] == 9
+
+
+def test_the_same_seeds_are_never_used_with_another_cohort_or_noise(tmp_path):
+    draw_runs(tmp_path, 9, "composition", "m = 200")
+    with pytest.raises(RunError, match="asked otherwise"):
+        draw_runs(tmp_path, 9, "composition", "m = 100")
+
+
+def test_what_was_drawn_is_not_drawn_again_where_the_file_is_damaged(tmp_path):
+    for damage in ("", "[]", '{"asked": {}}', '{"asked": {}, "runs": [3]}'):
+        (tmp_path / "drawn.json").write_text(damage, encoding="utf-8")
+        with pytest.raises(RunError, match="damaged"):
+            draw_runs(tmp_path, 9, "composition", "a run")
+
+
+def test_two_processes_that_begin_a_search_at_once_have_the_same_runs(tmp_path):
+    # Threads stand for processes: a claim keeps out another object too. Without it each would draw its own runs, and
+    # more than are charged would be made.
+    gate = threading.Barrier(8)
+
+    def draw(_):
+        gate.wait()
+        return draw_runs(tmp_path, 9, "composition", "a run")
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(draw, range(8)))
+    assert all(runs == found[0] for runs in found)

@@ -83,6 +83,11 @@ def test_more_degradation_is_offered_where_a_trial_bears_enough_noise_with_it():
     # z = 1 suffices and lost 8%; but z = 0.3, below it, lost 10%, which has to be allowed first.
     _, found = refused(target, 0.03, [(0.01, 0.0), (0.03, 0.02), (0.3, 0.1), (1.0, 0.08)])
     assert found["--degradation"] == "10%"
+    # A loss that has more than doubled is none that --degradation can allow: it is below 100%.
+    for much in (1.4, 0.998):
+        message, found = refused(target, 0.03, [(0.01, 0.0), (1.0, much)])
+        assert "--degradation" not in found
+        assert "a model that bears" in message
 
 
 def test_replace_one_needs_more_than_add_or_remove():

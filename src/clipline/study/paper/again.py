@@ -15,7 +15,7 @@ from ...errors import CliplineError, RunError
 from ...tasks.settings import TrainSettings
 from ..runs.directory import StudyDirectory
 from ..runs.record import RunRecord, RunSpec
-from .experiments import run_experiment
+from .experiments import EXPERIMENTS, run_experiment
 from .findings import Findings, disagreements
 from .grid import Grid
 from .protocol import Protocol
@@ -65,12 +65,13 @@ def findings_of(directory: StudyDirectory, facts: Mapping[str, Any]) -> Findings
         protocol = Protocol(**{**facts["protocol"], **lists})
         base = TrainSettings(**facts["settings"])
         recorded = Recorded(directory, facts["unprivate_data_checksum"], None)
-        what = facts["what"]
-    except (KeyError, TypeError, AttributeError) as error:
+        return run_experiment(facts["what"], Grid(recorded, protocol, base))
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        if isinstance(error, CliplineError):
+            raise
         raise RunError(
-            f"study.json of {str(directory.path)!r} has an experiment that cannot be read ({error})"
+            f"study.json of {str(directory.path)!r} has an experiment that cannot be read ({error!r}): ask for it again"
         ) from None
-    return run_experiment(what, Grid(recorded, protocol, base))
 
 
 def paper_experiments(directory: StudyDirectory) -> dict[str, dict[str, Any]]:
@@ -82,18 +83,22 @@ def paper_experiments(directory: StudyDirectory) -> dict[str, dict[str, Any]]:
 def table_problems(directory: StudyDirectory) -> list[str]:
     """Where the CSV files of the paper's experiments are not what the records give, a sentence each.
 
-    An experiment that is not finished has no tables yet, and no problems.
+    An experiment that is not finished has no tables yet, and no problems. A table of a figure that no experiment makes
+    is a problem.
     """
     problems = []
+    tables = {path.name for what in EXPERIMENTS for path in directory.path.glob(f"{what}-*.csv")}
     for name, facts in paper_experiments(directory).items():
-        files = sorted(directory.path.glob(f"{name}*.csv"))
-        if not files:
+        mine = {table for table in tables if table == f"{name}.csv" or table.startswith(f"{name}-")}
+        if not mine:
             continue
         try:
             findings = findings_of(directory, facts)
         except CliplineError as error:
             problems.append(f"{name}: its tables cannot be made again: {error}")
+            tables -= mine
             continue
         for table, content in findings.tables.items():
             problems += disagreements(content, directory.path / findings.csv_name(table))
-    return problems
+            tables.discard(findings.csv_name(table))
+    return [*problems, *(f"{table} is made by no experiment of study.json: delete it" for table in sorted(tables))]

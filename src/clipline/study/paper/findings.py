@@ -53,7 +53,7 @@ def disagreements(table: Table, path: Path) -> list[str]:
     """Where a CSV file is not the table: a sentence for each kind of difference; none if all numbers agree."""
     try:
         found = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"))))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         return [f"{path.name} cannot be read ({error})"]
     wanted = list(csv.reader(io.StringIO(table.to_csv())))
     if not found or found[0] != wanted[0]:

@@ -6,6 +6,7 @@ everything works, in minutes on two cores. What a scale changes, `differences` l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -24,6 +25,8 @@ SERVER_RATES = tuple(significant(10 ** (k / 4), 12) for k in range(5))  # factor
 RATE_OFFSETS = (-0.5, -0.25, 0.0, 0.25, 0.5)  # log10, around the centre of the search for rates without clipping
 CHOOSING_SEED = 0  # of the runs by which rates, z* and C* are chosen; the final comparison has the seeds from 1 on
 PAPER_COHORT = 100
+_MOST_NOISE = 10.0  # z at 100 users a round: the count, with a standard deviation of 5 users, can take no more
+_MOST_SEEDS = 100_000
 
 # log10 of client and server rate around which rates are searched: Table 10 of Reddi et al. (2020), FedAvgM. Our own for
 # handwriting, which they do not have.
@@ -61,15 +64,21 @@ class Protocol:
     original_splits: bool = False  # choose and report on the same users, as the original programs did
 
     def __post_init__(self) -> None:
-        for name, above, at_most in (("quantiles", 0.0, 1.0), ("server_rates", 0.0, 1e9), ("noises", -1.0, 1e9)):
+        for name, above, below in (
+            ("quantiles", 0.0, 1),
+            ("server_rates", 0.0, 1e9),
+            ("noises", -math.ulp(0.0), _MOST_NOISE),
+        ):
             values = getattr(self, name)
-            if not values or len(set(values)) != len(values) or not all(above < value < at_most for value in values):
+            if not values or len(set(values)) != len(values) or not all(above < value < below for value in values):
                 low = "at least 0" if name == "noises" else "above 0"
-                high = " and below 1" if name == "quantiles" else ""
+                high = f" and below {below:g}"
                 raise refuse(name, list(values), f"different numbers {low}{high}", "give some, separated by commas")
             object.__setattr__(self, name, tuple(sorted(values)))
         if 0.0 not in self.noises:
             raise refuse("noises", list(self.noises), "a list with 0, as z* is relative to no noise", "add 0")
+        if self.seeds > _MOST_SEEDS:
+            raise refuse("seeds", self.seeds, f"at most {_MOST_SEEDS}", "the paper has 20")
         for name in ("average_over", "seeds", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise refuse(name, getattr(self, name), "at least 1", "give a larger number")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,16 +78,19 @@ def _check_same(directory: StudyDirectory, name: str, facts: Mapping[str, Any]) 
 
 
 def write_files(findings: Findings, directory: StudyDirectory, data: str) -> list[Path]:
-    """Write the tables and the picture, in the place of earlier ones of the same experiment."""
-    files = []
+    """Write the tables and the picture, in the place of earlier ones of the same experiment.
+
+    Each at once, under a name of this process's own before: several that work on one study end at the same moment.
+    """
+    files, own = [], f"{secrets.token_hex(4)}.partial"
     for name, table in findings.tables.items():
         path = directory.path / findings.csv_name(name)
-        partial = path.with_suffix(".partial")
+        partial = directory.path / f".{path.name}.{own}"
         partial.write_text(table.to_csv(), encoding="utf-8")
         partial.replace(path)
         files.append(path)
     picture = directory.path / f"{findings.name}.png"
-    partial = directory.path / f".{findings.name}.partial.png"
+    partial = directory.path / f".{findings.name}.{own}.png"
     draw(findings, partial, data)
     partial.replace(picture)
     return [*files, picture]

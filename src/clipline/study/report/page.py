@@ -14,7 +14,9 @@ import base64
 import hashlib
 import html
 import json
+import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -39,12 +41,14 @@ def write_report(paths: Sequence[str | Path] | str | Path, out: str | Path | Non
     if target.is_dir():
         raise RunError(f"out={str(target)!r} must be a file, and it is a folder: give a name such as report.html")
     text = page(content(collected))
-    partial = target.with_name(target.name + ".partial")
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")  # two processes may end at once
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(text, encoding="utf-8", errors="replace")
         partial.replace(target)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise RunError(f"out={str(target)!r} cannot be written ({error}): give another file") from None
     return target
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,14 +77,13 @@ class Run:
             return f"quantile {_number(self.target)}"
         if kind in ("fixed", "FixedClip"):
             return f"fixed {_number(self.setting('fixed_clip'))}"
-        return f"fixed {kind:g}" if isinstance(kind, int | float) else str(kind or "unknown")
+        return f"fixed {_number(kind)}" if isinstance(kind, int | float) else str(kind or "unknown")
 
     @property
     def target(self) -> float | None:
         """The fraction of users that the clip aims to have within; None for a clip that does not adapt."""
         adapts = self.setting("clip") in ("quantile", "QuantileClip")
-        quantile = self.setting("quantile")
-        return float(quantile) if adapts and isinstance(quantile, int | float) else None
+        return finite(self.setting("quantile")) if adapts else None
 
     @property
     def unclipped(self) -> bool:
@@ -107,5 +107,16 @@ _LIBRARY = {
 }
 
 
+def finite(value: object) -> float | None:
+    """A number, or None for what is none or not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
 def _number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else "?"
+    number = finite(value)
+    return "?" if number is None else f"{number:g}"

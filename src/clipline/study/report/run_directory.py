@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from ...privacy.events import GaussianEvent
 from ...privacy.guarantee import Guarantee
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
-from .run import Promise, Run
+from .run import Promise, Run, finite
 
 SETTINGS, METRICS, LEDGER = "settings.toml", "metrics.jsonl", "ledger.jsonl"
 MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
@@ -65,16 +64,6 @@ def read_run_directory(path: Path) -> Run:
         noise_multiplier=min(noises) if noises else finite(comments.get("noise_multiplier")),
         problems=problems,
     )
-
-
-def finite(value: object) -> float | None:
-    """A number, or None for what is none or not finite."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -163,6 +152,10 @@ def _promise(
     problems: list[str],
 ) -> Promise | None:
     """The guarantee of all rounds charged; None, perhaps with a problem, where its terms are not known."""
+    lost = len(next(iter(columns.values()), [])) - ledger.rounds
+    if lost > 0:  # a round is charged before it is released
+        problems.append(f"{LEDGER} lacks {lost} of the rounds in {METRICS}: no guarantee is shown")
+        return None
     if not ledger.rounds:
         return None
     stored = [value for value in columns.get("delta", []) if value is not None]

@@ -10,13 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...errors import CliplineError
+from ...errors import CliplineError, RunError
 from ...privacy.accountant import account
 from ...privacy.events import GaussianEvent, sampling_named
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
-from .run import UNPRIVATE, Promise, Run
-from .run_directory import finite, flat
+from .run import UNPRIVATE, Promise, Run, finite
+from .run_directory import flat
 
 STUDY, RUNS = "study.json", "runs"
 _ACCOUNTED = 8  # rounds in which epsilon is computed
@@ -31,12 +31,20 @@ def is_study_directory(path: Path) -> bool:
 
 def read_records(path: Path) -> tuple[list[Run], list[str]]:
     """The runs of a study and what could not be read of it."""
+    from ..runs.record import RunRecord  # with torch, which a report of trainings can do without
+
     runs, problems = [], []
     data = _data_by_task(path / STUDY)
     for file in sorted((path / RUNS).glob("*.json")):
         try:
-            run = _run(file, json.loads(file.read_text(encoding="utf-8")))
+            text = file.read_text(encoding="utf-8")
+            record = json.loads(text)
+            run = _run(file, record)
             runs.append(replace(run, about={**data.get(run.task, {}), **run.about}))
+            if "checksum" in record:
+                RunRecord.from_json(text, f"{RUNS}/{file.name}")
+        except RunError as error:
+            problems.append(f"{error}; its numbers are shown and mean nothing")
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             problems.append(f"{RUNS}/{file.name} cannot be read as a run ({error!r}): it is left out")
     return sorted(runs, key=_order), problems
@@ -112,7 +120,7 @@ def _epsilon_column(guarantee: Mapping[str, Any], done: Sequence[int]) -> dict[s
             return {}
         places = {round(place * (len(done) - 1) / (_ACCOUNTED - 1)) for place in range(_ACCOUNTED)}
         return {"epsilon": [_epsilon(event, t, *terms) if i in places else None for i, t in enumerate(done)]}
-    except (KeyError, TypeError, CliplineError):
+    except (KeyError, TypeError, ValueError, ArithmeticError, CliplineError):
         return {}
 
 

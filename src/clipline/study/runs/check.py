@@ -27,7 +27,7 @@ def contradictions(record: RunRecord) -> list[str]:
     clips = {clip for clip in rounds["clip"] if clip is not None}
     fixed = settings.get("fixed_clip") if settings["clip"] == "fixed" else settings["clip"]
     if isinstance(fixed, float | int) and any(not math.isclose(clip, fixed, rel_tol=1e-9) for clip in clips):
-        found.append(f"its clip is fixed at {fixed:g}, and a round had another")
+        found.append(f"its clip is fixed at {fixed}, and a round had another")
     for name, value in record.final.items():
         if name not in rounds or (count and rounds[name][-1] != value):
             found.append(f"{name} of the last model is not that of the last round")
@@ -36,8 +36,11 @@ def contradictions(record: RunRecord) -> list[str]:
 
 def runs_without_record(table: Path, records: Collection[str]) -> list[str]:
     """Rows of a CSV file that name no run, or one that has no record. A table without the column `runs` has none."""
-    with table.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    try:
+        with table.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, ValueError, csv.Error) as error:
+        return [f"it cannot be read ({error})"]
     found = list[str]()
     for line, row in enumerate(rows, start=2):
         if _RUNS not in row:

@@ -52,6 +52,10 @@ class StudyDirectory:
             raise RunError(f"{str(self.path / STUDY)!r} is damaged ({error}): delete it, the runs are kept") from None
         if not isinstance(entries, dict) or entries.get("format") != FORMAT:
             raise RunError(f"{str(self.path / STUDY)!r} must have format {FORMAT}: use the clipline that wrote it")
+        experiments, asked = entries.get("experiments"), entries.get("asked")
+        if not isinstance(experiments, dict) or not isinstance(asked, list) or not all(map(_is_id, asked)):
+            what = "it must hold experiments by name and ids of runs"
+            raise RunError(f"{str(self.path / STUDY)!r} is damaged ({what}): delete it, the runs are kept")
         return entries
 
     @property
@@ -110,8 +114,9 @@ class StudyDirectory:
         found = {}
         for path in sorted((self.path / FAILURES).glob("*.json")):
             try:
-                found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):  # gone meanwhile, or damaged: it is only a message
+                failure = json.loads(path.read_text(encoding="utf-8"))
+                found[path.stem] = {"what": str(failure["what"]), "error": str(failure["error"])}
+            except (OSError, ValueError, TypeError, KeyError, RecursionError):  # gone or damaged: only a message
                 continue
         return {run: failure for run, failure in found.items() if not (self.path / RUNS / f"{run}.json").exists()}
 
@@ -193,3 +198,7 @@ class StudyDirectory:
         except BaseException:
             Path(partial).unlink(missing_ok=True)
             raise
+
+
+def _is_id(run: object) -> bool:
+    return isinstance(run, str) and len(run) == ID_DIGITS

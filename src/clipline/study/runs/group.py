@@ -84,12 +84,17 @@ def run_group(
     """Make these runs, which share a shape, and hand each record to `add` as soon as there is one.
 
     If a group fails as a whole, its halves are tried, so that one bad run, or too little memory, stops no other; a run
-    that fails alone is given back as a failure. KeyboardInterrupt passes through.
+    that fails alone is given back as a failure. KeyboardInterrupt passes through, and so does an error of `add`: a
+    record that cannot be written is lost, and so would be the next.
     """
-    done = set[str]()
+    done, lost = set[str](), list[BaseException]()
 
     def added(record: RunRecord) -> None:
-        add(record)
+        try:
+            add(record)
+        except Exception as error:  # a full disk, say
+            lost.append(error)
+            raise
         done.add(record.id)
 
     used = task.data_used(group[0].spec.settings)
@@ -99,6 +104,8 @@ def run_group(
         with _quietly():
             _run(task, loaded, group, recorder)
     except Exception as error:
+        if lost:  # training the others again would not help
+            raise
         left = [run for run in group if run.id not in done]
         if len(group) == 1:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -57,19 +58,19 @@ def write_final(
     """
     lines = [f"# {line}" for line in words.splitlines()]
     lines += [toml_line(name, value) for name, value in settings.items() if value is not None]
-    partial = path.with_suffix(".partial")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")  # another process may end now too
     partial.parent.mkdir(parents=True, exist_ok=True)
-    partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write("\n".join(lines) + "\n")
-    guarantee = promised_by(partial)
-    if not guarantee.epsilon <= epsilon:
-        partial.unlink()
-        raise RunError(
-            f"{path.name} would promise epsilon {guarantee.epsilon_text} where at most {epsilon:g} was asked: tell us"
-        )
-    partial.replace(path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+        guarantee = promised_by(partial)
+        if not guarantee.epsilon <= epsilon:
+            much = guarantee.epsilon_text
+            raise RunError(f"{path.name} would promise epsilon {much} where at most {epsilon:g} was asked: tell us")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
     return guarantee
 
 

@@ -19,15 +19,18 @@ import json
 import math
 import os
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ...errors import RunError
 from ...privacy.guarantee import Guarantee, rounded_up
 from ...privacy.ledger import Ledger
 from ...privacy.selection import TruncatedNegativeBinomial, account_grid, account_search
+from ..runs.claims import Claims
+from ..runs.directory import CLAIMS
 from ..runs.record import RunSpec
 from ..runs.study import Study
 from .question import Question
@@ -105,12 +108,21 @@ def price_search(target: Target, noise_multiplier: float, runs: int) -> SearchPr
 def tune_privately(
     question: Question, price: SearchPrice, study: Study, tell: Tell = lambda line: None
 ) -> PrivatelyTuned:
-    """Draw the runs, make them, keep the best. A search that is resumed keeps what it drew."""
+    """Draw the runs, make them, keep the best. A search that is resumed keeps what it drew.
+
+    Refused in the folder of a search that was asked otherwise: its seeds draw the same noise, so that two searches with
+    them would promise nothing.
+    """
     candidates = candidates_of(question)
     tell(f"every run: m = {price.cohort_size:,}, z = {price.noise_multiplier:.4g}; the whole search: {price.guarantee}")
-    trial = replace(question.trial, cohort_size=price.cohort_size, population_size=question.target.population_size)
+    target = question.target
+    trial = replace(
+        question.trial, cohort_size=price.cohort_size, population_size=target.population_size, delta=target.delta_value,
+        relation=target.relation.value,
+    )  # fmt: skip
     trials = Trials(replace(question, trial=trial, noise_multiplier=price.noise_multiplier), study)
-    drawn = draw_runs(study.directory.path, len(candidates), price.method)
+    asked = study.planned(trials.spec({"seed": 0})).id  # seeds are drawn: that of the trial decides nothing
+    drawn = draw_runs(study.directory.path, len(candidates), price.method, asked)
     changes = [
         {"client_lr": candidates[number][0], "server_lr": candidates[number][1], "seed": seed} for number, seed in drawn
     ]
@@ -137,25 +149,45 @@ def draw_candidates(candidates: int, method: Method) -> list[int]:
     return [rng.randrange(candidates) for _ in range(count)]
 
 
-def draw_runs(folder: Path, candidates: int, method: Method) -> list[tuple[int, int]]:
-    """(candidate, seed) of every run, drawn once and kept where only the owner reads."""
-    path, asked = folder / _DRAWN, {"candidates": candidates, "method": method}
-    if path.is_file():
+def draw_runs(folder: Path, candidates: int, method: Method, run: str) -> list[tuple[int, int]]:
+    """(candidate, seed) of every run, drawn once and kept where only the owner reads.
+
+    `run` is the identity of the runs but for rates and seed. Where the folder has another search, it is refused. Of two
+    processes that come at once, one draws and both have the same runs.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)  # the records of the runs hold their seeds
+    path, asked = folder / _DRAWN, {"candidates": candidates, "method": method, "run": run}
+    with Claims(folder / CLAIMS) as claims:
+        while not claims.take("drawn"):
+            time.sleep(0.02)
+        if path.is_file():
+            return _kept_runs(path, asked)
+        runs = [(number, secrets.randbits(62)) for number in draw_candidates(candidates, method)]
+        partial = path.with_suffix(".partial")
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            json.dump({"asked": asked, "runs": runs}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        return runs
+
+
+def _kept_runs(path: Path, asked: dict[str, Any]) -> list[tuple[int, int]]:
+    """What was drawn before."""
+    try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["asked"] != asked:
-            raise RunError(
-                f"{str(path)!r} belongs to a private search that was asked otherwise, and a second search costs as "
-                "much again: give another --out, and add both epsilons"
-            )
-        return [(int(number), int(seed)) for number, seed in kept["runs"]]
-    runs = [(number, secrets.randbits(62)) for number in draw_candidates(candidates, method)]
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        json.dump({"asked": asked, "runs": runs}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+        same, runs = kept["asked"] == asked, [(int(number), int(seed)) for number, seed in kept["runs"]]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise RunError(
+            f"{str(path)!r} is damaged ({error}), and a second search costs as much again: give another --out, and add "
+            "both epsilons"
+        ) from None
+    if not same:
+        raise RunError(
+            f"{str(path)!r} belongs to a private search that was asked otherwise, and a second search costs as "
+            "much again: give another --out, and add both epsilons"
+        )
     return runs
 
 

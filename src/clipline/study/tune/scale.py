@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
 
 _MOST_USERS = 10**12
+_MOST_DEGRADED = 0.99  # of the metric: --degradation is below 100%
 
 Losses = Sequence[tuple[float, float]]  # (noise, degradation) of the trials of step 2
 
@@ -140,7 +140,7 @@ def alternatives(target: Target, noise_multiplier: float, losses: Losses) -> lis
         return found
     # All noise below has to count as borne too.
     enough = [(max(loss for z, loss in losses if z <= tried), tried) for tried, _ in losses if tried >= needed]
-    enough = sorted(pair for pair in enough if math.isfinite(pair[0]))
+    enough = sorted(pair for pair in enough if pair[0] <= _MOST_DEGRADED)
     if enough:
         loss, tried = enough[0]
         percent = rounded_up(max(100 * loss, 0.1), 2)
@@ -183,11 +183,11 @@ def _least_users(target: Target, noise_multiplier: float) -> int | None:
 
 def _least_above(start: int, meets: Callable[[int], bool]) -> int | None:
     """The least whole number above `start` with `meets`, which once true stays true; None above a million million."""
-    high = 2 * start
+    high = min(2 * start, _MOST_USERS)
     while not meets(high):
-        high *= 2
-        if high > _MOST_USERS:
+        if high == _MOST_USERS:
             return None
+        high = min(2 * high, _MOST_USERS)
     low = start
     while high - low > 1:
         middle = (low + high) // 2
