@@ -21,9 +21,10 @@ from ..sparse.row_fields import RowUsage, TouchedRows, starting_params
 from .probe import MIN_ROOM, CannotStack
 from .step import StackStep
 
-_EXAMPLES = 8  # of each synthetic user, at most
-# The distance allowed, as a share of the gradient. Right stacks stay ten times below, wrong ones are near 1.
-_TOLERANCES = {"float32": 1e-3, "tf32": 2e-2, "bf16": 0.1}
+_EXAMPLES = 4  # of each synthetic user, at most
+# The distance allowed, as a share of the gradient. Wrong stacks are near 1; of right ones most are at 1e-6, and a deep
+# ResNet is at 3e-3, where rounding moves a value across a kink.
+_TOLERANCE = 0.05
 _FLOOR = 0.1  # of the whole gradient: a parameter with less counts as much, since its own may be rounding alone
 
 
@@ -36,8 +37,10 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
 
     Three users with other examples, other parameters (`parameters_to_try`) and other random keys; layers such as
     dropout draw the same numbers from them in both ways. If batches may be `padded`, that of the last user is. A user
-    whose loss is not finite, or who fails, cannot be compared and is left out. The step is the eager one, from which
-    compiled programs are made.
+    whose loss is not finite, or who fails, cannot be compared and is left out.
+
+    Both in float32 (or the parameters' own type), whatever the precision of the training: in bfloat16 right stacks
+    differ by up to a third. The stacked step is the eager one, from which compiled programs are made.
     """
     width = min(problem.local.batch_size, _EXAMPLES)
     params = list(parameters_to_try(problem.model.initial))
@@ -74,7 +77,7 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
     kept = torch.arange(width, device=device) < torch.tensor(counts, device=device)[:, None]
     before = [piece.clone() for piece in stack]
     problem.model.module.train()
-    with preserve_generators(), precision_context(problem.precision, device):
+    with preserve_generators(), precision_context("float32", device):
         problem.isolation.seed(0)
         try:
             stack_step(stack, random_keys, batch, kept, rates)
@@ -100,7 +103,7 @@ def _plain_gradients(
     model = problem.model
     for user, count in enumerate(counts):
         own = {name: field[user, :count] for name, field in batch.items()}
-        with problem.users_apart(), torch.enable_grad():
+        with problem.users_apart(), precision_context("float32", problem.device), torch.enable_grad():
             problem.isolation.seed(0)
             model.set_keys(random_keys[user])
             try:
@@ -142,9 +145,8 @@ def _compare(problem: Problem, stacked: dict[str, Tensor], plain: Sequence[Tenso
 
 
 def _tolerance(problem: Problem) -> float:
-    """By the coarser of the arithmetic and the parameters' own type. TF32 and float32 are one on processor cores."""
-    own = 2000 * torch.finfo(problem.model.vector.dtype).eps  # 2.4e-4 in float32
-    return min(0.1, max(own, _TOLERANCES[problem.precision]))
+    """More for parameters in a type of few digits: 0.5 for bfloat16."""
+    return min(0.5, max(_TOLERANCE, 64 * torch.finfo(problem.model.vector.dtype).eps))
 
 
 def _norm(pieces: Sequence[Tensor]) -> float:
