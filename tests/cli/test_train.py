@@ -373,7 +373,10 @@ def test_as_many_users_are_drawn_as_are_declared(clipline, tmp_path):
         (["--config", "bad.toml"], "config 'bad.toml' has the unknown key 'ronds': did you mean 'rounds'?"),
         (["--config", "broken.toml"], "cannot be read as TOML"),
         (["--config", "typed.toml"], "rounds='many' must be a whole number"),
-        (["--noise-multiplier", "9", "--count-stddev", "1"], "raise count_stddev or cohort_size, or lower noise_multiplier"),
+        (
+            ["--noise-multiplier", "9", "--count-stddev", "1"],
+            "raise count_stddev or cohort_size, or lower noise_multiplier",
+        ),
         (["--out", "bad.toml/x"], "bad.toml"),
         (["--out", "x" * 300], "name too long"),
         (["--config", "huge.toml"], "client_lr='a number of too many digits'"),

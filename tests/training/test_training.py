@@ -211,7 +211,10 @@ def test_a_user_who_diverges_contributes_zero_and_training_goes_on():
         ({"server": "sgd"}, "server='sgd' must be a server object"),
         ({"local": 0.1}, "local=0.1 must be a LocalSGD: give LocalSGD(lr=0.1)"),
         ({"rounds": 10**400}, "rounds='a number of too many digits'"),
-        ({"noise_multiplier": 2.5, "count_stddev": 1.0}, "raise count_stddev or cohort_size, or lower noise_multiplier"),
+        (
+            {"noise_multiplier": 2.5, "count_stddev": 1.0},
+            "raise count_stddev or cohort_size, or lower noise_multiplier",
+        ),
         ({"clip": FixedClip(math.inf)}, "clip=inf must be finite where noise is added"),
         ({"noise_source": "dice"}, "noise_source='dice'"),
         ({"relation": Relation.PAPER}, "relation='paper' must be one that a guarantee can be given for"),
