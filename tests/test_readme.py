@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 
 from samples import ROOT, load_script
 
@@ -36,6 +37,23 @@ def test_there_are_exactly_two_set_up_commands_and_ci_runs_the_second():
 def test_every_link_leads_somewhere():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def test_on_pypi_no_link_and_no_image_leads_nowhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "readme" in project["project"]["dynamic"]
+    text = README
+    for rule in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert targets
+    assert all(target.startswith("https://") for target in targets)
+    assert "*Figure in the repository: Ten digits by eight of the writers.*" in text
+    assert "docs/guarantees.md says what is promised" in text
+
+
+def test_the_package_is_typed():
+    assert (ROOT / "src" / "clipline" / "py.typed").exists()
 
 
 def test_first_run_is_short_and_learns(capsys):

@@ -25,8 +25,8 @@ TAKERS = (Privacy, Compute, FastParts, LocalSGD, QuantileClip, ServerSGD)
 OF_THE_MODEL = {"reduction", "row_fields"}
 # Switches of fast parts are for who looks for a mistake, in Python.
 SWITCHES = {"fast", *(field.name for field in dataclasses.fields(FastParts))}
-# A library takes a GPU and other cores only if told so.
-OTHER_DEFAULTS = {"device": "cpu", "workers": 1}
+# A library takes a GPU and other cores only if told so, and noise from a seed only if it is given one.
+OTHER_DEFAULTS = {"device": "cpu", "workers": 1, "noise_source": None}
 OUTSIDE = {
     "rounds": 0, "classes": 1, "augment": 3, "group_count": 5, "padding_in_loss": 3,
     "client_lr": -1.5, "batch_size": 0, "client_epochs": 0, "max_examples": 0,
@@ -81,9 +81,10 @@ def test_keyword_arguments_are_declared_with_their_defaults_and_types(taker):
             assert field.name in OF_THE_MODEL | SWITCHES
             continue
         assert name == field.name or name.endswith(f"_{field.name}")  # client_lr is the lr of a client
-        expected = OTHER_DEFAULTS[name] if taker is Compute and name in OTHER_DEFAULTS else SETTINGS[name].default
+        expected = OTHER_DEFAULTS[name] if name in OTHER_DEFAULTS else SETTINGS[name].default
         assert field.default == expected
-        assert (type(None) in typing.get_args(hints[name])) == ("None" in str(field.type))
+        optional = type(None) in typing.get_args(hints[name]) or name == "noise_source"
+        assert optional == ("None" in str(field.type))
 
 
 def test_every_setting_that_no_object_takes_is_one_of_training_or_of_the_task():
@@ -153,7 +154,7 @@ def test_objects_are_made_from_settings_by_name():
     assert LocalSGD(**keywords_for(LocalSGD, settings)) == LocalSGD(0.5, batch_size=20, epochs=3)
     assert ServerSGD(**keywords_for(ServerSGD, settings)) == ServerSGD(1.0, momentum=0.5)
     assert settings.controller() == QuantileClip(0.5, start=0.0035, lr=0.1)
-    assert settings.privacy() == Privacy(epsilon=4.0, population_size=40_000)
+    assert settings.privacy() == Privacy(epsilon=4.0, population_size=40_000, noise_source="seed")
     assert settings.compute() == Compute(device="auto", workers=None)
 
 

@@ -62,7 +62,9 @@ def test_with_system_entropy_users_draw_what_nobody_can_work_out_from_the_seed()
     assert key == streams.user_key("order/0", 0, 1)
     assert key not in (Streams(4).user_key("order/0", 0, 1), Streams(4, "system").user_key("order/0", 0, 1))
     assert streams.initial() == Streams(4).initial()  # initial parameters are public
-    assert "_secret" not in repr(streams)
+    assert streams.secret not in repr(streams)
+    shared = Streams(4, "system", streams.secret)  # as torchrun's ranks have it
+    assert shared.user_key("order/0", 0, 1) == key
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "7", None, True, 2**63])

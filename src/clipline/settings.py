@@ -24,6 +24,7 @@ STAND_IN = "stand-in"  # as the setting `data`: generate users even where a stor
 # tune.
 SMALLEST_CLIP = 1e-30
 LARGEST_CLIP = 1e30
+LARGEST_DELTA = 0.1  # above, whatever a guarantee says holds for nine users of ten at best
 
 WHAT = "What to train"
 LOCAL = "Local training of a user"
@@ -235,7 +236,7 @@ class Settings:
         way_out="0 is no noise and no privacy", by_task=True,
     )  # fmt: skip
     delta: float | None = setting(
-        "Delta of the guarantee.", PRIVACY, default=None, above=0, below=1,
+        "Delta of the guarantee.", PRIVACY, default=None, above=0, at_most=LARGEST_DELTA,
         way_out="leave it out for (number of users)^-1.1", unset="(number of users)^-1.1",
     )  # fmt: skip
     population_size: int | None = setting(
@@ -256,7 +257,8 @@ class Settings:
     )  # fmt: skip
     count_stddev: float | None = setting(
         "Noise on the count of users within the clip, in users.", PRIVACY, default=None, at_least=0,
-        way_out="cohort_size / 20 is the paper's choice", unset="cohort_size / 20",
+        way_out="cohort_size / 20 is the paper's choice",
+        unset="cohort_size / 20, or more where that would cost over 1% of noise",
     )  # fmt: skip
     max_epsilon: float | None = setting(
         "Stop before the round that would pass this epsilon.", PRIVACY, default=None, above=0,
@@ -349,8 +351,9 @@ def declared(name: str, **changes: Any) -> Any:
 def check_declared(taker: Any) -> None:
     """Check every field of a dataclass that was made by `declared`."""
     for field in dataclasses.fields(taker):
-        if "setting" in field.metadata:
-            check(field.metadata["setting"], getattr(taker, field.name))
+        value = getattr(taker, field.name)
+        if "setting" in field.metadata and not (value is None and field.default is None):  # left out
+            check(field.metadata["setting"], value)
 
 
 def keywords_for(taker: type, settings: Settings) -> dict[str, Any]:

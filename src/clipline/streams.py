@@ -37,13 +37,13 @@ class Streams:
 
     seed: int
     noise_source: NoiseSource = "seed"
-    _secret: str = field(default="", init=False, repr=False)  # part of the keys of users' randomness
+    secret: str = field(default="", repr=False)  # part of the keys of users' randomness; drawn for "system"
 
     def __post_init__(self) -> None:
         check("seed", self.seed)
         check("noise_source", self.noise_source)
-        if self.noise_source == "system":
-            object.__setattr__(self, "_secret", secrets.token_hex(16))
+        if self.noise_source == "system" and not self.secret:
+            object.__setattr__(self, "secret", secrets.token_hex(16))
 
     def sampling(self, round_index: int) -> np.random.Generator:
         """The generator that samples this round's cohort. As secret as the noise: amplification needs it."""
@@ -74,7 +74,7 @@ class Streams:
         return np.random.Generator(np.random.Philox(key=key))
 
     def _users_base(self, purpose: str, round_index: int) -> int:
-        return int.from_bytes(self._digest(self._secret + purpose, round_index)[:8], "little")
+        return int.from_bytes(self._digest(self.secret + purpose, round_index)[:8], "little")
 
     def _digest(self, purpose: str, round_index: int) -> bytes:
         return hashlib.blake2b(f"clipline/{self.seed}/{purpose}/{round_index}".encode(), digest_size=16).digest()

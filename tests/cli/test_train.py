@@ -45,8 +45,8 @@ def test_a_run_leaves_everything_that_a_reviewer_needs(clipline, real_curves, tm
     text = (run / "settings.toml").read_text()
     settings = tomllib.loads(text)
     assert (settings["population_size"], settings["noise_multiplier"], settings["task"]) == (300, 0.7, "handwriting")
-    assert "# count_stddev = 1.5" in text  # 30 / 20, resolved
-    assert "# delta_noise_multiplier = 0.71987" in text  # (0.7^-2 - 3^-2)^(-1/2)
+    assert "# count_stddev = 3.8614" in text  # resolved: 30 / 20 would cost 2.8% of noise, this costs 0.4%
+    assert "# delta_noise_multiplier = 0.70289" in text  # (0.7^-2 - (2 * 3.8614)^-2)^(-1/2)
 
 
 def test_the_summary_can_be_quoted(clipline):
@@ -348,7 +348,7 @@ def test_as_many_users_are_drawn_as_are_declared(clipline, tmp_path):
         (["--noise-multiplier", "-1"], "noise_multiplier=-1.0"),
         (["--epsilon", "0"], "epsilon=0.0 must be a finite number above 0"),
         (["--epsilon", "2", "--noise-multiplier", "1"], "one follows from the other"),
-        (["--delta", "0"], "delta=0.0 must be a finite number above 0 and below 1"),
+        (["--delta", "0"], "delta=0.0 must be a finite number above 0 and at most 0.1"),
         (["--delta", "1.5"], "delta=1.5"),
         (
             ["--cohort-size", "500"],
@@ -373,7 +373,10 @@ def test_as_many_users_are_drawn_as_are_declared(clipline, tmp_path):
         (["--config", "bad.toml"], "config 'bad.toml' has the unknown key 'ronds': did you mean 'rounds'?"),
         (["--config", "broken.toml"], "cannot be read as TOML"),
         (["--config", "typed.toml"], "rounds='many' must be a whole number"),
-        (["--noise-multiplier", "9"], "raise count_stddev or cohort_size, or lower noise_multiplier"),
+        (
+            ["--noise-multiplier", "9", "--count-stddev", "1"],
+            "raise count_stddev or cohort_size, or lower noise_multiplier",
+        ),
         (["--out", "bad.toml/x"], "bad.toml"),
         (["--out", "x" * 300], "name too long"),
         (["--config", "huge.toml"], "client_lr='a number of too many digits'"),

@@ -166,3 +166,11 @@ def test_a_controller_refuses_what_makes_no_sense(make, words):
     with pytest.raises(SettingError) as error:
         make()
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("schedule", [None, 3, [1, 2], "ab", [(0, 1.0, 2.0)]])
+def test_a_schedule_that_is_none_is_refused_in_a_sentence(schedule):
+    with pytest.raises(
+        SettingError, match=r"schedule=.* must be a mapping from rounds to clips, or pairs of these: give \{0: 1"
+    ):
+        ScheduledClip(schedule)

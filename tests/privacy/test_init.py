@@ -16,7 +16,7 @@ LEVELS = [
     {"relations", "noise_split"},
     {"events", "numerics"},
     {"ledger", "guarantee", "renyi", "pld"},
-    {"dominating_pairs", "plan_text"},
+    {"dominating_pairs", "plan_text", "delta"},
     {"accountant"},
     {"calibration", "selection"},
     {"planning"},

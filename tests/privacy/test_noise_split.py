@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipline.errors import SettingError
-from clipline.privacy.noise_split import CENTRED, UNCENTRED, DeltaNoise, join_noise, quantile_bound, split_noise
+from clipline.privacy.noise_split import (
+    CENTRED,
+    UNCENTRED,
+    DeltaNoise,
+    counting_cost,
+    default_count_stddev,
+    join_noise,
+    quantile_bound,
+    split_noise,
+)
 from clipline.privacy.renyi.curves import gaussian_curve
 
 PAPER = [
@@ -118,3 +127,48 @@ def test_centring_at_the_quantile_costs_between_the_median_and_no_centring():
 def test_a_bare_number_is_not_taken_for_the_noise_of_the_updates():
     with pytest.raises(SettingError, match=r"delta_noise=1.0 must be a DeltaNoise: wrap"):
         join_noise(1.0, 5.0)
+
+
+@pytest.mark.parametrize(("z", "count_stddev"), [pair for pair in PAPER if pair[1] >= 5])
+def test_the_papers_experiments_keep_the_papers_noise_on_the_count(z, count_stddev):
+    assert default_count_stddev(round(20 * count_stddev), z) == count_stddev
+
+
+def test_no_noise_leaves_the_count_without_noise():
+    assert default_count_stddev(100, 0.0) == 0.0
+    assert counting_cost(0.0, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("cohort_size", [1, 2, 10, 100, 10_000])
+@pytest.mark.parametrize("z", [1e-3, 0.5, 1.039, 6.4, 50.0, 1e4])
+def test_the_default_fits_every_cohort_and_every_noise(cohort_size, z):
+    count_stddev = default_count_stddev(cohort_size, z)
+    assert count_stddev >= cohort_size / 20
+    assert float(split_noise(z, count_stddev)) > z  # exists
+    if z <= cohort_size / 5:
+        assert counting_cost(z, count_stddev) < 0.035
+
+
+def rms_clip(count_stddev, cohort_size, rounds, runs):
+    """Root mean square of the clip about its median as Algorithm 1 moves it, for log-normal norms of spread e."""
+    rng = np.random.default_rng(0)
+    log_clip, squares = np.zeros(runs), []
+    for _ in range(rounds):
+        within = np.array([math.erfc(-x / math.sqrt(2)) / 2 for x in log_clip])  # no sampling error: the noise alone
+        log_clip -= 0.2 * (within + rng.normal(0, count_stddev / cohort_size, runs) - 0.5)
+        squares.append(np.exp(2 * log_clip).mean())
+    return math.sqrt(np.mean(squares[rounds // 5 :]))
+
+
+def test_the_default_is_near_the_least_total_noise_of_a_simulated_clip():
+    """At 500 users, 100 a round, 1500 rounds, epsilon 4: z = 6.393. An independent method: the clip is simulated."""
+    z, cohort_size = 6.393, 100
+
+    def total(count_stddev):
+        return float(split_noise(z, count_stddev)) / z * rms_clip(count_stddev, cohort_size, rounds=600, runs=100)
+
+    default = default_count_stddev(cohort_size, z)
+    totals = {stddev: total(stddev) for stddev in (5.0, 10.0, default, 40.0)}
+    assert totals[default] == min(totals.values())
+    assert totals[5.0] == pytest.approx(1.30, abs=0.02)  # the paper's m/20
+    assert totals[default] == pytest.approx(1.023, abs=0.006)

@@ -6,6 +6,7 @@ import pytest
 
 from clipline import SettingError, plan
 from clipline.privacy import Plan
+from clipline.privacy.delta import LargeDeltaWarning
 
 
 def test_the_missing_noise_is_found_on_the_private_side():
@@ -68,7 +69,7 @@ def test_counting_costs_what_theorem_1_says():
     assert found.count_stddev == 5.0
     assert float(found.delta_noise_multiplier) == pytest.approx(1.00503781525921, rel=1e-12)
     assert "(+0.5%)" in str(found)
-    crowded = plan(population_size=10_000, cohort_size=10, rounds=10, noise_multiplier=2.0)
+    crowded = plan(population_size=10_000, cohort_size=10, rounds=10, noise_multiplier=2.0, count_stddev=0.5)
     assert crowded.delta_noise_multiplier is None
     assert "not possible with 0.5 users of noise on the count: it needs more than 1" in str(crowded)
 
@@ -172,3 +173,20 @@ def test_the_curve_rises_to_the_answer():
     epsilons = [epsilon for _, epsilon in found.curve]
     assert epsilons == sorted(epsilons)
     assert found.curve[-1] == (300, found.guarantee.epsilon)
+
+
+def test_a_small_cohort_gets_the_noise_on_its_count_that_costs_least():
+    """By hand: z (z + sqrt(z^2 + 32 m^2)) / 8 at z = 2, m = 10 is 14.6510, and its root 3.82766."""
+    found = plan(population_size=10_000, cohort_size=10, rounds=10, noise_multiplier=2.0)
+    assert found.count_stddev == pytest.approx(3.82766, abs=1e-5)
+    assert float(found.delta_noise_multiplier) == pytest.approx(2 / math.sqrt(1 - 4 / (4 * 14.6510)), rel=1e-5)
+    assert "the count 3.828 users of noise (the paper's 0.5: not possible)" in str(found)
+
+
+def test_a_large_delta_is_warned_of_and_a_meaningless_one_refused():
+    with pytest.warns(
+        LargeDeltaWarning, match=r"delta=0.01 is above 1 / \(number of users\) = 0.002: .*leave delta out"
+    ):
+        plan(population_size=500, cohort_size=10, rounds=10, noise_multiplier=2.0, delta=0.01)
+    with pytest.raises(SettingError, match=r"delta=0.5 must be a finite number above 0 and at most 0.1"):
+        plan(population_size=500, cohort_size=10, rounds=10, noise_multiplier=2.0, delta=0.5)

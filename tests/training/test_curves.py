@@ -45,7 +45,7 @@ def test_the_figure_has_metric_clip_epsilon_and_fraction_over_the_rounds(tmp_pat
     assert clip == [[r.round_index + 1, r.clip] for r in result.reports]
     assert epsilon == [[r.round_index + 1, r.guarantee.epsilon] for r in result.reports]
     assert within == [[r.round_index + 1, r.fraction_within] for r in result.reports]
-    assert figure.get_suptitle() == f"rides\n{result.guarantee}"
+    assert figure.get_suptitle().replace("\n", " ") == f"rides {result.guarantee}"
     labels = [text.get_text() for text in figure.axes[1].get_yticklabels(which="both") if text.get_text()]
     assert len(labels) > 1
     assert all(float(label) > 0 for label in labels)  # plain numbers
@@ -71,7 +71,7 @@ def test_the_figure_of_a_run_directory_has_all_rounds_and_the_facts(real_curves,
     run = training()
     result = run.run([RunDirectory(tmp_path / "r", facts=facts), evaluate()])
     assert titles(drawn[0])[0] == "accuracy on other riders"
-    assert drawn[0].get_suptitle() == f"task rides, data drawn\n{result.guarantee}"
+    assert drawn[0].get_suptitle().replace("\n", " ") == f"task rides, data drawn {result.guarantee}"
     assert len(drawn[0].axes[1].get_lines()[0].get_xdata()) == 12
     assert (tmp_path / "r" / CURVES).exists()
 

@@ -8,6 +8,7 @@ from typing import Literal
 from ..errors import check_choice
 from ..federated.backend import LocalTrainer
 from .one_by_one import OneByOne
+from .stacked.agreement import WrongStack
 from .stacked.probe import CannotStack
 from .stacked.step import SlowEngineWarning
 from .stacked.trainer import Stacked
@@ -21,8 +22,8 @@ def choose_trainer(engine: Engine, plain: OneByOne, cohort_size: int, varying: b
     """`plain` itself, or a stacked trainer on top of it.
 
     "auto" stacks where one user is too little work for the device: on a GPU, and for small models on CPU cores. If the
-    model cannot be stacked, users train one by one, with a warning on a GPU, where that is much slower. `varying` says
-    that cohort sizes vary around `cohort_size`, as under Poisson sampling.
+    model cannot be stacked, users train one by one, with a warning on a GPU, where that is much slower, and wherever a
+    stack would train wrongly. `varying` says that cohort sizes vary around `cohort_size`, as under Poisson sampling.
     """
     check_choice("engine", engine, ENGINES)
     on_gpu = plain.problem.device.type == "cuda"
@@ -33,7 +34,7 @@ def choose_trainer(engine: Engine, plain: OneByOne, cohort_size: int, varying: b
     except CannotStack as error:
         if engine == "stacked":
             raise
-        if on_gpu:
-            slow = f"{error}; users train one by one, which is slower on a GPU"
+        if on_gpu or isinstance(error, WrongStack):
+            slow = f"{error}; users train one by one{', which is slower on a GPU' if on_gpu else ''}"
             warnings.warn(slow, SlowEngineWarning, stacklevel=2)
         return plain

@@ -35,6 +35,15 @@ class LateClip:
         self._update = lambda: clip
         return clip
 
+    def __reduce__(self) -> tuple[Callable[[ClipState], LateClip], tuple[ClipState]]:
+        """For pickle and `torch.save`: the clip alone, read now."""
+        return LateClip.known, (self(),)
+
+    @classmethod
+    def known(cls, clip: ClipState) -> LateClip:
+        """A clip that is computed already."""
+        return cls(lambda: clip)
+
 
 class ClipController(Protocol):
     """Chooses the clip of every round."""
@@ -92,7 +101,11 @@ class ScheduledClip:
 
     def __post_init__(self) -> None:
         entries = self.schedule.items() if isinstance(self.schedule, Mapping) else self.schedule
-        pairs = tuple((round_index, clip) for round_index, clip in entries)
+        try:
+            pairs = tuple((round_index, clip) for round_index, clip in entries)
+        except (TypeError, ValueError):
+            limit = "a mapping from rounds to clips, or pairs of these"
+            raise refuse("schedule", self.schedule, limit, "give {0: 1.0, 500: 0.5}, say") from None
         for round_index, clip in pairs:
             check_whole("schedule round", round_index, at_least=0, way_out="count rounds from 0")
             check_clip("schedule clip", clip, "give clips near the norms of updates, such as 1.0")

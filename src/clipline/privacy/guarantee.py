@@ -20,6 +20,7 @@ _SAMPLERS = {
     "fixed": "fixed-size sampling",
     "mixed": "mixed sampling",
 }
+KNOWN_SEED = "noise from a seed: whoever knows it can subtract the noise"
 _ACCOUNTANTS = {"renyi": "Renyi accountant", "privacy loss": "privacy-loss accountant"}
 
 
@@ -29,7 +30,8 @@ class Guarantee:
 
     `sampler` is "none", "poisson", "truncated-poisson" or "fixed", or "mixed" when the rounds differ in it.
     `accountant` says which of the two gave epsilon. `order` is the Renyi order that gave it, and None for the
-    privacy-loss accountant. `noisy` is whether every round had noise.
+    privacy-loss accountant. `noisy` is whether every round had noise. `from_seed` is whether cohorts and noise were
+    drawn from a seed: the guarantee then holds against those who do not know it, and says so.
     """
 
     epsilon: float
@@ -40,6 +42,7 @@ class Guarantee:
     order: float | None
     rounds: int
     noisy: bool = True
+    from_seed: bool = False
 
     @property
     def private(self) -> bool:
@@ -70,7 +73,8 @@ class Guarantee:
                 f"WARNING, not a guarantee: {promise} in the paper's convention, which takes the exchange of a user to "
                 f"move the sum by one clip norm where it moves it by two ({terms})"
             )
-        return f"{promise}-DP for {self.relation.phrase}, {terms}"
+        seed = f"; {KNOWN_SEED}" if self.from_seed else ""
+        return f"{promise}-DP for {self.relation.phrase}, {terms}{seed}"
 
     @property
     def epsilon_text(self) -> str:

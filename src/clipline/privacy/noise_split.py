@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from ..errors import check_number, refuse
 
 CENTRED, UNCENTRED = 0.5, 1.0
+PAPERS_SHARE = 20  # the paper's count_stddev is cohort_size / 20
+_PAPERS_COST = 0.01  # more noise on the updates than this: the paper's choice does not fit
 
 
 def quantile_bound(quantile: float) -> float:
@@ -71,6 +73,35 @@ def split_noise(noise_multiplier: float, count_stddev: float, *, bit_bound: floa
     # Written as a product: the difference of inverse squares would lose its digits when the bit has far more noise than
     # the updates.
     return DeltaNoise(z / math.sqrt((1 - share) * (1 + share)))
+
+
+def default_count_stddev(cohort_size: int, noise_multiplier: float) -> float:
+    """The noise on the count, in users, where nobody chose it; it suits every cohort and every noise multiplier.
+
+    The paper's cohort_size / 20 (section 2.1) where it raises the noise on the updates by at most 1%, as in all of the
+    paper's experiments. Otherwise the one of least total noise: more noise on the count leaves the updates less, but
+    makes the clip wander, and the updates' noise is in proportion to the clip. Zero where there is no noise.
+
+    With the paper's clip_lr, 0.2, and norms that spread by a factor e, the logarithm of the clip has a variance of
+    about (count_stddev / cohort_size)^2 / 4 around its place, which raises the root mean square of the clip by a factor
+    of exp of that. The product of this factor and delta_noise_multiplier is least at the count_stddev computed here;
+    docs/guarantees.md has the derivation.
+    """
+    z = check_number("noise_multiplier", noise_multiplier, at_least=0, way_out="give a multiplier such as 1.0")
+    papers = cohort_size / PAPERS_SHARE if z > 0 else 0.0
+    if z == 0 or counting_cost(z, papers) <= _PAPERS_COST:
+        return papers
+    return math.sqrt(z * (z + math.hypot(z, math.sqrt(32) * cohort_size)) / 8)
+
+
+def counting_cost(noise_multiplier: float, count_stddev: float) -> float:
+    """How much more noise the updates get because the count is released too: 0.005 is half a percent.
+
+    Infinite where the count alone would reveal more than the round may, so that no noise on the updates helps.
+    """
+    if noise_multiplier >= _bit_noise_multiplier(count_stddev, CENTRED):
+        return math.inf if noise_multiplier > 0 else 0.0
+    return float(split_noise(noise_multiplier, count_stddev)) / noise_multiplier - 1 if noise_multiplier > 0 else 0.0
 
 
 def join_noise(delta_noise: DeltaNoise, count_stddev: float, *, bit_bound: float = CENTRED) -> float:

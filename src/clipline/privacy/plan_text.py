@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from .guarantee import rounded_up
+from .noise_split import PAPERS_SHARE, counting_cost
 from .relations import Relation
 
 if TYPE_CHECKING:  # `planning` imports this module
@@ -64,11 +65,24 @@ def _cost_of_counting(plan: Plan) -> str:
         return f"not possible with {plan.count_stddev:g} users of noise on the count: it needs more than {needed}"
     if plan.noise_multiplier == 0:
         return "free, as there is no noise at all"
-    percent = 100 * (float(plan.delta_noise_multiplier) / plan.noise_multiplier - 1)
+    cost = _percent(counting_cost(plan.noise_multiplier, plan.count_stddev))
     return (
-        f"updates get {_noise_up(float(plan.delta_noise_multiplier))} (+{percent:.2g}%), "
-        f"the count {plan.count_stddev:g} users of noise"
+        f"updates get {_noise_up(float(plan.delta_noise_multiplier))} ({cost}), "
+        f"the count {plan.count_stddev:.4g} users of noise{_papers_choice(plan)}"
     )
+
+
+def _papers_choice(plan: Plan) -> str:
+    """What the paper's noise on the count would cost, where the plan has another one and it matters."""
+    papers = plan.cohort_size / PAPERS_SHARE
+    if plan.count_stddev == papers:
+        return ""
+    cost = counting_cost(plan.noise_multiplier, papers)
+    return f" (the paper's {papers:g}: {_percent(cost) if math.isfinite(cost) else 'not possible'})"
+
+
+def _percent(share: float) -> str:
+    return f"+{100 * share:.2g}%" if share < 1 else f"+{100 * share:.0f}%"
 
 
 def _noise(plan: Plan) -> str:

@@ -10,10 +10,11 @@ from ..errors import SettingError, check_number, refuse
 from ..settings import check
 from .accountant import account, account_renyi, default_relation, rough_epsilon
 from .calibration import cohort_within, least_scale, noise_multiplier_for, rounds_within
+from .delta import default_delta, warn_of_delta
 from .events import GaussianEvent, sampling_named
 from .guarantee import Guarantee, rounded_up
 from .ledger import Ledger
-from .noise_split import DeltaNoise, split_noise
+from .noise_split import DeltaNoise, default_count_stddev, split_noise
 from .plan_text import plan_text
 from .relations import Relation
 
@@ -93,14 +94,15 @@ def plan(
     """Find the one of epsilon, noise_multiplier, cohort_size and rounds that is left out.
 
     For epsilon the least that can be shown; for noise the least; for cohort_size and rounds the most that epsilon
-    allows. `delta` is population_size^-1.1 if left out, the relation follows the sampling. `scale=(m, z)` does the
-    third step of the paper's recipe instead: with epsilon and rounds given, the least multiple of both that reaches
-    epsilon.
+    allows. If left out, `delta` is population_size^-1.1, `count_stddev` is `default_count_stddev`, and the relation
+    follows the sampling. `scale=(m, z)` does the third step of the paper's recipe instead: with epsilon and rounds
+    given, the least multiple of both that reaches epsilon.
     """
     population_size = int(check("population_size", population_size))
     if delta is None and population_size == 1:
         raise refuse("population_size", population_size, "at least 2 where delta follows from it", "give delta")
-    delta = float(check("delta", population_size**-1.1 if delta is None else delta))
+    delta = default_delta(population_size) if delta is None else float(check("delta", delta))
+    warn_of_delta(delta, population_size)
     kind = (
         default_relation(sampling_named(sampling, 1, population_size)) if relation is None else Relation.named(relation)
     )
@@ -161,7 +163,7 @@ def _complete(
         return Ledger().add(GaussianEvent(sampling_named(name, cohort_size, population_size), z), count)
 
     guarantee = account(ledger(sampling, rounds), **terms)
-    count_stddev = (cohort_size / 20 if z > 0 else 0.0) if count_stddev is None else count_stddev
+    count_stddev = default_count_stddev(cohort_size, z) if count_stddev is None else count_stddev
     check("count_stddev", count_stddev)
     try:
         delta_noise: DeltaNoise | None = split_noise(z, count_stddev)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..engine.prefetch import Prefetch
 from ..errors import refuse
@@ -159,9 +159,9 @@ class Run:
         for callback in self._callbacks:  # on record before anything else is done with it, whatever fails later
             callback.on_release(state)
         metrics = self._measured(last=state.round_index == self._until)
-        account: Callable[[], Guarantee] = partial(self._training.guarantee_of, state.ledger)
+        account = self._training.accounting(state.ledger)
         if any(callback.reads_guarantee for callback in self._callbacks):  # begin at once, beside the next round
-            account = partial(_begun_or_now, self._accounting.submit(account), account)
+            account = BegunAccount(self._accounting.submit(account), account)
         seconds = time.perf_counter() - self._begun
         self._reports.put(Waiting(state, release, clip, seconds, metrics, account))
 
@@ -190,6 +190,20 @@ class Run:
         return begun
 
 
-def _begun_or_now(begun: Future[Guarantee], account: Callable[[], Guarantee]) -> Guarantee:
-    """What was begun in the background; accounted now if the run ended before its turn came."""
-    return account() if begun.cancelled() else begun.result()
+class BegunAccount:
+    """A guarantee that is accounted in the background, or on demand if the run ended before its turn came."""
+
+    def __init__(self, begun: Future[Guarantee], account: Callable[[], Guarantee]) -> None:
+        self._begun, self._account = begun, account
+
+    def __call__(self) -> Guarantee:
+        """The guarantee."""
+        return self._account() if self._begun.cancelled() else self._begun.result()
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """For pickle: what would be done without the background."""
+        return _itself, (self._account,)
+
+
+def _itself(account: Callable[[], Guarantee]) -> Callable[[], Guarantee]:
+    return account

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..engine.fast_parts import FastParts
-from ..errors import SettingError, refuse
+from ..errors import SettingError, nearest, refuse
 from ..privacy.relations import Relation
 from ..settings import SETTINGS, check_declared, declared
 from ..streams import NoiseSource
@@ -25,13 +25,16 @@ if TYPE_CHECKING:  # torch is loaded when it is needed: settings can be checked 
 class Privacy:
     """The promise. Give either `epsilon`, which chooses the noise, or `noise_multiplier` (0: no noise, not private).
 
-    `delta` is population_size^-1.1 unless given. `population_size` declares how many users there are, a public constant
-    that is not read from the data: the relation is then add-or-remove. Left out, the number of users at hand is public
-    and the relation is zero-out, with the same epsilon. `sampling` is "poisson" or "fixed"; a fixed-size cohort makes
-    the number of users public too, and its relation is replace-one. `count_stddev` is the noise on the count of users
-    within the clip, in users: cohort_size / 20 unless given. Training stops before the round that would pass
-    `max_epsilon`. Noise comes from the `seed`, or from the operating system (`noise_source="system"`), which nobody can
-    draw again.
+    `delta` is population_size^-1.1 unless given, and at most 0.1. `population_size` declares how many users there are,
+    a public constant that is not read from the data: the relation is then add-or-remove. Left out, the number of users
+    at hand is public and the relation is zero-out, with the same epsilon. `sampling` is "poisson" or "fixed"; a
+    fixed-size cohort makes the number of users public too, and its relation is replace-one. `count_stddev` is the noise
+    on the count of users within the clip, in users: cohort_size / 20 unless given, or more where that would cost over
+    1% of noise. Training stops before the round that would pass `max_epsilon`.
+
+    Cohorts and noise come from the operating system (`noise_source="system"`), which nobody can draw again, or from the
+    training's seed ("seed"): whoever knows it can subtract the noise. Left out, from the seed if the training is given
+    one.
     """
 
     epsilon: float | None = declared("epsilon")
@@ -42,7 +45,7 @@ class Privacy:
     relation: Relation | str | None = declared("relation")
     count_stddev: float | None = declared("count_stddev")
     max_epsilon: float | None = declared("max_epsilon")
-    noise_source: NoiseSource = declared("noise_source")
+    noise_source: NoiseSource | None = declared("noise_source", default=None)
 
     def __post_init__(self) -> None:
         check_declared(self)
@@ -104,11 +107,14 @@ class Compute:
         try:
             device = torch.device(name)
         except RuntimeError:
-            raise refuse("device", name, "auto, cpu or cuda", SETTINGS["device"].way_out) from None
+            raise refuse("device", name, "auto, cpu or cuda", nearest(name, SETTINGS["device"].choices)) from None
         if device.type not in ("cpu", "cuda"):
             raise refuse("device", name, "auto, cpu or cuda (sums are kept in float64)", "use cpu")
         if device.type == "cuda" and not torch.cuda.is_available():
             raise refuse("device", name, "present, and torch finds no CUDA device here", "use cpu or auto")
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            last = torch.cuda.device_count() - 1
+            raise refuse("device", name, f"one of those that torch finds, cuda:0 to cuda:{last}", "use cuda or auto")
 
 
 def _device(name: torch.device | str, parameters: int) -> torch.device:

@@ -17,7 +17,10 @@ Stopped = Literal["finished", "budget", "interrupted"]
 
 @dataclass(frozen=True, eq=False)
 class TrainResult:
-    """A trained model and the guarantee that covers everything seen on the way."""
+    """A trained model and the guarantee that covers everything seen on the way.
+
+    It holds neither the data nor the loss. `torch.save` and pickle store it if they can store the model itself.
+    """
 
     model: nn.Module = field(repr=False)
     state: TrainState = field(repr=False)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import nn
 from ..engine.choose import choose_trainer
 from ..engine.one_by_one import OneByOne
 from ..engine.parallel.choose import choose_backend
-from ..engine.parallel.torchrun import TorchrunBackend
+from ..engine.parallel.torchrun import TorchrunBackend, from_rank_0
 from ..engine.problem import Problem
 from ..engine.working_model import check_module, uncompiled
 from ..errors import refuse
@@ -27,15 +29,19 @@ from ..federated.sampling import relation_for, sampler_named
 from ..federated.server_optimisers import ServerOptimiser, ServerSGD
 from ..privacy.accountant import account
 from ..privacy.calibration import noise_multiplier_for, rounds_within
+from ..privacy.delta import default_delta, warn_of_delta
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
+from ..privacy.noise_split import default_count_stddev
+from ..privacy.relations import Relation
 from ..settings import check
-from ..streams import Streams
+from ..streams import NoiseSource, Streams
 from .callbacks import Callback
+from .keywords import says_where_keywords_belong
 from .loop import Run, drive
 from .options import Compute, Privacy
 from .result import TrainResult
-from .storage.run_directory import directory_first
+from .storage.run_directory import checked_path, directory_first
 
 
 class Training:
@@ -44,9 +50,9 @@ class Training:
     `privacy` decides the promise, `compute` only the time; see `Privacy` and `Compute`. The rest decides the result and
     has the paper's defaults: the median as clip, momentum 0.9 at the server.
 
-    Cohorts, noise and the order of examples come from `seed`, which is drawn if it is left out: whoever knows it can
-    subtract the noise. Give one to repeat or resume a run in another process, and keep it secret; for a model that is
-    given away use `Privacy(noise_source="system")`.
+    Cohorts, noise and the order of examples come from the operating system, and nobody can draw them again. Give a
+    `seed` to repeat a run: they then come from it, and whoever knows it can subtract the noise, as the guarantee says.
+    `Privacy(noise_source=...)` decides otherwise. `seed` of a training is None where there is none.
 
     `loss(model, batch)` returns one number, or one for each example, which trains faster; `batch` maps the population's
     field names to tensors. `model` itself is never changed.
@@ -57,6 +63,7 @@ class Training:
     examples of your own making).
     """
 
+    @says_where_keywords_belong
     def __init__(
         self,
         model: nn.Module,
@@ -82,8 +89,11 @@ class Training:
         compute = compute.resolved(sum(p.numel() for p in model.parameters() if p.requires_grad), cohort_size)
         check("rounds", rounds)
         self.rounds = rounds
-        # Two runs that were not told otherwise must not share their noise, nor have a seed that anybody can guess.
-        seed = secrets.randbits(62) if seed is None else seed
+        noise_source = privacy.noise_source or ("system" if seed is None else "seed")
+        privacy = replace(privacy, noise_source=noise_source)
+        streams = _streams(seed, noise_source, shared=compute.workers == "torchrun")
+        if noise_source == "seed":
+            seed = streams.seed  # drawn if none was given, and kept: a resume needs it
         self.population, self.cohort_size, self.local, self.seed = population, cohort_size, local, seed
         self.privacy, self.compute, self.clip, self.server = privacy, compute, clip, server
         sampler = sampler_named(privacy.sampling, len(population), cohort_size, privacy.population_size)
@@ -94,8 +104,7 @@ class Training:
                 "give user_ids: the place in the population would change for others when one user goes",
             )  # fmt: skip
         self.relation = relation_for(sampler.sampling, privacy.relation, declared=self.declared)
-        self.delta = sampler.population_size**-1.1 if privacy.delta is None else privacy.delta
-        check("delta", self.delta)
+        self.delta = default_delta(sampler.population_size) if privacy.delta is None else privacy.delta
         if privacy.noise_multiplier is not None:
             self.noise_multiplier = privacy.noise_multiplier
         else:
@@ -108,13 +117,14 @@ class Training:
                 relation=self.relation,
             )
         self.max_epsilon = privacy.epsilon if privacy.max_epsilon is None else privacy.max_epsilon
+        if self.noise_multiplier > 0:
+            warn_of_delta(self.delta, sampler.population_size)
         count_stddev = privacy.count_stddev
         if count_stddev is None:
-            count_stddev = cohort_size / 20 if self.noise_multiplier > 0 else 0.0  # section 2.1 of the paper
+            count_stddev = default_count_stddev(cohort_size, self.noise_multiplier)
         mechanism = GaussianMechanism(cohort_size, self.noise_multiplier, count_stddev if clip.needs_fraction else None)
         mechanism.delta_stddev(clip.init().clip)  # refuses a clip that no noise can be made for
         self.algorithm = Algorithm(sampler, mechanism, server, clip)
-        streams = Streams(seed, privacy.noise_source)
         self.problem = Problem(
             model,
             loss,
@@ -168,7 +178,7 @@ class Training:
         This training must be made as that one was: model, data, settings and versions are compared first, and a
         difference is refused. `callbacks` may have a `RunDirectory` of that path; without one it is added.
         """
-        directory, callbacks = directory_first(Path(path), callbacks)
+        directory, callbacks = directory_first(checked_path(path), callbacks)
         with closing(directory):
             return self.run(callbacks, state=directory.reopen(self))
 
@@ -189,7 +199,11 @@ class Training:
 
     def guarantee_of(self, ledger: Ledger) -> Guarantee:
         """What these rounds promise, at this training's delta and relation."""
-        return account(ledger, delta=self.delta, relation=self.relation)
+        return self.accounting(ledger)()
+
+    def accounting(self, ledger: Ledger) -> Callable[[], Guarantee]:
+        """What computes `guarantee_of(ledger)`; holds neither data nor loss, and can be pickled."""
+        return partial(_guarantee, ledger, self.delta, self.relation, self.privacy.noise_source == "seed")
 
     def affordable(self, spent: Ledger, remaining: int) -> int:
         """How many of the `remaining` rounds the budget allows after what is spent.
@@ -207,6 +221,21 @@ class Training:
             after=spent,
             at_most=remaining,
         )
+
+
+def _guarantee(ledger: Ledger, delta: float, relation: Relation, from_seed: bool) -> Guarantee:
+    return replace(account(ledger, delta=delta, relation=relation), from_seed=from_seed)
+
+
+def _streams(seed: int | None, noise_source: NoiseSource, *, shared: bool) -> Streams:
+    """All randomness of a run. Where no seed is given it cannot be guessed; `shared`: the same on torchrun's ranks.
+
+    With noise from the system too: which rank a user trains on depends on others, and may change nothing of the update.
+    """
+    drawn, secret = secrets.randbits(62), secrets.token_hex(16)
+    if shared and (seed is None or noise_source == "system"):
+        drawn, secret = from_rank_0((drawn, secret))
+    return Streams(drawn if seed is None else seed, noise_source, secret if noise_source == "system" else "")
 
 
 def _check_parts(

@@ -115,6 +115,33 @@ def test_a_run_of_the_library_leaves_everything_that_a_reviewer_needs(real_curve
         assert file.metadata() == kept
 
 
+def test_without_a_seed_noise_comes_from_the_system_and_the_run_can_be_resumed(tmp_path):
+    def unseeded():
+        privacy = Privacy(noise_multiplier=0.5)
+        return Training(
+            linear(), cross_entropy, small_population(), rounds=6, cohort_size=20, local=LOCAL, privacy=privacy
+        )
+
+    with pytest.raises(Crash):
+        unseeded().run([RunDirectory(tmp_path / "r"), Crashing(4)])
+    settings = tomllib.loads((tmp_path / "r" / SETTINGS).read_text())
+    assert settings["privacy"]["noise_source"] == "system"
+    assert "seed" not in settings
+    result = unseeded().resume(tmp_path / "r")  # made anew, as another process would
+    assert (result.state.round_index, result.stopped) == (6, "finished")
+    assert Ledger.read(tmp_path / "r" / LEDGER).rounds == result.guarantee.rounds == 6  # a checkpoint after each round
+    with safe_open(tmp_path / "r" / MODEL, "pt") as file:
+        assert "seed" not in file.metadata()["guarantee"]
+
+
+def test_a_path_that_is_none_is_refused_in_a_sentence():
+    for path in (None, 3, ""):
+        with pytest.raises(SettingError, match=r"path=.* must be the path of a folder: give RunDirectory\('runs"):
+            RunDirectory(path)
+        with pytest.raises(SettingError, match="must be the path of a folder"):
+            training().resume(path)
+
+
 def test_the_settings_describe_the_training_and_what_followed(tmp_path):
     run = training(clip=QuantileClip(0.7), server=ServerSGD(0.5), compute=Compute(row_fields={}))
     run.run([RunDirectory(tmp_path / "r", facts={"data": "drawn"})])
@@ -133,7 +160,7 @@ def test_the_settings_describe_the_training_and_what_followed(tmp_path):
     }  # fmt: skip
     assert settings["compute"]["engine"] == "auto"
     assert settings["facts"] == {"data": "drawn"}
-    assert "# count_stddev = 1.0" in text  # 20 / 20, resolved
+    assert "# count_stddev = 2.665" in text  # resolved; 20 / 20 would cost 3.3% of noise
     assert "# users = 60" in text
 
 

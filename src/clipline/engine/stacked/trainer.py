@@ -28,6 +28,7 @@ from ..problem import Problem
 from ..sparse.row_fields import RowUsage, build_updates, starting_params
 from ..updates import Updates
 from ..user_random import random_layer_keys
+from .agreement import check_agreement
 from .block import Block, Trained
 from .probe import MIN_ROOM, probe
 from .step import StackStep
@@ -45,7 +46,8 @@ class Stacked:
 
     Equal to `plain`, whose working copy of the model it uses, up to the order of additions. Users are sorted by work,
     so that a block is padded little. If the loss gives one number for each example, a GPU runs the steps as a compiled
-    program. A model or loss that cannot run for stacked users is refused with `CannotStack`.
+    program. A model or loss that cannot run for stacked users is refused with `CannotStack`, and with `WrongStack` if
+    a stacked step of made-up users differs from plain ones.
 
     What a model can see of a user's batch (its width, the number of rows of a small matrix) depends on that user's own
     data alone: users for whom it differs run in different blocks or calls.
@@ -66,6 +68,7 @@ class Stacked:
         self._step = StackStep(problem.model, problem.loss, problem.local)
         found = probe(problem, plain.made_up, self._step)
         self._paddable, bytes_a_user = found.paddable, found.bytes_a_user
+        check_agreement(problem, plain.made_up, self._step, padded=self._paddable)
         if compiled is None:
             small = problem.local.batch_size * problem.examples.bytes_each <= _MAX_GRAPHED_BATCH
             compiled = problem.fast.compiled_steps and problem.device.type == "cuda" and self._paddable and small

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ...errors import RunError, check_number, check_whole
-from ...federated.clip_controllers import ClipState
+from ...federated.clip_controllers import ClipState, LateClip
 from ...federated.round import TrainState
 from ...privacy.events import GaussianEvent
 from ...privacy.ledger import Ledger
@@ -70,7 +70,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstance
         )
         params = tensors.pop("params")
         server = {name.removeprefix("server."): tensor for name, tensor in tensors.items()}
-        return TrainState(clip.round_index, params, server, lambda: clip, ledger)
+        return TrainState(clip.round_index, params, server, LateClip.known(clip), ledger)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{str(path)!r} is damaged ({error!r}): start the run again") from None
 

@@ -97,8 +97,9 @@ class Circumstances:
             "device in use": device_name(training.device),
             "engine in use": engine,
             "C routines": "in use" if native else "not in use",
-            "hash of the seed": hashlib.sha256(f"clipline seed {training.seed}".encode()).hexdigest()[:16],
         }
+        if training.privacy.noise_source == "seed":  # else a round that is run again draws afresh, whatever the seed
+            facts["hash of the seed"] = hashlib.sha256(f"clipline seed {training.seed}".encode()).hexdigest()[:16]
         chosen = {**(same or {}), **settings}
         self._text = "".join(f"{name} = {toml_value(value)}\n" for name, value in chosen.items() if value is not None)
         self._text += "".join(f"{name}: {value}\n" for name, value in facts.items())

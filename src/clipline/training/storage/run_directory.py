@@ -7,12 +7,13 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from ...errors import RunError, SettingError, check_whole
+from ...errors import RunError, SettingError, check_whole, refuse
 from ...federated.round import TrainState
 from ...privacy.ledger import Ledger, ledger_line
 from ..callbacks import Callback
@@ -63,7 +64,7 @@ class RunDirectory(Callback):
         settings: str | None = None,
         lock: DirectoryLock | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path = checked_path(path)
         self.facts = None if facts is None else {name: str(value) for name, value in facts.items()}
         self.metric, self.unprivate_timing, self.same, self.settings = metric, unprivate_timing, same, settings
         self.checkpoint_every = check_whole(
@@ -201,6 +202,13 @@ class RunDirectory(Callback):
             text += _comments("What it is about", facts)
         text += resolved_comments(training) + _comments("Where it ran", where_it_ran(training))
         (self.path / SETTINGS).write_text(text, encoding="utf-8")
+
+
+def checked_path(path: str | Path, name: str = "path") -> Path:
+    """The path of a folder; what is no path is refused, and so is the empty one, which would be the current folder."""
+    if not isinstance(path, str | PathLike) or not str(path):
+        raise refuse(name, path, "the path of a folder", "give RunDirectory('runs/rides'), say")
+    return Path(path)
 
 
 def check_free(path: Path, name: str = "path") -> None:

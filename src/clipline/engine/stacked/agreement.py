@@ -1,0 +1,153 @@
+"""Compares a stacked step with plain steps on synthetic users, before any training: a wrong stack is refused.
+
+torch's rules for many users at once have been wrong in silence: in 2.5 a `Linear` got no gradient, and models trained
+to chance. What differs from one version to another, or for a layer that nobody tried, is found here on the user's own
+model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ...federated.local_sgd import Batch, per_example, users_own
+from ..isolation.generators import preserve_generators
+from ..isolation.made_up_data import parameters_to_try
+from ..precision import precision_context
+from ..problem import Problem
+from ..sparse.row_fields import RowUsage, TouchedRows, starting_params
+from .probe import MIN_ROOM, CannotStack
+from .step import StackStep
+
+_EXAMPLES = 4  # of each synthetic user, at most
+# The distance allowed, as a share of the gradient. Wrong stacks are near 1; of right ones most are at 1e-6, and a deep
+# ResNet is at 3e-3, where rounding moves a value across a kink.
+_TOLERANCE = 0.05
+_FLOOR = 0.1  # of the whole gradient: a parameter with less counts as much, since its own may be rounding alone
+
+
+class WrongStack(CannotStack):
+    """A stacked step gives another result than a plain one."""
+
+
+def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackStep, *, padded: bool) -> None:
+    """Refuse with `WrongStack` if a stacked step of synthetic users moves a parameter otherwise than plain steps do.
+
+    Three users with other examples, other parameters (`parameters_to_try`) and other random keys; layers such as
+    dropout draw the same numbers from them in both ways. If batches may be `padded`, that of the last user is. A user
+    whose loss is not finite, or who fails, cannot be compared and is left out.
+
+    Both in float32 (or the parameters' own type), whatever the precision of the training: in bfloat16 right stacks
+    differ by up to a third. The stacked step is the eager one, from which compiled programs are made.
+    """
+    width = min(problem.local.batch_size, _EXAMPLES)
+    params = list(parameters_to_try(problem.model.initial))
+    users = len(params)
+    counts = [width] * (users - 1) + [(width + 1) // 2 if padded else width]
+    device = problem.device
+    places = torch.arange(users * width, device=device).view(users, width)
+    places[-1, counts[-1] :] = places[-1, 0]  # as batches are padded: with the first example
+    examples = made_up(users * width)
+    batch = {
+        name: problem.examples.select_rows(field, places.reshape(-1)).reshape(users, width, *field.shape[1:])
+        for name, field in examples.items()
+    }
+    generator = torch.Generator().manual_seed(2021)
+    size = users, len(problem.model.random_layers), 2
+    random_keys = torch.randint(2**31 - 1, size, generator=generator, dtype=torch.int32).to(device)
+    rows: dict[str, TouchedRows] = {}
+    for name, field in problem.row_fields.items():
+        named = RowUsage(batch[field], problem.model.named_shapes[name][0])
+        rows[name], batch[field] = named.touched(int(named.rooms(MIN_ROOM).max()))
+    owners = torch.arange(users, device=device)
+    stack = [
+        piece.clone()
+        for piece in starting_params(torch.stack(params), problem.model.named_shapes, rows, owners).values()
+    ]
+
+    plain = _plain_gradients(problem, params, stack, random_keys, batch, counts)
+    # With steps as long as the parameters, their difference keeps the digits of the gradient.
+    lengths = [1 + float(one.norm()) for one in params]
+    rates = torch.tensor(
+        [length / (_norm(one) or 1.0) if one else 1.0 for length, one in zip(lengths, plain, strict=True)],
+        dtype=stack[0].dtype, device=device,
+    )  # fmt: skip
+    kept = torch.arange(width, device=device) < torch.tensor(counts, device=device)[:, None]
+    before = [piece.clone() for piece in stack]
+    problem.model.module.train()
+    with preserve_generators(), precision_context("float32", device):
+        problem.isolation.seed(0)
+        try:
+            stack_step(stack, random_keys, batch, kept, rates)
+        finally:
+            problem.isolation.after_stack()
+    for user, gradients in enumerate(plain):
+        if gradients is None:
+            continue
+        stacked = [(a[user] - b[user]).double() / -rates[user].double() for a, b in zip(stack, before, strict=True)]
+        _compare(problem, dict(zip(stack_step.names, stacked, strict=True)), gradients)
+
+
+def _plain_gradients(
+    problem: Problem,
+    params: Sequence[Tensor],
+    stack: Sequence[Tensor],
+    random_keys: Tensor,
+    batch: Batch,
+    counts: Sequence[int],
+) -> list[list[Tensor] | None]:
+    """The gradients of each user by plain autograd, as one by one; None for a user who cannot be compared."""
+    found: list[list[Tensor] | None] = []
+    model = problem.model
+    for user, count in enumerate(counts):
+        own = {name: field[user, :count] for name, field in batch.items()}
+        with problem.users_apart(), precision_context("float32", problem.device), torch.enable_grad():
+            problem.isolation.seed(0)
+            model.set_keys(random_keys[user])
+            try:
+                if problem.row_fields:
+                    leaves = [piece[user].clone().requires_grad_() for piece in stack]
+                    with model.substituting(dict(zip(model.named_shapes, leaves, strict=True))):
+                        loss = problem.loss(model.module, own)
+                else:
+                    loss, leaves = problem.loss(model.load(params[user]), own), list(model.trainable.values())
+                loss = problem.local.reduced(loss) if per_example(loss, count) else loss
+                gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+                finite = bool(loss.isfinite()) and all(
+                    bool(one.isfinite().all()) for one in gradients if one is not None
+                )
+            except Exception as error:
+                if not users_own(error):
+                    raise
+                finite = False
+            problem.isolation.after_user()
+        found.append(
+            [torch.zeros_like(leaf) if one is None else one.detach().clone()
+             for leaf, one in zip(leaves, gradients, strict=True)] if finite else None
+        )  # fmt: skip
+    model.vector.copy_(model.initial)
+    return found
+
+
+def _compare(problem: Problem, stacked: dict[str, Tensor], plain: Sequence[Tensor]) -> None:
+    tolerance, whole = _tolerance(problem), _norm(plain)
+    for (name, got), wanted in zip(stacked.items(), plain, strict=True):
+        length = float(wanted.double().norm())
+        off = float((got - wanted.double()).norm())
+        if not off <= tolerance * max(length, _FLOOR * whole):  # also where a stacked one is not finite
+            raise WrongStack(
+                f"a stacked step gives parameter {name!r} another gradient than a plain one on made-up examples (they "
+                f"are {off:.3g} apart, the plain one is {length:.3g} long), so that with torch {torch.__version__} "
+                f'{type(problem.model.module).__name__} would train wrongly: use engine="one-by-one"'
+            )
+
+
+def _tolerance(problem: Problem) -> float:
+    """More for parameters in a type of few digits: 0.5 for bfloat16."""
+    return min(0.5, max(_TOLERANCE, 64 * torch.finfo(problem.model.vector.dtype).eps))
+
+
+def _norm(pieces: Sequence[Tensor]) -> float:
+    return float(torch.stack([piece.double().norm() for piece in pieces]).norm())

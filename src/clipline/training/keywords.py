@@ -1,0 +1,46 @@
+"""Where a keyword argument belongs that was given to `Training` itself."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import ParamSpec
+
+from ..errors import SettingError, nearest
+from ..federated.clip_controllers import QuantileClip
+from ..federated.local_sgd import LocalSGD
+from ..federated.server_optimisers import ServerSGD
+from .options import Compute, Privacy
+
+Given = ParamSpec("Given")
+
+_PARTS = {"privacy": Privacy, "local": LocalSGD, "clip": QuantileClip, "server": ServerSGD, "compute": Compute}
+
+
+def says_where_keywords_belong(init: Callable[Given, None]) -> Callable[Given, None]:
+    """A constructor that refuses an unknown keyword argument with the place where it belongs.
+
+    Before anything else: who writes `epsilon=4` leaves out `privacy`, and Python would complain of that alone.
+    """
+    known = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def checked(*args: Given.args, **keywords: Given.kwargs) -> None:
+        for name, value in keywords.items():
+            if name not in known:
+                raise _misplaced(name, value, known)
+        init(*args, **keywords)
+
+    return checked
+
+
+def _misplaced(name: str, value: object, known: Iterable[str]) -> SettingError:
+    """The error for a keyword that `Training` has not; of the settings' names those of the command line count too."""
+    for keyword, part in _PARTS.items():
+        for taken in fields(part):
+            if name in (taken.name, taken.metadata.get("setting")):
+                place = f"{keyword}={part.__name__}({taken.name}={value!r})"
+                return SettingError(f"{name}={value!r} is no argument of Training but of {part.__name__}: give {place}")
+    return SettingError(f"{name}={value!r} is no argument of Training, nor of its parts: {nearest(name, [*known][1:])}")

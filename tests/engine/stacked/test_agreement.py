@@ -1,0 +1,165 @@
+"""A stacked step that gives another result than plain ones is refused before any user is looked at."""
+
+import pytest
+import torch
+from samples import (
+    Mixed,
+    cross_entropies,
+    cross_entropy,
+    flat_training,
+    linear_model,
+    one_by_one,
+    population_of,
+    small_population,
+)
+from tagged_posts import Tags, posts
+from tagged_posts import loss as tag_loss
+from torch import nn
+
+from clipline import LocalSGD
+from clipline.engine.choose import choose_trainer
+from clipline.engine.one_by_one import OneByOne
+from clipline.engine.stacked.agreement import WrongStack
+from clipline.engine.stacked.step import SlowEngineWarning, StackStep
+from clipline.engine.stacked.trainer import Stacked
+from clipline.streams import Streams
+
+SIZES = [5, 0, 1, 23, 8]
+
+
+class NoGradientInStacks(torch.autograd.Function):
+    """A product whose rule for many users loses the weight's gradient, as torch 2.5 had it for `Linear`."""
+
+    @staticmethod
+    def forward(x, weight):
+        return x @ weight.T
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.transpose(-2, -1) @ x
+
+    @staticmethod
+    def vmap(info, in_dims, x, weight):
+        return x @ weight.detach().transpose(-2, -1), 0
+
+
+class LosesItsGradient(nn.Linear):
+    def forward(self, x):
+        return NoGradientInStacks.apply(x, self.weight) + self.bias
+
+
+class TakesMoreThanItsOwn(nn.Linear):
+    """Works one by one; in a stack its weight counts double."""
+
+    def forward(self, x):
+        stacked = torch._C._functorch.maybe_current_level() is not None
+        return super().forward(x) + (x @ self.weight.T if stacked else 0.0)
+
+
+def plain(model, loss=cross_entropies, features=6, **changes):
+    population = population_of(SIZES, features)
+    return one_by_one(model, loss, population, LocalSGD(0.3, batch_size=4), Streams(0), **changes)
+
+
+@pytest.mark.parametrize("layer", [LosesItsGradient, TakesMoreThanItsOwn])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_layer_whose_rule_for_many_users_is_wrong_is_refused_where_stacking_was_asked_for(layer, precision):
+    engine = plain(nn.Sequential(layer(6, 4), nn.Tanh(), nn.Linear(4, 3)), precision=precision)
+    with pytest.raises(WrongStack, match=r"parameter '0\.weight' another gradient.*engine=\"one-by-one\""):
+        choose_trainer("stacked", engine, 10)
+
+
+def test_auto_then_trains_one_by_one_and_says_so_once():
+    settings = {"rounds": 2, "cohort_size": 20, "local": LocalSGD(0.1), "seed": 0, "noise_multiplier": 0.5}
+    torch.manual_seed(0)
+    model = LosesItsGradient(6, 3).double()
+    with pytest.warns(SlowEngineWarning, match="would train wrongly.*; users train one by one$") as said:
+        training = flat_training(model, cross_entropies, small_population(), **settings)
+    assert len(said) == 1
+    assert isinstance(training.trainer, OneByOne)
+    torch.manual_seed(0)
+    right = flat_training(nn.Linear(6, 3).double(), cross_entropies, small_population(), **settings)
+    torch.testing.assert_close(training.run().state.params, right.run().state.params, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda losses, kept: losses.where(kept, 0.0).sum() / len(losses),  # a mean over padding too
+        lambda losses, kept: losses.mean(),
+    ],
+)
+def test_a_padded_batch_that_counts_otherwise_is_refused(spoil, monkeypatch):
+    monkeypatch.setattr(StackStep, "_loss_of_one", _with_reduction(StackStep._loss_of_one, spoil))
+    with pytest.raises(WrongStack):
+        Stacked(plain(nn.Linear(6, 3)), len(SIZES))
+
+
+def by_rows():
+    """A weight of which users touch few rows: a stack holds these alone."""
+    return one_by_one(Tags(), tag_loss, posts(), LocalSGD(0.3, 4), Streams(0), row_fields={"tags.weight": "words"})
+
+
+@pytest.mark.parametrize("make", [lambda: plain(nn.Linear(6, 3)), by_rows])
+def test_users_who_take_each_others_gradients_are_refused(make, monkeypatch):
+    engine, right = make(), StackStep.__call__
+    Stacked(engine, len(SIZES))
+
+    def mixed(self, stack, *args):
+        before = [piece.clone() for piece in stack]
+        right(self, stack, *args)
+        for piece, old in zip(stack, before, strict=True):
+            piece.copy_(old + (piece - old).roll(1, 0))
+
+    monkeypatch.setattr(StackStep, "__call__", mixed)
+    with pytest.raises(WrongStack):
+        Stacked(engine, len(SIZES))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("loss", [cross_entropies, cross_entropy])
+def test_right_models_pass_with_dropout_and_in_every_type(dtype, loss):
+    torch.manual_seed(0)
+    assert isinstance(Stacked(plain(Mixed().to(dtype), loss, features=16), len(SIZES)), Stacked)
+
+
+def test_weights_far_larger_than_their_gradients_are_compared_too():
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    with torch.no_grad():
+        model.weight += 1e5  # a step of the gradient itself would vanish in float32
+    Stacked(plain(model, lambda model, batch: 1e-4 * cross_entropies(model, batch)), len(SIZES))
+
+
+def test_a_loss_that_is_not_finite_on_made_up_examples_is_not_compared():
+    def loss(model, batch):
+        return cross_entropies(model, batch) / (model.weight.abs().amax() < 1e-3)  # infinite but near the start
+
+    Stacked(plain(linear_model(), loss), len(SIZES))
+
+
+def test_the_model_is_left_as_it_was():
+    engine = plain(nn.Linear(6, 3))
+    before = engine.problem.model.initial.clone()
+    Stacked(engine, len(SIZES))
+    assert torch.equal(engine.problem.model.vector, before)
+    assert all(param.grad is None for param in engine.problem.model.trainable.values())
+
+
+def _with_reduction(right, spoil):
+    def spoiled(self, *args):
+        class Reduced:
+            reduced = staticmethod(spoil)
+
+        local, self.local = self.local, Reduced
+        try:
+            return right(self, *args)
+        finally:
+            self.local = local
+
+    return spoiled

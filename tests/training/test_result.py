@@ -1,0 +1,62 @@
+"""A result can be stored, holds no data and no loss, and says who can subtract the noise."""
+
+import io
+import pickle
+
+import pytest
+import torch
+from samples import LOCAL, flat_training, small_population
+
+from clipline import Curves
+
+MODEL = torch.nn.Linear(6, 3)
+
+
+def result(callbacks=(), **changes):
+    settings = {"rounds": 3, "cohort_size": 20, "noise_multiplier": 0.5, "local": LOCAL, **changes}
+    loss = lambda model, batch: torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"])  # noqa: E731
+    return flat_training(MODEL, loss, small_population(), **settings).run(callbacks)
+
+
+def saved(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+
+
+@pytest.mark.parametrize("stored", [lambda value: pickle.loads(pickle.dumps(value)), saved])
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_result_is_stored_whole_though_the_loss_is_a_lambda(stored, watched, tmp_path):
+    before = result([Curves(tmp_path / "c.png")] if watched else ())  # curves have epsilon accounted in the background
+    after = stored(before)
+    assert torch.equal(after.model.weight, before.model.weight)
+    assert torch.equal(after.state.params, before.state.params)
+    assert (after.state.clip, after.state.ledger) == (before.state.clip, before.state.ledger)
+    assert (after.guarantee, after.stopped) == (before.guarantee, before.stopped)
+    assert [one.guarantee.epsilon for one in after.reports] == [one.guarantee.epsilon for one in before.reports]
+    assert len(pickle.dumps(after)) < 20_000  # the users' examples alone are 50 kB
+
+
+@pytest.mark.parametrize(
+    ("changes", "from_seed"),
+    [
+        ({"seed": 0}, True),
+        ({"seed": None}, False),
+        ({"seed": 0, "noise_source": "system"}, False),
+        ({"seed": None, "noise_source": "seed"}, True),
+    ],
+)
+def test_a_result_says_that_whoever_knows_the_seed_can_subtract_the_noise(changes, from_seed):
+    found = result(**changes)
+    words = "noise from a seed: whoever knows it can subtract the noise"
+    assert str(found).endswith(words) == str(found.guarantee).endswith(words) == from_seed
+    assert str(found.reports[0].guarantee).endswith(words) == from_seed
+
+
+def test_without_noise_nothing_is_said_of_a_seed():
+    assert "seed" not in str(result(seed=0, noise_multiplier=0.0))
+
+
+def test_two_runs_without_a_seed_do_not_share_their_noise():
+    first, second = result(seed=None), result(seed=None)
+    assert not torch.equal(first.state.params, second.state.params)
