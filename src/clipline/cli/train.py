@@ -116,7 +116,7 @@ def run(
     from ..training.interrupt import StopOnInterrupt
     from ..training.progress import Progress
     from ..training.storage.run_directory import RunDirectory, check_free
-    from ..training.tensorboard import TensorBoard
+    from ..training.loggers import TensorBoard
     from .summary import summary, summary_json
 
     rank = torchrun_rank()

@@ -111,7 +111,10 @@ def test_a_run_of_the_library_leaves_everything_that_a_reviewer_needs(tmp_path):
     assert torch.equal(load_file(tmp_path / "r" / MODEL)["weight"], result.model.weight)
     with safe_open(tmp_path / "r" / MODEL, "pt") as file:
         kept = {"guarantee": str(result.guarantee), "task": "rides", "measured_on": "other riders"}
-        assert file.metadata() == kept
+        stored = file.metadata()
+    card = json.loads(stored.pop("card"))
+    assert stored == kept
+    assert (card["facts"], card["metrics"]) == ({"task": "rides", "measured_on": "other riders"}, {"accuracy": 0.5})
 
 
 def test_the_settings_describe_the_training_and_what_followed(tmp_path):
