@@ -1,4 +1,5 @@
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -28,7 +29,7 @@ def test_a_log_has_a_line_for_every_round_that_was_evaluated_on_standard_error(c
         assert "  accuracy 0.250  loss 1.500  clip 0." in line
         assert "  fraction within " in line
         assert "  epsilon so far " in line
-        assert " rounds/s  0:00:00 left" in line
+        assert re.search(r" rounds/s  0:\d\d:\d\d left", line)
 
 
 def test_a_named_metric_is_shown_alone_and_from_the_first_round_on(capsys, monkeypatch):

@@ -32,9 +32,7 @@ class EarlyStopping(Callback):
     reads_guarantee = False
     waits_for_metrics = True
 
-    def __init__(
-        self, metric: str, *, mode: Literal["min", "max"], patience: int = 5, min_delta: float = 0.0
-    ) -> None:
+    def __init__(self, metric: str, *, mode: Literal["min", "max"], patience: int = 5, min_delta: float = 0.0) -> None:
         self.metric, self.mode = metric, check_choice("mode", mode, ("min", "max"))
         self.patience = check_whole("patience", patience, at_least=1, way_out="count measurements, not rounds")
         self.min_delta = check_number("min_delta", min_delta, at_least=0, way_out="0 takes any improvement")

@@ -177,9 +177,7 @@ class Run:
         written = [callback.charged for callback in self._callbacks if hasattr(callback, "charged")]
         charged = max([state.ledger, *written], key=lambda ledger: ledger.rounds)  # a resumed run may have spent more
         model, guarantee = training.model_at(state), training.guarantee_of(charged)
-        result = TrainResult(
-            model, state, guarantee, metrics, reports, self._stopped, about_training(training)
-        )
+        result = TrainResult(model, state, guarantee, metrics, reports, self._stopped, about_training(training))
         for callback in self._callbacks:
             callback.on_end(result)
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -121,8 +122,7 @@ class _Notebook:
     """A bar below the cell, in HTML, with a line of text for where there is no HTML."""
 
     def __init__(self, done: int, rounds: int) -> None:
-        from IPython.display import display
-
+        display: Any = importlib.import_module("IPython.display").display  # without types of its own
         self._rounds, self._last, self._shown = rounds, (done, ""), time.perf_counter()
         self._handle: Any = display(self._bundle(done, "", ""), raw=True, display_id=True)
 
