@@ -59,7 +59,9 @@ def test_an_object_can_serve_another_run():
 
 
 def test_what_cannot_be_compared_is_told():
-    with pytest.raises(SettingError, match="metric='lass' of EarlyStopping must be one that is measured, and those are"):
+    with pytest.raises(
+        SettingError, match="metric='lass' of EarlyStopping must be one that is measured, and those are"
+    ):
         small_training(3).run([measured([1, 2, 3]), EarlyStopping("lass", mode="min")])
     with pytest.warns(UserWarning, match="had nothing to compare: add Evaluate"):
         small_training(2).run([EarlyStopping("loss", mode="min")])

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import pytest
 from samples import small_training
@@ -7,13 +6,13 @@ from samples import small_training
 from clipline import Evaluate, RunDirectory
 
 
-def run(tmp_path: Path):
+def run(*callbacks):
     evaluate = Evaluate(lambda model: {"accuracy": 0.25}, every=2)
-    return small_training(3).run([evaluate, RunDirectory(tmp_path / "run")])
+    return small_training(3).run([evaluate, *callbacks])
 
 
 def test_the_history_is_what_the_run_directory_has_as_columns(tmp_path):
-    result = run(tmp_path)
+    result = run(RunDirectory(tmp_path / "run"))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     columns = result.history()
     assert list(columns) == ["round", "clip", "fraction_within", "epsilon", "delta", "accuracy"]
@@ -24,8 +23,8 @@ def test_the_history_is_what_the_run_directory_has_as_columns(tmp_path):
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_the_history_makes_a_dataframe_in_one_call(tmp_path, library):
+def test_the_history_makes_a_dataframe_in_one_call(library):
     frames = pytest.importorskip(library)
-    frame = frames.DataFrame(run(tmp_path).history())
+    frame = frames.DataFrame(run().history())
     assert frame.shape == (3, 6)
     assert list(frame["round"]) == [0, 1, 2]
