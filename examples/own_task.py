@@ -14,17 +14,17 @@ def model():
     return nn.Linear(2, 1)
 
 
-def predicted(model, batch):
+def predict(model, batch):
     """(examples,) hours; the columns of a table are the fields of a batch."""
     return model(torch.stack([batch["km"] / 10, batch["climb"] / 100], dim=1)).squeeze(1)
 
 
 def loss(model, batch):
     """(examples,) squared errors: one number for each example trains faster than their mean."""
-    return (predicted(model, batch) - batch["hours"]).square()
+    return (predict(model, batch) - batch["hours"]).square()
 
 
 def metrics(model, batch):
     """Of users who do not train: names, and a number for each example."""
-    error = (predicted(model, batch) - batch["hours"]).abs()
+    error = (predict(model, batch) - batch["hours"]).abs()
     return {"within_15_minutes": (error < 0.25).float(), "absolute_error": error}

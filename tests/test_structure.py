@@ -24,6 +24,7 @@ LEVELS = {
     "training": 5,
     "data": 6,
     "tasks": 7,
+    "serve": 8,
     "study": 8,
     "deploy": 8,
     "trust": 8,

@@ -15,11 +15,13 @@ _HOMES = {
     "CliplineError": "errors",
     "Compute": "training.options",
     "Curves": "training.curves",
+    "EarlyStopping": "training.early_stopping",
     "Evaluate": "training.evaluation",
     "FastParts": "engine.fast_parts",
     "FixedClip": "federated.clip_controllers",
     "Guarantee": "privacy.guarantee",
     "LocalSGD": "federated.local_sgd",
+    "Log": "training.loggers",
     "Population": "federated.population",
     "Privacy": "training.options",
     "Progress": "training.progress",
@@ -32,9 +34,10 @@ _HOMES = {
     "ServerYogi": "federated.server_optimisers",
     "SettingError": "errors",
     "StopOnInterrupt": "training.interrupt",
-    "TensorBoard": "training.tensorboard",
+    "TensorBoard": "training.loggers",
     "TrainResult": "training.result",
     "Training": "training.training",
+    "load": "serve.load",
     "plan": "privacy.planning",
     "run_together": "training.side_by_side",
     "task_named": "tasks",
@@ -52,18 +55,20 @@ if TYPE_CHECKING:
     from .privacy.guarantee import Guarantee
     from .privacy.planning import plan
     from .privacy.relations import Relation
+    from .serve.load import load
     from .tasks import task_named
     from .tasks.sweep import train_many
     from .training.callbacks import Callback
     from .training.curves import Curves
+    from .training.early_stopping import EarlyStopping
     from .training.evaluation import Evaluate
     from .training.interrupt import StopOnInterrupt
+    from .training.loggers import Log, TensorBoard
     from .training.options import Compute, Privacy
     from .training.progress import Progress
     from .training.result import TrainResult
     from .training.side_by_side import run_together
     from .training.storage.run_directory import RunDirectory
-    from .training.tensorboard import TensorBoard
     from .training.training import Training
 
 

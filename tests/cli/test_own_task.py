@@ -1,5 +1,6 @@
 """A model of one's own on data of one's own, by `clipline train FILE.py --data DATA`."""
 
+import csv
 import json
 import os
 import re
@@ -61,8 +62,8 @@ def mine(clipline, tmp_path):
     return clipline
 
 
-def test_the_page_runs_as_printed(clipline, tmp_path):
-    file, rides = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+def test_the_page_runs_as_printed(clipline, tmp_path, capsys):
+    file, rides, *serving = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     assert file == (ROOT / "examples" / "own_task.py").read_text()
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "own_task.py").write_text(file)
@@ -81,6 +82,15 @@ def test_the_page_runs_as_printed(clipline, tmp_path):
     assert "zero-out one user (the number of users is public)" in outs[0]
     assert "not comparable" not in outs[0]
     assert "(epsilon 2.00, delta 0.000502)-DP for add-or-remove one user" in outs[2]
+    scope = {}
+    for block in serving:
+        exec(compile(block, "docs/own_model.md", "exec"), scope)
+    rows = list(csv.DictReader((tmp_path / "rides.csv").read_text().splitlines()))
+    assert len(scope["hours"]) == len(rows)
+    errors = [abs(said - float(row["hours"])) for said, row in zip(scope["hours"], rows, strict=True)]
+    assert sum(error < 0.25 for error in errors) / len(errors) > 0.8  # in the order of the rows, or it would be less
+    assert "guarantee" in (tmp_path / "models" / "rides" / "card.json").read_text()
+    assert "within_15_minutes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ def test_the_page_runs_as_printed(real_curves, tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr()
     assert scope["result"].metrics["accuracy"] > 0.8
     assert "round 20/20  accuracy 0." in shown.err
+    assert re.search(r"best after round \d+ and stopped after \d+\n\{'round': 20, 'clip': ", shown.out)
     assert re.search(r"the clip was high enough in round \d", shown.out)
     files = sorted(path.name for path in (tmp_path / "runs" / "rides").iterdir())
     assert files == ["curves.png", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "settings.toml"]
@@ -23,5 +24,14 @@ def test_the_page_runs_as_printed(real_curves, tmp_path, monkeypatch, capsys):
 
 
 def test_every_callback_is_on_the_page():
-    for name in ("Callback", "Curves", "Evaluate", "Progress", "RunDirectory", "StopOnInterrupt"):
+    for name in (
+        "Callback",
+        "Curves",
+        "EarlyStopping",
+        "Evaluate",
+        "Log",
+        "Progress",
+        "RunDirectory",
+        "StopOnInterrupt",
+    ):
         assert name in PAGE

@@ -1,13 +1,14 @@
 """A result can be stored, holds no data and no loss, and says who can subtract the noise."""
 
 import io
+import json
 import pickle
 
 import pytest
 import torch
-from samples import LOCAL, flat_training, small_population
+from samples import LOCAL, flat_training, small_population, small_training
 
-from clipline import Curves
+from clipline import Curves, Evaluate, RunDirectory
 
 MODEL = torch.nn.Linear(6, 3)
 
@@ -60,3 +61,27 @@ def test_without_noise_nothing_is_said_of_a_seed():
 def test_two_runs_without_a_seed_do_not_share_their_noise():
     first, second = result(seed=None), result(seed=None)
     assert not torch.equal(first.state.params, second.state.params)
+
+
+def run(*callbacks):
+    evaluate = Evaluate(lambda model: {"accuracy": 0.25}, every=2)
+    return small_training(3).run([evaluate, *callbacks])
+
+
+def test_the_history_is_what_the_run_directory_has_as_columns(tmp_path):
+    result = run(RunDirectory(tmp_path / "run"))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    columns = result.history()
+    assert list(columns) == ["round", "clip", "fraction_within", "epsilon", "delta", "accuracy"]
+    assert columns["accuracy"] == [None, 0.25, 0.25]  # after every second round and after the last
+    for number, line in enumerate(lines):
+        assert {name: column[number] for name, column in columns.items() if name in line} == line
+    assert all(seconds > 0 for seconds in result.history(unprivate_timing=True)["unprivate_seconds"])
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_the_history_makes_a_dataframe_in_one_call(library):
+    frames = pytest.importorskip(library)
+    frame = frames.DataFrame(run().history())
+    assert frame.shape == (3, 6)
+    assert list(frame["round"]) == [0, 1, 2]

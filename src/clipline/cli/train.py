@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..tasks.task import Task
     from ..training.storage.directory_lock import DirectoryLock
 
+_WHERE_DATA_ARE = ("data", "user_column", "test_users", "evaluate_on")  # no model depends on these
 _OF_DATA = ("population_size", "test_users")  # what a file says of its own data
 
 
@@ -114,9 +115,9 @@ def run(
     from ..engine.parallel.torchrun import agree, from_rank_0, torchrun_rank
     from ..training.evaluation import Evaluate
     from ..training.interrupt import StopOnInterrupt
+    from ..training.loggers import TensorBoard
     from ..training.progress import Progress
     from ..training.storage.run_directory import RunDirectory, check_free
-    from ..training.tensorboard import TensorBoard
     from .summary import summary, summary_json
 
     rank = torchrun_rank()
@@ -150,6 +151,7 @@ def run(
         unprivate_timing=settings.unprivate_timing,
         settings=settings.to_toml(),
         same=_must_be_same(task, settings),
+        task=_code_of(task, settings),
         lock=lock,
     )
     measuring = Evaluate(loaded.evaluate, every=settings.evaluate_every)
@@ -186,6 +188,13 @@ def _must_be_same(task: Task, settings: TrainSettings) -> dict[str, Any]:
     """What a resumed run must agree in, beyond what the training itself knows: options of the task and its code."""
     free = ("workers", "data", "unprivate_timing", "seed")
     return {**{name: value for name, value in asdict(settings).items() if name not in free}, "code": task.code}
+
+
+def _code_of(task: Task, settings: TrainSettings) -> dict[str, Any]:
+    """Where the model's code is, for `clipline.load`: a task's name and its options, or a file and its checksum."""
+    kept = [name for name in SETTINGS if SETTINGS[name].some_tasks and name not in _WHERE_DATA_ARE]
+    options = {name: value for name in kept if (value := getattr(settings, name)) is not None}
+    return {"name": settings.task, "code": task.code, "options": options}
 
 
 def _leave() -> NoReturn:

@@ -33,7 +33,12 @@ from .task import LoadedTask, Task
 Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]  # name -> (examples,) numbers
 
 TEST_SHARE = 0.1  # of the users of a single store or a table are measured on and not trained on
-_SIGNATURES = {"model": "model()", "loss": "loss(model, batch)", "metrics": "metrics(model, batch)"}
+_SIGNATURES = {
+    "model": "model()",
+    "loss": "loss(model, batch)",
+    "metrics": "metrics(model, batch)",
+    "predict": "predict(model, batch)",
+}
 _NOT_HERE = [name for name, declared in SETTINGS.items() if declared.some_tasks and name not in ("data", "user_column")]
 _BATCH = 500  # examples to measure at once
 
@@ -46,8 +51,8 @@ def is_task_file(name: object) -> bool:
 def own_task(path: str, given: Mapping[str, Any]) -> Task:
     """The task that a Python file defines, with its settings, then those given.
 
-    The file defines `model()` and `loss(model, batch)`, and may define `metrics(model, batch)` and the dict `SETTINGS`;
-    or it defines a `Task` as `TASK`. It is run, as any Python program is.
+    The file defines `model()` and `loss(model, batch)`, and may define `metrics(model, batch)`, `predict(model, batch)`
+    for `clipline.load`, and the dict `SETTINGS`; or it defines a `Task` as `TASK`. It is run, as any Python program is.
     """
     module = _run_file(path)
     where = f"SETTINGS of {path!r}"
@@ -57,9 +62,9 @@ def own_task(path: str, given: Mapping[str, Any]) -> Task:
             raise refuse("TASK", made, f"a clipline.tasks.task.Task in {path!r}", "see docs/own_model.md")
         settings = made.settings.overridden({**given, "task": path}, "the command line")
         describe = partial(_describe, path) if settings.stored else None
-        return replace(made, settings=settings, describe=describe, code=_checksum(path))
+        return replace(made, settings=settings, describe=describe, code=file_checksum(path))
     functions = {name: _function(module, path, name) for name in ("model", "loss")}
-    metrics = _function(module, path, "metrics") if hasattr(module, "metrics") else None
+    metrics, _ = (_function(module, path, name) if hasattr(module, name) else None for name in ("metrics", "predict"))
     defaults = getattr(module, "SETTINGS", {})
     if not isinstance(defaults, Mapping):
         raise refuse("SETTINGS", defaults, f"a dict in {path!r}", 'write SETTINGS = {"rounds": 100}')
@@ -75,7 +80,7 @@ def own_task(path: str, given: Mapping[str, Any]) -> Task:
         load=partial(_load, path, functions["model"], functions["loss"], metrics),
         data="own",
         describe=partial(_describe, path),
-        code=_checksum(path),
+        code=file_checksum(path),
     )
 
 
@@ -136,7 +141,19 @@ def _function(module: ModuleType, path: str, name: str) -> Any:
     return function
 
 
-def _checksum(path: str) -> str:
+def model_of(path: str) -> tuple[Callable[[], nn.Module], Any]:
+    """What makes the model of a task's file, and its `predict(model, batch)`, or None. The file is run."""
+    module = _run_file(path)
+    if getattr(module, "TASK", None) is not None:
+        raise SettingError(
+            f"task={path!r} defines TASK, whose model cannot be made without its data: give load(path, model=MyModel())"
+        )
+    predict = _function(module, path, "predict") if hasattr(module, "predict") else None
+    return _function(module, path, "model"), predict
+
+
+def file_checksum(path: str) -> str:
+    """Of the bytes of a task's file: whether it is still the same code."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 

@@ -22,6 +22,7 @@ from ..privacy.guarantee import Guarantee
 from .callbacks import Callback
 from .reports import Metrics, ReportQueue, Waiting
 from .result import Stopped, TrainResult
+from .storage.model_card import about_training
 
 if TYPE_CHECKING:
     from .training import Training
@@ -176,7 +177,7 @@ class Run:
         written = [callback.charged for callback in self._callbacks if hasattr(callback, "charged")]
         charged = max([state.ledger, *written], key=lambda ledger: ledger.rounds)  # a resumed run may have spent more
         model, guarantee = training.model_at(state), training.guarantee_of(charged)
-        result = TrainResult(model, state, guarantee, metrics, reports, self._stopped)
+        result = TrainResult(model, state, guarantee, metrics, reports, self._stopped, about_training(training))
         for callback in self._callbacks:
             callback.on_end(result)
         return result
@@ -185,7 +186,8 @@ class Run:
         """What callbacks measure of the state, begun in the background."""
         measuring = [callback.measure for callback in self._callbacks if hasattr(callback, "measure")]
         begun = [future for measure in measuring if (future := measure(self._state, last=last)) is not None]
-        if begun and self._training.problem.draws_globally:  # both would draw from torch's global generator
+        waits = any(getattr(callback, "waits_for_metrics", False) for callback in self._callbacks)
+        if waits or self._training.problem.draws_globally:  # both would draw from torch's global generator
             wait(begun)
         return begun
 

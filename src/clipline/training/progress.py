@@ -1,10 +1,12 @@
-"""Progress on standard error: a live line on a terminal, a plain line now and then elsewhere."""
+"""Progress: a live line on a terminal, a bar in a notebook, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
+import html
+import importlib
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import rich.progress
 from rich.console import Console, Group
@@ -18,43 +20,34 @@ if TYPE_CHECKING:
     from .training import Training
 
 _QUIET_SECONDS = 10.0  # without a terminal, a round that was not evaluated is mentioned at most this often
+_REFRESH_SECONDS = 0.2  # between two updates of a notebook
 
 
 class Progress(Callback):
     """Shows rounds on standard error: metrics, clip, fraction within, epsilon so far, speed and time left.
 
-    On a terminal one line is updated in place. Elsewhere, as in a log file, a line is printed for every round that was
-    evaluated, and for others at most every ten seconds. `metric` names the one to show, from the first round on; left
-    out, all metrics of the last evaluation are shown. Speed and time left depend on which users are drawn: the
-    guarantee does not cover them.
+    On a terminal one line is updated in place. In a notebook a bar below the cell is; it needs no widgets, and when the
+    run ends speed and time left are taken out of it, as notebooks are stored. Elsewhere, as in a log file, a line is
+    printed for every round that was evaluated, and for others at most every ten seconds. `metric` names the one to
+    show, from the first round on; left out, all metrics of the last evaluation are shown. Speed and time left depend on
+    which users are drawn: the guarantee does not cover them.
     """
 
     def __init__(self, metric: str | None = None) -> None:
         self.metric = metric
         self._metrics: Metrics = {}
-        self._live: Live | None = None
+        self._display: _Display | None = None
 
     def on_start(self, training: Training, state: TrainState) -> None:
         """Begin to count at the round that comes next."""
         self._rounds, self._first = training.rounds, state.round_index
-        self._begun = self._printed = time.perf_counter()
+        self._begun = time.perf_counter()
         self._metrics = {}
-        self._console = Console(stderr=True, highlight=False)
-        self._bar = rich.progress.Progress(
-            rich.progress.TextColumn("round"),
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.BarColumn(bar_width=None),
-            rich.progress.TextColumn("{task.fields[speed]}"),
-            expand=True,
-        )
-        self._task = self._bar.add_task("train", total=self._rounds, completed=self._first, speed="")
-        self._live = Live(self._bar, console=self._console, refresh_per_second=5)
-        if self._console.is_terminal:
-            self._live.start()
+        self._display = _display(self._first, self._rounds)
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:
         """Show one finished round."""
-        assert self._live is not None, "on_start comes first"
+        assert self._display is not None, "on_start comes first"
         self._metrics = report.metrics or self._metrics
         done = report.round_index + 1
         rate = (done - self._first) / max(time.perf_counter() - self._begun, 1e-9)
@@ -68,18 +61,105 @@ class Progress(Callback):
                 f"epsilon so far {report.guarantee.epsilon_text}",
             )
         )
+        self._display.show(done, numbers, speed, measured=bool(report.metrics))
+
+    def close(self) -> None:
+        """Leave the screen as it was, below the last line."""
+        if self._display is not None:
+            self._display.close()
+            self._display = None
+
+
+class _Display(Protocol):
+    """Where progress is shown."""
+
+    def show(self, done: int, numbers: str, speed: str, *, measured: bool) -> None:
+        """So many rounds are done; `measured` is whether the last one was evaluated."""
+
+    def close(self) -> None:
+        """No more rounds come."""
+
+
+def _display(done: int, rounds: int) -> _Display:
+    """The display for where this process runs; `done` of the rounds have been run already."""
+    if _in_notebook():
+        return _Notebook(done, rounds)
+    console = Console(stderr=True, highlight=False)
+    return _Terminal(console, done, rounds) if console.is_terminal else _Lines(rounds)
+
+
+def _in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this: it has displays that can be updated."""
+    ipython = sys.modules.get("IPython")  # whoever runs in a kernel has it
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+class _Terminal:
+    """One line that is updated in place."""
+
+    def __init__(self, console: Console, done: int, rounds: int) -> None:
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("round"),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.BarColumn(bar_width=None),
+            rich.progress.TextColumn("{task.fields[speed]}"),
+            expand=True,
+        )
+        self._task = self._bar.add_task("train", total=rounds, completed=done, speed="")
+        self._live = Live(self._bar, console=console, refresh_per_second=5)
+        self._live.start()
+
+    def show(self, done: int, numbers: str, speed: str, *, measured: bool) -> None:
         self._bar.update(self._task, completed=done, speed=speed)
         self._live.update(Group(self._bar, numbers))
-        quiet = time.perf_counter() - self._printed > _QUIET_SECONDS
-        if not self._console.is_terminal and (report.metrics or quiet):
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class _Notebook:
+    """A bar below the cell, in HTML, with a line of text for where there is no HTML."""
+
+    def __init__(self, done: int, rounds: int) -> None:
+        display: Any = importlib.import_module("IPython.display").display  # without types of its own
+        self._rounds, self._last, self._shown = rounds, (done, ""), time.perf_counter()
+        self._handle: Any = display(self._bundle(done, "", ""), raw=True, display_id=True)
+
+    def show(self, done: int, numbers: str, speed: str, *, measured: bool) -> None:
+        self._last = done, numbers
+        if measured or time.perf_counter() - self._shown > _REFRESH_SECONDS:
+            self._shown = time.perf_counter()
+            self._handle.update(self._bundle(done, numbers, speed), raw=True)
+
+    def close(self) -> None:
+        """Without the speed: what is stored with the notebook tells nothing of how long rounds took."""
+        self._handle.update(self._bundle(*self._last, ""), raw=True)
+
+    def _bundle(self, done: int, numbers: str, speed: str) -> dict[str, str]:
+        count = f"round {done}/{self._rounds}"
+        words = "  ".join(part for part in (numbers, speed) if part)
+        escaped = html.escape(words).replace("  ", " &nbsp; ")
+        bar = f'<progress value="{done}" max="{self._rounds}" style="width: 40%; vertical-align: middle"></progress>'
+        return {
+            "text/plain": f"{count}  {words}".strip(),
+            "text/html": f"<div>{bar} {count}<br><code>{escaped}</code></div>",
+        }
+
+
+class _Lines:
+    """Plain lines, for logs."""
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds, self._printed = rounds, time.perf_counter()
+
+    def show(self, done: int, numbers: str, speed: str, *, measured: bool) -> None:
+        if measured or time.perf_counter() - self._printed > _QUIET_SECONDS:
             self._printed = time.perf_counter()
             print(f"round {done}/{self._rounds}  {numbers}  {speed}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Leave the terminal as it was, below the last line."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        pass
 
 
 def _short(number: float | None, digits: str) -> str:

@@ -55,6 +55,13 @@ def round_json(report: RoundReport, unprivate_timing: bool = False) -> dict[str,
     }
 
 
+def history(reports: Sequence[RoundReport], unprivate_timing: bool = False) -> dict[str, list[Any]]:
+    """Rounds as columns, each as long as there are rounds: those of `round_json`, and None where a round has none."""
+    rows = [round_json(report, unprivate_timing) for report in reports]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
 RELEASED = ("round", "clip", "fraction_within", "epsilon", "delta", "unprivate_seconds")  # no metric has such a name
 
 

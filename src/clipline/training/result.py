@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from torch import nn
 
 from ..federated.round import TrainState
 from ..privacy.guarantee import Guarantee
-from .reports import RoundReport
+from .reports import RoundReport, history
 
 Stopped = Literal["finished", "budget", "interrupted"]
 
@@ -28,6 +29,25 @@ class TrainResult:
     metrics: Mapping[str, float]  # of the final model
     reports: tuple[RoundReport, ...] = field(repr=False)
     stopped: Stopped
+    about: Mapping[str, Any] = field(default_factory=dict, repr=False)  # see `about_training`
+
+    def save(self, path: str | Path) -> Path:
+        """Write the model, its guarantee and its settings into a new or empty folder, for `clipline.load`.
+
+        model.safetensors has everything; card.md is the same to read and card.json for programs. All of it is
+        released: the seed, the data and the times of rounds are not in it. Nothing is pickled.
+        """
+        from .storage.model_card import save_result
+
+        return save_result(self, Path(path))
+
+    def history(self, *, unprivate_timing: bool = False) -> dict[str, list[Any]]:
+        """The rounds of this call as columns by name, as in metrics.jsonl: `pandas.DataFrame(result.history())`.
+
+        Where no callback has read the epsilon of a round, it is accounted now. How long rounds took is left out unless
+        `unprivate_timing`.
+        """
+        return history(self.reports, unprivate_timing)
 
     def __str__(self) -> str:
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())

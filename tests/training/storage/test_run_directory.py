@@ -112,7 +112,10 @@ def test_a_run_of_the_library_leaves_everything_that_a_reviewer_needs(real_curve
     assert torch.equal(load_file(tmp_path / "r" / MODEL)["weight"], result.model.weight)
     with safe_open(tmp_path / "r" / MODEL, "pt") as file:
         kept = {"guarantee": str(result.guarantee), "task": "rides", "measured_on": "other riders"}
-        assert file.metadata() == kept
+        stored = file.metadata()
+    card = json.loads(stored.pop("card"))
+    assert stored == kept
+    assert (card["facts"], card["metrics"]) == ({"task": "rides", "measured_on": "other riders"}, {"accuracy": 0.5})
 
 
 def test_without_a_seed_noise_comes_from_the_system_and_the_run_can_be_resumed(tmp_path):

@@ -114,8 +114,7 @@ class Circumstances:
 
 def model_fingerprint(model: nn.Module) -> str:
     """A checksum of a model's layers, of its parameters' names, types and shapes, and of all values not trained."""
-    layers = re.sub(r" at 0x[0-9a-f]+", "", str(model))  # addresses of functions differ between processes
-    digest = hashlib.sha256(layers.encode("utf-8", "surrogatepass"))
+    digest = hashlib.sha256(layers_text(model).encode("utf-8", "surrogatepass"))
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in tensors:
         digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape), tensor.requires_grad)).encode())
@@ -123,6 +122,26 @@ def model_fingerprint(model: nn.Module) -> str:
             values = tensor.detach().cpu().contiguous().reshape(-1)
             digest.update(values.view(torch.uint8).numpy().data if values.numel() else b"")
     return digest.hexdigest()[:32]
+
+
+def layers_text(model: nn.Module) -> str:
+    """A model's layers as torch prints them, without addresses of functions, which differ between processes."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(model))
+
+
+def resolved(training: Training) -> dict[str, Any]:
+    """What followed from the settings, by name."""
+    mechanism = training.algorithm.mechanism
+    return {
+        "noise_multiplier": training.noise_multiplier,
+        "delta_noise_multiplier": float(mechanism.delta_noise_multiplier),
+        "count_stddev": mechanism.count_stddev,
+        "delta": training.delta,
+        "relation": str(training.relation),
+        **({} if training.declared else {"users": len(training.population)}),  # declared: how many came is private
+        "parameters": training.dim,
+        "planned": str(training.planned),
+    }
 
 
 def device_name(device: torch.device) -> str:

@@ -20,15 +20,16 @@ from ..callbacks import Callback
 from ..curves import draw_curves, quantile_of
 from ..reports import RoundReport, round_json
 from .checkpoint import load_checkpoint, save_checkpoint, save_model
-from .circumstances import Circumstances, describe, to_toml, where_it_ran
+from .circumstances import Circumstances, describe, resolved, to_toml, where_it_ran
 from .directory_lock import DirectoryLock
+from .model_card import MODEL, card_metadata, card_of
 
 if TYPE_CHECKING:
     from ..result import TrainResult
     from ..training import Training
 
 SETTINGS, METRICS, LEDGER = "settings.toml", "metrics.jsonl", "ledger.jsonl"
-MODEL, CURVES = "model.safetensors", "curves.png"
+CURVES = "curves.png"
 CHECKPOINT = "checkpoint.safetensors"
 
 
@@ -49,7 +50,8 @@ class RunDirectory(Callback):
     `facts` (name -> text) are stored with the model and in the title of the figure; one called `measured_on` says whom
     the metrics are about. `metric` is the one to draw, the first if left out. `same` (name -> value) is what else must
     be the same on a resume, such as a version of your loss, whose code cannot be compared. `settings` is TOML to store
-    in the place of a description of the training, and `lock` a lock on the folder that the caller has taken.
+    in the place of a description of the training, `task` says how `clipline.load` finds the model's code, and `lock` is
+    a lock on the folder that the caller has taken.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class RunDirectory(Callback):
         unprivate_timing: bool = False,
         same: Mapping[str, object] | None = None,
         settings: str | None = None,
+        task: Mapping[str, object] | None = None,
         lock: DirectoryLock | None = None,
     ) -> None:
         self.path = checked_path(path)
@@ -70,6 +73,7 @@ class RunDirectory(Callback):
         self.checkpoint_every = check_whole(
             "checkpoint_every", checkpoint_every, at_least=1, way_out="1 stores one after each round"
         )
+        self.task = task
         self.charged = Ledger()  # everything that was ever written to ledger.jsonl
         self._lock = lock
         self._training: Training | None = None
@@ -151,12 +155,13 @@ class RunDirectory(Callback):
     def on_end(self, result: TrainResult) -> None:
         """The model and the curves; the checkpoint stays only where there are rounds to resume.
 
-        Both are given the guarantee of everything the ledger holds, which may be more than this state has seen.
+        Both are given the result's guarantee, which covers everything the ledger holds, perhaps more than this state
+        has seen. The model's metadata have what `clipline.load` needs.
         """
         assert self._training is not None, "on_start comes first"
-        guarantee = self._training.guarantee_of(self.charged) if self.charged.rounds else result.guarantee
-        facts = self.facts or {}
-        save_model(self.path / MODEL, result.model, {**facts, "guarantee": str(guarantee)})
+        guarantee, facts = result.guarantee, self.facts or {}
+        card = card_of(result, facts=facts, task=self.task)
+        save_model(self.path / MODEL, result.model, {**facts, **card_metadata(card)})
         rounds = [json.loads(line) for line in (self.path / METRICS).read_text(encoding="utf-8").splitlines()]
         if rounds:
             draw_curves(
@@ -232,18 +237,7 @@ def directory_first(path: str | Path, callbacks: Iterable[Callback]) -> tuple[Ru
 
 def resolved_comments(training: Training) -> str:
     """What followed from the settings, as TOML comments: for the reader, not to be set twice."""
-    mechanism = training.algorithm.mechanism
-    values = {
-        "noise_multiplier": training.noise_multiplier,
-        "delta_noise_multiplier": float(mechanism.delta_noise_multiplier),
-        "count_stddev": mechanism.count_stddev,
-        "delta": training.delta,
-        "relation": str(training.relation),
-        **({} if training.declared else {"users": len(training.population)}),  # declared: how many came is private
-        "parameters": training.dim,
-        "planned": str(training.planned),
-    }
-    return _comments("Resolved when the run began", values)
+    return _comments("Resolved when the run began", resolved(training))
 
 
 def _comments(title: str, values: Mapping[str, object]) -> str:

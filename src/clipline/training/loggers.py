@@ -1,20 +1,65 @@
-"""The rounds of a run for TensorBoard."""
+"""The rounds of a run for those who keep records of runs: TensorBoard, or any function."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SettingError
+from ..errors import SettingError, refuse
 from ..federated.round import TrainState
 from .callbacks import Callback
-from .reports import RoundReport, finite_or_none
+from .reports import RoundReport, finite_or_none, round_json
 
 if TYPE_CHECKING:
+    from .result import TrainResult
     from .training import Training
 
 _FLUSH_SECONDS = 5
+
+
+class Log(Callback):
+    """Hands the numbers of each round to a function: `Log(wandb.log)`, `Log(print)`, or one of your own.
+
+    `function(numbers)` is given a dict: round (the number of rounds done), clip, fraction_within, epsilon, delta, and
+    the metrics of a round that was measured. What is not finite, as the epsilon of a run without noise, is left out.
+
+    Whoever notes when it was called, as W&B does, learns how long each round took, and that tells whether a user with
+    much data took part. So all rounds are handed over when the run ends, in order, also where it ends by an error. With
+    `unprivate_timing` each is handed over as it ends, and the dict has unprivate_seconds too. An error of the function
+    is raised, and ends the run.
+    """
+
+    def __init__(self, function: Callable[[dict[str, float]], object], *, unprivate_timing: bool = False) -> None:
+        if not callable(function):
+            raise refuse("function", function, "a function of a dict", "give wandb.log or print, say")
+        self.function, self.unprivate_timing = function, unprivate_timing
+        self._kept: list[dict[str, float]] = []
+
+    def on_start(self, training: Training, state: TrainState) -> None:
+        """Begin with no rounds."""
+        self._kept = []
+
+    def on_round(self, report: RoundReport, state: TrainState) -> None:
+        """Note the numbers of the round."""
+        numbers = {**round_json(report, self.unprivate_timing), "round": report.round_index + 1}
+        self._kept.append({name: number for name, number in numbers.items() if number is not None})
+        if self.unprivate_timing:
+            self._hand_over()
+
+    def on_end(self, result: TrainResult) -> None:
+        """Hand over what is kept."""
+        self._hand_over()
+
+    def close(self) -> None:
+        """After an error: hand over what is kept."""
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        kept, self._kept = self._kept, []  # a function that fails is not given the same again
+        for numbers in kept:
+            self.function(numbers)
 
 
 class TensorBoard(Callback):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from samples import cross_entropies, linear_float32, small_population
 
-from clipline import Evaluate, LocalSGD, Privacy, SettingError, TensorBoard, Training
+from clipline import Callback, Evaluate, LocalSGD, Log, Privacy, SettingError, TensorBoard, Training
 from clipline.training.interrupt import StopOnInterrupt
 
 
@@ -73,3 +73,57 @@ def test_without_the_package_the_way_out_is_told(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(SettingError, match=r"pip install 'clipline\[tensorboard\]'"):
         TensorBoard(tmp_path)
+
+
+# Any function ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_is_given_what_the_rounds_released_and_nothing_else():
+    rows = []
+    result = training().run([accuracy(), Log(rows.append)])
+    assert [row["round"] for row in rows] == [1, 2, 3, 4]
+    released = {"round", "clip", "fraction_within", "epsilon", "delta"}
+    assert [set(row) - released for row in rows] == [set(), {"accuracy"}, set(), {"accuracy"}]
+    for row, report in zip(rows, result.reports, strict=True):
+        assert (row["clip"], row["fraction_within"]) == (report.clip, report.fraction_within)
+        assert (row["epsilon"], row["delta"]) == (report.guarantee.epsilon, report.guarantee.delta)
+
+
+class Note(Callback):
+    """How many rows there are after each round."""
+
+    def __init__(self, rows):
+        self.rows, self.lengths = rows, []
+
+    def on_round(self, report, state):
+        self.lengths.append(len(self.rows))
+
+
+def test_a_function_can_tell_the_time_of_a_round_only_if_asked_for():
+    rows, timed = [], []
+    private, live = Note(rows), Note(timed)
+    training().run([Log(rows.append), private, Log(timed.append, unprivate_timing=True), live])
+    assert private.lengths == [0, 0, 0, 0]  # all at once, at the end
+    assert len(rows) == 4
+    assert live.lengths == [1, 2, 3, 4]
+    assert all(row["unprivate_seconds"] > 0 for row in timed)
+
+
+def test_what_was_kept_is_handed_over_where_the_run_fails():
+    class Fail(Callback):
+        def on_round(self, report, state):
+            if report.round_index == 2:
+                raise OSError("the power is gone")
+
+    rows = []
+    with pytest.raises(OSError, match="power"):
+        training().run([Log(rows.append), Fail()])
+    assert [row["round"] for row in rows] == [1, 2, 3]
+
+
+def test_epsilon_is_left_out_where_there_is_none_and_what_is_no_function_refused():
+    rows = []
+    training(privacy=Privacy(noise_multiplier=0)).run([Log(rows.append)])
+    assert set(rows[0]) == {"round", "clip", "fraction_within", "delta"}
+    with pytest.raises(SettingError, match="function='wandb' must be a function of a dict"):
+        Log("wandb")

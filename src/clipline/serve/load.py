@@ -1,0 +1,235 @@
+"""`clipline.load`: a stored model with its guarantee, ready to predict."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from ..errors import ModuleError, RunError, SettingError, check_whole, refuse
+from ..federated.local_sgd import Batch
+from ..privacy.guarantee import Guarantee
+from ..training.storage.circumstances import layers_text
+from ..training.storage.model_card import CARD_KEY, MODEL, guarantee_from
+from .new_data import arrays_of, field_like
+from .rebuild import Code, code_of
+
+Predict = Callable[[nn.Module, Batch], Tensor | Mapping[str, Tensor]]  # (examples, ...) of a batch, or several by name
+_ONLY = ""  # the name of an array that was given without one
+
+
+@dataclass(frozen=True, eq=False)
+class SavedModel:
+    """A trained model in eval mode, its guarantee, and what is known of its training."""
+
+    model: nn.Module = field(repr=False)
+    guarantee: Guarantee
+    metrics: Mapping[str, float | None]  # at the end of the training; None where one was not finite
+    card: Mapping[str, Any] = field(repr=False)  # settings, fields and the rest, as in card.json
+    function: Predict | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return str(self.guarantee)
+
+    def predict(self, data: Any, *, batch_size: int = 256) -> Any:
+        """What the model says of each example, as a NumPy array (examples, ...), or several by name.
+
+        `data` is a dataframe (pandas, polars, pyarrow), a table file (Parquet, CSV, JSONL, NPZ), a `Population` or the
+        folder of one, a mapping from fields to arrays, or a single array or tensor. Rows keep their order; those of a
+        population are user by user. Columns that the training did not have are not read, and labels may be missing.
+        Numbers become what they were in the training: fractions take the model's type, and whole numbers where the
+        training had fractions become fractions.
+
+        The function `predict` of `load` or of the task's file is asked. Without one the model is called: with the
+        fields that the arguments of its `forward` name, else with the only field there is.
+        """
+        check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")
+        trained: Mapping[str, Any] = self.card.get("fields", {})
+        arrays = arrays_of(data, list(trained), only=_ONLY)
+        if _ONLY in arrays and self.function is not None:
+            raise refuse(
+                "data", type(data).__name__, "fields by name, as predict(model, batch) takes them", 'give {"x": array}'
+            )
+        like = next((p for p in self.model.parameters() if p.is_floating_point()), torch.zeros(()))
+        fields = {name: field_like(name, array, trained) for name, array in arrays.items()}
+        examples = len(next(iter(fields.values())))
+        parts: list[Mapping[str, Tensor]] = []
+        with torch.no_grad():
+            for start in range(0, max(examples, 1), batch_size):  # no examples: one empty batch tells the shape
+                stop = min(start + batch_size, examples)
+                batch = _Fields({name: _tensor(array[start:stop], like) for name, array in fields.items()})
+                parts.append(_checked(self._asked(batch, fields, trained), stop - start))
+        joined = {name: _numpy(torch.cat([part[name] for part in parts])) for name in parts[0]}
+        return joined[_ONLY] if list(joined) == [_ONLY] else joined
+
+    def _asked(self, batch: Batch, fields: Mapping[str, NDArray[Any]], trained: Mapping[str, Any]) -> Any:
+        """The model's answer; an error that comes with other shapes than those of the training says so."""
+        try:
+            return self.function(self.model, batch) if self.function is not None else _called(self.model, batch)
+        except SettingError:
+            raise
+        except Exception as error:
+            for name, array in fields.items():
+                shape = tuple(trained.get(name, {}).get("shape", array.shape[1:]))
+                if array.shape[1:] != shape:
+                    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+                    raise refuse(
+                        f"shape of {name!r}",
+                        array.shape[1:],
+                        f"{shape} for each example, as in the training ({first})",
+                        "prepare new data as those that were trained on",
+                    ) from error
+            raise
+
+
+def load(
+    path: str | Path,
+    model: nn.Module | Callable[[], nn.Module] | str | None = None,
+    *,
+    predict: Predict | None = None,
+    device: torch.device | str = "cpu",
+) -> SavedModel:
+    """The model in a folder of `TrainResult.save`, `RunDirectory` or `clipline train`, with its guarantee.
+
+    A folder holds numbers and text, and no code. So `model` says what they belong to: an untrained module of the same
+    class and shapes, which is copied, or a function that makes one. It is left out for a run of `clipline train`: the
+    model is found by the name of the task, or in the task's file, if that still has the checksum it had; a file inside
+    `path` is not run unless you give it as `model`. Either may be given as text.
+
+    A model with other parameters, shapes or types is refused; one with the same ones and other layers is warned of.
+    `predict(model, batch)` makes the predictions of a batch, which maps field names to tensors; see
+    `SavedModel.predict`. Nothing is unpickled.
+    """
+    tensors, card = _read(Path(path))
+    try:
+        guarantee = guarantee_from(card["guarantee"])
+        layers, metrics, task = str(card["model"]["layers"]), dict(card["metrics"]), card.get("task") or {}
+        if not isinstance(card.get("fields", {}), dict) or not isinstance(task, dict):
+            raise TypeError("fields or task is no mapping")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{str(Path(path) / MODEL)!r} has a damaged card ({error!r}): save the model again") from None
+    code = _code(model, task, Path(path))
+    module = code.make()
+    if not isinstance(module, nn.Module):
+        raise ModuleError(f"model gave {type(module).__name__} but must give a torch.nn.Module: return the module")
+    _check_same(tensors, module, Path(path) / MODEL)
+    if layers_text(module) != layers:
+        warnings.warn(
+            f"the model given prints other layers than the one saved in {str(path)!r}: compare it with its card",
+            stacklevel=2,
+        )
+    module.load_state_dict(tensors)
+    return SavedModel(module.to(device).eval(), guarantee, metrics, card, predict or code.predict)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and card of a folder."""
+    file = path / MODEL
+    if not file.is_file():
+        unfinished = (path / "checkpoint.safetensors").is_file()
+        raise RunError(
+            f"path={str(path)!r} holds an unfinished run and no {MODEL}: resume it first"
+            if unfinished
+            else f"path={str(path)!r} must be a folder with {MODEL}, and has none: give one of result.save or of a run"
+        )
+    try:
+        with safe_open(file, "pt") as opened:
+            metadata = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
+        card = json.loads(metadata[CARD_KEY])
+    except KeyError:
+        raise RunError(
+            f"{str(file)!r} has no card, so clipline.load does not know its guarantee: save it by result.save, or read "
+            "the tensors alone by safetensors.torch.load_file"
+        ) from None
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+        raise RunError(f"{str(file)!r} cannot be read as a saved model ({error}): save it again") from None
+    if not isinstance(card, dict):
+        raise RunError(f"{str(file)!r} has a damaged card: save the model again")
+    return tensors, card
+
+
+def _code(model: object, task: Mapping[str, Any], folder: Path) -> Code:
+    """What makes the model, given or found."""
+    if isinstance(model, nn.Module):
+        return Code(lambda: copy.deepcopy(model))
+    if model is None or isinstance(model, str):
+        return code_of(task, model, folder)
+    if callable(model):
+        return Code(model)
+    raise refuse("model", model, "a module, a function that makes one, or the name of a task", "give model=MyModel()")
+
+
+def _check_same(tensors: Mapping[str, Tensor], module: nn.Module, file: Path) -> None:
+    """Refuse a module with other parameters or buffers than those stored, by the first difference."""
+    own = module.state_dict()
+    for name in [*own, *(name for name in tensors if name not in own)]:
+        there, here = (_described(one.get(name)) for one in (tensors, own))
+        if there != here:
+            raise ModuleError(
+                f"{name!r} is {there} in {str(file)!r} and {here} in the model given: give a model made as the "
+                "trained one was"
+            )
+
+
+def _described(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+class _Fields(dict[str, Tensor]):
+    """A batch that says what it has when it is asked for something else."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise SettingError(f"data has no field {name!r} but {', '.join(self) or 'none'}: give it, by that name")
+
+
+def _called(model: nn.Module, batch: Batch) -> Any:
+    """The model called with the fields that its `forward` names, or else with the only field."""
+    if len(batch) == 1:
+        return model(*batch.values())
+    arguments = inspect.signature(model.forward).parameters.values()
+    named = [one for one in arguments if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    needed = [one.name for one in named if one.default is one.empty]
+    if needed and all(name in batch for name in needed):
+        return model(**{one.name: batch[one.name] for one in named if one.name in batch})
+    raise refuse(
+        "predict",
+        None,
+        f"given where the model takes {', '.join(needed) or 'nothing by name'} and the data have {', '.join(batch)}",
+        'give load(..., predict=lambda model, batch: model(batch["x"])), say, or data with one field',
+    )
+
+
+def _checked(answer: object, examples: int) -> Mapping[str, Tensor]:
+    """Predictions by name, one for each example."""
+    named = dict(answer) if isinstance(answer, Mapping) else {_ONLY: answer}
+    for name, value in named.items():
+        if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != examples:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise refuse(
+                f"prediction {name!r}" if name else "prediction",
+                got,
+                f"a tensor with {examples} rows, one for each example",
+                "give load a function predict(model, batch) that returns one",
+            )
+    return named  # type: ignore[return-value]  # checked above
+
+
+def _tensor(array: NDArray[Any], like: Tensor) -> Tensor:
+    tensor = torch.tensor(array, device=like.device)
+    return tensor.to(like.dtype) if tensor.is_floating_point() else tensor
+
+
+def _numpy(tensor: Tensor) -> NDArray[Any]:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()

@@ -1,0 +1,155 @@
+"""What is stored with a trained model: its guarantee, settings, metrics and fields, for programs and to read."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import fields as fields_of
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import __version__
+from ...errors import RunError
+from ...privacy.guarantee import Guarantee
+from ...privacy.relations import Relation
+from ..reports import finite_or_none
+from .checkpoint import save_model
+from .circumstances import describe, layers_text, resolved, to_toml
+
+if TYPE_CHECKING:
+    from ..result import TrainResult
+    from ..training import Training
+
+MODEL, CARD, PAGE = "model.safetensors", "card.json", "card.md"
+CARD_KEY = "card"  # of the metadata in model.safetensors
+Card = Mapping[str, Any]
+
+
+def about_training(training: Training) -> dict[str, Any]:
+    """What a card tells of the training itself: its settings, what followed from them, and the fields of the data.
+
+    The seed is left out, since whoever knows it can subtract the noise. Of the fields it tells names, types and the
+    shape of an example. It holds plain values only and can be stored as JSON.
+    """
+    settings = {name: value for name, value in describe(training).items() if name != "seed"}
+    population = training.population
+    fields = {name: {"dtype": str(f.dtype), "shape": list(f.shape[1:])} for name, f in population.fields.items()}
+    about: dict[str, Any] = _plain({"settings": settings, "resolved": resolved(training), "fields": fields})
+    return about
+
+
+def card_of(
+    result: TrainResult, *, facts: Mapping[str, str] | None = None, task: Mapping[str, object] | None = None
+) -> dict[str, Any]:
+    """Everything that is told of a trained model, as JSON can hold it.
+
+    `facts` are the caller's own, `task` says where the model's code is; see `RunDirectory`.
+    """
+    model = result.model
+    return {
+        "clipline": __version__,
+        "guarantee": {**guarantee_json(result.guarantee), "text": str(result.guarantee)},
+        "metrics": {name: finite_or_none(value) for name, value in result.metrics.items()},
+        "rounds": result.state.round_index,
+        "stopped": result.stopped,
+        "model": {"class": f"{type(model).__module__}.{type(model).__qualname__}", "layers": layers_text(model)},
+        **result.about,
+        **({"facts": dict(facts)} if facts else {}),
+        **({"task": _plain(task)} if task else {}),
+    }
+
+
+def card_metadata(card: Card) -> dict[str, str]:
+    """A card as metadata of model.safetensors."""
+    return {"guarantee": str(card["guarantee"]["text"]), CARD_KEY: json.dumps(card)}
+
+
+def save_result(result: TrainResult, path: Path) -> Path:
+    """Write a result into a folder that is new or empty."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunError(f"path={str(path)!r} must be a folder that is new or empty, and it is in use: give another")
+    card = card_of(result)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / PAGE).write_text(card_page(card), encoding="utf-8")
+    (path / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+    save_model(path / MODEL, result.model, card_metadata(card))  # last: `clipline.load` needs this file alone
+    return path
+
+
+def card_page(card: Card) -> str:
+    """A card to read, as Markdown."""
+    metrics = card["metrics"]
+    shown = {name: "not finite" if value is None else format(value, ".4g") for name, value in metrics.items()}
+    measured = "".join(f"* {name}: {value}\n" for name, value in shown.items())
+    settings = {**card.get("settings", {}), "resolved": card.get("resolved")}
+    fields = "".join(
+        f"* `{name}`: {one['dtype']}, shape {tuple(one['shape'])} for each example\n"
+        for name, one in card.get("fields", {}).items()
+    )
+    return f"""# A model trained with user-level differential privacy
+
+{card["guarantee"]["text"]}
+
+`{card["model"]["class"]}`, after {card["rounds"]} rounds ({card["stopped"]}), by clipline {card["clipline"]}.
+
+## Metrics
+
+{measured or "None were measured."}
+Metrics have no noise. They are of users outside the training, whom the guarantee does not cover.
+
+## Fields of the data
+
+{fields}
+## Settings
+
+The seed is not stored.
+
+```toml
+{to_toml(settings).strip()}
+```
+
+## Layers
+
+```
+{card["model"]["layers"]}
+```
+
+## Use
+
+```python
+import clipline
+
+saved = clipline.load("this folder", model=...)  # an untrained model of the same class and shapes
+saved.predict(table)
+```
+"""
+
+
+def guarantee_json(guarantee: Guarantee) -> dict[str, Any]:
+    """The fields of a guarantee; an infinite epsilon is null."""
+    values = {field.name: getattr(guarantee, field.name) for field in fields_of(guarantee)}
+    return {**values, "epsilon": finite_or_none(guarantee.epsilon), "relation": str(guarantee.relation)}
+
+
+def guarantee_from(entries: Mapping[str, Any]) -> Guarantee:
+    """What `guarantee_json` wrote; ValueError, TypeError or KeyError for anything else."""
+    values = {name: value for name, value in entries.items() if name != "text"}
+    epsilon = math.inf if values["epsilon"] is None else float(values["epsilon"])
+    return Guarantee(**{**values, "epsilon": epsilon, "relation": Relation.named(values["relation"])})
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, text, lists and mappings as JSON has them; an infinite number as text."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(entry) for name, entry in value.items() if entry is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return str(value)

@@ -1,0 +1,163 @@
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from samples import small_training
+from torch import nn
+
+import clipline as cl
+from clipline.errors import ModuleError, RunError, SettingError
+
+
+def linear():
+    return nn.Linear(6, 3, bias=False)
+
+
+def scores(model, batch):
+    return model(batch["x"])
+
+
+@pytest.fixture(scope="module")
+def result():
+    return small_training(2).run([cl.Evaluate(lambda model: {"accuracy": 0.25})])
+
+
+@pytest.fixture(scope="module")
+def folder(result, tmp_path_factory):
+    return result.save(tmp_path_factory.mktemp("saved") / "model")
+
+
+X = np.random.default_rng(5).normal(size=(7, 6))
+
+
+def expected(result):
+    return X.astype(np.float32) @ result.model.weight.detach().numpy().T
+
+
+def test_a_model_comes_back_with_its_guarantee_and_predicts(folder, result):
+    given = linear()
+    before = given.weight.detach().clone()
+    saved = cl.load(folder, model=given, predict=scores)
+    assert saved.guarantee == result.guarantee
+    assert str(saved) == str(result.guarantee)
+    assert (saved.metrics, saved.card["rounds"]) == ({"accuracy": 0.25}, 2)
+    assert torch.equal(saved.model.weight, result.model.weight)
+    assert torch.equal(given.weight, before)  # a copy was loaded
+    assert not saved.model.training
+    predicted = saved.predict({"x": X}, batch_size=3)  # 3 + 3 + 1
+    np.testing.assert_allclose(predicted, expected(result), rtol=1e-5, atol=1e-6)
+
+
+def test_a_function_makes_the_model_as_well(folder, result):
+    np.testing.assert_allclose(cl.load(folder, linear).predict(X), expected(result), rtol=1e-5, atol=1e-6)
+
+
+def test_predictions_may_have_names(folder):
+    saved = cl.load(folder, linear, predict=lambda model, batch: {"best": model(batch["x"]).argmax(1)})
+    assert saved.predict({"x": X})["best"].shape == (7,)
+    assert saved.predict({"x": X[:0]})["best"].shape == (0,)
+
+
+class Pair(nn.Module):
+    """One parameter, and two inputs by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, km, climb):
+        return self.weight + km - climb
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    rides = cl.Population.from_arrays(
+        np.arange(40) % 20, km=np.arange(40) / 4, climb=np.ones(40, np.float32), hours=np.ones(40)
+    )
+    training = cl.Training(
+        Pair(), lambda model, batch: (model(batch["km"], batch["climb"]) - batch["hours"]).square(), rides,
+        rounds=1, cohort_size=10, local=cl.LocalSGD(lr=0.0001), privacy=cl.Privacy(noise_multiplier=0), seed=0,
+    )  # fmt: skip
+    return training.run().save(tmp_path_factory.mktemp("saved") / "pair")
+
+
+def test_fields_go_to_the_arguments_of_their_names_and_labels_may_be_missing(pair):
+    saved = cl.load(pair, Pair)
+    weight = float(saved.model.weight.detach())
+    np.testing.assert_allclose(saved.predict({"climb": [1, 1], "km": [3, 5]}), [2 + weight, 4 + weight], rtol=1e-6)
+
+
+def test_models_of_other_shapes_types_or_names_are_refused_in_a_sentence(folder):
+    for other, said in (
+        (nn.Linear(6, 2, bias=False), r"'weight' is float32 \(3, 6\) in .* and float32 \(2, 6\) in the model given"),
+        (linear().double(), r"'weight' is float32 \(3, 6\) in .* and float64 \(3, 6\) in the model given"),
+        (nn.Linear(6, 3), r"'bias' is absent in .* and float32 \(3,\) in the model given"),
+        (nn.Sequential(linear()), r"'0.weight' is absent in .* and float32"),
+        (lambda: "linear", "model gave str but must give a torch.nn.Module"),
+    ):
+        with pytest.raises(ModuleError, match=said):
+            cl.load(folder, other)
+    with pytest.raises(SettingError, match="model=3 must be a module, a function that makes one"):
+        cl.load(folder, 3)
+
+
+def test_other_layers_of_the_same_shapes_are_warned_of(folder):
+    class Squared(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) ** 2
+
+    with pytest.warns(UserWarning, match="prints other layers than the one saved"):
+        cl.load(folder, Squared(6, 3, bias=False))
+
+
+def test_without_a_model_the_way_out_is_told(folder):
+    with pytest.raises(SettingError, match=r"does not say what makes its model.*give load\(path, model=MyModel\(\)\)"):
+        cl.load(folder)
+
+
+def test_what_is_no_saved_model_is_refused(folder, tmp_path):
+    with pytest.raises(RunError, match=r"must be a folder with model.safetensors, and has none"):
+        cl.load(tmp_path, linear)
+    (tmp_path / "checkpoint.safetensors").touch()
+    with pytest.raises(RunError, match="holds an unfinished run"):
+        cl.load(tmp_path, linear)
+    file = tmp_path / "model.safetensors"
+    save_file({"weight": torch.zeros(3, 6)}, file)
+    with pytest.raises(RunError, match=r"has no card, so clipline.load does not know its guarantee"):
+        cl.load(tmp_path, linear)
+    for card in ("[]", "{}", '{"guarantee": {"epsilon": 1}, "metrics": {}, "model": {"layers": ""}}', "{"):
+        save_file({"weight": torch.zeros(3, 6)}, file, {"card": card})
+        with pytest.raises(RunError, match=r"damaged card|cannot be read as a saved model"):
+            cl.load(tmp_path, linear)
+    shutil.copy(folder / "model.safetensors", file)
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(RunError, match="cannot be read as a saved model"):
+        cl.load(tmp_path, linear)
+    torch.save(linear().state_dict(), file)  # a pickle
+    with pytest.raises(RunError, match="cannot be read as a saved model"):
+        cl.load(tmp_path, linear)
+
+
+def test_questions_that_cannot_be_answered_are_refused_in_a_sentence(folder, pair):
+    saved = cl.load(folder, linear, predict=scores)
+    with pytest.raises(SettingError, match="data has no field 'x' but y: give it"):
+        saved.predict({"y": np.zeros(3, np.int64)})
+    with pytest.raises(SettingError, match=r"shape of 'x'=\(5,\) must be \(6,\) for each example, as in the training"):
+        saved.predict({"x": X[:, :5]})
+    with pytest.raises(SettingError, match="data='ndarray' must be fields by name"):
+        saved.predict(X)
+    with pytest.raises(SettingError, match="prediction='shape \\(\\)' must be a tensor with 7 rows"):
+        cl.load(folder, linear, predict=lambda model, batch: model(batch["x"]).sum()).predict({"x": X})
+    with pytest.raises(SettingError, match="predict=None must be given where the model takes input and the data have"):
+        cl.load(folder, linear).predict({"x": X, "y": np.zeros(7, np.int64)})
+    with pytest.raises(ZeroDivisionError):  # an error of the user's own function is not covered up
+        cl.load(folder, linear, predict=lambda model, batch: 1 / 0).predict({"x": X})
+
+
+def test_a_run_directory_of_the_library_loads_too(tmp_path):
+    result = small_training(2).run([cl.RunDirectory(tmp_path / "run")])
+    saved = cl.load(tmp_path / "run", linear)
+    assert saved.guarantee == result.guarantee
+    assert torch.equal(saved.model.weight, result.model.weight)

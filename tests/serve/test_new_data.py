@@ -1,0 +1,98 @@
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+import torch
+
+from clipline.errors import PopulationError, SettingError
+from clipline.federated.population import Population
+from clipline.serve.new_data import arrays_of, field_like
+
+COLUMNS = {"rider": ["b", "a", "b"], "km": [3.5, 1.0, 2.0], "stops": [1, 2, 3]}
+TRAINED = {
+    "km": {"dtype": "float32", "shape": []},
+    "stops": {"dtype": "uint8", "shape": []},
+    "hours": {"dtype": "float64", "shape": []},
+    "x": {"dtype": "float32", "shape": [2]},
+}
+
+
+def kinds(tmp_path):
+    """The same table in all forms."""
+    table = pa.table(COLUMNS)
+    pyarrow.csv.write_csv(table, tmp_path / "t.csv")
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in zip(*COLUMNS.values(), strict=True)]
+    (tmp_path / "t.jsonl").write_text("".join(f"{row}\n".replace("'", '"') for row in rows))
+    np.savez(tmp_path / "t.npz", **{name: np.array(column) for name, column in COLUMNS.items()})
+    yield from (tmp_path / f"t.{end}" for end in ("csv", "parquet", "jsonl", "npz"))
+    yield str(tmp_path / "t.csv")
+    yield table
+    yield {"km": torch.tensor(COLUMNS["km"]), "stops": COLUMNS["stops"], "rider": np.array(COLUMNS["rider"])}
+
+
+def test_every_kind_of_table_gives_the_trained_columns_in_the_order_of_its_rows(tmp_path):
+    for data in kinds(tmp_path):
+        arrays = arrays_of(data, list(TRAINED), only="")
+        assert sorted(arrays) == ["km", "stops"], data
+        assert arrays["km"].tolist() == [3.5, 1.0, 2.0], data
+        assert arrays["stops"].tolist() == [1, 2, 3], data
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_dataframes_too_whatever_their_index(library):
+    frames = pytest.importorskip(library)
+    frame = frames.DataFrame({**COLUMNS, "x": [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]})
+    if library == "pandas":
+        frame.index = [7, 7, 3]
+    arrays = arrays_of(frame, list(TRAINED), only="")
+    assert arrays["km"].tolist() == [3.5, 1.0, 2.0]
+    assert arrays["x"].tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+
+
+def test_a_population_goes_user_by_user_from_memory_or_a_folder(tmp_path):
+    population = Population.from_arrays(COLUMNS["rider"], km=COLUMNS["km"])
+    population.save(tmp_path / "store")
+    for data in (population, tmp_path / "store"):
+        assert arrays_of(data, list(TRAINED), only="")["km"].tolist() == [1.0, 3.5, 2.0]  # rider a, then b
+
+
+def test_more_rows_than_ten_keep_their_order():
+    table = pa.table({"km": np.arange(25.0)})  # sorted as text, 10 would come before 2
+    assert arrays_of(table, ["km"], only="")["km"].tolist() == list(range(25))
+
+
+def test_whole_numbers_where_fractions_were_trained_become_fractions():
+    assert field_like("km", np.array([3, 4]), TRAINED).dtype == np.float32
+    assert field_like("", np.array([[3, 4]]), TRAINED).dtype == np.float32  # the only field of that shape
+    assert field_like("", np.array([[3, 4, 5]]), TRAINED).dtype == np.int64  # there is none
+
+
+def test_fractions_where_whole_numbers_were_trained_are_taken_if_they_are_whole():
+    assert field_like("stops", np.array([3.0, 4.0]), TRAINED).dtype == np.uint8
+    for wrong in (np.array([3.5]), np.array([300]), np.array([-1]), np.array([np.nan])):
+        with pytest.raises(SettingError, match=r"type of 'stops'='\w+' must be uint8 as in the training"):
+            field_like("stops", wrong, TRAINED)
+
+
+def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "t.xlsx").touch()
+    (tmp_path / "bad.parquet").write_text("no")
+    np.savez(tmp_path / "objects.npz", km=np.array([{}]))
+    for data, said in (
+        ({"rider": [1]}, "data has rider and none of the fields trained on, km, stops, hours, x: rename"),
+        (pa.table({"rider": [1]}), "data has rider and none of the fields trained on"),
+        ({"km": [1, 2], "stops": [1]}, "numbers of examples=.* must be the same in all fields"),
+        (tmp_path / "none.csv", "is no file"),
+        (tmp_path / "t.xlsx", r"must end in .parquet, .csv, .jsonl or .npz"),
+        (tmp_path / "bad.parquet", "cannot be read"),
+        (tmp_path / "objects.npz", "cannot be read"),  # NumPy would unpickle it
+        (7, "'data' is int and no array of numbers"),
+        ({"km": [{}]}, "'km' is list and no array of numbers"),
+        (pa.table({"km": [1.0, None]}), "has no value for 'km' in row 2"),
+    ):
+        with pytest.raises((PopulationError, SettingError), match=said):
+            arrays_of(data, list(TRAINED), only="")
+    with pytest.raises(SettingError, match="type of 'rider'='<U1' must be numbers"):
+        field_like("rider", np.array(["a"]), TRAINED)
