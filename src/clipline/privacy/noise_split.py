@@ -73,6 +73,11 @@ def split_noise(noise_multiplier: float, count_stddev: float, *, bit_bound: floa
     return DeltaNoise(z / math.sqrt((1 - share) * (1 + share)))
 
 
+def default_count_stddev(cohort_size: int, noise_multiplier: float) -> float:
+    """The noise on the count, in users, where nobody chose it: the paper's cohort_size / 20, and zero without noise."""
+    return cohort_size / 20 if noise_multiplier > 0 else 0.0
+
+
 def join_noise(delta_noise: DeltaNoise, count_stddev: float, *, bit_bound: float = CENTRED) -> float:
     """The `noise_multiplier` of a round whose updates and bit carry these two noises: the inverse of `split_noise`.
 
