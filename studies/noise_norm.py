@@ -1,4 +1,4 @@
-"""How much noise on the mean update a training bears, on generated handwriting: evidence for `clipline plan --parameters`.
+"""How much noise on the mean update a training bears, on handwriting: evidence for the words of `clipline plan`.
 
 python studies/noise_norm.py [--classes 10] [--rounds 150]
 
@@ -23,8 +23,8 @@ from clipline.privacy import DeltaNoise, join_noise
 from clipline.tasks.task import LoadedTask, Task
 
 USERS, COHORT = 4_000, 100
-RATIOS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # norm of the noise on the mean update, in clips
-RATES = (1.0, 0.3, 0.1)  # of the server
+RATIOS = (0.0, 0.5, 1.0, 2.0, 4.0)  # norm of the noise on the mean update, in clips
+RATES = (1.0, 0.3, 0.1, 0.03)  # of the server
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Plan:
 
     @property
     def update_noise(self) -> float:
-        """The noise multiplier of the summed updates: without a count, which is then impossible, all noise is theirs."""
+        """The noise multiplier of the summed updates; all of the round's where a count is not possible."""
         delta_noise = self.delta_noise_multiplier
         return self.noise_multiplier if delta_noise is None else float(delta_noise)
 

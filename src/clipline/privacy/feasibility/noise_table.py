@@ -30,7 +30,7 @@ class Cell:
 
     @property
     def most_parameters(self) -> int:
-        """How many parameters training bears: the noise on their mean update is as long as `Verdict.FEASIBLE` allows."""
+        """How many parameters can be trained with noise on their mean update that is feasible."""
         return math.floor(most_parameters(self.delta_noise_multiplier, self.cohort_size, Verdict.FEASIBLE.most))
 
     def noise_norm(self, parameters: int) -> float:

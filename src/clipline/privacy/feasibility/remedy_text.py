@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from ..guarantee import rounded_up
-from .noise_norm import TYPICAL_COSINE, mean_update_norm, slowdown, verdict_text
+from .noise_norm import TYPICAL_COSINE, mean_update_norm, ratio_text, slowdown, verdict_text
 from .remedies import Remedies
 
 Row = tuple[str, str, str]  # name, text, one line of explanation
@@ -30,20 +30,20 @@ def noise_rows(ratio: float, parameters: int, cohort_size: int) -> list[Row]:
     return [
         (
             "parameters",
-            f"{parameters:,} trained, so that the noise on the mean update is {rounded_up(ratio, 2)} clips long",
+            f"{parameters:,} trained, so that the noise on the mean update is {ratio_text(ratio)} clips long",
             "every parameter gets the same noise: its norm grows with the root of their number",
         ),
         (
             "can it train?",
             verdict_text(ratio),
-            f"no mean is longer than a clip; such noise asks for {rounded_up(slowdown(ratio), 2)} times the rounds "
+            f"no mean is longer than a clip; such noise asks for {ratio_text(slowdown(ratio))} times the rounds "
             "or more (docs/plan.md)",
         ),
         (
             "typical update",
-            f"the noise is {rounded_up(ratio / typical, 2)} times a mean update of {typical:.2g} clips, if two users' "
+            f"the noise is {ratio_text(ratio / typical)} times a mean update of {typical:.2g} clips, if two users' "
             f"have a cosine of {TYPICAL_COSINE:g}",
-            "an assumption, measured on handwriting: the noise averages out over rounds, what users share does not",
+            "an assumption, measured on handwriting; over rounds noise averages out, what users share adds up",
         ),
     ]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..guarantee import delta_rounded_up, rounded_up
-from .noise_norm import Verdict, verdict
+from .noise_norm import Verdict, ratio_text, verdict
 from .remedy_text import noise_rows, remedy_rows, row_lines
 
 if TYPE_CHECKING:  # `noise_table` imports this module
@@ -22,7 +22,7 @@ def table_text(table: NoiseTable, explain: bool = False) -> str:
     lines += _explained(explain, "smaller is more private; delta is the chance that epsilon does not hold")
     lines += ["", "  noise multiplier of the whole round:"]
     lines += _explained(explain, "standard deviation of the noise on the sum over users, in clips")
-    lines += _grid(table, lambda cell: f"{rounded_up(cell.noise_multiplier, 3)} ", explain)
+    lines += _grid(table, lambda cell: f"{ratio_text(cell.noise_multiplier, 3)} ", explain)
     lines.append("")
     lines += _for_any_model(table, explain) if table.parameters is None else _for_model(table, explain)
     return "\n".join(lines)
@@ -59,7 +59,7 @@ def _for_model(table: NoiseTable, explain: bool) -> list[str]:
 
     def norm(cell: Cell) -> str:
         ratio = cell.noise_norm(parameters)
-        return rounded_up(ratio, 2) + _MARKS[verdict(ratio)]
+        return ratio_text(ratio) + _MARKS[verdict(ratio)]
 
     legend = ", ".join(f"{_MARKS[word]} {word}".strip() + _range(word) for word in Verdict)
     lines = [f"  noise on the mean update of {parameters:,} parameters, in clips:"]
