@@ -4,7 +4,7 @@ python studies/noise_norm.py [--classes 10] [--rounds 150]
 
 Each run trains with noise whose norm on the mean update is so many clips, at several server rates, of which the best
 counts. The run without noise also shows how long the mean update is, in clips: users are generated, so nothing private
-is shown. Takes about ten minutes on two cores; docs/plan.md has what it printed.
+is shown. Takes a quarter of an hour on two cores; docs/plan.md has what it printed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clipline.tasks.task import LoadedTask, Task
 
 USERS, COHORT = 4_000, 100
 RATIOS = (0.0, 0.5, 1.0, 2.0, 4.0)  # norm of the noise on the mean update, in clips
-RATES = (1.0, 0.3, 0.1, 0.03)  # of the server
+RATES = (1.0, 0.3, 0.1, 0.03, 0.01)  # of the server
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ def test_what_needs_no_training_starts_without_torch_rich_and_scipy(arguments):
 def test_users_and_epsilon_alone_give_a_table(ask):
     code, out, err = ask("--population-size", 20_000, "--epsilon", 3)
     assert code == 0, err
-    assert out.startswith("(epsilon 3, delta 1.86e-05) for add-or-remove one user, Poisson sampling, 20,000 users")
+    assert out.startswith("(epsilon 3.00, delta 1.86e-05) for add-or-remove one user, Poisson sampling, 20,000 users")
     for words in ("noise multiplier of the whole round", "10,000", "3,000 rounds", "most parameters"):
         assert words in out
     answer = json.loads(ask("--population-size", 20_000, "--epsilon", 3, "--rounds", 300, "--json")[1])

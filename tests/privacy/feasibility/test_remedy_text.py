@@ -46,3 +46,8 @@ def test_lines_mark_what_was_found_and_explain_if_asked():
     rows = [("a", "text", "why"), ("b", "more", "how")]
     assert row_lines(rows, explain=False, found=("b",)) == ["  a" + " " * 17 + "text", "> b" + " " * 17 + "more"]
     assert [line.strip() for line in row_lines(rows, explain=True)][1::2] == ["why", "how"]
+
+
+def test_a_lower_server_rate_is_advised_where_noise_is_not_small():
+    assert "server rate" not in texts(noise_rows(0.2, 1000, 50))
+    assert texts(noise_rows(0.21, 1000, 50))["server rate"].startswith("may have to be lower")

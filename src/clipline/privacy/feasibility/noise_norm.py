@@ -27,8 +27,9 @@ class Verdict(Enum):
 
     The limits are evidence, not theory (docs/plan.md). Comfortable: the paper's six tasks lose at most 5% at z*, where
     the norm is 0.20 to 1.10 (Table 1: z* sqrt(P) / 100), so all of them bear 0.2. Feasible: four of these six bear 0.5
-    or more, and none was tried beyond 1.1; generated handwriting, a small model and 150 rounds, goes from 0.96 to 0.76
-    at 1. Doubtful: handwriting goes to about half at 2. Hopeless: it learns nothing at 4.
+    or more, and none was tried beyond 1.1; generated handwriting, a small model, loses 13% at 0.5 and 21% at 1.
+    Doubtful: it loses 30% at 2. Hopeless: more than that, at a server rate chosen in hindsight. Something may be
+    learned even then, but not a model that one would use.
     """
 
     COMFORTABLE = "comfortable"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from ..guarantee import rounded_up
-from .noise_norm import TYPICAL_COSINE, mean_update_norm, ratio_text, slowdown, verdict_text
+from .noise_norm import TYPICAL_COSINE, Verdict, mean_update_norm, ratio_text, slowdown, verdict_text
 from .remedies import Remedies
 
 Row = tuple[str, str, str]  # name, text, one line of explanation
@@ -27,7 +27,7 @@ def row_lines(rows: Iterable[Row], explain: bool, found: tuple[str, ...] = ()) -
 def noise_rows(ratio: float, parameters: int, cohort_size: int) -> list[Row]:
     """The verdict on noise of `ratio` clips on the mean update, and the noise against a typical update."""
     typical = mean_update_norm(cohort_size, TYPICAL_COSINE)
-    return [
+    rows = [
         (
             "parameters",
             f"{parameters:,} trained, so that the noise on the mean update is {ratio_text(ratio)} clips long",
@@ -36,7 +36,7 @@ def noise_rows(ratio: float, parameters: int, cohort_size: int) -> list[Row]:
         (
             "can it train?",
             verdict_text(ratio),
-            f"no mean is longer than a clip; such noise asks for {ratio_text(slowdown(ratio))} times the rounds "
+            f"no mean is longer than a clip; in theory such noise asks for {ratio_text(slowdown(ratio))} times the rounds "
             "or more (docs/plan.md)",
         ),
         (
@@ -46,6 +46,15 @@ def noise_rows(ratio: float, parameters: int, cohort_size: int) -> list[Row]:
             "an assumption, measured on handwriting; over rounds noise averages out, what users share adds up",
         ),
     ]
+    if ratio > Verdict.COMFORTABLE.most:
+        rows.append(
+            (
+                "server rate",
+                "may have to be lower: at 0.5 clips handwriting learns at rate 0.3, and nothing at rate 1",
+                "its best rates: 0.3 at 0.5 clips, 0.1 at 1, 0.03 at 2; clipline tune searches yours",
+            )
+        )
+    return rows
 
 
 def remedy_rows(remedies: Remedies, population_size: int, cohort_size: int) -> list[Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..guarantee import delta_rounded_up, rounded_up
+from ..guarantee import delta_rounded_up
 from .noise_norm import Verdict, ratio_text, verdict
 from .remedy_text import noise_rows, remedy_rows, row_lines
 
@@ -29,7 +29,7 @@ def table_text(table: NoiseTable, explain: bool = False) -> str:
 
 
 def _promise(table: NoiseTable) -> list[str]:
-    promise = f"epsilon {rounded_up(table.epsilon, 3)}, delta {delta_rounded_up(table.delta)}"
+    promise = f"epsilon {ratio_text(table.epsilon, 3)}, delta {delta_rounded_up(table.delta)}"
     warning = "" if table.relation.sound else "WARNING, not a guarantee: "
     sampling = {"poisson": "Poisson", "fixed": "fixed-size"}[table.sampling]
     first = f"{warning}({promise}) for {table.relation.phrase}, {sampling} sampling, {table.population_size:,} users"
