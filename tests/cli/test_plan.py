@@ -119,6 +119,14 @@ def test_a_plan_that_costs_nothing_beyond_its_delta_is_printed(ask, sampling):
             ["--population-size", "100", "--rounds", "3", "--epsilon", "1", "--scale", "100x0.1"],
             "of the form m=100,z=0.03",
         ),
+        (
+            ["--population-size", "9", "--epsilon", "3", "--plot", "x.png"],
+            "give --cohort-size and --rounds for one plan",
+        ),
+        ([*ASK, "--epsilon", "4", "--parameters", "0"], "parameters=0 must be a whole number at least 1"),
+        ([*ASK, "--epsilon", "4", "--parameters", "1", "--model", "so_lr"], "left out with model='so_lr'"),
+        ([*ASK, "--epsilon", "4", "--model", "so_r"], "did you mean 'so_lr'?"),
+        ([*ASK, "--epsilon", "4", "--model", "no.py"], "'no.py' must be the path of a Python file"),
         (["--config", "bad.toml"], "unknown key 'chort_size': did you mean 'cohort_size'?"),
         ([*ASK, "--config", "digits.toml"], "epsilon='a number of too many digits'"),
         (
@@ -150,7 +158,7 @@ def test_planning_needs_no_torch():
 
 def test_the_flags_of_a_plan_are_the_keywords_of_the_function():
     keywords = inspect.signature(clipline.plan).parameters
-    assert [*ASKED, "scale"] == list(keywords)
+    assert [*ASKED, "parameters", "scale"] == list(keywords)
     assert keywords["sampling"].default == SETTINGS["sampling"].default
 
 
@@ -161,6 +169,7 @@ def test_the_flags_of_a_plan_are_the_keywords_of_the_function():
         ["train", "--help"],
         ["plan", *ASK, "--noise-multiplier", "1"],
         ["plan", *ASK, "--noise-multiplier=1", "--json"],
+        ["plan", *ASK[:4], "--rounds", "9", "--epsilon", "3", "--model", "emnist_cr"],
         ["tasks"],
         ["data", "list"],
     ],
@@ -172,3 +181,65 @@ def test_what_needs_no_training_starts_without_torch_rich_and_scipy(arguments):
     )
     asked = [sys.executable, "-c", code, *arguments]
     assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[-1] == "[]"
+
+
+def test_users_and_epsilon_alone_give_a_table(ask):
+    code, out, err = ask("--population-size", 20_000, "--epsilon", 3)
+    assert code == 0, err
+    assert out.startswith("(epsilon 3.00, delta 1.86e-05) for add-or-remove one user, Poisson sampling, 20,000 users")
+    for words in ("noise multiplier of the whole round", "10,000", "3,000 rounds", "most parameters"):
+        assert words in out
+    answer = json.loads(ask("--population-size", 20_000, "--epsilon", 3, "--rounds", 300, "--json")[1])
+    assert [cell["cohort_size"] for cell in answer["table"]] == [200, 500, 1000, 2000, 5000, 10_000]
+    assert {cell["rounds"] for cell in answer["table"]} == {300}
+    # The exact noise at one of them, which the other command finds.
+    exact = json.loads(
+        ask("--population-size", 20_000, "--epsilon", 3, "--rounds", 300, "--cohort-size", 500, "--json")[1]
+    )
+    assert exact["noise_multiplier"] <= answer["table"][1]["noise_multiplier"] <= 1.002 * exact["noise_multiplier"]
+
+
+def test_a_model_gets_a_verdict_and_what_would_help(ask):
+    asked = ["--population-size", 20_000, "--epsilon", 3, "--cohort-size", 500, "--rounds", 1000]
+    code, out, err = ask(*asked, "--parameters", "1206590")
+    assert code == 0, err
+    assert "hopeless: the noise is 2.9 times the longest possible mean update" in out
+    answer = json.loads(ask(*asked, "--model", "emnist_cr", "--json")[1])
+    assert (answer["parameters"], answer["verdict"]) == (1_206_590, "hopeless")
+    # By hand: the noise on the mean is its multiplier over 500 users, times sqrt(1,206,590) = 1098.45.
+    assert answer["noise_norm"] == pytest.approx(answer["delta_noise_multiplier"] / 500 * 1098.45, rel=1e-5)
+    fewer = answer["remedies"]["parameters"]
+    assert json.loads(ask(*asked, "--parameters", str(fewer), "--json")[1])["verdict"] == "feasible"
+    assert json.loads(ask(*asked, "--parameters", str(fewer + 10), "--json")[1])["verdict"] == "doubtful"
+
+
+def test_the_parameters_of_a_file_are_counted_and_its_adapters_too(ask, tmp_path):
+    (tmp_path / "m.py").write_text(
+        "from torch import nn\ndef model():\n    return nn.Sequential(nn.Linear(1000, 1000), nn.Linear(1000, 10))\n"
+    )
+    asked = ["--population-size", 20_000, "--epsilon", 3, "--cohort-size", 500, "--rounds", 1000]
+    answer = json.loads(ask(*asked, "--model", "m.py", "--json")[1])
+    assert answer["parameters"] == 1000 * 1000 + 1000 + 1000 * 10 + 10
+    # A rank trains 1000 + 1000 and 10 + 1000 numbers; 5 is the most that spares a matrix of 10 rows anything.
+    assert (answer["remedies"]["adapter_rank"], answer["remedies"]["adapter_parameters"]) == (5, 5 * 3010)
+    assert "of rank 5 on its 2 matrices" in ask(*asked, "--model", "m.py")[1]
+    # Of adapters on a frozen model only these count, and no adapters on adapters are proposed.
+    (tmp_path / "m.py").write_text(
+        "from torch import nn\ndef model():\n    model = nn.Sequential(nn.Linear(9, 7), nn.Linear(7, 2))\n"
+        "    model[0].requires_grad_(False)\n    return model\n"
+    )
+    asked = ["--population-size", 100, "--epsilon", 0.1, "--cohort-size", 2, "--rounds", 9]
+    answer = json.loads(ask(*asked, "--model", "m.py", "--json")[1])
+    assert (answer["parameters"], answer["verdict"]) == (16, "hopeless")
+    assert answer["remedies"]["adapter_rank"] is None
+
+
+def test_explain_adds_lines_and_changes_none(ask):
+    for asked in (
+        [*ASK, "--epsilon", "4", "--parameters", "9000000"],
+        ["--population-size", "2000", "--epsilon", "3", "--rounds", "100"],
+    ):
+        plain, explained = ask(*asked)[1].splitlines(), ask(*asked, "--explain")[1].splitlines()
+        assert [line for line in explained if not line.startswith(" " * 22)] == plain
+        assert len(explained) > len(plain) + 8
+        assert max(map(len, explained)) <= 120

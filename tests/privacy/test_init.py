@@ -16,14 +16,17 @@ LEVELS = [
     {"relations", "noise_split"},
     {"events", "numerics"},
     {"ledger", "guarantee", "renyi", "pld"},
-    {"dominating_pairs", "plan_text", "delta"},
+    {"dominating_pairs", "delta"},
     {"accountant"},
     {"calibration", "selection"},
+    {"feasibility"},
+    {"plan_text"},
     {"planning"},
 ]
 WITHIN = {
     "numerics": [["gaussian", "quadrature", "monotone_search"]],
     "renyi": [["curves", "wang2019", "conversion"]],
+    "feasibility": [["noise_norm"], ["remedies"], ["remedy_text"], ["table_text"], ["noise_table"]],
     "pld": [["one_round"], ["discretised"], ["fft", "window", "total"], ["rare_losses"], ["compose"]],
 }
 FILES = sorted(path for path in ROOM.rglob("*.py") if path.name != "__init__.py")

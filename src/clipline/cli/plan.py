@@ -1,4 +1,4 @@
-"""`clipline plan`: what a training would guarantee, or what it takes to guarantee that."""
+"""`clipline plan`: what a training would guarantee, what it takes to guarantee that, and whether it can work."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import RunError, SettingError, refuse
+from ..errors import RunError, SettingError, check_choice, refuse
 from ..settings import SETTINGS, STAND_IN
 from .parser import Command, Option, flags_for
 
 if TYPE_CHECKING:
+    from ..privacy.feasibility.noise_table import NoiseTable
     from ..privacy.planning import Plan
 
 ASKED = (  # the keyword arguments of `clipline.plan` that are settings
@@ -27,30 +28,82 @@ ASKED = (  # the keyword arguments of `clipline.plan` that are settings
 )  # fmt: skip
 
 
-def plan(scale: str | None, config: Path | None, plot: Path | None, as_json: bool, **flags: Any) -> None:
-    """Find the missing one of epsilon, noise multiplier, cohort size and rounds.
+def plan(
+    scale: str | None,
+    config: Path | None,
+    plot: Path | None,
+    as_json: bool,
+    explain: bool,
+    parameters: int | None,
+    model: str | None,
+    **flags: Any,
+) -> None:
+    """Find the missing one of epsilon, noise multiplier, cohort size and rounds, or a table of them.
 
-    Give all but one: clipline plan --population-size 1000000 --cohort-size 1000 --rounds 1500 --epsilon 4
+    Users and epsilon alone give a table: clipline plan --population-size 20000 --epsilon 3
+
+    Give all but one for a plan: clipline plan --population-size 1000000 --cohort-size 1000 --rounds 1500 --epsilon 4
+
+    With --parameters P or --model FILE.py either says whether such a model can be trained, and what would help.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     settings = {**(_from_file(config, given, scale) if config else {}), **given}
-    click.echo(answer(settings, scale, plot, as_json))
+    if model is not None:
+        if parameters is not None:
+            raise refuse("parameters", parameters, f"left out with model={model!r}, whose are counted", "drop one")
+        settings["parameters"] = _parameters_of(model)
+    elif parameters is not None:
+        settings["parameters"] = parameters
+    click.echo(answer(settings, scale, plot, as_json, explain))
 
 
-def answer(settings: dict[str, Any], scale: str | None, plot: Path | None, as_json: bool) -> str:
-    """The plan as text or JSON, and as a figure if `plot` is given. `settings` are those of `clipline.plan`."""
-    from ..privacy.planning import plan
+def answer(settings: dict[str, Any], scale: str | None, plot: Path | None, as_json: bool, explain: bool = False) -> str:
+    """The plan or the table as text or JSON, and as a figure if `plot` is given. `settings` are those of `plan`."""
+    from ..privacy.planning import plan, plan_table
 
     if "population_size" not in settings:
         flag = SETTINGS["population_size"].flag
         raise SettingError(f"population_size is missing: give {flag}, the number of users in the population")
     if plot is not None and (plot.exists() or plot.suffix != ".png"):
         raise RunError(f"plot={str(plot)!r} must be a new file that ends in .png: give another name")
+    missing = [name for name in ("cohort_size", "rounds") if name not in settings]
+    if missing and scale is None and "epsilon" in settings and "noise_multiplier" not in settings:
+        if plot is not None:
+            flags = " and ".join(SETTINGS[name].flag for name in missing)
+            raise refuse("plot", str(plot), "left out where a table is asked for", f"give {flags} for one plan")
+        with _patience():
+            table = plan_table(**settings)
+        return _shown(table, as_json, explain)
     with _patience():
         result = plan(**settings, scale=None if scale is None else _parse_scale(scale))
     if plot is not None:
         _draw(result, plot)
-    return json.dumps(result.to_json(), allow_nan=False) if as_json else str(result)
+    return _shown(result, as_json, explain)
+
+
+def _shown(result: Plan | NoiseTable, as_json: bool, explain: bool) -> str:
+    if as_json:
+        return json.dumps(result.to_json(), allow_nan=False)
+    return result.explained() if explain else str(result)
+
+
+def _parameters_of(model: str) -> Any:
+    """How many parameters a task trains; of a file the shape of each, so that adapters can be counted."""
+    if not model.endswith(".py"):
+        from ..tasks.paper_facts import FACTS
+
+        return FACTS[check_choice("model", model, FACTS)].parameters
+    from ..tasks.own_task import own_model
+
+    tensors = list(own_model(model).parameters())
+    trained = [tuple(tensor.shape) for tensor in tensors if tensor.requires_grad]
+    if not trained:
+        raise refuse("model", model, "one with a parameter to train", "let some parameters require a gradient")
+    if len(trained) < len(tensors):  # partly frozen, such as adapters: no adapters on these
+        from ..privacy.feasibility.noise_norm import count_parameters
+
+        return count_parameters(trained)
+    return trained
 
 
 def _from_file(config: Path, flags: dict[str, Any], scale: str | None) -> dict[str, Any]:
@@ -127,7 +180,7 @@ command = Command(
     "plan",
     callback=plan,
     help=plan.__doc__,
-    groups=("The training", "The answer"),
+    groups=("The training", "The model", "The answer"),
     params=[
         *flags_for(ASKED, group="The training"),
         _option(["--config"], type=_path, group="The training", help="The same as TOML; flags override it."),
@@ -137,6 +190,20 @@ command = Command(
             group="The training",
             help='"m=100,z=0.03": find the least multiple of both that reaches epsilon (the paper\'s third step).',
         ),
+        _option(
+            ["--parameters"],
+            type=int,
+            metavar="P",
+            group="The model",
+            help="How many are trained: says whether the noise lets them, and what would help.",
+        ),
+        _option(
+            ["--model"],
+            metavar="FILE.py|TASK",
+            group="The model",
+            help="Count them: of model() in a file (see docs/own_model.md), or of a task.",
+        ),
+        _option(["--explain"], is_flag=True, help="A line of explanation below every line."),
         _option(["--plot"], type=_path, help="Draw epsilon over rounds to this PNG file."),
         _option(["--json", "as_json"], is_flag=True, help="Print one JSON object."),
     ],

@@ -16,6 +16,7 @@ _HOMES = {
     "Guarantee": "guarantee",
     "Ledger": "ledger",
     "NoSampling": "events",
+    "NoiseTable": "feasibility.noise_table",
     "Plan": "planning",
     "PoissonRuns": "selection",
     "PoissonSampling": "events",
@@ -34,6 +35,7 @@ _HOMES = {
     "least_scale": "calibration",
     "noise_multiplier_for": "calibration",
     "plan": "planning",
+    "plan_table": "planning",
     "privacy_curve": "accountant",
     "quantile_bound": "noise_split",
     "rounds_within": "calibration",
@@ -51,11 +53,12 @@ if TYPE_CHECKING:
         PoissonSampling,
         TruncatedPoissonSampling,
     )
+    from .feasibility.noise_table import NoiseTable
     from .guarantee import Guarantee
     from .ledger import Ledger
     from .noise_split import DeltaNoise, join_noise, quantile_bound, split_noise
     from .numerics.gaussian import gaussian_mu
-    from .planning import Plan, plan
+    from .planning import Plan, plan, plan_table
     from .relations import Relation
     from .selection import PoissonRuns, TruncatedNegativeBinomial, account_grid, account_search
 

@@ -7,7 +7,7 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..errors import SettingError, check_number, check_whole
@@ -20,6 +20,7 @@ from .relations import Relation
 
 _LEAST, _MOST = 0.05, 1e9  # noise multipliers considered
 _SLACK = 2e-5  # how far below its target, relative, an epsilon may end
+_ROUGH_SLACK = 5e-4  # the same in tables, of which three digits are printed
 _MOST_ROUNDS = 10**12
 
 
@@ -46,8 +47,7 @@ def noise_multiplier_for(
     it; or else a millionth less noise would give more than `epsilon`. The answer is never below 0.05: a target so loose
     that less noise would do protects nobody. A target that no noise reaches is refused.
     """
-    check_whole("rounds", rounds, at_least=1, way_out="give the number of rounds to train")
-    check_number("epsilon", epsilon, above=0, way_out="give a target such as 5")
+    check_delta(delta)
 
     def ledger(noise_multiplier: float) -> Ledger:
         return Ledger().add(GaussianEvent(sampling, noise_multiplier), rounds)
@@ -55,17 +55,41 @@ def noise_multiplier_for(
     def spent(noise_multiplier: float) -> float:
         return accountant(ledger(noise_multiplier), delta=delta, relation=relation).epsilon
 
-    check_delta(delta)
     bounds = _bounds(ledger, delta, relation) if accountant is account else (spent,)
+    return _least_noise(bounds, _SLACK, sampling, rounds, epsilon, delta)
+
+
+def rough_noise_multiplier_for(
+    *, sampling: Sampling, rounds: int, epsilon: float, delta: float, relation: Relation
+) -> float:
+    """A noise multiplier at or above that of `noise_multiplier_for` by a few 10^-4, in a fraction of its time.
+
+    For tables: a table of 24 takes half a second of one core, where the exact one takes two.
+    """
+    check_delta(delta)
+    bounds = _bounds(lambda z: Ledger().add(GaussianEvent(sampling, z), rounds), delta, relation)
+    return _least_noise(bounds[:-1], _ROUGH_SLACK, sampling, rounds, epsilon, delta)
+
+
+def _least_noise(
+    bounds: Sequence[Callable[[float], float]],
+    slack: float,
+    sampling: Sampling,
+    rounds: int,
+    epsilon: float,
+    delta: float,
+) -> float:
+    check_whole("rounds", rounds, at_least=1, way_out="give the number of rounds to train")
+    check_number("epsilon", epsilon, above=0, way_out="give a target such as 5")
     high = 1.0
-    while bounds[0](high) > epsilon and spent(high) > epsilon:
+    while bounds[0](high) > epsilon and bounds[-1](high) > epsilon:
         high *= 4
         if high > _MOST:
             raise SettingError(
                 f"{epsilon=} at {delta=} cannot be reached in {rounds} rounds with {sampling}, whatever the noise: "
                 "raise epsilon or delta, or lower rounds"
             )
-    return least_within(bounds, epsilon, high, _LEAST, slack=min(_SLACK, 5e-5 / epsilon))
+    return least_within(bounds, epsilon, high, _LEAST, slack=min(slack, slack / _SLACK * 5e-5 / epsilon))
 
 
 def rounds_within(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from .feasibility.remedy_text import Row, noise_rows, remedy_rows, row_lines
 from .guarantee import rounded_up
 from .noise_split import PAPERS_SHARE, counting_cost
 from .relations import Relation
@@ -13,23 +14,76 @@ if TYPE_CHECKING:  # `planning` imports this module
     from .planning import Plan
 
 
-def plan_text(plan: Plan) -> str:
-    """The whole plan; a ">" marks what was asked for. Epsilons and noise multipliers are rounded up."""
-    rows = [
-        ("population size", f"{plan.population_size:,}{_declared(plan)}"),
-        ("cohort size", f"{plan.cohort_size:,}{_spread(plan)}, each user with chance {plan.rate:.3g} a round"),
-        ("rounds", f"{plan.rounds:,}, so that a user takes part {plan.rate * plan.rounds:.3g} times on average"),
-        ("noise multiplier", f"{_noise_up(plan.noise_multiplier)} of the whole round"),
-        ("adaptive clip", _cost_of_counting(plan)),
-        ("noise", _noise(plan)),
-        ("accountant", _accountants(plan)),
-    ]
+def plan_text(plan: Plan, explain: bool = False) -> str:
+    """The whole plan; a ">" marks what was asked for. Epsilons and noise multipliers are rounded up.
+
+    `explain` adds a line of explanation below every line.
+    """
     found = {"scale": ("cohort size", "noise multiplier")}.get(plan.found, (plan.found.replace("_", " "),))
-    lines = [str(plan.guarantee), ""]
-    lines += [f"{'> ' if name in found else '  '}{name:<18}{text}" for name, text in rows]
-    lines += ["", "  the same noise, cohort and rounds under other terms (epsilon):", *_comparison(plan)]
-    lines += ["", "  epsilon over rounds:", *text_curve(plan.curve)]
+    lines = [str(plan.guarantee), *_explained(explain, "epsilon"), ""]
+    lines += row_lines(_rows(plan), explain, found)
+    if plan.parameters is not None and plan.noise_norm is not None:
+        lines += row_lines(noise_rows(plan.noise_norm, plan.parameters, plan.cohort_size), explain)
+    if plan.remedies is not None:
+        lines += ["", f"  what would bring the noise to {plan.remedies.ratio:g} clip, each alone:"]
+        lines += _explained(explain, "remedies")
+        lines += row_lines(remedy_rows(plan.remedies, plan.population_size, plan.cohort_size), explain)
+    lines += ["", "  the same noise, cohort and rounds under other terms (epsilon):"]
+    lines += [*_explained(explain, "terms"), *_comparison(plan)]
+    lines += ["", "  epsilon over rounds:", *_explained(explain, "curve"), *text_curve(plan.curve)]
     return "\n".join(lines)
+
+
+_EXPLANATIONS = {
+    "epsilon": "seeing the model changes the odds of any guess on one user by at most e^epsilon, but for delta",
+    "remedies": "computed with all else as planned; under noise longer than a clip few models train well",
+    "terms": "a relation says what is hidden: a user's presence, data, or exchange; fixed cohorts cost more",
+    "curve": "what has been spent after so many rounds: stopping earlier spends less",
+}
+
+
+def _explained(explain: bool, what: str) -> list[str]:
+    return [f"{'':22}{_EXPLANATIONS[what]}"] if explain else []
+
+
+def _rows(plan: Plan) -> list[Row]:
+    return [
+        (
+            "population size",
+            f"{plan.population_size:,}{_declared(plan)}",
+            "everybody whose data may be trained on: the more, the less often each one takes part",
+        ),
+        (
+            "cohort size",
+            f"{plan.cohort_size:,}{_spread(plan)}, each user with chance {plan.rate:.3g} a round",
+            "how many users train in a round; the noise on their mean is divided by it",
+        ),
+        (
+            "rounds",
+            f"{plan.rounds:,}, so that a user takes part {plan.rate * plan.rounds:.3g} times on average",
+            "each round releases something, so that more rounds need more noise for the same epsilon",
+        ),
+        (
+            "noise multiplier",
+            f"{_noise_up(plan.noise_multiplier)} of the whole round",
+            "standard deviation of the noise in clips, for updates and count together: what is accounted",
+        ),
+        (
+            "adaptive clip",
+            _cost_of_counting(plan),
+            "the clip follows a noisy count of updates within it; that count costs the updates some noise",
+        ),
+        (
+            "noise",
+            _noise(plan),
+            "the clip is the longest that one user's update may be; the mean is the sum divided by the cohort",
+        ),
+        (
+            "accountant",
+            _accountants(plan),
+            "how epsilon was computed: both ways are bounds that hold, and the smaller one counts",
+        ),
+    ]
 
 
 def text_curve(points: tuple[tuple[int, float], ...], height: int = 6) -> list[str]:
@@ -86,8 +140,7 @@ def _percent(share: float) -> str:
 
 
 def _noise(plan: Plan) -> str:
-    # Without an adaptive clip there is no count, and all noise goes to the updates.
-    multiplier = plan.noise_multiplier if plan.delta_noise_multiplier is None else float(plan.delta_noise_multiplier)
+    multiplier = plan.update_noise
     return (
         f"{multiplier:.4g} clips a coordinate on the sum, {multiplier / plan.cohort_size:.3g} clips on the mean update"
     )

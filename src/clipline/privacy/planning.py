@@ -1,9 +1,13 @@
-"""Planning a training: of epsilon, noise multiplier, cohort and rounds, find the one that is not given."""
+"""Planning a training: of epsilon, noise multiplier, cohort and rounds, find the one that is not given.
+
+Or, where epsilon is all that is known, a table of cohorts and rounds with the noise that each needs.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import SettingError, check_number, refuse
@@ -12,6 +16,9 @@ from .accountant import account, account_renyi, default_relation, rough_epsilon
 from .calibration import cohort_within, least_scale, noise_multiplier_for, rounds_within
 from .delta import default_delta, warn_of_delta
 from .events import GaussianEvent, sampling_named
+from .feasibility.noise_norm import Parameters, Verdict, count_parameters, noise_norm, slowdown, verdict
+from .feasibility.noise_table import ROUNDS, NoiseTable, noise_cells, usual_cohorts
+from .feasibility.remedies import Remedies, Setup, find_remedies
 from .guarantee import Guarantee, rounded_up
 from .ledger import Ledger
 from .noise_split import DeltaNoise, default_count_stddev, split_noise
@@ -37,11 +44,24 @@ class Plan:
     sampling: str
     comparison: tuple[tuple[str, Relation, float], ...] = field(repr=False)  # sampling, relation, epsilon
     curve: tuple[tuple[int, float], ...] = field(repr=False)  # rounds, epsilon at most
+    parameters: int | None = None  # how many are trained, if that was given
+    remedies: Remedies | None = field(default=None, repr=False)  # where so many cannot be expected to train
 
     @property
     def rate(self) -> float:
         """The probability that a given user takes part in a round."""
         return self.cohort_size / self.population_size
+
+    @property
+    def update_noise(self) -> float:
+        """The noise multiplier of the summed updates; all of the round's where a count is not possible."""
+        delta_noise = self.delta_noise_multiplier
+        return self.noise_multiplier if delta_noise is None else float(delta_noise)
+
+    @property
+    def noise_norm(self) -> float | None:
+        """The norm of the noise on the mean update, in clips. None if the number of parameters was not given."""
+        return None if self.parameters is None else noise_norm(self.update_noise, self.cohort_size, self.parameters)
 
     def to_json(self) -> dict[str, Any]:
         """For programs; an infinite epsilon is null."""
@@ -72,10 +92,27 @@ class Plan:
                 for sampling, relation, epsilon in self.comparison
             ],
             "curve": [{"rounds": rounds, "epsilon": epsilon} for rounds, epsilon in self.curve],
+            **self._model_json(),
+        }
+
+    def _model_json(self) -> dict[str, Any]:
+        norm = self.noise_norm
+        if norm is None:
+            return {}
+        return {
+            "parameters": self.parameters,
+            "noise_norm": norm,
+            "verdict": str(verdict(norm)),
+            "slowdown": slowdown(norm),
+            "remedies": None if self.remedies is None else self.remedies.to_json(),
         }
 
     def __str__(self) -> str:
         return plan_text(self)
+
+    def explained(self) -> str:
+        """The same text with a line of explanation below every line."""
+        return plan_text(self, explain=True)
 
 
 def plan(
@@ -89,6 +126,7 @@ def plan(
     sampling: str = "poisson",
     relation: Relation | str | None = None,
     count_stddev: float | None = None,
+    parameters: Parameters | None = None,
     scale: tuple[int, float] | None = None,
 ) -> Plan:
     """Find the one of epsilon, noise_multiplier, cohort_size and rounds that is left out.
@@ -96,17 +134,12 @@ def plan(
     For epsilon the least that can be shown; for noise the least; for cohort_size and rounds the most that epsilon
     allows. If left out, `delta` is population_size^-1.1, `count_stddev` is `default_count_stddev`, and the relation
     follows the sampling. `scale=(m, z)` does the third step of the paper's recipe instead: with epsilon and rounds
-    given, the least multiple of both that reaches epsilon.
+    given, the least multiple of both that reaches epsilon. `parameters`, how many are trained or the shape of each trained tensor, adds whether such a model can be
+    trained under the noise, and if not, what would help.
     """
     population_size = int(check("population_size", population_size))
-    if delta is None and population_size == 1:
-        raise refuse("population_size", population_size, "at least 2 where delta follows from it", "give delta")
-    delta = default_delta(population_size) if delta is None else float(check("delta", delta))
-    warn_of_delta(delta, population_size)
-    kind = (
-        default_relation(sampling_named(sampling, 1, population_size)) if relation is None else Relation.named(relation)
-    )
-    terms: dict[str, Any] = {"delta": delta, "relation": kind}
+    terms = _terms(population_size, delta, sampling, relation)
+    count = None if parameters is None else count_parameters(parameters)
     found = _left_out(cohort_size, rounds, epsilon, noise_multiplier, scale)
     if rounds is not None:
         check("rounds", rounds)
@@ -137,7 +170,7 @@ def plan(
             raise refuse(
                 "epsilon", epsilon, "enough for one round", "raise noise_multiplier or epsilon, or lower cohort_size"
             )
-    return _complete(
+    complete = _complete(
         found,
         _given(cohort_size),
         population_size,
@@ -147,6 +180,76 @@ def plan(
         count_stddev,
         terms,
     )
+    if parameters is None:
+        return complete
+    complete = replace(complete, parameters=count)
+    norm, guarantee = _given(complete.noise_norm), complete.guarantee
+    if norm <= Verdict.FEASIBLE.most or not guarantee.private:
+        return complete
+    setup = Setup(
+        population_size, complete.cohort_size, complete.rounds, guarantee.epsilon if epsilon is None else epsilon,
+        sampling, terms["relation"], _delta_of(delta), count_stddev,
+    )  # fmt: skip
+    remedies = find_remedies(setup, complete.update_noise, parameters, Verdict.FEASIBLE.most)
+    return replace(complete, remedies=remedies)
+
+
+def plan_table(
+    *,
+    population_size: int,
+    epsilon: float,
+    cohort_size: int | None = None,
+    rounds: int | None = None,
+    delta: float | None = None,
+    sampling: str = "poisson",
+    relation: Relation | str | None = None,
+    count_stddev: float | None = None,
+    parameters: Parameters | None = None,
+) -> NoiseTable:
+    """The noise that a promise needs, for several cohorts and numbers of rounds, or for the ones given.
+
+    With `parameters` also which of these such a model can be trained with; otherwise how many parameters each bears.
+    """
+    population_size = int(check("population_size", population_size))
+    check("epsilon", epsilon)
+    terms = _terms(population_size, delta, sampling, relation)
+    count = None if parameters is None else count_parameters(parameters)
+    if rounds is not None:
+        check("rounds", rounds)
+    if cohort_size is not None:
+        _check_cohort(cohort_size, population_size)
+    check("count_stddev", count_stddev)
+    cells = noise_cells(
+        population_size=population_size, epsilon=epsilon, sampling=sampling, count_stddev=count_stddev,
+        cohorts=usual_cohorts(population_size) if cohort_size is None else (cohort_size,),
+        rounds=ROUNDS if rounds is None else (rounds,), **terms,
+    )  # fmt: skip
+    table = NoiseTable(population_size, epsilon, terms["delta"], terms["relation"], sampling, cells, count)
+    best = table.best
+    if parameters is None or best.noise_norm(_given(count)) <= Verdict.FEASIBLE.most:
+        return table
+    setup = Setup(
+        population_size, best.cohort_size, best.rounds, epsilon, sampling, terms["relation"], _delta_of(delta),
+        count_stddev,
+    )  # fmt: skip
+    return replace(table, remedies=find_remedies(setup, best.delta_noise_multiplier, parameters, Verdict.FEASIBLE.most))
+
+
+def _terms(population_size: int, delta: float | None, sampling: str, relation: Relation | str | None) -> dict[str, Any]:
+    """Delta and relation of the promise, checked; both follow from the rest where they are left out."""
+    if delta is None and population_size == 1:
+        raise refuse("population_size", population_size, "at least 2 where delta follows from it", "give delta")
+    delta = default_delta(population_size) if delta is None else float(check("delta", delta))
+    warn_of_delta(delta, population_size, stacklevel=4)
+    kind = (
+        default_relation(sampling_named(sampling, 1, population_size)) if relation is None else Relation.named(relation)
+    )
+    return {"delta": delta, "relation": kind}
+
+
+def _delta_of(delta: float | None) -> Callable[[int], float]:
+    """Delta for a number of users: the given one, or population_size^-1.1."""
+    return default_delta if delta is None else (lambda _: delta)
 
 
 def _complete(

@@ -84,6 +84,17 @@ def own_task(path: str, given: Mapping[str, Any]) -> Task:
     )
 
 
+def own_model(path: str) -> nn.Module:
+    """A new model of a file that defines `model()`. Nothing else of the file is needed, and no data."""
+    module = _run_file(path)
+    if not hasattr(module, "model") and hasattr(module, "TASK"):
+        raise SettingError(f"model={path!r} defines TASK, whose model depends on its data: give --parameters instead")
+    model = _function(module, path, "model")()
+    if not isinstance(model, nn.Module):
+        raise ModuleError(f"model() of {path!r} gave {type(model).__name__} but must give a torch.nn.Module")
+    return model
+
+
 def _run_file(path: str) -> ModuleType:
     if not Path(path).is_file():
         raise refuse(
