@@ -134,8 +134,8 @@ def plan(
     For epsilon the least that can be shown; for noise the least; for cohort_size and rounds the most that epsilon
     allows. If left out, `delta` is population_size^-1.1, `count_stddev` is `default_count_stddev`, and the relation
     follows the sampling. `scale=(m, z)` does the third step of the paper's recipe instead: with epsilon and rounds
-    given, the least multiple of both that reaches epsilon. `parameters`, how many are trained or the shape of each trained tensor, adds whether such a model can be
-    trained under the noise, and if not, what would help.
+    given, the least multiple of both that reaches epsilon. `parameters`, how many are trained or the shape of each
+    trained tensor, adds whether such a model can be trained under the noise, and if not, what would help.
     """
     population_size = int(check("population_size", population_size))
     terms = _terms(population_size, delta, sampling, relation)

@@ -122,7 +122,7 @@ def test_without_a_seed_noise_comes_from_the_system_and_the_run_can_be_resumed(t
     def unseeded():
         privacy = Privacy(noise_multiplier=0.5)
         return Training(
-            linear(), cross_entropy, small_population(), rounds=6, cohort_size=20, local=LOCAL, privacy=privacy
+            linear(), cross_entropies, small_population(), rounds=6, cohort_size=20, local=LOCAL, privacy=privacy
         )
 
     with pytest.raises(Crash):
