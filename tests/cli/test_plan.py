@@ -184,10 +184,10 @@ def test_what_needs_no_training_starts_without_torch_rich_and_scipy(arguments):
 
 
 def test_users_and_epsilon_alone_give_a_table(ask):
-    code, out, err = ask("--population-size", 20_000, "--epsilon", 3)
+    code, out, err = ask("--population-size", 500, "--epsilon", 3)  # delta: 500^-1.1 = e^(-1.1 * 6.2146) = 0.0010743
     assert code == 0, err
-    assert out.startswith("(epsilon 3.00, delta 1.86e-05) for add-or-remove one user, Poisson sampling, 20,000 users")
-    for words in ("noise multiplier of the whole round", "10,000", "3,000 rounds", "most parameters"):
+    assert out.startswith("(epsilon 3.00, delta 0.00108) for add-or-remove one user, Poisson sampling, 500 users")
+    for words in ("noise multiplier of the whole round", "  200 ", "3,000 rounds", "most parameters"):
         assert words in out
     answer = json.loads(ask("--population-size", 20_000, "--epsilon", 3, "--rounds", 300, "--json")[1])
     assert [cell["cohort_size"] for cell in answer["table"]] == [200, 500, 1000, 2000, 5000, 10_000]
@@ -243,3 +243,16 @@ def test_explain_adds_lines_and_changes_none(ask):
         assert [line for line in explained if not line.startswith(" " * 22)] == plain
         assert len(explained) > len(plain) + 8
         assert max(map(len, explained)) <= 120
+
+
+def test_a_file_whose_model_cannot_be_counted_is_refused_in_a_sentence(ask, tmp_path):
+    for text, words in (
+        ("TASK = 3\n", "defines TASK, whose model depends on its data: give --parameters instead"),
+        ("loss = 3\n", "must define model()"),
+        ("def model():\n    return 3\n", "gave int but must give a torch.nn.Module"),
+        ("from torch import nn\ndef model():\n    return nn.ReLU()\n", "one with a parameter to train"),
+    ):
+        (tmp_path / "m.py").write_text(text)
+        code, _, err = ask(*ASK, "--epsilon", "4", "--model", "m.py")
+        assert (code, "Traceback" in err) == (2, False)
+        assert words in err

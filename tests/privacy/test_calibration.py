@@ -10,7 +10,13 @@ from oracle_rows import delta_of_row
 
 from clipline.errors import SettingError
 from clipline.privacy.accountant import account, default_relation
-from clipline.privacy.calibration import cohort_within, least_scale, noise_multiplier_for, rounds_within
+from clipline.privacy.calibration import (
+    cohort_within,
+    least_scale,
+    noise_multiplier_for,
+    rough_noise_multiplier_for,
+    rounds_within,
+)
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent, NoSampling, PoissonSampling
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.relations import Relation
@@ -193,3 +199,10 @@ def test_no_round_fits_a_target_that_one_round_exceeds():
 def test_rounds_that_cost_next_to_nothing_stop_at_a_trillion():
     event = GaussianEvent(PoissonSampling(1e-9), 1e6)
     assert rounds_within(event, epsilon=1, delta=1e-6, relation=ADD) == 10**12
+
+
+@pytest.mark.parametrize(("rate", "rounds", "epsilon"), [(0.01, 100, 3.0), (0.3, 1000, 1.0), (0.0005, 3000, 8.0)])
+def test_the_rough_noise_errs_on_the_private_side_and_little(rate, rounds, epsilon):
+    asked = {"rounds": rounds, "epsilon": epsilon, "delta": 1e-6, "relation": Relation.ADD_OR_REMOVE}
+    exact = noise_multiplier_for(sampling=PoissonSampling(rate), **asked)
+    assert exact <= rough_noise_multiplier_for(sampling=PoissonSampling(rate), **asked) <= 1.002 * exact

@@ -36,8 +36,8 @@ def noise_rows(ratio: float, parameters: int, cohort_size: int) -> list[Row]:
         (
             "can it train?",
             verdict_text(ratio),
-            f"no mean is longer than a clip; in theory such noise asks for {ratio_text(slowdown(ratio))} times the "
-            "rounds or more (docs/plan.md)",
+            f"no mean is longer than a clip; in theory it takes {ratio_text(slowdown(ratio))} times the rounds or more "
+            "(docs/plan.md)",
         ),
         (
             "typical update",
