@@ -48,7 +48,7 @@ training = clipline.Training(
     # The noise follows from epsilon. The number of households is known beforehand, not counted in the data: whether
     # somebody is among them stays private.
     privacy=clipline.Privacy(epsilon=4.0, population_size=5_000),
-    seed=0,  # to repeat the run; leave it out for a model to give away: whoever knows it can subtract the noise
+    seed=0,  # to repeat the run; leave it out for a model that is given away: who knows it can subtract the noise
 )
 result = training.run([clipline.Evaluate(squared_error, every=20), clipline.Progress()])
 print(result)  # result.model is the trained module
