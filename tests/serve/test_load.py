@@ -54,6 +54,12 @@ def test_a_function_makes_the_model_as_well(folder, result):
     np.testing.assert_allclose(cl.load(folder, linear).predict(X), expected(result), rtol=1e-5, atol=1e-6)
 
 
+def test_a_stored_population_is_predicted_from_its_folder(folder, result, tmp_path):
+    cl.Population.from_arrays(np.arange(7), x=X).save(tmp_path / "store")
+    predicted = cl.load(folder, linear, predict=scores).predict(tmp_path / "store")
+    np.testing.assert_allclose(predicted, expected(result), rtol=1e-5, atol=1e-6)
+
+
 def test_predictions_may_have_names(folder):
     saved = cl.load(folder, linear, predict=lambda model, batch: {"best": model(batch["x"]).argmax(1)})
     assert saved.predict({"x": X})["best"].shape == (7,)

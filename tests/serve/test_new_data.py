@@ -46,6 +46,7 @@ def test_dataframes_too_whatever_their_index(library):
     frame = frames.DataFrame({**COLUMNS, "x": [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]})
     if library == "pandas":
         frame.index = [7, 7, 3]
+    assert arrays_of(frame["km"], list(TRAINED), only="only")["only"].tolist() == [3.5, 1.0, 2.0]  # a single column
     arrays = arrays_of(frame, list(TRAINED), only="")
     assert arrays["km"].tolist() == [3.5, 1.0, 2.0]
     assert arrays["x"].tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from ..engine.working_model import uncompiled
 from ..errors import ModuleError, RunError, SettingError, check_whole, refuse
 from ..federated.local_sgd import Batch
 from ..privacy.guarantee import Guarantee
@@ -162,7 +163,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _code(model: object, task: Mapping[str, Any], folder: Path) -> Code:
     """What makes the model, given or found."""
     if isinstance(model, nn.Module):
-        return Code(lambda: copy.deepcopy(model))
+        return Code(lambda: copy.deepcopy(uncompiled(model)))
     if model is None or isinstance(model, str):
         return code_of(task, model, folder)
     if callable(model):

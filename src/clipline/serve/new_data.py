@@ -74,7 +74,10 @@ def _array(name: str, values: Any) -> NDArray[Any]:
 
 
 def _is_frame(data: Any) -> bool:
-    return hasattr(data, "__arrow_c_stream__") or (type(data).__module__.startswith("pandas") and data.ndim == 2)
+    """A dataframe or a table of pyarrow, and no single column."""
+    return hasattr(data, "columns") and (
+        hasattr(data, "__arrow_c_stream__") or type(data).__module__.partition(".")[0] == "pandas"
+    )
 
 
 def _columns(frame: Any, trained: Sequence[str]) -> dict[str, NDArray[Any]]:

@@ -138,12 +138,11 @@ class _Notebook:
 
     def _bundle(self, done: int, numbers: str, speed: str) -> dict[str, str]:
         count = f"round {done}/{self._rounds}"
-        words = "  ".join(part for part in (numbers, speed) if part)
-        escaped = html.escape(words).replace("  ", " &nbsp; ")
+        top, below = (html.escape(text).replace("  ", " &nbsp; ") for text in (f"{count}  {speed}".strip(), numbers))
         bar = f'<progress value="{done}" max="{self._rounds}" style="width: 40%; vertical-align: middle"></progress>'
         return {
-            "text/plain": f"{count}  {words}".strip(),
-            "text/html": f"<div>{bar} {count}<br><code>{escaped}</code></div>",
+            "text/plain": "  ".join(part for part in (count, numbers, speed) if part),
+            "text/html": f"<div>{bar} {top}<br><code>{below}</code></div>",
         }
 
 

@@ -5,7 +5,7 @@ from samples import LOCAL, cross_entropies, small_population
 from samples import linear_float32 as linear
 
 from clipline import QuantileClip, ServerAdam, ServerSGD, ServerYogi, Training
-from clipline.errors import RunError
+from clipline.errors import ModuleError, RunError
 from clipline.training.callbacks import Callback
 from clipline.training.options import Privacy
 from clipline.training.storage.checkpoint import load_checkpoint, save_checkpoint, save_model
@@ -78,3 +78,12 @@ def test_a_saved_model_loads_into_a_new_one(tmp_path):
     other = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.GroupNorm(1, 2))
     other.load_state_dict(load_file(tmp_path / "m.safetensors"))
     assert torch.equal(other[0].weight, model[0].weight)
+
+
+def test_a_model_with_more_than_tensors_in_its_state_is_refused_as_nothing_is_pickled(tmp_path):
+    class Extra(torch.nn.Linear):
+        def get_extra_state(self):
+            return {"version": 3}
+
+    with pytest.raises(ModuleError, match="'_extra_state' of the model's state_dict is a dict but must be a tensor"):
+        save_model(tmp_path / "m.safetensors", Extra(2, 1), {})

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from ...errors import RunError, check_number, check_whole
+from ...errors import ModuleError, RunError, check_number, check_whole
 from ...federated.clip_controllers import ClipState, LateClip
 from ...federated.round import TrainState
 from ...privacy.events import GaussianEvent
@@ -93,5 +93,12 @@ def _by_name(circumstances: str) -> dict[str, str]:
 
 def save_model(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
     """The model's state as safetensors: `model.load_state_dict(safetensors.torch.load_file(path))` reads it."""
-    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    state = model.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            raise ModuleError(
+                f"{name!r} of the model's state_dict is a {type(value).__name__} but must be a tensor, since nothing "
+                "is pickled: keep it out of get_extra_state"
+            )
+    tensors = {name: tensor.contiguous().clone() for name, tensor in state.items()}
     save_file(tensors, path, metadata)

@@ -88,7 +88,7 @@ def card_page(card: Card) -> str:
         f"* `{name}`: {one['dtype']}, shape {tuple(one['shape'])} for each example\n"
         for name, one in card.get("fields", {}).items()
     )
-    return f"""# A model trained with user-level differential privacy
+    return f"""# A trained model and its guarantee
 
 {card["guarantee"]["text"]}
 
@@ -97,7 +97,7 @@ def card_page(card: Card) -> str:
 ## Metrics
 
 {measured or "None were measured."}
-Metrics have no noise. They are of users outside the training, whom the guarantee does not cover.
+Metrics have no noise: the guarantee does not cover the users they were measured on.
 
 ## Fields of the data
 
