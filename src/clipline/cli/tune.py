@@ -140,8 +140,11 @@ def _resolved(
     where = (data if private_search else proxy) or STAND_IN
     if where == STAND_IN:
         default = known.settings.drawn_users()
-        drawn = users if private_search else proxy_users or min(GENERATED, default)
+        generated = min(GENERATED, default) if proxy_users is None else proxy_users
+        drawn = users if private_search else generated
         settings |= {"population_size": drawn}
+    elif proxy_users is not None:
+        raise refuse("proxy_users", proxy_users, "left out where the search has stored data", "drop it")
     if not embedded:
         settings |= {"data": where}
     chosen, trial = resolve(task, None, settings)
