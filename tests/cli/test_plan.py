@@ -97,11 +97,11 @@ def test_a_plot_is_drawn_once(ask, tmp_path):
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_a_plan_that_costs_nothing_beyond_its_delta_is_printed(ask, sampling):
-    # One round moves the sum by at most 1/100 of its noise: the distributions are never 0.5 apart, so epsilon is 0.
-    asked = ["--population-size", 1000, "--cohort-size", 5, "--rounds", 1, "--noise-multiplier", 100, "--delta", 0.5]
+    # One round moves the sum by at most 1/100 of its noise: the distributions are never 0.1 apart, so epsilon is 0.
+    asked = ["--population-size", 10, "--cohort-size", 5, "--rounds", 1, "--noise-multiplier", 100, "--delta", 0.1]
     code, out, err = ask(*asked, "--sampling", sampling)
     assert (code, err) == (0, "")
-    assert out.startswith("(epsilon 0, delta 0.5)-DP")
+    assert out.startswith("(epsilon 0, delta 0.1)-DP")
     code, out, _ = ask(*asked, "--sampling", sampling, "--json")
     assert json.loads(out)["epsilon"] == 0
 
