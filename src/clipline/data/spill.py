@@ -118,7 +118,7 @@ def not_numbers(name: str, what: str) -> PopulationError:
     """The error for a field that holds something else than numbers, with the ways out."""
     return PopulationError(
         f"field {name!r} is {what} but a store holds numbers: leave it out of the fields, "
-        "or turn it into numbers with a tokeniser (the text=... or tokenise=... argument in Python)"
+        "or make it numbers first: labels as 0, 1, 2, ..., text by a tokeniser (text=... or tokenise=... in Python)"
     )
 
 
