@@ -31,6 +31,18 @@ def test_a_figure_is_trained_once_checked_and_refused_at_another_scale(clipline,
     assert (code, "fig3-handwriting.csv, line 3: value is '0.99'" in err) == (1, True)
 
 
+def test_a_figure_that_is_interrupted_says_how_to_go_on(clipline, monkeypatch):
+    from clipline.study.paper import reproduce
+
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproduce, "reproduce", interrupted)
+    code, _, err = clipline("reproduce", "fig3", "--out", "s", *TINY)
+    assert code == 130
+    assert "interrupted: give the same command again, and no finished run is repeated" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -54,6 +54,8 @@ def test_the_summary_can_be_quoted(clipline):
     assert code == 0
     for words in ("accuracy 0.", "(epsilon ", "delta 0.00", "add-or-remove one user", "Poisson", "4 rounds", "run"):
         assert words in out
+    assert out.splitlines()[0].endswith(" on users outside the training population")
+    assert "follow it with  clipline report --live run\n" in err.split("round ")[0]  # before the first round
     assert "round 4/4" in err  # progress is on standard error
     assert "round 4/4" not in out
     assert out.splitlines()[-1] == f"report: {Path('run') / 'report.html'}"

@@ -17,8 +17,9 @@ def main() -> None:
     # Work is shared among processes. NumPy's own threads gain nothing there, and wait for each other on a busy machine.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # A path need not be valid text, and a terminal need not have every letter: print what it has not as \x or \u.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     import click
 
     from .app import app

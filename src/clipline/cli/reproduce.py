@@ -71,14 +71,18 @@ def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, giv
     changes = {name: given.pop(name) for name in _OF_RUNS if name in given}
     protocols = [protocol_for(task, scale, **given) for task in tasks]  # all are checked before the first is run
     for protocol in protocols:
-        reproduced = reproduce(
-            what,
-            protocol,
-            out,
-            changes={**changes, "data": data_for(protocol.task, data)},
-            cluster=cluster,
-            progress=StudyProgress(f"{what} {protocol.task}"),
-        )
+        try:
+            reproduced = reproduce(
+                what,
+                protocol,
+                out,
+                changes={**changes, "data": data_for(protocol.task, data)},
+                cluster=cluster,
+                progress=StudyProgress(f"{what} {protocol.task}"),
+            )
+        except KeyboardInterrupt:
+            print("interrupted: give the same command again, and no finished run is repeated", file=sys.stderr)
+            raise
         click.echo(f"{what}, {protocol.task}, scale {scale}:")
         for line in reproduced.findings.summary:
             click.echo(f"  {line}")

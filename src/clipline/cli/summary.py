@@ -26,7 +26,8 @@ def summary(
         if settings.clip == "none"
         else f"{settings.controller().init().clip:.3g} -> {result.state.clip.clip:.3g}"
     )
-    part = "" if settings.evaluate_on is None else f" ({settings.evaluate_on})"
+    whole = settings.evaluate_on in (None, "original")  # all test users: there is no half to name
+    part = "" if whole else f" ({settings.evaluate_on})"
     lines = [
         f"{metric_name} {result.metrics[metric_name]:.4f} on {used.measured_on}{part}",
         str(result.guarantee),

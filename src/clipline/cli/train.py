@@ -143,6 +143,7 @@ def run(
     by = f" by {training.workers} workers" if training.workers > 1 else ""
     compiled = ", sparse rows by compiled C" if training.one_by_one.runs_c else ""
     print(f"training {settings.rounds} rounds{by}{compiled} for {training.planned}", file=sys.stderr, flush=True)
+    print(f"run directory {path}; follow it with  clipline report --live {path}", file=sys.stderr, flush=True)
     directory = RunDirectory(
         path,
         facts=_facts(task, used),

@@ -239,7 +239,7 @@ def _of_a_batch(loss: Loss, metrics: Metrics | None, model: nn.Module, batch: Ba
     examples = len(next(iter(batch.values())))
     with torch.no_grad():
         values = loss(model, batch)
-        sums = {"loss": float(values.double().mean()) * examples}
+        sums: dict[str, float] = {}
         for name, numbers in ({} if metrics is None else _mapping(metrics(model, batch))).items():
             if not isinstance(numbers, Tensor) or numbers.shape != (examples,):
                 got = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
@@ -248,6 +248,8 @@ def _of_a_batch(loss: Loss, metrics: Metrics | None, model: nn.Module, batch: Ba
                     "example: average over nothing"
                 )
             sums[name] = float(numbers.double().sum())
+        # Last, so that reports begin with the file's first metric; a metric of that name is the file's own.
+        sums.setdefault("loss", float(values.double().mean()) * examples)
     return sums
 
 

@@ -209,7 +209,7 @@ def test_settings_that_are_handed_in_are_stored_as_they_are(tmp_path):
 
 def test_a_folder_in_use_is_refused_and_stays_as_it_was(tmp_path):
     (tmp_path / "mine.txt").write_text("keep me")
-    with pytest.raises(RunError, match="must be a folder that is new or empty, and it is in use: give another"):
+    with pytest.raises(RunError, match="must be a folder that is new or empty, and it holds files: give another"):
         training().run([RunDirectory(tmp_path)])
     assert contents(tmp_path) == {"mine.txt": b"keep me"}
 

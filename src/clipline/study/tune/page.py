@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...privacy.guarantee import rounded_up
+from ...privacy.guarantee import delta_rounded_up, rounded_up
 from . import summary as words
 from .files import data_words
 from .noise_chart import noise_chart
@@ -226,7 +226,7 @@ def _rests_on(answer: Tuned | PrivatelyTuned) -> str:
         ("sampling", "Poisson; every user takes part in a round with the same chance, by a public rate"),
         ("neighbours", f"{target.relation.value} one user"),
         ("users", f"{target.population_size:,}, declared beforehand and not read from the data"),
-        ("delta", f"{target.delta_value:.3g}" + (" = users^-1.1" if target.delta is None else "")),
+        ("delta", delta_rounded_up(target.delta_value) + (" = users^-1.1" if target.delta is None else "")),
     ]
     return f"<h2>What it rests on</h2>{_table(('', ''), rows)}"
 

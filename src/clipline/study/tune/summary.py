@@ -125,8 +125,8 @@ def summary(answer: Tuned | PrivatelyTuned, out: Path) -> str:
     better = "lower" if metric.lower_is_better else "higher"
     lines = [
         f"trial     {data_words(question)}",
-        f"measured  {metric.name} ({better} is better), averaged over the last {metric.window} of "
-        f"{question.trial.rounds} rounds",
+        f"measured  {metric.name} ({better} is better), mean over what was measured in the last "
+        f"{metric.window} of {question.trial.rounds} rounds",
     ]
     if isinstance(answer, PrivatelyTuned):
         lines.append(f"rates     {len(answer.candidates)} pairs fixed beforehand; {told(answer.chosen, metric)}")

@@ -220,8 +220,8 @@ def check_free(path: Path, name: str = "path") -> None:
     """Refuse a run directory that holds anything already; make nothing. `name` is what the caller calls it."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RunError(
-            f"{name}={str(path)!r} must be a folder that is new or empty, and it is in use: give another, or resume "
-            "the run that is there"
+            f"{name}={str(path)!r} must be a folder that is new or empty, and it holds files: give another, or "
+            "resume the run that is there"
         )
 
 

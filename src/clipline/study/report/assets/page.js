@@ -399,7 +399,7 @@
       const [low, high] = [Math.min(...ends), Math.max(...ends)], pad = (high - low) * 0.08 || Math.abs(high) * 0.05 || 1;
       const interval = figure.lines.some((line) => line.points.some((p) => p.low !== null));
       return { title, x_label: figure.x_label, ticks: figure.ticks, series, range: () => [low - pad, high + pad],
-        note: [figure.metric === "value" ? "" : `The metric is ${figure.metric}.`, interval ? "Bars: the interval in the table." : ""].join(" ").trim(),
+        note: [figure.metric === "value" ? "" : `The metric is ${figure.metric}.`, !interval ? "" : figure.name === "fig7" ? "Bars: 95% interval of the mean over seeds, on the test users." : "Bars: the interval in the table."].join(" ").trim(),
         legend: figure.lines.length > 1 ? el("div", { class: "legend", role: "group", "aria-label": `Legend of ${title}` }, series.map((one) =>
           toggle(one, !hidden.has(one.label), (show) => { if (show) hidden.delete(one.label); else hidden.add(one.label); kept.show(); }))) : null,
         numbers: () => (figure.columns.length ? csvTable(figure) : pointsTable(figure)) };
@@ -440,7 +440,7 @@
       Object.entries(run.final).slice(0, 3).map(([name, value]) => tile(name, short(value), measuredOn().replace(/,.*/, "."))),
       tile("epsilon", run.epsilon === null ? (run.rounds ? "infinite" : "–") : run.epsilon_text, run.epsilon === null ? (run.rounds ? "not private" : "nothing released yet") : `at delta ${run.delta_text}`, run.epsilon === null && run.rounds > 0),
       tile("rounds", run.planned ? `${run.rounds} of ${run.planned}` : run.rounds, stateWords(run.state)),
-      tile("clip", run.clip_end === null ? "–" : short(run.clip_end, 3), run.clip_kind === "none" ? "updates are not clipped" : run.clip_kind));
+      tile("clip", run.clip_end === null ? "–" : short(run.clip_end), run.clip_kind === "none" ? "updates are not clipped" : run.clip_kind));
   }
   const stateWords = (word) => ({ finished: "finished", budget: "stopped by its budget", interrupted: "interrupted, can be resumed",
     diverged: "diverged", "not ended": "running, or broken off" })[word] || word;
