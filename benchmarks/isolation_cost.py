@@ -3,16 +3,18 @@
     python benchmarks/isolation_cost.py [--record] [--turns 5]
 
 Everything that is there to keep users apart is timed where it happens, beside the training of which it is a part:
-seeding the generators that users would share and giving them back to the caller (*generators*), and comparing and
-putting back what a model could remember (*checks*). The tasks are measured by turns. The time of a part is the median
-of its calls times their number, so that calls during which another process had the core do not count; the time of a
-round is the median on the clock of its thread.
+seeding NumPy's and Python's generators, which users would share (*seeding*), seeding torch's and giving all of them
+back to the caller (*generators*), and comparing and putting back what a model could remember (*checks*). The tasks are
+measured by turns. The time of a part is the median of its calls times their number, so that calls during which another
+process had the core do not count; the time of a round is the median on the clock of its thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -49,28 +51,28 @@ class Taken:
     rounds: list[float] = field(default_factory=list)
     all: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     checks: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    seeding: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def cells(self, cohort: int) -> list[str]:
         """The line of the table, after the task."""
         whole = statistics.median(self.rounds)
-        together, checks = (
+        together, checks, seeding = (
             sum(statistics.median(calls) * len(calls) for calls in kind.values()) / len(self.rounds)
-            for kind in (self.all, self.checks)
+            for kind in (self.all, self.checks, self.seeding)
         )
-        shares = [f"{part / whole:.2%}" for part in (together - checks, checks, together)]
+        shares = [f"{part / whole:.2%}" for part in (seeding, together - checks - seeding, checks, together)]
         return [f"{1e3 * whole:.0f}", *shares, f"{1e6 * together / cohort:.0f}"]
 
 
 class Spent:
-    """Seconds of each call that keeps users apart, by name: all of them, and again those that check."""
+    """Times calls that keep users apart, and writes to `to` what they took."""
 
     def __init__(self) -> None:
-        self.all = defaultdict[str, list[float]](list)
-        self.checks = defaultdict[str, list[float]](list)
+        self.to = Taken()
         self._inside = False
         self._training = 0.0
 
-    def timed(self, name: str, inner: Callable[..., Any], *, check: bool = False) -> Callable[..., Any]:
+    def timed(self, name: str, inner: Callable[..., Any], kind: str = "") -> Callable[..., Any]:
         """The same function, timed. One within another counts once; the training of a user within it does not."""
 
         def outer(*args: Any) -> Any:
@@ -84,9 +86,9 @@ class Spent:
                 took = clock() - begun
                 self._inside = inside
                 if not inside:
-                    self.all[name].append(took - self._training)
-                if check:
-                    self.checks[name].append(took)
+                    self.to.all[name].append(took - self._training)
+                if kind:
+                    getattr(self.to, kind)[name].append(took)
 
         return outer
 
@@ -121,8 +123,8 @@ class Spent:
 def time_everything(spent: Spent) -> None:
     """Time whatever keeps users apart."""
     for name in ("before_block", "after_user", "after_block"):  # `after_stack` calls the last two
-        setattr(Isolation, name, spent.timed(name, getattr(Isolation, name), check=True))
-    Isolation.seed = spent.timed("seed", Isolation.seed)  # type: ignore[method-assign]
+        setattr(Isolation, name, spent.timed(name, getattr(Isolation, name), "checks"))
+    Isolation.seed = spent.timed("seed", Isolation.seed, "seeding")  # type: ignore[method-assign]
     apart = problem.Problem.users_apart
     problem.Problem.users_apart = spent.timed_context("block", apart)  # type: ignore[method-assign]
     for module in (stacked, single):
@@ -152,10 +154,9 @@ def main() -> None:
     taken = [Taken() for _ in TASKS]
     for _ in range(wanted.turns):
         for rounds, of_task in zip(going, taken, strict=True):
-            warm_up = Taken()
-            spent.all, spent.checks = warm_up.all, warm_up.checks
+            spent.to = Taken()
             rounds.next()
-            spent.all, spent.checks = of_task.all, of_task.checks
+            spent.to = of_task
             for _ in range(ROUNDS):
                 begun = time.thread_time()
                 rounds.next()
@@ -164,16 +165,17 @@ def main() -> None:
         [task, engine, cohort, *of_task.cells(cohort)]
         for (task, engine, _, cohort), of_task in zip(TASKS, taken, strict=True)
     ]
-    head = ["task", "engine", "users a round", "ms a round", "generators", "checks", "together", "µs a user"]
+    head = ["task", "engine", "users a round", "ms a round", "seeding", "generators", "checks", "together", "µs a user"]
     body = recording.table(head, rows)
     print(body)
     if wanted.record:
         about = (
-            f"`{recording.command_line()}`, {recording.machine('cpu')}, one thread: the share of a round that is spent "
-            "on seeding generators and giving them back, and on comparing and putting back what a model could "
-            f"remember; medians over {wanted.turns * ROUNDS} rounds. Wanted: under 1%."
+            f"`{recording.command_line()}`, {recording.machine('cpu')}, load {os.getloadavg()[0]:.0f}, one thread: the "
+            "share of a round that is spent on seeding NumPy's and Python's generators for every user (or step of a "
+            "stack), on seeding torch's and giving all generators back to the caller, and on comparing and putting "
+            f"back what a model could remember. Medians over {wanted.turns * ROUNDS} rounds. Wanted: under 1%."
         )
-        recording.record("Keeping users apart", f"{about}\n\n{body}")
+        recording.record("Keeping users apart", f"{textwrap.fill(about, 135)}\n\n{body}")
 
 
 if __name__ == "__main__":

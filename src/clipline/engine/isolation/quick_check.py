@@ -1,7 +1,7 @@
 """One comparison for many snapshots at once. Most of the time nothing has changed, and then this is all there is to do.
 
-Plain twin: `all(snapshot.same() for snapshot in snapshots)`, which `Isolation` asks as soon as this one fails. Test:
-tests/engine/isolation/test_quick_check.py. Buys: 12 microseconds after a user instead of 20 (model of handwriting).
+Plain twin: `all(snapshot.same() for snapshot in snapshots)`, which `Isolation` asks as soon as this one fails. Buys:
+55 microseconds after a user instead of 95 (handwriting, one by one, on busy cores).
 """
 
 from __future__ import annotations
