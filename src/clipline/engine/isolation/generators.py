@@ -64,7 +64,8 @@ def torch_generator(device: torch.device) -> torch.Generator:
     # Not torch.manual_seed: before CUDA is initialised it queues a call with a formatted stack trace every time.
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        return torch.cuda.default_generators[device.index or torch.cuda.current_device()]
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return torch.cuda.default_generators[index]
     return torch.default_generator
 
 

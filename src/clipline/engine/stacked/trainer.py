@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ...cuda_streams import side_stream
-from ...errors import ModuleError
+from ...errors import CliplineError, ModuleError
 from ...federated.backend import CohortRequest
 from ...federated.local_sgd import Batch, users_own
 from ...streams import keys_of
@@ -31,7 +32,7 @@ from ..user_random import random_layer_keys
 from .agreement import check_agreement
 from .block import Block, Trained
 from .probe import MIN_ROOM, probe
-from .step import StackStep
+from .step import SlowEngineWarning, StackStep
 from .stragglers import StragglerStreams
 
 _FREE_SHARE = 0.5  # of the free GPU memory that a block may take
@@ -68,7 +69,7 @@ class Stacked:
         self._step = StackStep(problem.model, problem.loss, problem.local)
         found = probe(problem, plain.made_up, self._step)
         self._paddable, bytes_a_user = found.paddable, found.bytes_a_user
-        check_agreement(problem, plain.made_up, self._step, padded=self._paddable)
+        self._check_agreement(plain)
         if compiled is None:
             small = problem.local.batch_size * problem.examples.bytes_each <= _MAX_GRAPHED_BATCH
             compiled = problem.fast.compiled_steps and problem.device.type == "cuda" and self._paddable and small
@@ -88,6 +89,17 @@ class Stacked:
                 apart=problem.fast.straggler_streams,
                 kept=problem.fast.kept_programs,
             )
+
+    def _check_agreement(self, plain: OneByOne) -> None:
+        """Refuse a stack that would train wrongly. Where a GPU has no room or no plain step to compare with, say so."""
+        try:
+            check_agreement(self.problem, plain.made_up, self._step, padded=self._paddable)
+        except RuntimeError as error:
+            if isinstance(error, CliplineError) or self.problem.device.type != "cuda":
+                raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            unknown = f"a stacked step could not be compared with plain ones before training ({reason})"
+            warnings.warn(unknown, SlowEngineWarning, stacklevel=2)
 
     def train(self, requests: Sequence[CohortRequest]) -> Iterator[tuple[Updates, NDArray[np.int64]]]:
         """Updates (params after local SGD - params) of all requests' users, in blocks, most work first.
