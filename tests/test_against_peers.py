@@ -95,7 +95,7 @@ def test_a_system_that_does_not_run_is_named_with_its_last_words(bench):
     wanted = bench.arguments(["--quick", "--here", "--peers", "none", "--options", "nonsense=1"])
     measured, missing = bench.measure(wanted)
     assert measured == {}
-    assert "stopped with code 1: TypeError" in missing["clipline"]
+    assert "stopped with code 1: clipline.errors.SettingError: nonsense=1 is no argument" in missing["clipline"]
     assert "nonsense" in missing["clipline"]
 
 

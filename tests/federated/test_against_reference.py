@@ -90,6 +90,7 @@ def compare(
         local=LOCAL,
         seed=SEED,
         noise_multiplier=NOISE,
+        count_stddev=COHORT / 20,
         sampling=sampling,
         clip=QuantileClip(quantile=quantile, start=START, lr=clip_lr, rule=rule),
         server=ServerSGD(0.7, momentum),

@@ -47,7 +47,7 @@ class DeltaNoise:
     multiplier: float
 
     def __float__(self) -> float:
-        return self.multiplier
+        return float(self.multiplier)
 
 
 def split_noise(noise_multiplier: float, count_stddev: float, *, bit_bound: float = CENTRED) -> DeltaNoise:
