@@ -3,9 +3,11 @@ import math
 
 import pytest
 from reported_runs import add_rounds, end_run, write_record, write_run
+from samples import small_training
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from clipline import EarlyStopping, Evaluate, RunDirectory
 from clipline.errors import RunError
 from clipline.study.report.collect import collect
 
@@ -37,6 +39,17 @@ def test_epsilon_is_that_of_the_ledger_and_not_of_the_last_metrics(tmp_path):
     assert run.promise.rounds == 10
     assert run.promise.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(10), 1e-5), rel=1e-3)
     assert run.promise.epsilon >= gaussian_epsilon(math.sqrt(10), 1e-5) - 1e-6
+
+
+def test_a_run_that_stopped_by_what_it_measured_is_charged_all_planned_rounds(tmp_path):
+    losses = iter(range(1, 9))
+    worse = Evaluate(lambda model: {"loss": float(next(losses))}, every=1)
+    stopping = EarlyStopping("loss", mode="min", patience=1)
+    result = small_training(8).run([worse, stopping, RunDirectory(tmp_path / "r")])
+    assert result.state.round_index < 8
+    (run,) = collect([tmp_path / "r"]).runs
+    assert run.promise.rounds == 8
+    assert run.promise.epsilon == pytest.approx(result.guarantee.epsilon)
 
 
 def test_states(tmp_path):

@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from ...errors import CliplineError
 from ...privacy.accountant import account
 from ...privacy.events import GaussianEvent
@@ -43,6 +45,7 @@ def read_run_directory(path: Path) -> Run:
     facts = {name.removeprefix("facts."): value for name, value in comments.items() if name.startswith("facts.")}
     facts |= {name.removeprefix("facts."): value for name, value in settings.items() if name.startswith("facts.")}
     ledger = _read_ledger(path / LEDGER, problems)
+    ledger = None if ledger is None else _with_planned(ledger, path / MODEL)
     promise = None if ledger is None else _promise(ledger, settings, comments, columns, problems)
     measured = [name for name in names if name not in ("clip", "fraction_within", "epsilon", "delta")]
     final = {name: next((v for v in reversed(columns[name]) if v is not None), None) for name in measured}
@@ -137,6 +140,22 @@ def _read_ledger(path: Path, problems: list[str]) -> Ledger | None:
     except (OSError, CliplineError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problems.append(f"{path.name} cannot be read ({error}): no guarantee is shown")
         return None
+
+
+def _with_planned(ledger: Ledger, model: Path) -> Ledger:
+    """The ledger with as many rounds as the guarantee in the model's card covers.
+
+    These are more where the run was stopped by what it measured (`EarlyStopping`): then all planned rounds count.
+    """
+    try:
+        with safe_open(str(model), framework="numpy") as file:
+            covered = json.loads(file.metadata()["card"])["guarantee"]["rounds"]
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
+        return ledger  # no model yet, or one without a card
+    events = ledger.events
+    if not isinstance(covered, int) or len(events) != 1 or not ledger.rounds < covered < 1 << 40:
+        return ledger
+    return ledger.add(next(iter(events)), covered - ledger.rounds)
 
 
 @lru_cache(maxsize=512)
