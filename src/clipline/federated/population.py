@@ -295,7 +295,7 @@ def check_finite(where: str, values: NDArray[Any]) -> None:
     """
     if values.dtype.kind not in "fc" or not values.size:
         return
-    step = max(1, _COPY_BYTES // max(1, values.nbytes // len(values)))
+    step = max(1, 8 * _STEP * len(values) // max(1, values.nbytes))  # rows: few enough for the cache
     missing = endless = 0
     for start in range(0, len(values), step):
         sizes = np.abs(values[start : start + step])
