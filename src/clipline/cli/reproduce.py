@@ -16,7 +16,7 @@ from .parser import Argument, Command, Option, flags_for
 
 WITHOUT_TRAINING = ("fig1", "fig2", "table1")
 STUDIES = ("learning-rates", "fig3", "fig4", "fig5", "fig6", "fig7")
-_OF_PROTOCOL = ("rounds", "cohort_size", "client_lr", "server_lr", "clip_start", "max_examples")
+_OF_PROTOCOL = ("rounds", "cohort_size", "client_lr", "server_lr", "clip_start", "max_examples", "evaluate_every")
 _OF_RUNS = ("device", "precision", "workers")
 _GRID, _STUDY, _PLAIN = "Grids (the scale's unless given)", "The study", "fig1, fig2 and table1"
 
@@ -166,7 +166,9 @@ command = Command(
         _option("--quantiles", _GRID, "Quantiles to follow.", type=_Numbers()),
         _option("--server-rates", _GRID, "Factors on the server rate where there is clipping.", type=_Numbers()),
         _option("--noises", _GRID, "Noise multipliers z at 100 users a round; 0 among them.", type=_Numbers()),
-        *flags_for(_OF_PROTOCOL, _GRID),
+        _option("--average-over", _GRID, "Last rounds over which a metric is averaged.", type=int, metavar="N"),
+        _option("--evaluate-every", _GRID, "Measure every so many rounds.", type=int, metavar="N"),
+        *flags_for([name for name in _OF_PROTOCOL if name != "evaluate_every"], _GRID),
         *flags_for(_OF_RUNS, "Computing"),
         _option("--seed", _PLAIN, "Seed of the simulated users (fig2).", type=int, default=0, unset="0"),
         _option("--overwrite", _PLAIN, "Replace files that are there.", is_flag=True),
