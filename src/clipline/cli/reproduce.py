@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..errors import SettingError, check_choice, refuse
-from ..settings import check
+from ..settings import SETTINGS, check
 from ..tasks import DEFAULT_TASK, TASK_NAMES
 from .parser import Argument, Command, Option, flags_for
 
@@ -167,7 +167,7 @@ command = Command(
         _option("--server-rates", _GRID, "Factors on the server rate where there is clipping.", type=_Numbers()),
         _option("--noises", _GRID, "Noise multipliers z at 100 users a round; 0 among them.", type=_Numbers()),
         _option("--average-over", _GRID, "Last rounds over which a metric is averaged.", type=int, metavar="N"),
-        _option("--evaluate-every", _GRID, "Measure every so many rounds.", type=int, metavar="N"),
+        _option("--evaluate-every", _GRID, SETTINGS["evaluate_every"].help, type=int, metavar="N"),
         *flags_for([name for name in _OF_PROTOCOL if name != "evaluate_every"], _GRID),
         *flags_for(_OF_RUNS, "Computing"),
         _option("--seed", _PLAIN, "Seed of the simulated users (fig2).", type=int, default=0, unset="0"),
