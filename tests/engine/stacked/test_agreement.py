@@ -128,19 +128,23 @@ def test_right_models_pass_with_dropout_and_in_every_type(dtype, loss):
     assert isinstance(Stacked(plain(Mixed().to(dtype), loss, features=16), len(SIZES)), Stacked)
 
 
-def test_weights_far_larger_than_their_gradients_are_compared_too():
+def test_weights_far_larger_than_their_gradients_are_compared_too(monkeypatch):
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
     with torch.no_grad():
         model.weight += 1e5  # a step of the gradient itself would vanish in float32
-    Stacked(plain(model, lambda model, batch: 1e-4 * cross_entropies(model, batch)), len(SIZES))
+    engine = plain(model, lambda model, batch: 1e-4 * cross_entropies(model, batch))
+    assert isinstance(Stacked(engine, len(SIZES)), Stacked)
+    monkeypatch.setattr(StackStep, "__call__", lambda self, *arguments: None)  # nobody moves
+    with pytest.raises(WrongStack):
+        Stacked(engine, len(SIZES))
 
 
 def test_a_loss_that_is_not_finite_on_made_up_examples_is_not_compared():
     def loss(model, batch):
         return cross_entropies(model, batch) / (model.weight.abs().amax() < 1e-3)  # infinite but near the start
 
-    Stacked(plain(linear_model(), loss), len(SIZES))
+    assert isinstance(Stacked(plain(linear_model(), loss), len(SIZES)), Stacked)
 
 
 def test_the_model_is_left_as_it_was():
