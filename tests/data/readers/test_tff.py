@@ -1,5 +1,6 @@
 import lzma
 import sqlite3
+import threading
 
 import h5py
 import numpy as np
@@ -184,3 +185,21 @@ def test_sqlite_clients_of_the_files_list_without_rows_are_told_of(tmp_path):
     silent = []
     assert sum(len(ids) for ids, _ in read_tff_sqlite(path, "train", without_rows=silent.append)) == 5
     assert silent == ["silent"]
+
+
+def test_an_unfinished_reader_may_be_closed_by_another_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(tff_sqlite, "CHUNK_BYTES", 1)
+    reader = read_tff_sqlite(write_sqlite(tmp_path / "a.sqlite", rows()), "train")
+    next(reader)
+    errors = []
+
+    def close():
+        try:
+            reader.close()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    thread.join()
+    assert errors == []

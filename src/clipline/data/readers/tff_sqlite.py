@@ -74,7 +74,9 @@ def _sqlite_errors(file: Path) -> Iterator[None]:
 def _examples(
     file: Path, split: str, fields: Sequence[str] | None, without_rows: Callable[[str], None], progress: Progress
 ) -> Iterator[Chunk]:
-    with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as base:
+    # An unfinished generator may be collected, and its file closed, in whatever thread is running by then.
+    address = f"{file.absolute().as_uri()}?mode=ro&immutable=1"
+    with closing(sqlite3.connect(address, uri=True, check_same_thread=False)) as base:
         total = _promised(base, split)
         listed = "SELECT client_id FROM client_metadata WHERE split_name = ? AND num_examples = 0"
         for (user,) in base.execute(listed, (split,)):
