@@ -58,12 +58,12 @@ def test_a_loss_for_each_example_trains_as_its_mean_in_one_number():
     assert_same(rows_of(stack(plain(loss=cross_entropies)), USERS), rows_of(stack(plain(loss=cross_entropy)), USERS))
 
 
-def test_blocks_are_of_the_asked_size_with_most_work_first():
+def test_blocks_share_the_users_evenly_and_come_with_most_work_first():
     engine = stack(block_size=4)
     asked = request(engine.problem.model.initial, USERS)
     blocks = list(engine.train([asked]))
-    assert [len(updates) for updates, _ in blocks] == [4, 4, 2]
-    assert [owners.tolist() for _, owners in blocks] == [[0] * 4, [0] * 4, [0] * 2]
+    assert [len(updates) for updates, _ in blocks] == [4, 3, 3]  # at most 4 of 10 each
+    assert [owners.tolist() for _, owners in blocks] == [[0] * 4, [0] * 3, [0] * 3]
     updates, _ = next(engine.train([asked]))
     expected = rows_of(plain(), np.array([3, 6, 5, 9]))
     assert_same(updates.dense(engine.problem.model.dim), expected)
@@ -117,7 +117,7 @@ def test_users_of_several_runs_train_side_by_side_as_each_run_alone():
     engine = stack(block_size=5)
     asked = several_requests(engine.problem)
     together, sizes = by_request(engine, asked)
-    assert sizes == [5, 5, 1]
+    assert sizes == [4, 4, 3]
     for rows, one, run in zip(together, asked, engine.problem.runs, strict=True):
         users = one.cohort.users
         alone = plain(local=LocalSGD(run.lr, 4, 2), seed=run.streams.seed)

@@ -216,6 +216,9 @@ class ForkedBackend:
             ended = wait(alive, timeout=10)
             if not ended:
                 break
+            for child in self._children:
+                if child.sentinel in ended:
+                    child.join(10)  # its files are closed, but it may not have an exit code yet
             alive.difference_update(ended)
         for rank, child in enumerate(self._children, start=1):
             code = child.exitcode

@@ -37,7 +37,7 @@ from .stragglers import StragglerStreams
 
 _FREE_SHARE = 0.5  # of the free GPU memory that a block may take
 _MAX_BLOCK = 1024  # users: more do not make a GPU faster
-_CPU_BLOCK = 64  # users in a block on CPU cores
+_CPU_BLOCK = 96  # users in a block on CPU cores, at most
 _GATHERED = 1 << 28  # bytes of examples in a block on CPU cores, where a block is padded to its largest user
 _MAX_GRAPHED_BATCH = 1 << 26  # bytes: with larger batches steps are not graphed, as every batch takes the full width
 
@@ -119,14 +119,19 @@ class Stacked:
                     yield build_updates(stack, own, self._shapes, touched), trained.block.owners[part]
 
     def _next_block(self, users: NDArray[np.int64]) -> int:
-        """How many of these users, sorted by work, make the next block. On CPU cores a block has one batch width."""
+        """How many of these users, sorted by work, make the next block.
+
+        On CPU cores a block has one batch width, and the users of a width are shared evenly among blocks: a step of few
+        users costs nearly as much as one of many.
+        """
         if self.problem.device.type != "cpu":
             return self.block_size
         local, examples = self.problem.local, self.problem.examples
-        sizes = local.examples_of(examples.population, users[: self.block_size])
-        fitting = _GATHERED // max(1, int(sizes[0]) * local.epochs * examples.bytes_each)
+        sizes = local.examples_of(examples.population, users)
         widths = padded_width(sizes, local.batch_size)
-        return max(1, min(fitting, int((widths == widths[0]).sum())))
+        alike = int((widths == widths[0]).sum())
+        fitting = _GATHERED // max(1, int(sizes[0]) * local.epochs * examples.bytes_each)
+        return max(1, min(fitting, math.ceil(alike / math.ceil(alike / self.block_size))))
 
     def _sorted_by_work(self, requests: Sequence[CohortRequest]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """All users, those with most examples first, and the index of each user's request."""
