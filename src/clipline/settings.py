@@ -24,6 +24,7 @@ STAND_IN = "stand-in"  # as the setting `data`: generate users even where a stor
 # tune.
 SMALLEST_CLIP = 1e-30
 LARGEST_CLIP = 1e30
+SMALLEST_EPSILON = 1e-12  # below, nothing is learned and searching for the noise takes minutes
 LARGEST_DELTA = 0.1  # above, whatever a guarantee says holds for nine users of ten at best
 
 WHAT = "What to train"
@@ -228,7 +229,7 @@ class Settings:
     )  # fmt: skip
 
     epsilon: float | None = setting(
-        "Epsilon to spend on all rounds; the noise follows.", PRIVACY, default=None, above=0,
+        "Epsilon to spend on all rounds; the noise follows.", PRIVACY, default=None, at_least=SMALLEST_EPSILON,
         way_out="4.0 is a usual target", by_task=True,
     )  # fmt: skip
     noise_multiplier: float | None = setting(

@@ -42,6 +42,25 @@ def test_the_papers_convention_comes_with_a_warning(ask):
     assert "513 exactly" in out
 
 
+def test_short_flags_mean_the_same(ask):
+    _, long, _ = ask(*ASK, "--epsilon", "4", "--json")
+    _, short, _ = ask("--users", "40000", "--cohort", "300", "--rounds", "150", "--epsilon", "4", "--json")
+    assert json.loads(long) == json.loads(short)
+
+
+def test_a_warning_is_one_sentence_without_a_place_in_the_code():
+    command = [sys.executable, "-m", "clipline", "plan", *ASK, "--epsilon", "4", "--delta", "0.01"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.startswith("clipline: warning: delta=0.01 is above 1 / (number of users)")
+    assert ".py" not in done.stderr
+
+
+def test_an_epsilon_that_nobody_can_reach_is_refused_at_once(ask):
+    code, _, err = ask(*ASK, "--epsilon", "1e-300")
+    assert code == 2
+    assert "epsilon=1e-300 must be a finite number at least 1e-12" in err
+
+
 def test_a_training_file_is_a_question_too(ask, tmp_path):
     (tmp_path / "t.toml").write_text(
         "population_size = 40000\ncohort_size = 300\nrounds = 150\nepsilon = 4.0\nserver_lr = 0.5\n"
@@ -115,7 +134,7 @@ def test_a_plan_that_costs_nothing_beyond_its_delta_is_printed(ask, sampling):
         ([*ASK, "--epsilon", "4", "--count-stddev", "-5"], "count_stddev=-5.0"),
         ([*ASK, "--epsilon", "4", "--plot", "x.abc"], "must be a new file that ends in .png"),
         ([*ASK, "--epsilon", "4", "--plot", "bad.toml/x.png"], "bad.toml"),
-        ([*ASK, "--epsilon", "x"], "epsilon='x' must be a finite number above 0"),
+        ([*ASK, "--epsilon", "x"], "epsilon='x' must be a finite number at least 1e-12"),
         (
             ["--population-size", "100", "--rounds", "3", "--epsilon", "1", "--scale", "100x0.1"],
             "of the form m=100,z=0.03",

@@ -348,7 +348,7 @@ def test_as_many_users_are_drawn_as_are_declared(clipline, tmp_path):
         (["--rounds", "-1"], "rounds=-1 must be a whole number at least 1"),
         (["--noise-multiplier", "nan"], "noise_multiplier=nan"),
         (["--noise-multiplier", "-1"], "noise_multiplier=-1.0"),
-        (["--epsilon", "0"], "epsilon=0.0 must be a finite number above 0"),
+        (["--epsilon", "0"], "epsilon=0.0 must be a finite number at least 1e-12"),
         (["--epsilon", "2", "--noise-multiplier", "1"], "one follows from the other"),
         (["--delta", "0"], "delta=0.0 must be a finite number above 0 and at most 0.1"),
         (["--delta", "1.5"], "delta=1.5"),

@@ -160,7 +160,7 @@ def test_a_search_on_the_private_data_is_charged_as_a_whole(mine, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (["--epsilon", 0], ("epsilon=0", "above 0")),
+        (["--epsilon", 0], ("epsilon=0", "at least 1e-12")),
         (["--epsilon", "nan"], ("epsilon=nan",)),
         (["--delta", 2], ("delta=2", "below 1")),
         (["--users", 19], ("users=19", "at least the cohort of the trial, 20", "--cohort-size")),

@@ -8,12 +8,15 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
+from typing import Any
 
 from ..errors import CliplineError
 
 
 def main() -> None:
     """Entry point of the `clipline` command."""
+    warnings.formatwarning = _form_warning
     # Work is shared among processes. NumPy's own threads gain nothing there, and wait for each other on a busy machine.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # A path need not be valid text, and a terminal need not have every letter: print what it has not as \x or \u.
@@ -43,3 +46,13 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         print("Aborted.", file=sys.stderr)
         sys.exit(130)
+
+
+_usual_form = warnings.formatwarning
+
+
+def _form_warning(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> str:
+    """How a warning is printed: one of ours as a sentence, without the place in the code; others as usual."""
+    if category.__module__.split(".")[0] == __name__.split(".")[0]:
+        return f"clipline: warning: {message}\n"
+    return _usual_form(message, category, *place, **options)

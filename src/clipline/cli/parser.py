@@ -72,15 +72,18 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # no type arguments be
             return value
 
 
-def flags_for(names: Iterable[str], group: str | None = None) -> list[click.Parameter]:
+def flags_for(
+    names: Iterable[str], group: str | None = None, also: Mapping[str, str] | None = None
+) -> list[click.Parameter]:
     """The flags of these settings, as they are declared. One that is not given is None: a file or a task may set it.
 
-    In the help they stand in the declared groups, with the defaults of tasks; or all in `group`, without these.
+    In the help they stand in the declared groups, with the defaults of tasks; or all in `group`, without these. `also`
+    gives some settings a second, shorter flag.
     """
-    return [_flag(SETTINGS[name], group) for name in names]
+    return [_flag(SETTINGS[name], group, [*filter(None, [(also or {}).get(name)])]) for name in names]
 
 
-def _flag(setting: Setting, group: str | None) -> Option:
+def _flag(setting: Setting, group: str | None, also: Sequence[str]) -> Option:
     unset = setting.unset or ("" if setting.default in (MISSING, None, False) else str(setting.default))
     if setting.by_task:
         unset = "" if group else f"the task's; {setting.unset}".rstrip("; ")
@@ -88,7 +91,7 @@ def _flag(setting: Setting, group: str | None) -> Option:
     if setting.kind is bool:
         pair = f"{setting.flag}/--no-{setting.flag[2:]}"
         return Option([pair, setting.name], off_by_default=setting.default is False, **options)
-    return Option([setting.flag, setting.name], type=_Value(setting), **options)
+    return Option([setting.flag, *also, setting.name], type=_Value(setting), **options)
 
 
 class Command(click.Command):

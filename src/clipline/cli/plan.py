@@ -40,9 +40,9 @@ def plan(
 ) -> None:
     """Find the missing one of epsilon, noise multiplier, cohort size and rounds, or a table of them.
 
-    Users and epsilon alone give a table: clipline plan --population-size 20000 --epsilon 3
+    Users and epsilon alone give a table: clipline plan --users 20000 --epsilon 3
 
-    Give all but one for a plan: clipline plan --population-size 1000000 --cohort-size 1000 --rounds 1500 --epsilon 4
+    Give all but one for a plan: clipline plan --users 1000000 --cohort 1000 --rounds 1500 --epsilon 4
 
     With --parameters P or --model FILE.py either says whether such a model can be trained, and what would help.
     """
@@ -182,7 +182,7 @@ command = Command(
     help=plan.__doc__,
     groups=("The training", "The model", "The answer"),
     params=[
-        *flags_for(ASKED, group="The training"),
+        *flags_for(ASKED, group="The training", also={"population_size": "--users", "cohort_size": "--cohort"}),
         _option(["--config"], type=_path, group="The training", help="The same as TOML; flags override it."),
         _option(
             ["--scale"],

@@ -141,6 +141,7 @@ def plan(
     terms = _terms(population_size, delta, sampling, relation)
     count = None if parameters is None else count_parameters(parameters)
     found = _left_out(cohort_size, rounds, epsilon, noise_multiplier, scale)
+    check("epsilon", epsilon)
     if rounds is not None:
         check("rounds", rounds)
     if cohort_size is not None:
