@@ -17,7 +17,7 @@ import click
 
 from ..errors import CliplineError, SettingError
 from ..settings import GROUPS, RUN, SETTINGS
-from ..tasks import DEFAULT_TASK, TASK_NAMES, task_named
+from ..tasks import DEFAULT_TASK, TASK_NAMES, is_task_file, task_named
 from .parser import Argument, Command, Option, flags_for
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def resolve(
     """
     from ..data.task_stores import find_store
     from ..engine.parallel.torchrun import from_rank_0
-    from ..tasks.own_task import is_task_file, own_task
+    from ..tasks.own_task import own_task
     from ..tasks.settings import check_given, merged, read_toml
 
     file = {} if config is None else read_toml(config)
