@@ -182,7 +182,7 @@ def test_a_file_may_define_a_task(mine, tmp_path):
         ('"rounds": 3', '"rounds": 0', "rounds=0 must be a whole number at least 1"),
         ('"rounds": 3', '"rounds": 3, "classes": 4', "classes=4 must be left out, as this task has no such setting"),
         ("SETTINGS = {", "SETTINGS = 3 or {", "SETTINGS=3 must be a dict in 'mine.py'"),
-        ("def model()", "TASK = 3\ndef model()", "TASK=3 must be a clipline.tasks.task.Task in 'mine.py'"),
+        ("def model()", "TASK = 3\ndef model()", "defines TASK and also model or loss, and one must be meant"),
         ('return {"accuracy": ', "return (", "metrics(model, batch) gave Tensor but must give names and numbers"),
         (".float()}", ".float().mean()}", "gave 'accuracy' as () but must give ("),
         ('"noise_multiplier": 0.8, ', "", "epsilon=None and noise_multiplier=None, but one of them must be set"),

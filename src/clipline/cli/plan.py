@@ -94,7 +94,7 @@ def _parameters_of(model: str) -> Any:
         from ..tasks.paper_facts import FACTS
 
         return FACTS[check_choice("model", model, FACTS)].parameters
-    from ..tasks.own_task import own_model
+    from ..tasks.own.own_task import own_model
 
     tensors = list(own_model(model).parameters())
     trained = [tuple(tensor.shape) for tensor in tensors if tensor.requires_grad]

@@ -106,7 +106,7 @@ def _asked(
 
     if not is_task_file(name):
         return protocol_for(name, scale, **given), None, data_for(name, data)
-    from ..tasks.own_task import own_task
+    from ..tasks.own.own_task import own_task
 
     # What a figure fixes itself: noise, cohorts of fixed size, and users counted in the data.
     of_figure = {"noise_multiplier": 0.0, "noise_source": "seed", "sampling": "fixed", "evaluate_on": "validation"}

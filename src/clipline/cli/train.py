@@ -66,7 +66,7 @@ def resolve(
     """
     from ..data.task_stores import find_store
     from ..engine.parallel.torchrun import from_rank_0
-    from ..tasks.own_task import own_task
+    from ..tasks.own.own_task import own_task
     from ..tasks.settings import check_given, merged, read_toml
 
     file = {} if config is None else read_toml(config)

@@ -14,9 +14,9 @@ from ..errors import RunError, SettingError
 from ..federated.local_sgd import Batch
 from ..settings import SETTINGS, STAND_IN
 from ..tasks import file_and_name, is_task_file, task_named
-from ..tasks.own_task import model_of
+from ..tasks.own.own_task import model_of
+from ..tasks.own.task_file import file_checksum
 from ..tasks.task import Task
-from ..tasks.task_file import file_checksum
 
 
 @dataclass(frozen=True)

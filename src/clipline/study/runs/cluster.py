@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import CliplineError, RunError, SettingError
-from ...tasks.own_task import task_of
+from ...tasks.own.own_task import task_of
 from ...tasks.settings import TrainSettings
 from ...tasks.task import Task
 from .data_checksum import data_checksum

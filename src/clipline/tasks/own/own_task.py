@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.column_options import ColumnOptions
-from ..data.manifest import MANIFEST, read_entries, verify_store
-from ..data.task_stores import CHECKSUM_BYTES, INSIDERS, OUTSIDERS, DataUsed
-from ..engine.batches import Examples
-from ..errors import ModuleError, PopulationError, SettingError, nearest, refuse
-from ..federated.local_sgd import Batch, Loss, per_example
-from ..federated.population import Population
-from ..settings import SETTINGS
-from ..training.reports import RELEASED
-from . import is_task_file, short_name, task_named
-from .initialisers import initialised
-from .metrics import held_out_users
-from .settings import TrainSettings, check_given, merged, settings_from
-from .task import LoadedTask, Task
+from ...data.column_options import ColumnOptions
+from ...data.manifest import MANIFEST, read_entries, verify_store
+from ...data.task_stores import CHECKSUM_BYTES, INSIDERS, OUTSIDERS, DataUsed
+from ...engine.batches import Examples
+from ...errors import ModuleError, PopulationError, SettingError, nearest, refuse
+from ...federated.local_sgd import Batch, Loss, per_example
+from ...federated.population import Population
+from ...settings import SETTINGS
+from ...training.reports import RELEASED
+from .. import is_task_file, short_name, task_named
+from ..initialisers import initialised
+from ..metrics import held_out_users
+from ..settings import TrainSettings, check_given, merged, settings_from
+from ..task import LoadedTask, Task
 from .task_file import TaskFile, file_checksum
 
 Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]  # name -> (examples,) numbers

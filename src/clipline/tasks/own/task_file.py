@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import CliplineError, ModuleError, SettingError, nearest, refuse
-from . import TASK_NAMES, file_and_name
-from .task import Task
+from ...errors import CliplineError, ModuleError, SettingError, nearest, refuse
+from .. import TASK_NAMES, file_and_name
+from ..task import Task
 
 _SIGNATURES = {
     "model": "model()",
