@@ -68,7 +68,7 @@ def test_the_page_runs_as_printed(clipline, tmp_path, capsys):
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "own_task.py").write_text(file)
     exec(compile(rides, "docs/own_model.md", "exec"), {})
-    (block,) = re.findall(r"^```\n(clipline .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    _, block = re.findall(r"^```\n(clipline .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     commands = block.splitlines()
     assert len(commands) == 3
     outs = []
