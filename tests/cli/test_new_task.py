@@ -18,7 +18,8 @@ from clipline.tasks.own.own_task import own_task
 SECRETS = ("zanzibar", "987654", "1999")
 ROWS = [
     {"customer": f"c{user}", "when": f"1999-03-0{1 + (user + visit) % 9}", "city": "zanzibar",
-     "visits": 987654 + visit, "share": visit / 4, "member": user % 2 == 0, "kind": "big" if visit else "small", "late": visit % 2}
+     "visits": 987654 + visit, "share": visit / 4, "member": user % 2 == 0, "kind": "big" if visit else "small",
+     "late": visit % 2}
     for user in range(60) for visit in range(1 + user % 3)
 ]  # fmt: skip
 

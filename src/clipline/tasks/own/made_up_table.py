@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from .table_columns import Column
 from .task_text import Chosen
 
-RIDERS = 800
+RIDERS = 600
 _MINUTES_A_KM = {"city": 4.0, "race": 2.5, "cargo": 5.5}
 CHOSEN = Chosen(
     user="rider",

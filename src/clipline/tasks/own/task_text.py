@@ -46,8 +46,8 @@ _SETTINGS = """# What `clipline train` does unless a flag says otherwise; `clipl
 SETTINGS = {{
     "user_column": {user},  # whose row it is
     "epsilon": 4.0,  # the promise; how much noise it needs is computed
-    "rounds": 60,
-    "cohort_size": 100,  # users a round, on average: the more, the less noise on their mean
+    "rounds": 50,
+    "cohort_size": 60,  # users a round, on average: the more, the less noise on their mean
     "client_lr": 0.1,  # of each user's own steps
     "batch_size": 16,
 }}
