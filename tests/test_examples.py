@@ -1,8 +1,8 @@
 """One example a job: each runs as it stands, is short, learns more than its baseline, and prints its guarantee.
 
-Seeds: data are made with seed 0, models start from torch's seed 0; cohorts and noise come from the system, as in the
-examples. In 20 runs of each the error was {} minutes, the squared error of stars 0.087 to 0.097 and the
-accuracy 0.912 to 0.932: the limits are many times these spreads away.
+Data are made with seed 0 and models start from torch's seed 0; cohorts and noise come from the system, as in the
+examples. In 20 runs of each, errors were 3.8 to 4.4 minutes and 0.30 to 0.31 stars, and the accuracy 0.91 to 0.93:
+the limits are several times these spreads away.
 """
 
 import re
