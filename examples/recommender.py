@@ -1,7 +1,4 @@
-"""A recommender with personal vectors: those of films are learned privately, a user's own never leaves the user.
-
-It is the ridge solution for the user's own ratings, inside the loss.
-"""
+"""A recommender with personal vectors: films' are learned privately; a user's own is a ridge solution in the loss."""
 
 # %% Made-up ratings: each user has rated 24 of 150 films. One row a user: which films, and how good they were.
 import tempfile

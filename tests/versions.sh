@@ -72,7 +72,7 @@ wheel | sdist)
   ;;
 esac
 
-pip list --format=freeze >"$work/installed.txt"
+"$work/env/bin/python" -m pip list --format=freeze >"$work/installed.txt"
 grep -iE '^(clipline|torch|numpy|scipy|pyarrow|click|matplotlib|h5py|rich|safetensors)==' "$work/installed.txt"
 cd "$root"
 python -c 'import clipline; print("testing", clipline.__file__)'

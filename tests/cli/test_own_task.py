@@ -330,6 +330,20 @@ def test_halves_of_the_test_users_are_measured_apart(mine, tmp_path):
     assert losses["validation"] != losses["test"]
 
 
+def test_a_plan_counts_the_users_who_would_train(mine, tmp_path):
+    for data, flags in (("store", []), ("table.npz", ["--user-column", "user"])):
+        code, _, err = mine(
+            "train", "mine.py", "--data", data, *flags, "--workers", 1, "--rounds", 1, "--out", data + ".run"
+        )
+        assert code == 0, err
+    code, out, err = mine("plan", "--config", "store.run/settings.toml", "--json")
+    assert code == 0, err
+    assert json.loads(out)["population_size"] == 64  # 16 of the 80 are measured on
+    code, _, err = mine("plan", "--config", "table.npz.run/settings.toml")
+    assert code == 2
+    assert "plan counts no users in the table 'table.npz': give --population-size" in err
+
+
 def test_a_figure_of_the_paper_is_made_of_a_file(mine, tmp_path):
     flags = ["--rounds", 3, "--cohort-size", 8, "--clip-start", 0.3]
     command = ["reproduce", "fig3", "--task", "mine.py", "--data", "store", "--out", "study", *flags]

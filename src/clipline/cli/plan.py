@@ -116,7 +116,7 @@ def _from_file(config: Path, flags: dict[str, Any], scale: str | None) -> dict[s
     check_given(file, f"config {str(config)!r}")
     asked = merged(file, flags)
     if "population_size" not in asked and asked.get("data", STAND_IN) != STAND_IN:
-        asked["population_size"] = _users_in_store(str(asked["data"]))
+        asked["population_size"] = _users_in_store(str(asked["data"]), own=is_task_file(asked.get("task")))
         if asked.get("sampling", "poisson") == "poisson":
             asked.setdefault("relation", Relation.ZERO_OUT.value)  # the number of users is read from the data
     chosen = {key: value for key, value in asked.items() if key in ASKED}
@@ -126,12 +126,21 @@ def _from_file(config: Path, flags: dict[str, Any], scale: str | None) -> dict[s
     return chosen
 
 
-def _users_in_store(data: str) -> int:
-    """How many users there are in the store that a training would read."""
+def _users_in_store(data: str, *, own: bool) -> int:
+    """How many users a training would draw from: all of a store, or of one's `own` task those it does not test on."""
     from ..data.manifest import MANIFEST, read_manifest
 
     train = Path(data) / "train"
-    return read_manifest(train if (train / MANIFEST).is_file() else data).users
+    if (train / MANIFEST).is_file():
+        return read_manifest(train).users
+    if Path(data).is_file():
+        flag = SETTINGS["population_size"].flag
+        raise SettingError(f"population_size is missing, and plan counts no users in the table {data!r}: give {flag}")
+    if own:
+        from ..tasks.own.own_task import users_of_store
+
+        return users_of_store(data)
+    return read_manifest(data).users
 
 
 @contextmanager

@@ -155,6 +155,11 @@ def _users(file: TaskFile, columns: Mapping[str, Any], settings: TrainSettings) 
     return _store(data, file, columns).split(test=TEST_SHARE, seed=0)
 
 
+def users_of_store(folder: str) -> int:
+    """How many users of a single store a task of one's own trains on: those who are not tested on."""
+    return len(Population.open(folder).split(test=TEST_SHARE, seed=0)[0])
+
+
 def _store(folder: Path, file: TaskFile, columns: Mapping[str, Any]) -> Population:
     """A store that is complete and whose columns were read as the file says, less the fields that it does not name."""
     if "sha256" in read_entries(folder):

@@ -75,8 +75,11 @@ def _columns(chosen: Chosen) -> str:
     since = f"days since {date.today().year}-01-01"
     counted = ", ".join(f'{_quoted(name)}: "{since}"' for name in times)
     lines += [f'    "timestamps": {{{counted}}},']
-    fill = ", ".join(f"{_quoted(name)}: 0" for name in names)
-    lines += [f'    "fill": {{{fill}}},  # for gaps; without it they are refused, as those of the label are', "}", ""]
+    fill = ", ".join(f"{_quoted(name)}: {round(chosen.scales.get(name, (0.0, 1.0))[0])}" for name in names)
+    lines += [
+        "    # What stands for gaps: the middle is usual. Without it gaps are refused, as those of the label are."
+    ]
+    lines += [f'    "fill": {{{fill}}},', "}", ""]
     return "\n".join(lines)
 
 
