@@ -206,8 +206,8 @@ def _leave() -> NoReturn:
 
 
 _TASKS = (
-    f"{', '.join(TASK_NAMES)}; or a Python file of your own with model() and loss(model, batch), trained on --data.  "
-    f"[default: {DEFAULT_TASK}]"
+    f"{', '.join(TASK_NAMES)}; or a Python file of your own with model() and loss(model, batch), trained on --data: "
+    f"FILE.py, or FILE.py:name for one of several in it; clipline new-task writes one.  [default: {DEFAULT_TASK}]"
 )
 _path = click.Path(path_type=Path)
 _option = partial(Option, group=RUN)
