@@ -26,7 +26,7 @@ lowest | newest | wheel | sdist) shift ;;
   ;;
 esac
 
-work=$(mktemp -d "${TMPDIR:-/tmp}/clipline-$what.XXXXXX")
+work=$(mktemp -d "${TMPDIR:-/tmp}/versions-of-clipline-$what.XXXXXX")
 [ -n "${KEEP:-}" ] || trap 'rm -rf "$work"' EXIT
 "${PYTHON:-python3}" -m venv "$work/env"
 pip() { "$work/env/bin/pip" --disable-pip-version-check -q "$@"; }
