@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+import clipline
 from clipline import LocalSGD, Population
 from clipline.engine.layers import MatrixLSTM, MaxPool2d, PatchConv2d
 from clipline.engine.one_by_one import OneByOne
@@ -26,6 +27,7 @@ from clipline.training.options import Compute, Privacy
 from clipline.training.training import Training
 
 ROOT = Path(__file__).parents[1]
+SOURCE = Path(clipline.__file__).parent  # of the package under test, which may be an installed one
 
 
 def load_script(path: Path) -> ModuleType:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tomllib
 
-from samples import ROOT, load_script
+from samples import ROOT, SOURCE, load_script
 
 README = (ROOT / "README.md").read_text()
 
@@ -53,7 +53,7 @@ def test_on_pypi_no_link_and_no_image_leads_nowhere():
 
 
 def test_the_package_is_typed():
-    assert (ROOT / "src" / "clipline" / "py.typed").exists()
+    assert (SOURCE / "py.typed").exists()
 
 
 def test_first_run_is_short_and_learns(capsys):

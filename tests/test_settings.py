@@ -7,7 +7,7 @@ import sys
 import typing
 
 import pytest
-from samples import ROOT
+from samples import SOURCE
 
 from clipline import FastParts, LocalSGD, QuantileClip, ServerSGD, SettingError, Training
 from clipline.cli import main
@@ -19,7 +19,6 @@ from clipline.tasks.handwriting.task import TASK
 from clipline.tasks.settings import TrainSettings, settings_from
 from clipline.training.options import Compute, Privacy
 
-SOURCE = ROOT / "src" / "clipline"
 TAKERS = (Privacy, Compute, FastParts, LocalSGD, QuantileClip, ServerSGD)
 # What belongs to the model and its loss is written in Python beside them, not in a file of settings.
 OF_THE_MODEL = {"reduction", "row_fields"}

@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from samples import ROOT
+from samples import ROOT, SOURCE
 
 import clipline
 
-SOURCE = ROOT / "src" / "clipline"
 LEVELS = {
     "errors": 0,
     "settings": 1,

@@ -7,15 +7,19 @@ import re
 import shutil
 import signal
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file
 from samples import ROOT
 
+import clipline as cl
 from clipline.data.store import write_store
 from clipline.federated.population import Population
 from clipline.privacy.ledger import Ledger
+from clipline.tasks.settings import TrainSettings
+from clipline.tasks.sweep import train_many
 from clipline.training.progress import Progress
 
 PAGE = (ROOT / "docs" / "own_model.md").read_text()
@@ -36,6 +40,14 @@ def loss(model, batch):
 
 def metrics(model, batch):
     return {"accuracy": (model(batch["x"]).argmax(dim=1) == batch["y"]).float()}
+"""
+WIDE = """
+
+class wide:
+    SETTINGS = {**SETTINGS, "rounds": 2}
+
+    def model():
+        return nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
 """
 FLAGS = ["--workers", 1, "--seed", 1, "--out", "run", "--json"]
 
@@ -68,7 +80,7 @@ def test_the_page_runs_as_printed(clipline, tmp_path, capsys):
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "own_task.py").write_text(file)
     exec(compile(rides, "docs/own_model.md", "exec"), {})
-    (block,) = re.findall(r"^```\n(clipline .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    _, block = re.findall(r"^```\n(clipline .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     commands = block.splitlines()
     assert len(commands) == 3
     outs = []
@@ -182,9 +194,36 @@ def test_a_file_may_define_a_task(mine, tmp_path):
         ('"rounds": 3', '"rounds": 0', "rounds=0 must be a whole number at least 1"),
         ('"rounds": 3', '"rounds": 3, "classes": 4', "classes=4 must be left out, as this task has no such setting"),
         ("SETTINGS = {", "SETTINGS = 3 or {", "SETTINGS=3 must be a dict in 'mine.py'"),
-        ("def model()", "TASK = 3\ndef model()", "TASK=3 must be a clipline.tasks.task.Task in 'mine.py'"),
+        ("def model()", "TASK = 3\ndef model()", "defines TASK and also model or loss, and one must be meant"),
         ('return {"accuracy": ', "return (", "metrics(model, batch) gave Tensor but must give names and numbers"),
         (".float()}", ".float().mean()}", "gave 'accuracy' as () but must give ("),
+        (
+            'batch["y"].long())',
+            'batch["y"].long()).repeat(3)',
+            "loss returned a tensor of shape (3,) but must return one",
+        ),
+        ('batch["x"]), batch', 'batch["z"]), batch', "fails (line 13: KeyError: 'z'): the batch has the fields x, y"),
+        (
+            "nn.Linear(3, 2)",
+            "nn.Linear(4, 2)",
+            "loss(model, batch) of 'mine.py' fails (line 13: RuntimeError: mat1 and",
+        ),
+        ("return nn.Linear(3, 2)", "return nn.Linear(3, [])", "model() of 'mine.py' fails (line 9: "),
+        ('"accuracy":', '"clip":', "metric='clip' must be named other than round, clip, fraction_within"),
+        ("import torch\n", "raise SystemExit(4)\n", "cannot be run (line 2: SystemExit: 4): mend the file"),
+        ("import torch\n", "import beside\n", "cannot be run (line 2: "),
+        (
+            "SETTINGS = {",
+            "COLUMNS = {'fiels': []}\nSETTINGS = {",
+            "COLUMNS of 'mine.py' has the unknown key 'fiels': did",
+        ),
+        (
+            "SETTINGS = {",
+            "COLUMNS = {'fields': 'x'}\nSETTINGS = {",
+            "fields='x' must be a list of columns in COLUMNS of",
+        ),
+        ("SETTINGS = {", "COLUMNS = {'fields': ['z']}\nSETTINGS = {", "has no field 'z'"),
+        ("SETTINGS = {", "COLUMNS = {'categories': {'y': [0]}}\nSETTINGS = {", "was made with other categories of 'y'"),
         ('"noise_multiplier": 0.8, ', "", "epsilon=None and noise_multiplier=None, but one of them must be set"),
     ],
 )
@@ -194,12 +233,133 @@ def test_what_is_wrong_with_a_file_is_said_in_one_sentence(mine, tmp_path, old, 
     if new == "return (":
         text = text.replace(".float()}", ".float())")
     (tmp_path / "mine.py").write_text(text)
+    (tmp_path / "beside.py").write_text("a = 1\nb = (\n")
     code, out, err = mine("train", "mine.py", "--data", "store", *FLAGS)
     assert (code, out) == (2, "")
     assert words in err.splitlines()[-1]
+    assert "import beside" not in new or "beside.py', line 2: '(' was never closed" in err
     assert err.splitlines()[-1].startswith("clipline: ")
     assert "Traceback" not in err
     assert not (tmp_path / "run").exists()
+
+
+COMMANDS = {
+    "train": ["train", "{}", "--data", "store", *FLAGS],
+    "plan": ["plan", "--model", "{}", "--population-size", 1000, "--epsilon", 4],
+    "tune": ["tune", "{}", "--proxy", "store", "--epsilon", 4, "--users", 1000, "--rounds", 2, "--cohort-size", 5],
+    "reproduce": ["reproduce", "fig3", "--task", "{}", "--data", "store"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("nowhere.py", "task='nowhere.py' must be the path of a Python file, and there is none"),
+        ("mine.py:wid", "and there is none: did you mean 'wide'?"),
+        ("mine.py:loss", "'loss' (line 12) is something else"),
+        ("broken.py", "task='broken.py' cannot be run (line 1: invalid syntax): mend the file"),
+        (
+            "lost.py",
+            "task='lost.py' cannot be run (line 2: ModuleNotFoundError: No module named 'torsch'): mend the file",
+        ),
+        ("three.py", "model() of 'three.py' gave int but must give a torch.nn.Module: return one (line 8)"),
+        ("so_lr.py", "task='so_lr.py' must be named other than 'so_lr', a task of clipline: rename the file"),
+    ],
+)
+def test_every_command_says_what_is_wrong_with_a_file(mine, tmp_path, command, task, words):
+    (tmp_path / "mine.py").write_text(TASK + WIDE)
+    (tmp_path / "broken.py").write_text("import = 3\n")
+    (tmp_path / "lost.py").write_text(TASK.replace("import torch\n", "import torsch\n"))
+    (tmp_path / "three.py").write_text(TASK.replace("return nn.Linear(3, 2)", "return 3"))
+    (tmp_path / "so_lr.py").write_text(TASK)
+    code, out, err = mine(*(str(word).format(task) for word in COMMANDS[command]))
+    assert (code, out) == (2, "")
+    assert words in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+def test_one_file_may_hold_several_tasks(mine, tmp_path):
+    (tmp_path / "mine.py").write_text(TASK + WIDE)
+    code, out, err = mine("train", "mine.py:wide", "--data", "store", *FLAGS)
+    assert code == 0, err
+    answer = json.loads(out)
+    assert (answer["task"], answer["rounds"], answer["metric_name"]) == ("mine-wide", 2, "accuracy")
+    assert len(load_file(tmp_path / "run" / "model.safetensors")) == 4  # two layers
+    saved = cl.load("run")
+    assert len(saved.model) == 2
+    assert saved.card["task"]["name"] == "mine.py:wide"
+    code, out, err = mine("plan", "--model", "mine.py:wide", "--population-size", 1000, "--epsilon", 4, "--json")
+    assert code == 0, err
+    assert json.loads(out)["parameters"] == 3 * 5 + 5 + 5 * 2 + 2
+    settings = TrainSettings(
+        task="mine.py:wide", data="store", rounds=1, cohort_size=9, client_lr=0.1, epsilon=9.0, seed=1
+    )
+    results = train_many([settings, replace(settings, seed=2)])
+    assert [result.state.round_index for result in results] == [1, 1]
+
+
+def test_a_table_is_read_as_the_file_says_in_training_and_in_prediction(mine, tmp_path):
+    rows = [
+        f"{user},{'red' if user % 2 else ''},2026-01-0{1 + user % 9},{user if user % 5 else ''},nothing"
+        for user in range(60)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["user,y,when,x,note", *rows]) + "\n")
+    columns = (
+        'COLUMNS = {"fields": ["y", "when", "x"], "categories": {"y": ["red"]}, "fill": {"x": 7},\n'
+        '           "timestamps": {"when": "days since 2026-01-01"}}\n'
+    )
+    text = TASK.replace('batch["x"]', 'torch.stack([batch["x"].float(), batch["when"], batch["x"].float()], 1)')
+    text += '\n\ndef predict(model, batch):\n    return torch.stack([batch["y"], batch["when"], batch["x"]], 1)\n'
+    (tmp_path / "mine.py").write_text(columns + text)
+    code, _, err = mine("train", "mine.py", "--data", "t.csv", "--user-column", "user", *FLAGS)
+    assert code == 0, err
+    # Not listed is 1, the first of January is 0, and a gap is 7.
+    assert cl.load("run").predict("t.csv")[:2].tolist() == [[1, 0, 7], [0, 1, 1]]
+
+
+def test_halves_of_the_test_users_are_measured_apart(mine, tmp_path):
+    losses = {}
+    for part in ("validation", "test", "original"):
+        flags = ["--workers", 1, "--seed", 1, "--rounds", 1, "--json", "--out", part]
+        code, _, err = mine("train", "mine.py", "--data", "both", "--evaluate-on", part, *flags)
+        assert code == 0, err
+        losses[part] = json.loads((tmp_path / part / "metrics.jsonl").read_text())["loss"]
+    # Seven test users with four examples each: four of them to validate on, three to test on.
+    assert losses["original"] == pytest.approx((4 * losses["validation"] + 3 * losses["test"]) / 7)
+    assert losses["validation"] != losses["test"]
+
+
+def test_a_plan_counts_the_users_who_would_train(mine, tmp_path):
+    for data, flags in (("store", []), ("table.npz", ["--user-column", "user"])):
+        code, _, err = mine(
+            "train", "mine.py", "--data", data, *flags, "--workers", 1, "--rounds", 1, "--out", data + ".run"
+        )
+        assert code == 0, err
+    code, out, err = mine("plan", "--config", "store.run/settings.toml", "--json")
+    assert code == 0, err
+    assert json.loads(out)["population_size"] == 64  # 16 of the 80 are measured on
+    code, _, err = mine("plan", "--config", "table.npz.run/settings.toml")
+    assert code == 2
+    assert "plan counts no users in the table 'table.npz': give --population-size" in err
+
+
+def test_a_figure_of_the_paper_is_made_of_a_file(mine, tmp_path):
+    flags = ["--rounds", 3, "--cohort-size", 8, "--clip-start", 0.3]
+    command = ["reproduce", "fig3", "--task", "mine.py", "--data", "store", "--out", "study", *flags]
+    code, out, err = mine(*command)
+    assert code == 0, err
+    assert "fig3, mine, scale smoke:" in out
+    rows = list(csv.DictReader((tmp_path / "study" / "fig3-mine.csv").read_text().splitlines()))
+    assert {row["quantile"] for row in rows} == {"", "0.1", "0.5", "0.9"}
+    code, out, err = mine("study", "check", "study")
+    assert (code, err) == (0, "")
+    assert "7 runs, 0 problems" in out
+    assert mine(*command)[0] == 0  # nothing is left to train
+    (tmp_path / "mine.py").write_text(TASK.replace("nn.Linear(3, 2)", "nn.Linear(3, 2, bias=False)"))
+    code, _, err = mine(*command)
+    assert code == 2
+    assert "holds fig3-mine of a file that has changed since: give another --out" in err
 
 
 @pytest.mark.parametrize(
@@ -212,7 +372,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_sentence(mine, tmp_path, old, 
         (["mine.py", "--data", "table.npz"], "user_column=None must be given for the table 'table.npz'"),
         (["mine.py", "--data", "table.npz", "--user-column", "usr"], "has no user column 'usr': did you mean 'user'?"),
         (["mine.py", "--data", "mine.py", "--user-column", "user"], "'mine.py' is of no known kind"),
-        (["mine.py", "--data", "store", "--evaluate-on", "test"], "evaluate_on='test' must be left out"),
+        (["mine.py", "--data", "store", "--evaluate-on", "best"], "evaluate_on='best' must be one of validation, test"),
         (["mine.py", "--data", "store", "--cohort-size", "100"], "cohort_size=100 must be at most the population"),
         (["mine.py", "--data", "damaged"], "has checksum"),
         (["handwriting", "--user-column", "user"], "user_column='user' must be left out, as task 'handwriting' has no"),

@@ -20,6 +20,7 @@ app = Group(
     help="Train models with user-level differential privacy and no clip norm to tune.",
     modules={
         "train": ".train",
+        "predict": ".predict",
         "tune": ".tune",
         "plan": ".plan",
         "report": ".report",
@@ -27,6 +28,7 @@ app = Group(
         "reproduce": ".reproduce",
         "study": ".study",
         "data": ".data",
+        "new-task": ".new_task",
     },
     params=[
         click.Option(

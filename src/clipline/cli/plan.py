@@ -16,6 +16,7 @@ import click
 
 from ..errors import RunError, SettingError, check_choice, refuse
 from ..settings import SETTINGS, STAND_IN
+from ..tasks import is_task_file
 from .parser import Command, Option, flags_for
 
 if TYPE_CHECKING:
@@ -89,11 +90,11 @@ def _shown(result: Plan | NoiseTable, as_json: bool, explain: bool) -> str:
 
 def _parameters_of(model: str) -> Any:
     """How many parameters a task trains; of a file the shape of each, so that adapters can be counted."""
-    if not model.endswith(".py"):
+    if not is_task_file(model):
         from ..tasks.paper_facts import FACTS
 
         return FACTS[check_choice("model", model, FACTS)].parameters
-    from ..tasks.own_task import own_model
+    from ..tasks.own.own_task import own_model
 
     tensors = list(own_model(model).parameters())
     trained = [tuple(tensor.shape) for tensor in tensors if tensor.requires_grad]
@@ -115,7 +116,7 @@ def _from_file(config: Path, flags: dict[str, Any], scale: str | None) -> dict[s
     check_given(file, f"config {str(config)!r}")
     asked = merged(file, flags)
     if "population_size" not in asked and asked.get("data", STAND_IN) != STAND_IN:
-        asked["population_size"] = _users_in_store(str(asked["data"]))
+        asked["population_size"] = _users_in_store(str(asked["data"]), own=is_task_file(asked.get("task")))
         if asked.get("sampling", "poisson") == "poisson":
             asked.setdefault("relation", Relation.ZERO_OUT.value)  # the number of users is read from the data
     chosen = {key: value for key, value in asked.items() if key in ASKED}
@@ -125,12 +126,21 @@ def _from_file(config: Path, flags: dict[str, Any], scale: str | None) -> dict[s
     return chosen
 
 
-def _users_in_store(data: str) -> int:
-    """How many users there are in the store that a training would read."""
+def _users_in_store(data: str, *, own: bool) -> int:
+    """How many users a training would draw from: all of a store, or of one's `own` task those it does not test on."""
     from ..data.manifest import MANIFEST, read_manifest
 
     train = Path(data) / "train"
-    return read_manifest(train if (train / MANIFEST).is_file() else data).users
+    if (train / MANIFEST).is_file():
+        return read_manifest(train).users
+    if Path(data).is_file():
+        flag = SETTINGS["population_size"].flag
+        raise SettingError(f"population_size is missing, and plan counts no users in the table {data!r}: give {flag}")
+    if own:
+        from ..tasks.own.own_task import users_of_store
+
+        return users_of_store(data)
+    return read_manifest(data).users
 
 
 @contextmanager

@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import SettingError, check_choice, refuse
 from ..settings import SETTINGS, check
-from ..tasks import DEFAULT_TASK, TASK_NAMES
+from ..tasks import DEFAULT_TASK, TASK_NAMES, is_task_file
 from .parser import Argument, Command, Option, flags_for
+
+if TYPE_CHECKING:
+    from ..study.paper.protocol import Protocol
+    from ..tasks.task import Task
 
 WITHOUT_TRAINING = ("fig1", "fig2", "table1")
 STUDIES = ("learning-rates", "fig3", "fig4", "fig5", "fig6", "fig7")
@@ -59,24 +63,26 @@ def _reproduce_plain(what: str, out: Path, seed: int, overwrite: bool) -> None:
 
 
 def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, given: dict[str, Any]) -> None:
-    from ..study.paper.protocol import protocol_for
-    from ..study.paper.reproduce import data_for, reproduce
+    from ..study.paper.reproduce import reproduce
     from ..study.report import write_report
     from ..study.runs.progress import StudyProgress
 
     for name in (*_OF_PROTOCOL, *_OF_RUNS):
         if name in given:
             check(name, given[name])
-    data, cluster = given.pop("data", None), given.pop("cluster", None)
+    data, cluster, column = (given.pop(name, None) for name in ("data", "cluster", "user_column"))
     changes = {name: given.pop(name) for name in _OF_RUNS if name in given}
-    protocols = [protocol_for(task, scale, **given) for task in tasks]  # all are checked before the first is run
-    for protocol in protocols:
+    if column is not None and not any(is_task_file(task) for task in tasks):
+        raise refuse("user_column", column, "left out where no task is a file of your own", "drop it")
+    asked = [_asked(task, scale, data, column, given) for task in tasks]  # all are checked before the first is run
+    for protocol, task, where in asked:
         try:
             reproduced = reproduce(
                 what,
                 protocol,
                 out,
-                changes={**changes, "data": data_for(protocol.task, data)},
+                task=task,
+                changes={**changes, "data": where},
                 cluster=cluster,
                 progress=StudyProgress(f"{what} {protocol.task}"),
             )
@@ -91,11 +97,38 @@ def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, giv
     click.echo(str(write_report([out])))
 
 
+def _asked(
+    name: str, scale: str, data: str | None, column: str | None, given: dict[str, Any]
+) -> tuple[Protocol, Task | None, str | None]:
+    """The protocol of a task, the task if it is a file's, and where its data are."""
+    from ..study.paper.protocol import own_protocol, protocol_for
+    from ..study.paper.reproduce import data_for
+
+    if not is_task_file(name):
+        return protocol_for(name, scale, **given), None, data_for(name, data)
+    from ..tasks.own.own_task import own_task
+
+    # What a figure fixes itself: noise, cohorts of fixed size, and users counted in the data.
+    of_figure = {"noise_multiplier": 0.0, "noise_source": "seed", "sampling": "fixed", "evaluate_on": "validation"}
+    free = dict.fromkeys(("population_size", "max_epsilon", "count_stddev", "delta", "relation"))
+    where: dict[str, Any] = {
+        key: value for key, value in (("data", data), ("user_column", column)) if value is not None
+    }
+    smaller: dict[str, Any] = {key: given[key] for key in ("rounds", "cohort_size") if key in given}
+    task = own_task(name, {"seed": 0, **of_figure, **free, **where, **smaller})
+    metric = task.load(task.settings).metric_name  # nobody knows it before the file has measured something
+    return own_protocol(task.name, str(metric), task.settings, scale, **given), task, task.settings.data
+
+
 def _tasks(words: Sequence[str]) -> list[str]:
     """The tasks that --task names: repeated, separated by commas, or `all` six of the paper."""
     names = [name.strip() for word in words for name in word.split(",") if name.strip()] or [DEFAULT_TASK]
-    listed = [name for word in names for name in (_OF_PAPER if word == "all" else [check_choice("task", word, _NAMED)])]
+    listed = [name for word in names for name in (_OF_PAPER if word == "all" else _named(word))]
     return list(dict.fromkeys(listed))
+
+
+def _named(word: str) -> list[str]:
+    return [word if is_task_file(word) else check_choice("task", word, _NAMED)]
 
 
 _OF_PAPER = tuple(name for name in TASK_NAMES if name != DEFAULT_TASK)
@@ -137,7 +170,8 @@ command = Command(
         _option(
             "--task",
             _STUDY,
-            f"{', '.join(TASK_NAMES)}, or all six of the paper; several with commas or by repeating.",
+            f"{', '.join(TASK_NAMES)}, or all six of the paper, or a Python file of your own (see train); several with "
+            "commas or by repeating.",
             multiple=True,
             metavar="T",
             unset=DEFAULT_TASK,
@@ -151,6 +185,7 @@ command = Command(
             unset="smoke",
         ),
         _option("--data", _STUDY, "Prepared data of the task, or a folder with a store for each.", metavar="DIR"),
+        *flags_for(["user_column"], _STUDY),
         _option(
             "--out",
             _STUDY,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..tasks import is_task_file
+
 if TYPE_CHECKING:
     from ..data.task_stores import DataUsed
     from ..tasks.settings import TrainSettings
@@ -38,7 +40,7 @@ def summary(
     if used.kind == "stand-in":
         lines.insert(1, "data: a stand-in, generated; not comparable with results on the original data set")
     elif used.source is not None:
-        alike = used.kind == "original" or settings.task.endswith(".py")  # a task of one's own has no original
+        alike = used.kind == "original" or is_task_file(settings.task)  # a task of one's own has no original
         other = "" if alike else "; not comparable with results on the original data set"
         lines.insert(1, f"data: {used.kind}, {used.source}{other}")
     if result.stopped == "budget":

@@ -17,7 +17,7 @@ import click
 
 from ..errors import CliplineError, SettingError
 from ..settings import GROUPS, RUN, SETTINGS
-from ..tasks import DEFAULT_TASK, TASK_NAMES, task_named
+from ..tasks import DEFAULT_TASK, TASK_NAMES, is_task_file, task_named
 from .parser import Argument, Command, Option, flags_for
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def resolve(
     """
     from ..data.task_stores import find_store
     from ..engine.parallel.torchrun import from_rank_0
-    from ..tasks.own_task import is_task_file, own_task
+    from ..tasks.own.own_task import own_task
     from ..tasks.settings import check_given, merged, read_toml
 
     file = {} if config is None else read_toml(config)
@@ -206,8 +206,8 @@ def _leave() -> NoReturn:
 
 
 _TASKS = (
-    f"{', '.join(TASK_NAMES)}; or a Python file of your own with model() and loss(model, batch), trained on --data.  "
-    f"[default: {DEFAULT_TASK}]"
+    f"{', '.join(TASK_NAMES)}; or a Python file of your own with model() and loss(model, batch), trained on --data: "
+    f"FILE.py, or FILE.py:name for one of several in it; clipline new-task writes one.  [default: {DEFAULT_TASK}]"
 )
 _path = click.Path(path_type=Path)
 _option = partial(Option, group=RUN)

@@ -114,8 +114,7 @@ def _resolved(
     """The task, the settings of its trial, and where the private data lie, if that is known."""
     from ..data.task_stores import find_store
     from ..study.tune.question import GENERATED
-    from ..tasks import task_named
-    from ..tasks.own_task import is_task_file
+    from ..tasks import is_task_file, task_named
     from .train import resolve
 
     if is_task_file(task):

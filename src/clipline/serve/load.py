@@ -48,15 +48,15 @@ class SavedModel:
         `data` is a dataframe (pandas, polars, pyarrow), a table file (Parquet, CSV, JSONL, NPZ), a `Population` or the
         folder of one, a mapping from fields to arrays, or a single array or tensor. Rows keep their order; those of a
         population are user by user. Columns that the training did not have are not read, and labels may be missing.
-        Numbers become what they were in the training: fractions take the model's type, and whole numbers where the
-        training had fractions become fractions.
+        Categories, times and gaps are read as for the training. Numbers become what they were there: fractions take the
+        model's type, and whole numbers where the training had fractions become fractions.
 
         The function `predict` of `load` or of the task's file is asked. Without one the model is called: with the
         fields that the arguments of its `forward` name, else with the only field there is.
         """
         check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")
         trained: Mapping[str, Any] = self.card.get("fields", {})
-        arrays = arrays_of(data, list(trained), only=_ONLY)
+        arrays = arrays_of(data, list(trained), self.card.get("columns", {}), only=_ONLY)
         if _ONLY in arrays and self.function is not None:
             raise refuse(
                 "data", type(data).__name__, "fields by name, as predict(model, batch) takes them", 'give {"x": array}'

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..data.column_options import ColumnOptions
+from ..data.fields import field_array
 from ..errors import PopulationError, refuse
 from ..federated.population import Population
 
@@ -17,23 +19,28 @@ _ROW = "row of clipline.load"  # a user column for tables that need none: each r
 _WAY_OUT = "give a dataframe, a table file, a Population, or arrays by field name"
 
 
-def arrays_of(data: Any, trained: Sequence[str], *, only: str) -> dict[str, NDArray[Any]]:
+def arrays_of(
+    data: Any, trained: Sequence[str], options: Mapping[str, Any] | None = None, *, only: str
+) -> dict[str, NDArray[Any]]:
     """Fields by name, all with as many examples; a single array is named `only`.
 
-    Of a table only columns in `trained` are read, or all if that is empty.
+    Of a table only columns in `trained` are read, or all if that is empty. `options` are those of the columns in the
+    training, as a population has them: they are applied to tables and named arrays. The fields of a population are
+    taken as they are.
     """
+    options = {} if options is None else options
     if isinstance(data, str | Path):
-        data = _read_file(Path(data), trained)
+        data = _read_file(Path(data), trained, options)
     if isinstance(data, Population):
         fields = dict(data.fields)
     elif isinstance(data, Mapping):
         chosen = [name for name in data if not trained or name in trained]
-        fields = {str(name): _array(str(name), data[name]) for name in chosen}
+        fields = {str(name): _array(str(name), data[name], options) for name in chosen}
         _check_some(fields, list(data), trained)
     elif _is_frame(data):
-        fields = _columns(data, trained)
+        fields = _columns(data, trained, options)
     else:
-        fields = {only: _array("data", data)}
+        fields = {only: _array("data", data, {})}
     sizes = {name: len(array) for name, array in fields.items()}
     if len(set(sizes.values())) > 1:
         raise refuse("numbers of examples", sizes, "the same in all fields", "give as many of each")
@@ -63,7 +70,9 @@ def field_like(name: str, array: NDArray[Any], trained: Mapping[str, Any]) -> ND
     return cast
 
 
-def _array(name: str, values: Any) -> NDArray[Any]:
+def _array(name: str, values: Any, options: Mapping[str, Any]) -> NDArray[Any]:
+    if any(options_for([name], options).values()):
+        return field_array(name, values, ColumnOptions.of(options_for([name], options)))
     try:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (TypeError, ValueError) as error:
@@ -73,6 +82,14 @@ def _array(name: str, values: Any) -> NDArray[Any]:
     return array
 
 
+def options_for(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a training that concern these columns: a label that is not there needs none."""
+    return {
+        option: {name: one for name, one in value.items() if name in names} if isinstance(value, Mapping) else value
+        for option, value in options.items()
+    }
+
+
 def _is_frame(data: Any) -> bool:
     """A dataframe or a table of pyarrow, and no single column."""
     return hasattr(data, "columns") and (
@@ -80,7 +97,7 @@ def _is_frame(data: Any) -> bool:
     )
 
 
-def _columns(frame: Any, trained: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _columns(frame: Any, trained: Sequence[str], options: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """The columns of a dataframe that were trained on, by the rules of `Population.from_dataframe`."""
     import pyarrow as pa
 
@@ -95,7 +112,7 @@ def _columns(frame: Any, trained: Sequence[str]) -> dict[str, NDArray[Any]]:
     names = [name for name in table.column_names if not trained or name in trained]
     _check_some(names, table.column_names, trained)
     table = table.select(names).append_column(_ROW, pa.array(np.arange(table.num_rows)))
-    return dict(Population.from_dataframe(table, user=_ROW, fields=names).fields)
+    return dict(Population.from_dataframe(table, user=_ROW, fields=names, **options_for(names, options)).fields)
 
 
 def _check_some(found: Any, given: Sequence[Any], trained: Sequence[str]) -> None:
@@ -107,7 +124,7 @@ def _check_some(found: Any, given: Sequence[Any], trained: Sequence[str]) -> Non
         )
 
 
-def _read_file(path: Path, trained: Sequence[str]) -> Any:
+def _read_file(path: Path, trained: Sequence[str], options: Mapping[str, Any]) -> Any:
     """A table, a mapping of arrays or a population, as the name says."""
     import pyarrow as pa
     import pyarrow.csv
@@ -125,7 +142,9 @@ def _read_file(path: Path, trained: Sequence[str]) -> Any:
         if path.suffix == ".parquet":
             return pyarrow.parquet.read_table(path)
         if path.suffix == ".csv":
-            return pyarrow.csv.read_csv(path)
+            listed = options.get("categories", {})
+            text = {name: pa.string() for name, values in listed.items() if isinstance(values[0], str)}
+            return pyarrow.csv.read_csv(path, convert_options=pyarrow.csv.ConvertOptions(column_types=text))
         if path.suffix == ".jsonl":
             return pyarrow.json.read_json(path)
     except (pa.ArrowException, OSError, ValueError) as error:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from ..errors import RunError, SettingError
 from ..federated.local_sgd import Batch
 from ..settings import SETTINGS, STAND_IN
-from ..tasks import task_named
-from ..tasks.own_task import file_checksum, is_task_file, model_of
+from ..tasks import file_and_name, is_task_file, task_named
+from ..tasks.own.own_task import model_of
+from ..tasks.own.task_file import file_checksum
 from ..tasks.task import Task
 
 
@@ -45,7 +46,7 @@ def code_of(task: Mapping[str, Any], named: str | None, folder: Path) -> Code:
 def _check_file(name: str, checksum: object, folder: Path) -> None:
     """Refuse to run a file that nobody named, unless it is the one that was trained with, outside the folder."""
     way_out = "give load(path, model=FILE), the file that defines it, or model=MyModel()"
-    path = Path(name)
+    path = Path(file_and_name(name)[0])
     if not path.is_file():
         raise RunError(f"the model was defined in {name!r}, and there is no such file here: {way_out}")
     if path.resolve().is_relative_to(folder.resolve()):

@@ -51,10 +51,15 @@ def held_out(test: Population, part: str) -> NDArray[np.int64]:
 
     "original" is everybody: the original programs chose settings and reported results on the same users.
     """
+    owned = [np.arange(test.offsets[user], test.offsets[user + 1]) for user in held_out_users(len(test), part)]
+    return np.concatenate([np.zeros(0, np.int64), *owned])
+
+
+def held_out_users(users: int, part: str) -> range:
+    """The places of the test users that belong to a part, as in `held_out`."""
     check_choice("evaluate_on", part, ("validation", "test", "original"))
     first, step = {"validation": (0, 2), "test": (1, 2), "original": (0, 1)}[part]
-    owned = [np.arange(test.offsets[user], test.offsets[user + 1]) for user in range(first, len(test), step)]
-    return np.concatenate([np.zeros(0, np.int64), *owned])
+    return range(first, users, step)
 
 
 def batches(

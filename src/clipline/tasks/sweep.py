@@ -8,7 +8,7 @@ from ..errors import SettingError, refuse
 from ..training.callbacks import Callback
 from ..training.result import TrainResult
 from ..training.side_by_side import run_together
-from . import task_named
+from .own.own_task import task_of
 from .settings import TrainSettings
 
 # What side by side runs must share: what decides the data, the model, the batches and how they are computed.
@@ -52,6 +52,6 @@ def train_many(
             raise SettingError(
                 f"engine of settings {number} is 'one-by-one' but runs side by side are stacked: leave it out"
             )
-    task = task_named(settings[0].task)
+    task = task_of(settings[0])
     loaded = task.load(settings[0])
     return run_together([task.training(one, loaded) for one in settings], callbacks)

@@ -43,7 +43,9 @@ class Recorded:
         return found
 
 
-def facts_of(what: str, protocol: Protocol, base: TrainSettings, checksum: str, data: str) -> dict[str, Any]:
+def facts_of(
+    what: str, protocol: Protocol, base: TrainSettings, checksum: str, data: str, code: str | None = None
+) -> dict[str, Any]:
     """What `study.json` keeps of an experiment. Where the data lie is left out: the checksum says which they are."""
     settings = {name: value for name, value in asdict(base).items() if value is not None}
     if base.stored:
@@ -55,6 +57,7 @@ def facts_of(what: str, protocol: Protocol, base: TrainSettings, checksum: str, 
         "settings": settings,
         "data": data,
         "unprivate_data_checksum": checksum,
+        **({"code": code} if code is not None else {}),
     }
 
 
@@ -64,7 +67,7 @@ def findings_of(directory: StudyDirectory, facts: Mapping[str, Any]) -> Findings
         lists = {name: tuple(value) for name, value in facts["protocol"].items() if isinstance(value, list)}
         protocol = Protocol(**{**facts["protocol"], **lists})
         base = TrainSettings(**facts["settings"])
-        recorded = Recorded(directory, facts["unprivate_data_checksum"], None)
+        recorded = Recorded(directory, facts["unprivate_data_checksum"], facts.get("code"))
         return run_experiment(facts["what"], Grid(recorded, protocol, base))
     except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         if isinstance(error, CliplineError):

@@ -40,7 +40,7 @@ def _footer(protocol: Protocol, data: str) -> str:
     listed = differences(protocol, data)[1:]
     differing = "; ".join(f"{one.what} {one.ours} (paper: {one.paper})" for one in listed if one.paper != "-")
     said = f"Scale {protocol.scale}: {protocol.rounds} rounds of {protocol.cohort_size} users. Trained on {data}."
-    own = " The paper does not have this task." if protocol.task == "handwriting" else ""
+    own = " The paper does not have this task." if not protocol.of_paper else ""
     return f"{said}{own} Otherwise than in the paper: {differing}." if differing else f"{said}{own}"
 
 

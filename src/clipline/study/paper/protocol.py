@@ -15,6 +15,7 @@ from ...errors import SettingError, check_choice, refuse
 from ...settings import STAND_IN
 from ...tasks.paper_facts import FACTS
 from ...tasks.settings import TrainSettings
+from ..runs.record import lower_is_better
 from .rules import significant
 
 SCALES = ("smoke", "small", "paper")
@@ -27,6 +28,8 @@ CHOOSING_SEED = 0  # of the runs by which rates, z* and C* are chosen; the final
 PAPER_COHORT = 100
 _MOST_NOISE = 10.0  # z at 100 users a round: the count, with a standard deviation of 5 users, can take no more
 _MOST_SEEDS = 100_000
+_SMALL_MODEL_NOISES = (0.0, 0.1, 0.3, 1.0)
+_SMOKE_MOST = 40  # rounds, and users a round, of a task of one's own
 
 # log10 of client and server rate around which rates are searched: Table 10 of Reddi et al. (2020), FedAvgM. Our own for
 # handwriting, which they do not have.
@@ -62,6 +65,7 @@ class Protocol:
     max_examples: int | None = None
     population_size: int | None = None  # users to generate where nothing is stored; None: the task's own number
     original_splits: bool = False  # choose and report on the same users, as the original programs did
+    own_metric: str | None = None  # of a task of one's own: what runs are compared by
 
     def __post_init__(self) -> None:
         for name, above, below in (
@@ -87,14 +91,19 @@ class Protocol:
             raise refuse("evaluate_every", self.evaluate_every, f"at most average_over={self.average_over}", way_out)
 
     @property
+    def of_paper(self) -> bool:
+        """Whether the paper has this task."""
+        return self.own_metric is None and self.task != "handwriting"
+
+    @property
     def metric(self) -> str:
         """The metric of the task that the paper reports."""
-        return FACTS[self.task].metric_name
+        return self.own_metric or FACTS[self.task].metric_name
 
     @property
     def lower_is_better(self) -> bool:
-        """Whether that metric is an error."""
-        return FACTS[self.task].lower_is_better
+        """Whether that metric is an error: as the paper has it, or by the name of one's own."""
+        return lower_is_better(self.own_metric) if self.own_metric else FACTS[self.task].lower_is_better
 
     def noise_multiplier(self, noise: float) -> float:
         """The noise multiplier z with which the mean update gets the noise that `noise` gives it at 100 users a round.
@@ -144,8 +153,9 @@ class Protocol:
         return replace(chosen, evaluate_on=part, evaluate_every=self.rounds, seed=seed)
 
     def searched_rates(self) -> list[tuple[float, float]]:
-        """The 25 pairs of client and server rate of the search without clipping."""
-        client, server = SEARCH_CENTRES[self.task]
+        """The 25 pairs of client and server rate of the search without clipping, around one's own rates if it is so."""
+        own = (math.log10(self.client_lr), math.log10(self.server_lr))
+        client, server = own if self.own_metric else SEARCH_CENTRES[self.task]
         return [
             (significant(10 ** (client + a), 12), significant(10 ** (server + b), 12))
             for a in RATE_OFFSETS
@@ -164,7 +174,7 @@ def _paper(task: str) -> Protocol:
         # which is 200 to 2000 times smaller, so that noise of the same size in each weight is that much shorter.
         return Protocol(
             **common, rounds=400, client_lr=significant(10**-0.5, 12),
-            server_lr=significant(10**-0.25, 12), clip_start=0.1, noises=(0.0, 0.1, 0.3, 1.0),
+            server_lr=significant(10**-0.25, 12), clip_start=0.1, noises=_SMALL_MODEL_NOISES,
         )  # fmt: skip
     return Protocol(
         **common, rounds=facts.rounds, client_lr=significant(facts.client_lr, 12),
@@ -204,9 +214,6 @@ def protocol_for(task: str, scale: str, **overrides: Any) -> Protocol:
     """
     check_choice("task", task, FACTS)
     check_choice("scale", scale, SCALES)
-    known = {field.name for field in fields(Protocol)}
-    if unknown := overrides.keys() - known:
-        raise SettingError(f"protocol has no {sorted(unknown)[0]!r} but {', '.join(sorted(known))}: drop it")
     protocol = _paper(task)
     if scale == "small":
         rounds, cohort, start, average, every, examples = _SMALL[task]
@@ -226,11 +233,42 @@ def protocol_for(task: str, scale: str, **overrides: Any) -> Protocol:
             average_over=4, evaluate_every=4, evaluate_last=0, max_examples=8, seeds=2,
             quantiles=(LOWEST, MEDIAN, HIGHEST), server_rates=(1.0,), noises=(0.0, 0.1),
         )  # fmt: skip
+    return _overridden(protocol, overrides)
+
+
+def own_protocol(name: str, metric: str, settings: TrainSettings, scale: str, **overrides: Any) -> Protocol:
+    """The protocol of a task of one's own: its own rounds, cohort and rates, and noises that a small model feels.
+
+    `smoke` has at most 40 rounds of 40 users; otherwise scales differ in grids and seeds. `overrides` are as in
+    `protocol_for`.
+    """
+    check_choice("scale", scale, SCALES)
+    rounds, cohort = settings.rounds, settings.cohort_size
+    if scale == "smoke":
+        rounds, cohort = min(rounds, _SMOKE_MOST), min(cohort, _SMOKE_MOST)
+    average = min(100, rounds) if scale == "paper" else max(1, rounds // (2 if scale == "smoke" else 5))
+    protocol = Protocol(
+        task=name, scale=scale, rounds=rounds, cohort_size=cohort, average_over=average,
+        evaluate_every=min(50, rounds) if scale == "paper" else max(1, average // 2),
+        evaluate_last=average if scale == "paper" else 0, seeds={"smoke": 5, "small": 10, "paper": 20}[scale],
+        client_lr=settings.client_lr, server_lr=settings.server_lr, clip_start=settings.clip_start,
+        quantiles=(LOWEST, MEDIAN, HIGHEST) if scale == "smoke" else QUANTILES,
+        server_rates={"smoke": SERVER_RATES[:3:2], "small": SERVER_RATES[::2], "paper": SERVER_RATES}[scale],
+        noises=_SMALL_MODEL_NOISES, max_examples=settings.max_examples, own_metric=metric,
+    )  # fmt: skip
+    return _overridden(protocol, overrides)
+
+
+def _overridden(protocol: Protocol, overrides: Mapping[str, Any]) -> Protocol:
+    """The protocol with what was asked for instead; see `protocol_for`."""
+    known = {field.name for field in fields(Protocol)}
+    if unknown := overrides.keys() - known:
+        raise SettingError(f"protocol has no {sorted(unknown)[0]!r} but {', '.join(sorted(known))}: drop it")
     changes = {name: value for name, value in overrides.items() if value is not None}
     if "rounds" in changes:
         share = protocol.average_over / protocol.rounds
         average = min(
-            protocol.average_over if scale == "paper" else round(share * changes["rounds"]), changes["rounds"]
+            protocol.average_over if protocol.scale == "paper" else round(share * changes["rounds"]), changes["rounds"]
         )
         changes.setdefault("average_over", max(average, 1))
         changes.setdefault("evaluate_every", min(protocol.evaluate_every, changes["average_over"]))
@@ -249,10 +287,10 @@ class Difference:
 
 def differences(protocol: Protocol, data: str) -> list[Difference]:
     """Where this protocol differs from the paper's on this task; `data` says in words what was trained on."""
-    paper = _paper(protocol.task)
-    facts = FACTS[protocol.task]
-    own = protocol.task == "handwriting"
-    found = [Difference("data", data, "not among its tasks" if own else f"{facts.users:,} users of the original")]
+    own = not protocol.of_paper
+    paper = _paper("handwriting" if own else protocol.task)
+    original = "not among its tasks" if own else f"{FACTS[protocol.task].users:,} users of the original"
+    found = [Difference("data", data, original)]
     names = {
         "rounds": "rounds",
         "cohort_size": "users a round",

@@ -38,21 +38,22 @@ def reproduce(
     protocol: Protocol,
     out: Path,
     *,
+    task: Task | None = None,
     changes: Mapping[str, Any] | None = None,
     cluster: str | None = None,
     progress: NoProgress | None = None,
 ) -> Reproduced:
     """Run what is missing of an experiment in the study directory `out`, and write its tables and picture there.
 
-    `changes` are settings of all runs: data, device, precision. Called again it goes on where it ended, and with other
-    seeds, quantiles or rates it adds the runs that are new.
+    `task` is left out for a task of clipline. `changes` are settings of all runs: data, device, precision. Called again
+    it goes on where it ended, and with other seeds, quantiles or rates it adds the runs that are new.
     """
-    task = task_named(protocol.task)
+    task = task_named(protocol.task) if task is None else task
     base = protocol.base(task.settings, changes)
     used = task.data_used(base)  # a store that cannot be used is refused before anything is written
     base.compute().check_device()
     directory = StudyDirectory(out)
-    facts = facts_of(what, protocol, base, data_checksum(base), data_words(task, used))
+    facts = facts_of(what, protocol, base, data_checksum(base), data_words(task, used), task.code)
     _check_same(directory, f"{what}-{task.name}", facts)
     directory.note_experiment(f"{what}-{task.name}", facts)
     study = Study(directory, task, cluster=cluster, progress=progress)
@@ -73,6 +74,8 @@ def _check_same(directory: StudyDirectory, name: str, facts: Mapping[str, Any]) 
         raise RunError(
             f"{path!r} holds {name} at scale {earlier['protocol']['scale']}, not {scale}: give another --out"
         )
+    if earlier.get("code") != facts.get("code"):
+        raise RunError(f"{path!r} holds {name} of a file that has changed since: give another --out")
     if earlier["unprivate_data_checksum"] != facts["unprivate_data_checksum"]:
         raise RunError(f"{path!r} holds {name} on other data ({earlier['data']}): give another --out, or those data")
 

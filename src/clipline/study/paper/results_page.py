@@ -82,6 +82,8 @@ def _collect(studies: Sequence[Path]) -> tuple[list[Entry], list[str]]:
             except CliplineError as error:
                 unfinished[name] = f"{name}: {error}"
                 continue
+            if findings.protocol.task not in FACTS:  # a task of somebody's own, of which the paper says nothing
+                continue
             runs = sorted(
                 {run for table in findings.tables.values() for row in table.rows for run in row["runs"].split()}
             )

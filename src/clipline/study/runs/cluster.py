@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from ...errors import CliplineError, RunError, SettingError
-from ...tasks import task_named
-from ...tasks.own_task import is_task_file, own_task
+from ...tasks.own.own_task import task_of
 from ...tasks.settings import TrainSettings
 from ...tasks.task import Task
 from .data_checksum import data_checksum
@@ -169,14 +168,8 @@ _on_this_node: dict[str, LocalExecutor] = {}  # kept by a worker process of Ray,
 def _executor_for(settings: TrainSettings) -> LocalExecutor:
     if settings.task not in _on_this_node:
         _on_this_node.clear()
-        _on_this_node[settings.task] = LocalExecutor(_task_of(settings), lambda record: None, lambda run: None)
+        _on_this_node[settings.task] = LocalExecutor(task_of(settings), lambda record: None, lambda run: None)
     return _on_this_node[settings.task]
-
-
-def _task_of(settings: TrainSettings) -> Task:
-    if is_task_file(settings.task):
-        return own_task(settings.task, {name: value for name, value in asdict(settings).items() if value is not None})
-    return task_named(settings.task)
 
 
 def _import_ray() -> Any:

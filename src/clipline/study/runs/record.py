@@ -7,12 +7,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ... import __version__
 from ...errors import RunError, check_whole, refuse
 from ...settings import SETTINGS
+from ...tasks import short_name
 from ...tasks.settings import TrainSettings
 
 # Raise the number when the results of a run change by more than rounding: its record is then computed anew.
@@ -58,7 +58,7 @@ class RunSpec:
         task = self.settings.task
         return {
             "computes": COMPUTES,
-            "task": Path(task).stem if task.endswith(".py") else task,
+            "task": short_name(task),
             "code": code,
             "unprivate_data_checksum": data,
             "unprivate_quantiles": self.unprivate_quantiles,

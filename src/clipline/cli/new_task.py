@@ -1,0 +1,57 @@
+"""`clipline new-task`: a commented task file to begin with, for made-up data or a table of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import click
+
+from .parser import Argument, Command, Option
+
+
+def new_task(folder: Path, table: Path | None, user: str | None, label: str | None, classes: str | None) -> None:
+    """Write a commented task file that runs, to change into your own.
+
+    Without a table, also a small made-up one:  clipline new-task rides
+
+    For yours:  clipline new-task shop --table sales.parquet --user customer --label amount
+
+    Of the table only the names and types of its columns are read, no values.
+    """
+    from ..tasks.own.new_task import new_task
+
+    commands = new_task(folder, table, user, label, _classes(classes))
+    click.echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}. Read task.py, then:")
+    for line in commands:
+        click.echo(f"  {line}")
+
+
+def _classes(given: str | None) -> Sequence[str] | int | None:
+    """A number of classes, or their names."""
+    if given is None or given.strip().isdigit():
+        return None if given is None else int(given)
+    return [one.strip() for one in given.split(",") if one.strip()]
+
+
+_path = click.Path(path_type=Path)
+_of_table = partial(Option, group="A table of your own")
+command = Command(
+    "new-task",
+    callback=new_task,
+    help=new_task.__doc__,
+    groups=("A table of your own", "Options"),
+    params=[
+        Argument(["folder"], type=_path, metavar="DIR", help="The folder to write, new or empty."),
+        _of_table(["--table"], type=_path, metavar="FILE", help="Parquet, CSV, JSONL or NPZ, a row an example."),
+        _of_table(["--user"], metavar="COLUMN", help="The column that says whose row it is."),
+        _of_table(["--label"], metavar="COLUMN", help="The column to predict."),
+        _of_table(
+            ["--classes"],
+            metavar="N|A,B,...",
+            unset="the label is a number to come near to",
+            help="What the label may be: so many classes 0, 1, ..., or these words.",
+        ),
+    ],
+)

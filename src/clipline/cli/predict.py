@@ -1,0 +1,101 @@
+"""`clipline predict`: what a trained model says of each row of a table, as a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import RunError, SettingError, check_choice
+from .parser import Argument, Command, Option
+
+_ENDINGS = (".csv", ".jsonl", ".parquet", ".npz")
+
+
+def predict(run: Path, data: Path, out: Path, model: str | None, as_json: bool) -> None:
+    """Predict with a trained model, a row for each row of a table, in its order.
+
+    clipline predict runs/rides --data new_rides.csv --out predicted.csv
+
+    RUN is a run directory of clipline train, or a folder of result.save with --model FILE.py. Columns are read as in
+    the training; the label and the user column may be missing.
+    """
+    check_choice("ending of out", out.suffix, _ENDINGS)
+    if out.exists():
+        raise RunError(f"out={str(out)!r} is there already: give a new file")
+    from ..serve.load import load
+
+    saved = load(run, model)
+    answer = saved.predict(data)
+    columns = _columns(answer)
+    rows = len(next(iter(columns.values())))
+    _write(columns, out)
+    if as_json:
+        click.echo(json.dumps({"out": str(out), "rows": rows, "columns": list(columns), "guarantee": str(saved)}))
+        return
+    click.echo(f"{out}: {rows:,} predictions ({', '.join(columns)})")
+    click.echo(f"the model is {saved}")
+
+
+def _columns(answer: Any) -> dict[str, Any]:
+    """One column for each number that is predicted of a row: prediction, or prediction_0, prediction_1, ..."""
+    named = answer if isinstance(answer, dict) else {"prediction": answer}
+    columns: dict[str, Any] = {}
+    for name, array in named.items():
+        flat = array.reshape(len(array), -1)
+        if array.ndim == 1:
+            columns[name] = array
+        else:
+            columns |= {f"{name}_{place}": flat[:, place] for place in range(flat.shape[1])}
+    return columns
+
+
+def _write(columns: dict[str, Any], out: Path) -> None:
+    """Write the columns as the name ends; the file is there whole or not at all."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.partial{out.suffix}")
+    try:
+        if out.suffix == ".npz":
+            np.savez(partial, **columns)
+        elif out.suffix == ".jsonl":
+            rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+            lines = (json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
+            partial.write_text("".join(lines), encoding="utf-8")
+        elif out.suffix == ".csv":
+            pyarrow.csv.write_csv(pa.table(columns), partial)
+        else:
+            pyarrow.parquet.write_table(pa.table(columns), partial)
+        partial.replace(out)
+    except pa.ArrowException as error:
+        raise SettingError(
+            f"out={str(out)!r} cannot hold these predictions ({error}): give a file that ends in .npz"
+        ) from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+_path = click.Path(path_type=Path)
+command = Command(
+    "predict",
+    callback=predict,
+    help=predict.__doc__,
+    params=[
+        Argument(["run"], type=_path, help="A folder with a trained model."),
+        Option(["--data"], type=_path, required=True, metavar="FILE|DIR", help="The table, or a folder made of one."),
+        Option(["--out"], type=_path, required=True, help=f"A new file: {', '.join(_ENDINGS)}."),
+        Option(
+            ["--model"],
+            metavar="FILE.py|TASK",
+            unset="that of the training",
+            help="Where the model is defined, if the file has moved or changed.",
+        ),
+        Option(["--json", "as_json"], is_flag=True, help="Print one JSON object."),
+    ],
+)

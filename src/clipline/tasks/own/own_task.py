@@ -1,0 +1,252 @@
+"""A task of the user's own: a Python file with a model and a loss, trained on a store or a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...data.column_options import ColumnOptions
+from ...data.manifest import MANIFEST, read_entries, verify_store
+from ...data.task_stores import CHECKSUM_BYTES, INSIDERS, OUTSIDERS, DataUsed
+from ...engine.batches import Examples
+from ...errors import ModuleError, PopulationError, SettingError, nearest, refuse
+from ...federated.local_sgd import Batch, Loss, per_example
+from ...federated.population import Population
+from ...settings import SETTINGS
+from ...training.reports import RELEASED
+from .. import is_task_file, short_name, task_named
+from ..initialisers import initialised
+from ..metrics import held_out_users
+from ..settings import TrainSettings, check_given, merged, settings_from
+from ..task import LoadedTask, Task
+from .task_file import TaskFile, file_checksum
+
+Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]  # name -> (examples,) numbers
+
+TEST_SHARE = 0.1  # of the users of a single store or a table are measured on and not trained on
+_COLUMNS = ("fields", *(field.name for field in fields(ColumnOptions)))
+_MINE = ("data", "user_column", "evaluate_on")
+_NOT_HERE = [name for name, declared in SETTINGS.items() if declared.some_tasks and name not in _MINE]
+_BATCH = 500  # examples to measure at once
+
+
+def own_task(task: str, given: Mapping[str, Any]) -> Task:
+    """The task that a Python file defines, with its settings, then those given.
+
+    The file defines `model()` and `loss(model, batch)`, and may define `metrics(model, batch)`, `predict(model, batch)`
+    for `clipline.load`, and the dicts `SETTINGS` and `COLUMNS`; or it defines a `Task` as `TASK`. With `FILE.py:name`
+    the class `name` of the file goes before the file itself, or is a `Task`.
+    """
+    file = TaskFile(task)
+    where = f"SETTINGS of {file.path!r}"
+    made = file.made_task()
+    if made is not None:
+        settings = made.settings.overridden({**given, "task": task}, "the command line")
+        describe = partial(_describe, task) if settings.stored else None
+        return replace(made, settings=settings, describe=describe, code=file_checksum(task))
+    for name in ("model", "loss"):
+        file.function(name)
+    for name in ("metrics", "predict"):
+        file.optional(name)
+    defaults = file.mapping("SETTINGS", '{"rounds": 100}')
+    check_given(defaults, where)
+    settings = settings_from({**merged(defaults, given), "task": task}, where, without=_NOT_HERE)
+    if not settings.stored:
+        raise refuse("data", settings.data, f"given for {task!r}, which generates no users", "give --data DIR or FILE")
+    columns = columns_in(file)
+    return Task(
+        name=short_name(task),
+        title=task,
+        metric_name="loss",
+        settings=settings,
+        load=partial(_load, file, columns),
+        data="own",
+        describe=partial(_describe, task),
+        code=file_checksum(task),
+    )
+
+
+def task_of(settings: TrainSettings) -> Task:
+    """The task that these settings name: one of clipline, or that of a file."""
+    if not is_task_file(settings.task):
+        return task_named(settings.task)
+    return own_task(settings.task, {name: value for name, value in asdict(settings).items() if value is not None})
+
+
+def own_model(task: str) -> nn.Module:
+    """A new model of a file that defines `model()`. Nothing else of the file is needed, and no data."""
+    file = TaskFile(task)
+    if file.makes_task:
+        raise SettingError(f"model={task!r} defines TASK, whose model depends on its data: give --parameters instead")
+    return file.make_model()()
+
+
+def model_of(task: str) -> tuple[Callable[[], nn.Module], Any]:
+    """What makes the model of a task's file, and its `predict(model, batch)`, or None. The file is run."""
+    file = TaskFile(task)
+    if file.makes_task:
+        raise SettingError(
+            f"task={task!r} defines TASK, whose model cannot be made without its data: give load(path, model=MyModel())"
+        )
+    return file.make_model(), file.optional("predict")
+
+
+def columns_in(file: TaskFile) -> dict[str, Any]:
+    """What a file says of a table's columns, as `Population.from_table` takes it; an unknown word is refused."""
+    columns = dict(file.mapping("COLUMNS", '{"fields": ["km"]}'))
+    for name in columns:
+        if name not in _COLUMNS:
+            raise SettingError(f"COLUMNS of {file.path!r} has the unknown key {name!r}: {nearest(name, _COLUMNS)}")
+    chosen = columns.get("fields", ())
+    if isinstance(chosen, str) or not all(isinstance(one, str) for one in chosen):
+        raise refuse("fields", chosen, f"a list of columns in COLUMNS of {file.path!r}", 'write "fields": ["km"]')
+    ColumnOptions.of({name: value for name, value in columns.items() if name != "fields"})  # checks them
+    return columns
+
+
+def _describe(task: str, settings: TrainSettings) -> DataUsed:
+    """What there is to train and measure on, in words; what cannot be read is refused before work begins."""
+    data = Path(str(settings.data))
+    if data.is_file():
+        if settings.user_column is None:
+            way_out = "give --user-column, the column that says whose row it is"
+            raise refuse("user_column", None, f"given for the table {str(data)!r}", way_out)
+        return DataUsed("own", f"{task} on {data}", f"table {data.name}", OUTSIDERS)
+    folder = data / "train" if (data / "train" / MANIFEST).is_file() else data
+    if not (folder / MANIFEST).is_file():
+        limit = "a folder made by clipline data prepare, or a table that ends in .parquet, .csv, .jsonl or .npz"
+        raise refuse("data", str(data), limit, "clipline data prepare table --from FILE --to DIR makes a folder")
+    entries = read_entries(folder)
+    measured_on = INSIDERS if entries.get("shared_users") is True and folder != data else OUTSIDERS
+    return DataUsed(str(entries.get("origin", "own")), f"{task} on {data}", entries.get("source"), measured_on)
+
+
+def _load(file: TaskFile, columns: Mapping[str, Any], settings: TrainSettings) -> LoadedTask:
+    population, test = _users(file, columns, settings)
+    if settings.evaluate_on is not None:
+        places = held_out_users(len(test), settings.evaluate_on)
+        if not places:
+            raise SettingError(
+                f"data={settings.data!r} has one test user and none to {settings.evaluate_on}: bring more"
+            )
+        test = test.subset(places)
+    if test.examples == 0:
+        raise SettingError(f"data={settings.data!r} has no example to measure on: bring more users")
+    make = file.make_model()
+    made = partial(initialised, make)
+    measuring = _Measuring(file, test)
+    main = measuring.try_out(made(settings.seed).eval())
+    return LoadedTask(population, made, measuring.loss, measuring, metric_name=main)
+
+
+def _users(file: TaskFile, columns: Mapping[str, Any], settings: TrainSettings) -> tuple[Population, Population]:
+    """Users to train on and users to measure on: two stores, or one store or table split by user."""
+    data = Path(str(settings.data))
+    if data.is_file():
+        return Population.from_table(data, str(settings.user_column), **columns).split(test=TEST_SHARE, seed=0)
+    if (data / "train" / MANIFEST).is_file():
+        return _store(data / "train", file, columns), _store(data / "test", file, columns)
+    return _store(data, file, columns).split(test=TEST_SHARE, seed=0)
+
+
+def users_of_store(folder: str) -> int:
+    """How many users of a single store a task of one's own trains on: those who are not tested on."""
+    return len(Population.open(folder).split(test=TEST_SHARE, seed=0)[0])
+
+
+def _store(folder: Path, file: TaskFile, columns: Mapping[str, Any]) -> Population:
+    """A store that is complete and whose columns were read as the file says, less the fields that it does not name."""
+    if "sha256" in read_entries(folder):
+        verify_store(folder, largest=CHECKSUM_BYTES)
+    population = Population.open(folder)
+    for name in ("categories", "timestamps"):
+        stored = population.column_options.get(name, {})
+        for column, value in columns.get(name, {}).items():
+            if column in population.fields and stored.get(column) != value:
+                raise PopulationError(
+                    f"{str(folder)!r} was made with other {name} of {column!r} than COLUMNS of {file.path!r} has: "
+                    "make it again, or train on the table itself"
+                )
+    chosen = columns.get("fields")
+    if chosen is None:
+        return population
+    for name in chosen:
+        if name not in population.fields:
+            raise PopulationError(f"{str(folder)!r} has no field {name!r}: {nearest(name, population.fields)}")
+    return replace(population, fields={name: population.fields[name] for name in chosen})
+
+
+class _Measuring:
+    """Loss and metrics of a file, each averaged over the test users' examples. Errors are said with file and line."""
+
+    def __init__(self, file: TaskFile, test: Population) -> None:
+        self.file, self.test = file, test
+        self.loss: Loss = file.function("loss")
+        self.metrics: Metrics | None = file.optional("metrics")
+        self._examples: Examples | None = None  # where a model was last measured
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        examples = self._for(next(model.parameters()))
+        sums: dict[str, float] = {}
+        for start in range(0, self.test.examples, _BATCH):
+            batch = examples.between(start, min(start + _BATCH, self.test.examples))
+            for name, total in self._sums(model, batch).items():
+                sums[name] = sums.get(name, 0.0) + total
+        return {name: total / self.test.examples for name, total in sums.items()}
+
+    def try_out(self, model: nn.Module) -> str:
+        """Measure one batch before anything is trained or written; the name of the main metric."""
+        examples = self._for(next(model.parameters(), torch.zeros(())))
+        named = self._sums(model, examples.between(0, min(_BATCH, self.test.examples)))
+        return next((name for name in named if name != "loss"), "loss")
+
+    def _for(self, like: Tensor) -> Examples:
+        """The test users' examples on the device and in the type of a model."""
+        if self._examples is None or (self._examples.device, self._examples.dtype) != (like.device, like.dtype):
+            self._examples = Examples(self.test, like.device, like.dtype)
+        return self._examples
+
+    def _sums(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+        """Sums over the examples of a batch; the loss may be a mean already."""
+        examples = len(next(iter(batch.values())))
+        with torch.no_grad():
+            with self.file.errors_in("loss(model, batch)", batch):
+                values = self.loss(model, batch)
+            try:
+                per_example(values, examples)
+            except ModuleError as error:
+                raise ModuleError(f"{error} ({self.file.line_of('loss')})") from None
+            sums = {name: float(numbers.double().sum()) for name, numbers in self._measured(model, batch).items()}
+            # Last, so that reports begin with the file's first metric; a metric of that name is the file's own.
+            sums.setdefault("loss", float(values.double().mean()) * examples)
+        return sums
+
+    def _measured(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """The file's own metrics, checked: a number for each example under each name."""
+        if self.metrics is None:
+            return {}
+        with self.file.errors_in("metrics(model, batch)", batch):
+            values = self.metrics(model, batch)
+        where, examples = self.file.line_of("metrics"), len(next(iter(batch.values())))
+        if not isinstance(values, Mapping) or not values:
+            raise ModuleError(
+                f"metrics(model, batch) gave {type(values).__name__} but must give names and numbers for each example: "
+                f'return {{"accuracy": right}} ({where})'
+            )
+        for name, numbers in values.items():
+            if name in RELEASED:
+                limit = f"named other than {', '.join(RELEASED)}"
+                raise refuse("metric", name, limit, f"give it another name ({where})")
+            if not isinstance(numbers, Tensor) or numbers.shape != (examples,):
+                got = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
+                raise ModuleError(
+                    f"metrics(model, batch) gave {name!r} as {got} but must give ({examples},), a number for each "
+                    f"example: average over nothing ({where})"
+                )
+        return values

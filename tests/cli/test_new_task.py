@@ -1,0 +1,206 @@
+"""`clipline new-task` writes a task that runs, and `clipline predict` what the trained model says."""
+
+import csv
+import json
+import re
+import shlex
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from samples import ROOT
+
+import clipline as cl
+from clipline.tasks.own.own_task import own_task
+
+SECRETS = ("zanzibar", "987654", "1999")
+ROWS = [
+    {"customer": f"c{user}", "when": f"1999-03-0{1 + (user + visit) % 9}", "city": "zanzibar",
+     "visits": 987654 + visit, "share": visit / 4, "member": user % 2 == 0, "kind": "big" if visit else "small",
+     "late": visit % 2}
+    for user in range(60) for visit in range(1 + user % 3)
+]  # fmt: skip
+
+
+def commands_in(out):
+    first, *lines = out.splitlines()
+    assert first.endswith("Read task.py, then:")
+    return [shlex.split(line) for line in lines]
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+
+
+@pytest.fixture
+def sales(clipline, tmp_path):
+    """The same rows in every kind of file; the CSV has gaps."""
+    gaps = [{**row, "visits": "", "when": ""} if number % 10 == 0 else row for number, row in enumerate(ROWS)]
+    write_csv(tmp_path / "sales.csv", gaps)
+    table = pa.Table.from_pylist(ROWS)
+    table = table.set_column(1, "when", pa.compute.cast(table["when"], pa.date32()))
+    pa.parquet.write_table(table, tmp_path / "sales.parquet")
+    (tmp_path / "sales.jsonl").write_text("".join(json.dumps({**row, "when": 3}) + "\n" for row in ROWS))
+    numbers = {name: np.array([row[name] for row in ROWS]) for name in ("customer", "visits", "share", "late", "kind")}
+    np.savez(tmp_path / "sales.npz", **numbers)
+    return clipline
+
+
+def test_what_it_prints_runs_as_printed(clipline, tmp_path):
+    code, out, err = clipline("new-task", "shop")
+    assert code == 0, err
+    assert len((tmp_path / "shop" / "README.md").read_text().splitlines()) == 5
+    commands = commands_in(out)
+    page = (ROOT / "docs" / "own_model.md").read_text()
+    assert "\n".join(["clipline new-task shop", *map(shlex.join, commands)]) in page
+    assert len(commands) == 2
+    for command in commands:
+        assert command[0] == "clipline"
+        code, out, err = clipline(*command[1:])
+        assert code == 0, err
+    last = json.loads((tmp_path / "shop" / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["absolute_error"] < last["error_of_saying_middle"] / 2  # 3.1 against 17.4, give or take 0.1
+    rows = list(csv.DictReader((tmp_path / "shop" / "rides.csv").read_text().splitlines()))
+    said = pyarrow.csv.read_csv(tmp_path / "shop" / "predicted.csv")["prediction"].to_numpy()
+    assert len(said) == len(rows)
+    errors = np.abs(said - np.array([float(row["minutes"]) for row in rows]))
+    assert errors.mean() < last["error_of_saying_middle"] / 2  # in the order of the rows, or it would be far more
+    assert "(epsilon 4.00" in out
+    task = (tmp_path / "shop" / "task.py").read_text()
+    assert all(f"# {word}" in task for word in ("What", "How", "About"))
+
+
+def test_a_task_for_a_table_runs_as_printed_and_knows_no_value_of_it(sales, tmp_path):
+    code, out, err = sales("new-task", "mine", "--table", "sales.csv", "--user", "customer", "--label", "share")
+    assert code == 0, err
+    text = (tmp_path / "mine" / "task.py").read_text() + (tmp_path / "mine" / "README.md").read_text()
+    assert not [secret for secret in SECRETS if secret in text]
+    assert '"fields": ["when", "visits", "member", "late", "share"]' in text
+    assert 'Left out, as they are text: "city", "kind"' in text
+    train, predict = commands_in(out)
+    code, _, err = sales(*train[1:], "--rounds", 2, "--cohort-size", 20, "--workers", 1)
+    assert code == 0, err
+    code, out, err = sales(*predict[1:], "--json")
+    assert code == 0, err
+    assert json.loads(out)["rows"] == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("table", "label", "classes", "outputs"),
+    [
+        ("sales.parquet", "kind", ["--classes", "small,big"], 3),  # and one for anything else
+        ("sales.parquet", "late", ["--classes", "2"], 2),
+        ("sales.parquet", "member", [], 2),
+        ("sales.jsonl", "late", [], 1),
+        ("sales.npz", "visits", [], 1),
+    ],
+)
+def test_the_file_fits_the_table_and_the_label(sales, tmp_path, table, label, classes, outputs):
+    where = ["--table", table, "--user", "customer", "--label", label, *classes]
+    code, _, err = sales("new-task", "mine", *where)
+    assert code == 0, err
+    task = own_task("mine/task.py", {"data": table, "seed": 0})
+    loaded = task.load(task.settings)  # which measures a batch, and so runs model, loss and metrics
+    assert loaded.make(0)[-1].out_features == outputs
+    assert loaded.metric_name == ("absolute_error" if outputs == 1 else "accuracy")
+
+
+def test_columns_of_any_name_are_written_as_they_are(sales, tmp_path):
+    odd = 'a "quoted" \\ name'
+    write_csv(tmp_path / "odd.csv", [{"ünder": f"u{number % 30}", odd: number, "y": number} for number in range(60)])
+    code, _, err = sales("new-task", "odd task", "--table", "odd.csv", "--user", "ünder", "--label", "y")
+    assert code == 0, err
+    task = own_task("odd task/task.py", {"data": "odd.csv", "seed": 0})
+    assert list(task.load(task.settings).population.fields) == [odd, "y"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--table", "sales.csv", "--user", "custmer", "--label", "late"],
+            "has no user column 'custmer': did you mean",
+        ),
+        (["--table", "sales.csv", "--user", "customer", "--label", "x"], "has no label column 'x'"),
+        (["--table", "sales.csv", "--user", "customer"], "label is missing: give --label COLUMN"),
+        (["--table", "sales.csv", "--user", "city", "--label", "city"], "label='city' must be another column than"),
+        (["--table", "sales.csv", "--user", "customer", "--label", "kind"], "as it is text: give --classes yes,no"),
+        (["--table", "sales.csv", "--user", "customer", "--label", "when"], "label='when' must be a column of numbers"),
+        (
+            ["--table", "sales.csv", "--user", "customer", "--label", "share", "--classes", "3"],
+            "is fraction: give their",
+        ),
+        (
+            ["--table", "sales.csv", "--user", "customer", "--label", "late", "--classes", "1"],
+            "classes=1 must be a whole",
+        ),
+        (["--table", "none.csv", "--user", "customer", "--label", "late"], "'none.csv' does not exist"),
+        (["--table", "words.csv", "--user", "who", "--label", "late"], "has no column of numbers or times to predict"),
+        (["--user", "customer"], "user='customer' must be left out without a table"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_in_one_sentence(sales, tmp_path, arguments, words):
+    write_csv(tmp_path / "words.csv", [{"who": "a", "said": "hello", "late": 1}])
+    code, out, err = sales("new-task", "mine", *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_folder_in_use_is_left_alone(clipline, tmp_path):
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "task.py").write_text("mine\n")
+    code, _, err = clipline("new-task", "shop")
+    assert code == 2
+    assert "must be new or empty, and it is in use" in err
+    assert [path.name for path in (tmp_path / "shop").iterdir()] == ["task.py"]
+
+
+def test_predictions_are_the_same_in_every_kind_of_file(sales, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        'SETTINGS = {"rounds": 1, "cohort_size": 9, "client_lr": 0.1, "epsilon": 9.0, "user_column": "customer"}\n'
+        'COLUMNS = {"fields": ["share", "late", "kind"], "categories": {"kind": ["small", "big"]}}\n'
+        "def model():\n    return nn.Linear(1, 2)\n"
+        'def loss(model, batch):\n    return model(batch["share"].unsqueeze(1))[:, 0] - batch["late"]\n'
+        'def predict(model, batch):\n    both = model(batch["share"].unsqueeze(1))\n'
+        '    return {"each": both, "kind": batch["kind"]}\n'
+    )
+    code, _, err = sales("train", "mine.py", "--data", "sales.parquet", "--workers", 1, "--out", "run")
+    assert code == 0, err
+    for ending in ("csv", "jsonl", "parquet", "npz"):
+        code, out, err = sales("predict", "run", "--data", "sales.csv", "--out", f"said.{ending}")
+        assert code == 0, err
+        assert f"said.{ending}: {len(ROWS)} predictions (each_0, each_1, kind)" in out
+    expected = np.array([row["kind"] == "big" for row in ROWS])
+    assert (pyarrow.csv.read_csv("said.csv")["kind"].to_numpy() == expected).all()
+    assert (pa.parquet.read_table("said.parquet")["kind"].to_numpy() == expected).all()
+    lines = (tmp_path / "said.jsonl").read_text().splitlines()
+    assert ([json.loads(line)["kind"] for line in lines] == expected).all()
+    each = cl.load("run").predict("sales.parquet")["each"]
+    with np.load("said.npz") as said:
+        np.testing.assert_array_equal(said["each_1"], each[:, 1])
+    for arguments, words in (
+        (["run", "--data", "sales.csv", "--out", "said.csv"], "out='said.csv' is there already"),
+        (["run", "--data", "sales.csv", "--out", "said.txt"], "ending of out='.txt' must be one of .csv"),
+        (
+            ["nowhere", "--data", "sales.csv", "--out", "new.csv"],
+            "path='nowhere' must be a folder with model.safetensors",
+        ),
+        (["run", "--data", "none.csv", "--out", "new.csv"], "none.csv"),
+    ):
+        code, _, err = sales("predict", *arguments)
+        assert code == 2
+        assert words in err
+        assert not (tmp_path / "new.csv").exists()
+
+
+def test_help_says_what_is_read_of_a_table(clipline):
+    _, out, _ = clipline("new-task", "--help")
+    assert re.search(r"only the names and types of its columns are read, no\s+values", out)

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Run the tests in a fresh environment of other packages, or against what is built from the source.
+#
+#     tests/versions.sh lowest|newest|wheel|sdist [arguments of pytest]
+#
+# lowest   the lowest version of every range in pyproject.toml. Old builds of torch bring CUDA along: some gigabytes.
+# newest   the newest that pip finds within the ranges, for all but torch: that stays as constraints.txt has it, since
+#          another build is again some gigabytes. To try a newer torch too: TORCH='torch' tests/versions.sh newest
+# wheel    the wheel that is built here, with the versions of constraints.txt.
+# sdist    the wheel that is built from the sdist, as a packager would.
+#
+# wheel and sdist test the installed package: tests, docs, examples, studies and settings are copied out of the repository
+# without src/, so that nothing can be imported from there. What the package must hold besides Python files is compared
+# file by file.
+#
+# The environment and the copy are in a temporary folder, deleted at the end unless KEEP is set. PYTHON is the
+# interpreter to start from (python3). Last runs: docs/results/performance.md, "Versions".
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+what=${1:-}
+case "$what" in
+lowest | newest | wheel | sdist) shift ;;
+*)
+  sed -n '2,4p' "$0" >&2
+  exit 2
+  ;;
+esac
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/versions-of-clipline-$what.XXXXXX")
+[ -n "${KEEP:-}" ] || trap 'rm -rf "$work"' EXIT
+"${PYTHON:-python3}" -m venv "$work/env"
+pip() { "$work/env/bin/pip" --disable-pip-version-check -q "$@"; }
+python() { "$work/env/bin/python" "$@"; }
+
+# The requirements of pyproject.toml, a line each: those of the package, then those of the tests.
+ranges() {
+  python - "$root/pyproject.toml" "$1" <<'PY'
+import re, sys, tomllib
+project = tomllib.load(open(sys.argv[1], "rb"))["project"]
+for one in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
+    print(re.sub(r">=([0-9.]+).*", r"==\1", one) if sys.argv[2] == "lowest" and one in project["dependencies"] else one)
+PY
+}
+
+case "$what" in
+lowest)
+  ranges lowest >"$work/requirements.txt"
+  pip install -r "$work/requirements.txt"
+  pip install --no-deps -e "$root"
+  ;;
+newest)
+  grep '^torch==' "$root/constraints.txt" >"$work/constraints.txt"
+  [ -z "${TORCH:-}" ] || echo "$TORCH" >"$work/constraints.txt"
+  ranges newest >"$work/requirements.txt"
+  pip install --upgrade --upgrade-strategy eager -c "$work/constraints.txt" -r "$work/requirements.txt"
+  pip install --no-deps -e "$root"
+  ;;
+wheel | sdist)
+  pip install -c "$root/constraints.txt" build
+  # Built from what git knows: files that lie around in the folder must not make a wheel complete.
+  git -C "$root" ls-files -z | (cd "$root" && tar --null -T - -cf -) | (mkdir "$work/source" && tar -C "$work/source" -xf -)
+  if [ "$what" = wheel ]; then
+    python -m build --wheel --outdir "$work/dist" "$work/source" >"$work/build.log"
+  else
+    python -m build --sdist --outdir "$work/dist" "$work/source" >"$work/build.log"
+    pip wheel --no-deps --wheel-dir "$work/dist" "$work/dist/"*.tar.gz
+  fi
+  pip install -c "$root/constraints.txt" "$(echo "$work/dist/"*.whl)[dev]"
+  python "$root/tests/package_files.py" "$work/source/src/clipline"
+  rm -r "$work/source/src"
+  root=$work/source
+  ;;
+esac
+
+"$work/env/bin/python" -m pip list --format=freeze >"$work/installed.txt"
+grep -iE '^(clipline|torch|numpy|scipy|pyarrow|click|matplotlib|h5py|rich|safetensors)==' "$work/installed.txt"
+cd "$root"
+python -c 'import clipline; print("testing", clipline.__file__)'
+OMP_NUM_THREADS=1 PYTHONPATH="" "$work/env/bin/python" -m pytest -n auto -p no:cacheprovider "$@"
