@@ -65,6 +65,7 @@ def _reproduce_plain(what: str, out: Path, seed: int, overwrite: bool) -> None:
 def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, given: dict[str, Any]) -> None:
     from ..study.paper.reproduce import reproduce
     from ..study.report import write_report
+    from ..study.runs.directory import StudyDirectory
     from ..study.runs.progress import StudyProgress
 
     for name in (*_OF_PROTOCOL, *_OF_RUNS):
@@ -87,7 +88,9 @@ def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, giv
                 progress=StudyProgress(f"{what} {protocol.task}"),
             )
         except KeyboardInterrupt:
-            print("interrupted: give the same command again, and no finished run is repeated", file=sys.stderr)
+            kept = len(StudyDirectory(out).ids())
+            again = "give the same command again, and none is repeated"
+            print(f"interrupted with {kept} finished runs in {out}: {again}", file=sys.stderr)
             raise
         click.echo(f"{what}, {protocol.task}, scale {scale}:")
         for line in reproduced.findings.summary:

@@ -174,7 +174,8 @@ def _answered(question: Question, path: Path, cluster: str | None) -> Any:
         directory.note_experiment("tune", {"task": question.task.name})
         return run_recipe(question, study, tell)
     except KeyboardInterrupt:
-        tell("interrupted: give the same command again, and no finished run is repeated")
+        kept = len(directory.ids())
+        tell(f"interrupted with {kept} finished runs in {folder}: give the same command again, and none is repeated")
         raise
     finally:
         study.close()

@@ -41,8 +41,10 @@ def read_records(path: Path) -> tuple[list[Run], list[str]]:
             record = json.loads(text)
             run = _run(file, record)
             runs.append(replace(run, about={**data.get(run.task, {}), **run.about}))
-            if "checksum" in record:
-                RunRecord.from_json(text, f"{RUNS}/{file.name}")
+            if "checksum" not in record:
+                problems.append(f"{RUNS}/{file.name} has no checksum: whether its numbers were changed cannot be told")
+                continue
+            RunRecord.from_json(text, f"{RUNS}/{file.name}")
         except RunError as error:
             problems.append(f"{error}; its numbers are shown and mean nothing")
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
