@@ -11,17 +11,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PopulationError, SettingError
+from ..errors import PopulationError, SettingError, check_number, check_whole
 from ..federated.population import Population, check_finite, check_ids
+from ..streams import Streams
 from .chunks import Text
 from .column_options import ZERO_UPDATE, ColumnOptions
 from .fields import fields_of_arrays
 from .fingerprint import fingerprint
 from .manifest import MANIFEST, VERSION, check_field_names, read_entries, write_manifest
-from .readers.dataframes import read_dataframe, read_dataset, read_fields
+from .readers.dataframes import column_names, read_column, read_dataframe, read_dataset, read_fields
+from .readers.images import read_images, table_of
 from .readers.tables import read_table
 from .store import atomic_folder, write_store
 from .user_ids import ids_array
+
+_COPY_BYTES = 8 << 20  # of a field copied at a time
+_IN_MEMORY = 1 << 28  # bytes of a memory-mapped field up to which `split` copies it to memory, not to disk
 
 
 def save_population(population: Population, folder: str | Path) -> Path:
@@ -122,8 +127,32 @@ def population_from_dataset(
     dataset: Any, user_ids: Any, fields: Sequence[str], known_users: Any, column_options: Mapping[str, Any]
 ) -> Population:
     """The items of a torch `Dataset`, grouped by user in memory."""
-    ids, columns = read_dataset(dataset, user_ids, fields)
+    ragged = ColumnOptions.of(column_options).lengths
+    ids, columns = read_dataset(dataset, user_ids, fields, ragged)
     return population_from_arrays(ids, columns, known_users, column_options)
+
+
+def population_from_images(
+    folder: str | Path,
+    table: Any,
+    user: str,
+    path: str,
+    field: str,
+    size: tuple[int, int],
+    channels: int,
+    known_users: Any,
+    column_options: Mapping[str, Any],
+) -> Population:
+    """Pictures, whose users and labels a table has, grouped by user in memory."""
+    options = ColumnOptions.of(column_options)
+    frame = table_of(table, user, path)
+    files = read_column(frame, path)
+    labels = [name for name in column_names(frame) if name not in (user, path)]
+    if field in labels:
+        raise PopulationError(f"field={field!r} is the name of a column too: call the pictures something else")
+    ids, arrays = read_dataframe(frame, user, fields=labels, options=options)
+    pictures = read_images(folder, files, size, channels)
+    return _grouped(ids, {field: pictures, **arrays}, known_users, options)
 
 
 def fields_like(population: Population, frame: Any, text: Text | None) -> dict[str, NDArray[Any]]:
@@ -174,6 +203,49 @@ def _grouped(
     offsets = np.zeros(len(users) + 1, dtype=np.int64)
     np.cumsum(np.bincount(owner, minlength=len(users)), out=offsets[1:])
     return Population(offsets, arrays, users, options.entries())
+
+
+def users_to_test(population: Population, test: float | int, seed: int) -> NDArray[np.bool_]:
+    """Which users `Population.split` tests on, (users,): by a hash of the seed and each user's own id."""
+    if len(population) < 2:
+        raise PopulationError("population has 1 user but a split needs at least 2: give more users")
+    users = len(population)
+    hashes = Streams(seed).user_keys("split", 0, population.identities(np.arange(users)))
+    if isinstance(test, int | np.integer) and not isinstance(test, bool):
+        way_out = "leave users for both halves, or give a fraction such as 0.1"
+        count = check_whole("test", test, at_least=1, at_most=users - 1, way_out=way_out)
+        chosen = np.zeros(users, bool)
+        chosen[np.argsort(hashes, kind="stable")[:count]] = True
+        return chosen
+    way_out = "0.1 tests on a tenth of the users; a whole number on so many users"
+    share = check_number("test", test, above=0, below=1, way_out=way_out)
+    chosen = hashes < np.uint64(int(share * 2.0**64))
+    if chosen.all() or not chosen.any():
+        half = "train" if chosen.all() else "test"
+        raise PopulationError(
+            f"test={test} of {users} users leaves nobody to {half} on: give a whole number, such as test=1"
+        )
+    return chosen
+
+
+def copied_rows(field: NDArray[Any], rows: NDArray[np.bool_], count: int) -> NDArray[Any]:
+    """The `count` rows where `rows` is true, read in pieces; those of a large memory map go to disk again."""
+    out = _like(field, count, field.dtype)
+    step, done = max(1, _COPY_BYTES // max(1, field.nbytes // max(1, len(field)))), 0
+    for start in range(0, len(field), step):
+        piece = field[start : start + step][rows[start : start + step]]
+        out[done : done + len(piece)] = piece
+        done += len(piece)
+    return out
+
+
+def _like(field: NDArray[Any], count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Room for `count` rows of the shape of those of a field: on disk if it is a large memory map."""
+    shape = (count, *field.shape[1:])
+    if isinstance(field, np.memmap) and field.nbytes > _IN_MEMORY and count:
+        with tempfile.TemporaryFile() as file:  # the map outlives its file, which has no name to clean up
+            return np.memmap(file, dtype, "w+", shape=shape)
+    return np.empty(shape, dtype)
 
 
 def population_fingerprint(population: Population, *, times: bool) -> str:

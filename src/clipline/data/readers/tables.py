@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from ...errors import PopulationError, SettingError
 from ..chunks import CHUNK_BYTES, Chunk, Progress, Text, columns_of, existing_file, no_progress, short
 from ..column_options import NO_OPTIONS, ZERO_UPDATE, ColumnOptions
+from ..fields import list_fields
+from ..sequences import check_length_fields, padded
 from .npz import read_npz
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
@@ -40,9 +42,9 @@ def read_table(
 ) -> Generator[Chunk, None, None]:
     """The rows of a table, with the user column as ids and the chosen or all other columns as fields.
 
-    The ending of the name says what it is. A column of lists becomes an array with one more axis, and all its lists
-    must be equally long. User ids in CSV are text, as written. Text becomes numbers if there is a function `text` for
-    it. Gaps are refused unless `options` say what they become. `progress` counts bytes of the file.
+    The ending of the name says what it is. A column of lists becomes an array with one more axis. Its lists are equally
+    long, or `options` declare a width. User ids in CSV are text, as written. Text becomes numbers if there is a
+    function `text` for it. Gaps are refused unless `options` say what they become. `progress` counts bytes of the file.
     """
     file = existing_file(path)
     kind, codec = _kind(file)
@@ -78,10 +80,10 @@ def _parquet(
         with pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20) as table:
             names = columns_of(repr(str(file)), table.schema_arrow.names, user_column, fields)
             options.check_columns(names)
+            check_length_fields(names, options)
             total, size, rows = table.metadata.num_rows, file.stat().st_size, 0
-            width = sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)) // max(
-                total, 1
-            )
+            groups = (table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups))
+            width = sum(groups) // max(total, 1) + 8 * sum(options.lengths.values())
             at_once = max(1, min(65536, CHUNK_BYTES // max(width, 1)))
             for batch in table.iter_batches(at_once, columns=[user_column, *names], use_threads=False):
                 yield arrow_chunk(repr(str(file)), batch, user_column, names, text, options, rows)
@@ -102,14 +104,17 @@ def _lines(
         with ExitStack() as stack:
             raw = _Counted(stack.enter_context(file.open("rb")))
             stream = stack.enter_context(_opened(raw, codec))
-            batches = _rows(stream, user_column) if kind == ".csv" else _objects(stream, file)
+            batches = _rows(stream, {user_column, *options.as_text()}) if kind == ".csv" else _objects(stream, file)
             names: list[str] | None = None
             for batch in batches:
                 if names is None:
                     names = columns_of(repr(str(file)), batch.schema.names, user_column, fields)
                     options.check_columns(names)
-                yield arrow_chunk(repr(str(file)), batch, user_column, names, text, options, rows)
-                rows += batch.num_rows
+                    check_length_fields(names, options)
+                at_once = max(1, CHUNK_BYTES // (8 * sum(options.lengths.values()) or 1))  # padding may be most of it
+                for part in (batch.slice(start, at_once) for start in range(0, batch.num_rows, at_once)):
+                    yield arrow_chunk(repr(str(file)), part, user_column, names, text, options, rows)
+                    rows += part.num_rows
                 progress(raw.done, size)
     except (pa.ArrowException, OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
         where = _damaged_line(file, codec) if kind == ".jsonl" else ""
@@ -150,12 +155,12 @@ def _rows_end(data: bytes) -> int:
         end = data.rfind(b'"', 0, end)  # the opening quote of an unfinished value
 
 
-def _rows(stream: Any, user_column: str) -> Iterator[Any]:
-    """Batches of a CSV stream. The first block says what the columns are and of which type."""
+def _rows(stream: Any, as_text: set[str]) -> Iterator[Any]:
+    """Batches of a CSV stream. The first block says what the columns are and of which type, but for those of text."""
     import pyarrow as pa
     import pyarrow.csv
 
-    types: Any = {user_column: pa.string()}  # 007 and 7 are two users
+    types: Any = dict.fromkeys(as_text, pa.string())  # 007 and 7 are two users, and two categories
     names, before = None, 0
     for lines in _blocks(stream, _rows_end):
         whole = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=names)
@@ -266,7 +271,35 @@ def arrow_chunk(
 ) -> Chunk:
     """An Arrow batch or table as a chunk. `where` it is from and how many rows came `before` are for errors."""
     ids = arrow_ids(where, user_column, rows.column(user_column), before)
-    return ids, {name: arrow_array(where, name, rows.column(name), text, options, before) for name in names}
+    return ids, arrow_fields(where, rows, names, text, options, before)
+
+
+def arrow_fields(
+    where: str, rows: Any, names: Sequence[str], text: Text | None, options: ColumnOptions, before: int
+) -> dict[str, NDArray[Any]]:
+    """Columns of a batch as fields, all options applied; a column with a declared length gives two."""
+    fields: dict[str, NDArray[Any]] = {}
+    for name in names:
+        column = rows.column(name)
+        if name in options.lengths:
+            fields |= _padded(where, name, _plain(column), text, options, before)
+        else:
+            fields[name] = arrow_array(where, name, column, text, options, before)
+    return {name: options.scaled(name, array) if name in options.scale else array for name, array in fields.items()}
+
+
+def _padded(
+    where: str, name: str, column: Any, text: Text | None, options: ColumnOptions, before: int
+) -> dict[str, NDArray[Any]]:
+    """Lists of unequal length, or texts that `text` turns into such lists."""
+    if column.null_count:
+        raise _gap(where, name, column, before, "give each row a list, perhaps empty, or leave the column out")
+    if _is_text(column.type) and text is not None:
+        return list_fields(name, list(text(column.to_pylist())), options)
+    if not _is_list(column.type):
+        raise PopulationError(f"{where} has {name!r} as {column.type} but lengths are for lists: leave its length out")
+    entries = arrow_array(where, name, column.flatten(), None, options, before)
+    return padded(name, entries, column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64), options)
 
 
 def arrow_ids(where: str, name: str, column: Any, before: int) -> NDArray[Any]:
@@ -292,7 +325,7 @@ def arrow_array(
 
     column = _plain(column)
     kind = column.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if _is_list(kind):
         if column.null_count:
             raise _gap(where, name, column, before, "fill the gaps or leave the column out")
         return _lists(where, name, column, options, before)
@@ -326,7 +359,7 @@ def _lists(where: str, name: str, column: Any, options: ColumnOptions, before: i
     if len(widths) > 1:
         raise PopulationError(
             f"{where} has lists of {widths[0]} to {widths[-1]} entries in {name!r}: "
-            "pad them to one length or leave the column out"
+            f"give them one width with lengths={{{name!r}: 128}}, or leave the column out"
         )
     width = int(widths[0]) if len(widths) else 0
     return inner.reshape(len(column), width, *inner.shape[1:])
@@ -364,6 +397,12 @@ def _gap(where: str, name: str, column: Any, before: int, ways: str) -> Populati
         f"{where} has no value for {name!r} in row {before + int(rows[0]) + 1} ({len(rows)} missing up to row "
         f"{before + len(column)}): {ways}"
     )
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _is_text(kind: Any) -> bool:
