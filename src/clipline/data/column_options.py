@@ -120,6 +120,23 @@ class ColumnOptions:
         everywhere = None if self.missing == ZERO_UPDATE else self.missing
         return self.fill.get(name, everywhere)
 
+    def shaping(self, name: str) -> dict[str, Any]:
+        """What decides the meaning of the numbers of a field; equal for two fields that mean the same."""
+        entries = self.entries()
+        one = {option: entries[option][name] for option in _BY_COLUMN[1:] if name in entries.get(option, {})}
+        return {**one, "pad": self.pad} if "lengths" in one else one
+
+    def concern(self, name: str) -> bool:
+        """Whether any option says something of this column."""
+        return self.fill_of(name) is not None or any(name in getattr(self, option) for option in _BY_COLUMN)
+
+    def only_of(self, name: str) -> ColumnOptions:
+        """The options of one column alone."""
+        entries = self.entries()
+        for option in _BY_COLUMN:
+            entries[option] = {column: value for column, value in entries.get(option, {}).items() if column == name}
+        return ColumnOptions.of(entries)
+
     def as_text(self) -> set[str]:
         """Columns whose categories are text: in CSV their values are read as they are written, 007 too."""
         return {name for name, listed in self.categories.items() if isinstance(listed[0], str)}

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from ..data.column_options import ColumnOptions
 from ..engine.working_model import uncompiled
 from ..errors import ModuleError, RunError, SettingError, check_whole, refuse
 from ..federated.local_sgd import Batch
@@ -48,15 +49,16 @@ class SavedModel:
         `data` is a dataframe (pandas, polars, pyarrow), a table file (Parquet, CSV, JSONL, NPZ), a `Population` or the
         folder of one, a mapping from fields to arrays, or a single array or tensor. Rows keep their order; those of a
         population are user by user. Columns that the training did not have are not read, and labels may be missing.
-        Numbers become what they were in the training: fractions take the model's type, and whole numbers where the
-        training had fractions become fractions.
+        The column options of the training's population (fill, categories, timestamps, lengths, scale) are applied to
+        tables and mappings, which have columns as they were before. Numbers become what they were in the training:
+        fractions take the model's type, and whole numbers where the training had fractions become fractions.
 
         The function `predict` of `load` or of the task's file is asked. Without one the model is called: with the
         fields that the arguments of its `forward` name, else with the only field there is.
         """
         check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")
         trained: Mapping[str, Any] = self.card.get("fields", {})
-        arrays = arrays_of(data, list(trained), only=_ONLY)
+        arrays = arrays_of(data, list(trained), only=_ONLY, options=ColumnOptions.of(self.card.get("columns", {})))
         if _ONLY in arrays and self.function is not None:
             raise refuse(
                 "data", type(data).__name__, "fields by name, as predict(model, batch) takes them", 'give {"x": array}'
@@ -117,6 +119,7 @@ def load(
         layers, metrics, task = str(card["model"]["layers"]), dict(card["metrics"]), card.get("task") or {}
         if not isinstance(card.get("fields", {}), dict) or not isinstance(task, dict):
             raise TypeError("fields or task is no mapping")
+        ColumnOptions.of(card.get("columns", {}))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{str(Path(path) / MODEL)!r} has a damaged card ({error!r}): save the model again") from None
     code = _code(model, task, Path(path))

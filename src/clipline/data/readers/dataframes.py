@@ -14,7 +14,7 @@ from ..column_options import NO_OPTIONS, ColumnOptions
 from ..fields import numbers_only
 from ..sequences import check_length_fields, without_lengths
 from ..user_ids import ids_array
-from .tables import arrow_fields, arrow_ids
+from .arrow_columns import arrow_fields, arrow_ids
 
 _WAY_OUT = "give a DataFrame of pandas or polars, or a Table of pyarrow"
 

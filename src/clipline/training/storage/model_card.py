@@ -31,12 +31,21 @@ def about_training(training: Training) -> dict[str, Any]:
     """What a card tells of the training itself: its settings, what followed from them, and the fields of the data.
 
     The seed is left out, since whoever knows it can subtract the noise. Of the fields it tells names, types and the
-    shape of an example. It holds plain values only and can be stored as JSON.
+    shape of an example, and how they were made of columns: what the caller has listed. It holds plain values only and
+    can be stored as JSON.
     """
     settings = {name: value for name, value in describe(training).items() if name != "seed"}
     population = training.population
     fields = {name: {"dtype": str(f.dtype), "shape": list(f.shape[1:])} for name, f in population.fields.items()}
-    about: dict[str, Any] = _plain({"settings": settings, "resolved": resolved(training), "fields": fields})
+    columns = population.column_options
+    about: dict[str, Any] = _plain(
+        {
+            "settings": settings,
+            "resolved": resolved(training),
+            "fields": fields,
+            **({"columns": columns} if columns else {}),
+        }
+    )
     return about
 
 
