@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError, SettingError, check_whole, nearest, refuse
+from ..privacy.events import GaussianEvent
 
 ZERO_UPDATE = "zero-update"
 _SINCE = re.compile(r"(seconds|minutes|hours|days) since (\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?)")
@@ -166,6 +167,16 @@ class ColumnOptions:
         if column.dtype.kind == "f" and stand_in is not None and (gaps := np.isnan(column)).any():
             return np.where(gaps, column.dtype.type(number_for(name, stand_in)), column)
         return column
+
+
+def charges_of(options: Mapping[str, Any]) -> tuple[GaussianEvent, ...]:
+    """The private statistics among what was given as options: a vocabulary as categories, moments as a scale."""
+    found: dict[GaussianEvent, None] = {}
+    for value in options.values():
+        for one in (value, *(value.values() if isinstance(value, Mapping) else ())):
+            if isinstance(event := getattr(one, "event", None), GaussianEvent):
+                found[event] = None
+    return tuple(found)
 
 
 def number_for(name: str, stand_in: float | str) -> float:

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from ..errors import PopulationError, SettingError, check_number, check_whole
 from ..federated.population import Population, check_finite, check_ids
+from ..privacy.events import GaussianEvent
 from ..streams import Streams
 from .chunks import Text
-from .column_options import ZERO_UPDATE, ColumnOptions
+from .column_options import ZERO_UPDATE, ColumnOptions, charges_of
 from .fields import fields_of_arrays
 from .fingerprint import fingerprint
 from .manifest import MANIFEST, VERSION, check_field_names, read_entries, write_manifest
@@ -41,6 +42,7 @@ def save_population(population: Population, folder: str | Path) -> Path:
         write_manifest(
             new, fields=population.fields, user_ids=population.user_ids is not None, users=len(population),
             examples=population.examples, source="Population.save", column_options=population.column_options,
+            charges=population.charges,
         )  # fmt: skip
     return Path(folder)
 
@@ -64,8 +66,9 @@ def open_population(folder: str | Path) -> Population:
     offsets, user_ids = _mapped(path / "offsets.npy"), _mapped(path / "user_ids.npy") if with_ids else None
     try:
         options = ColumnOptions.of(manifest.get("column_options") or {}).entries()
-        return Population(offsets, fields, user_ids, options)
-    except (PopulationError, SettingError, AttributeError) as error:
+        charges = tuple(GaussianEvent.from_json(entries) for entries in manifest.get("charges") or ())
+        return Population(offsets, fields, user_ids, options, charges)
+    except (PopulationError, SettingError, AttributeError, TypeError) as error:
         raise PopulationError(f"{str(path)!r}: {error}") from None
 
 
@@ -75,7 +78,7 @@ def population_from_arrays(
     """Examples in arrays, lists or columns, grouped by user in memory."""
     options = ColumnOptions.of(column_options)
     ids = ids_array("user_ids", user_ids)
-    return _grouped(ids, fields_of_arrays(fields, options), known_users, options)
+    return _grouped(ids, fields_of_arrays(fields, options), known_users, options, charges_of(column_options))
 
 
 def population_from_table(
@@ -100,8 +103,9 @@ def population_from_table(
             store = Path(temporary) / "store"
             with closing(read_table(path, user, fields=fields, text=text, options=options)) as chunks:
                 write_store(
-                    store, chunks, source=Path(path).name, known_users=known_users, column_options=options.entries()
-                )
+                    store, chunks, source=Path(path).name, known_users=known_users, column_options=options.entries(),
+                    charges=charges_of(column_options),
+                )  # fmt: skip
             return open_population(store)
     except OSError as error:
         raise PopulationError(
@@ -120,7 +124,7 @@ def population_from_dataframe(
     """The rows of a pandas, polars, pyarrow or Hugging Face table, grouped by user in memory."""
     options = ColumnOptions.of(column_options)
     ids, arrays = read_dataframe(frame, user, fields=fields, text=text, options=options)
-    return _grouped(ids, arrays, known_users, options)
+    return _grouped(ids, arrays, known_users, options, charges_of(column_options))
 
 
 def population_from_dataset(
@@ -152,7 +156,7 @@ def population_from_images(
         raise PopulationError(f"field={field!r} is the name of a column too: call the pictures something else")
     ids, arrays = read_dataframe(frame, user, fields=labels, options=options)
     pictures = read_images(folder, files, size, channels)
-    return _grouped(ids, {field: pictures, **arrays}, known_users, options)
+    return _grouped(ids, {field: pictures, **arrays}, known_users, options, charges_of(column_options))
 
 
 def fields_like(population: Population, frame: Any, text: Text | None) -> dict[str, NDArray[Any]]:
@@ -175,8 +179,9 @@ def fields_like(population: Population, frame: Any, text: Text | None) -> dict[s
 
 
 def _grouped(
-    ids: NDArray[Any], arrays: Mapping[str, NDArray[Any]], known_users: Any, options: ColumnOptions
-) -> Population:
+    ids: NDArray[Any], arrays: Mapping[str, NDArray[Any]], known_users: Any, options: ColumnOptions,
+    charges: tuple[GaussianEvent, ...],
+) -> Population:  # fmt: skip
     """The examples of each user beside each other, in the order they came; users sorted by id."""
     check_ids("user_ids", ids, "give one id for each example")
     known = None if known_users is None else ids_array("known_users", known_users)
@@ -202,7 +207,7 @@ def _grouped(
         arrays = {name: values[order] for name, values in arrays.items()}
     offsets = np.zeros(len(users) + 1, dtype=np.int64)
     np.cumsum(np.bincount(owner, minlength=len(users)), out=offsets[1:])
-    return Population(offsets, arrays, users, options.entries())
+    return Population(offsets, arrays, users, options.entries(), charges)
 
 
 def users_to_test(population: Population, test: float | int, seed: int) -> NDArray[np.bool_]:
@@ -226,6 +231,25 @@ def users_to_test(population: Population, test: float | int, seed: int) -> NDArr
             f"test={test} of {users} users leaves nobody to {half} on: give a whole number, such as test=1"
         )
     return chosen
+
+
+def scaled_population(population: Population, scale: Mapping[str, Any], charge: GaussianEvent | None) -> Population:
+    """The population with fields less an offset and over a divisor, as `ColumnOptions.scale` has them, copied."""
+    options = {**population.column_options, "scale": {**population.column_options.get("scale", {}), **scale}}
+    checked = ColumnOptions.of(options)
+    checked.check_columns(population.fields)
+    if twice := set(scale) & set(population.column_options.get("scale", {})):
+        raise PopulationError(f"field {min(twice)!r} has a scale already: scale the population that it was made of")
+    fields = dict(population.fields)
+    for name in scale:
+        field = fields[name]
+        out = _like(field, len(field), np.dtype(np.float64 if field.dtype.itemsize > 4 else np.float32))
+        step = max(1, _COPY_BYTES // max(1, field.nbytes // max(1, len(field))))
+        for start in range(0, len(field), step):
+            out[start : start + step] = checked.scaled(name, field[start : start + step])
+        fields[name] = out
+    charges = population.charges if charge is None else (*population.charges, charge)
+    return Population(population.offsets, fields, population.user_ids, checked.entries(), charges)
 
 
 def copied_rows(field: NDArray[Any], rows: NDArray[np.bool_], count: int) -> NDArray[Any]:

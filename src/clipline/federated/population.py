@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import PopulationError
+from ..privacy.events import GaussianEvent
 
 _STEP = 1 << 16  # entries of a long array to look at in one go: few enough for the cache
 
@@ -42,6 +43,7 @@ class Population:
     fields: Mapping[str, NDArray[Any]]  # name -> (examples, ...)
     user_ids: NDArray[Any] | None = None  # (users,), the caller's own names of the users
     column_options: Mapping[str, Any] = field(default_factory=dict)  # how columns became fields, for `fields_of`
+    charges: tuple[GaussianEvent, ...] = ()  # private statistics that fields were made by; a training counts them
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", _checked_offsets(self.offsets))
@@ -253,7 +255,7 @@ class Population:
         np.cumsum(sizes[chosen], out=offsets[1:])
         rows = np.repeat(chosen, sizes)
         fields = {name: _data().copied_rows(field, rows, int(offsets[-1])) for name, field in self.fields.items()}
-        return Population(offsets, fields, np.array(ids[chosen]), self.column_options)
+        return Population(offsets, fields, np.array(ids[chosen]), self.column_options, self.charges)
 
     def fingerprint(self, *, times: bool = True) -> str:
         """A checksum of offsets, user ids and every field: name, type, shape and values. Two are equal if the data are.

@@ -31,7 +31,8 @@ class Guarantee:
     `sampler` is "none", "poisson", "truncated-poisson" or "fixed", or "mixed" when the rounds differ in it.
     `accountant` says which of the two gave epsilon. `order` is the Renyi order that gave it, and None for the
     privacy-loss accountant. `noisy` is whether every round had noise. `from_seed` is whether cohorts and noise were
-    drawn from a seed: the guarantee then holds against those who do not know it, and says so.
+    drawn from a seed: the guarantee then holds against those who do not know it, and says so. `statistics` names what
+    was released of the data beside the rounds, by private preprocessing; epsilon and delta cover it.
     """
 
     epsilon: float
@@ -43,6 +44,7 @@ class Guarantee:
     rounds: int
     noisy: bool = True
     from_seed: bool = False
+    statistics: tuple[str, ...] = ()
 
     @property
     def private(self) -> bool:
@@ -63,6 +65,8 @@ class Guarantee:
         """One sentence to quote; epsilon and delta are rounded up at the last digit printed."""
         rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
         terms = f"{_SAMPLERS[self.sampler]}, {rounds}, {_ACCOUNTANTS[self.accountant]}"
+        if self.statistics:
+            terms += f", private statistics included: {'; '.join(self.statistics)}"
         if not self.private and self.noisy:
             return f"no finite epsilon: the noise is too small for float64 to account ({terms})"
         if not self.private:

@@ -146,7 +146,9 @@ def guarantee_from(entries: Mapping[str, Any]) -> Guarantee:
     """What `guarantee_json` wrote; ValueError, TypeError or KeyError for anything else."""
     values = {name: value for name, value in entries.items() if name != "text"}
     epsilon = math.inf if values["epsilon"] is None else float(values["epsilon"])
-    return Guarantee(**{**values, "epsilon": epsilon, "relation": Relation.named(values["relation"])})
+    statistics = tuple(map(str, values.get("statistics", ())))
+    relation = Relation.named(values["relation"])
+    return Guarantee(**{**values, "epsilon": epsilon, "relation": relation, "statistics": statistics})
 
 
 def _plain(value: Any) -> Any:
