@@ -13,7 +13,7 @@ from .relations import Relation
 
 AccountantName = Literal["renyi", "privacy loss"]
 
-_SAMPLERS = {
+SAMPLERS = {
     "none": "no sampling",
     "poisson": "Poisson sampling",
     "truncated-poisson": "Poisson sampling with a cap",
@@ -21,7 +21,7 @@ _SAMPLERS = {
     "mixed": "mixed sampling",
 }
 KNOWN_SEED = "noise from a seed: whoever knows it can subtract the noise"
-_ACCOUNTANTS = {"renyi": "Renyi accountant", "privacy loss": "privacy-loss accountant"}
+ACCOUNTANTS = {"renyi": "Renyi accountant", "privacy loss": "privacy-loss accountant"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Guarantee:
     def __str__(self) -> str:
         """One sentence to quote; epsilon and delta are rounded up at the last digit printed."""
         rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
-        terms = f"{_SAMPLERS[self.sampler]}, {rounds}, {_ACCOUNTANTS[self.accountant]}"
+        terms = f"{SAMPLERS[self.sampler]}, {rounds}, {ACCOUNTANTS[self.accountant]}"
         if self.statistics:
             terms += f", private statistics included: {'; '.join(self.statistics)}"
         if not self.private and self.noisy:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,13 +15,15 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ..data.column_options import ColumnOptions
+from ..data.chunks import short
 from ..engine.working_model import uncompiled
 from ..errors import ModuleError, RunError, SettingError, check_whole, refuse
 from ..federated.local_sgd import Batch
 from ..privacy.guarantee import Guarantee
 from ..training.storage.circumstances import layers_text
-from ..training.storage.model_card import CARD_KEY, MODEL, guarantee_from
+from ..training.storage.model_card import CARD_KEY, MODEL
+from ..training.storage.run_directory import checked_path
+from .checked_card import CheckedCard, checked_card, described
 from .new_data import arrays_of, field_like
 from .rebuild import Code, code_of
 
@@ -58,7 +59,7 @@ class SavedModel:
         """
         check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")
         trained: Mapping[str, Any] = self.card.get("fields", {})
-        arrays = arrays_of(data, list(trained), only=_ONLY, options=ColumnOptions.of(self.card.get("columns", {})))
+        arrays = arrays_of(data, list(trained), only=_ONLY, options=described(self.card))
         if _ONLY in arrays and self.function is not None:
             raise refuse(
                 "data", type(data).__name__, "fields by name, as predict(model, batch) takes them", 'give {"x": array}'
@@ -113,34 +114,27 @@ def load(
     `predict(model, batch)` makes the predictions of a batch, which maps field names to tensors; see
     `SavedModel.predict`. Nothing is unpickled.
     """
-    tensors, card = _read(Path(path))
-    try:
-        guarantee = guarantee_from(card["guarantee"])
-        layers, metrics, task = str(card["model"]["layers"]), dict(card["metrics"]), card.get("task") or {}
-        if not isinstance(card.get("fields", {}), dict) or not isinstance(task, dict):
-            raise TypeError("fields or task is no mapping")
-        ColumnOptions.of(card.get("columns", {}))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{str(Path(path) / MODEL)!r} has a damaged card ({error!r}): save the model again") from None
-    code = _code(model, task, Path(path))
+    folder = checked_path(path)
+    tensors, card = _read(folder)
+    code = _code(model, card.task, folder)
     module = code.make()
     if not isinstance(module, nn.Module):
         raise ModuleError(f"model gave {type(module).__name__} but must give a torch.nn.Module: return the module")
-    _check_same(tensors, module, Path(path) / MODEL)
-    if layers_text(module) != layers:
+    _check_same(tensors, module, folder / MODEL)
+    if layers_text(module) != card.layers:
         warnings.warn(
             f"the model given prints other layers than the one saved in {str(path)!r}: compare it with its card",
             stacklevel=2,
         )
     module.load_state_dict(tensors)
-    return SavedModel(module.to(device).eval(), guarantee, metrics, card, predict or code.predict)
+    return SavedModel(module.to(device).eval(), card.guarantee, card.metrics, card.entries, predict or code.predict)
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(path: Path) -> tuple[dict[str, Tensor], CheckedCard]:
     """Tensors and card of a folder."""
     file = path / MODEL
-    if not file.is_file():
-        unfinished = (path / "checkpoint.safetensors").is_file()
+    if not _is_file(file):
+        unfinished = _is_file(path / "checkpoint.safetensors")
         raise RunError(
             f"path={str(path)!r} holds an unfinished run and no {MODEL}: resume it first"
             if unfinished
@@ -150,17 +144,22 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
-        card = json.loads(metadata[CARD_KEY])
+        text = metadata[CARD_KEY]
     except KeyError:
         raise RunError(
             f"{str(file)!r} has no card, so clipline.load does not know its guarantee: save it by result.save, or read "
             "the tensors alone by safetensors.torch.load_file"
         ) from None
-    except (OSError, SafetensorError, ValueError, RecursionError) as error:
-        raise RunError(f"{str(file)!r} cannot be read as a saved model ({error}): save it again") from None
-    if not isinstance(card, dict):
-        raise RunError(f"{str(file)!r} has a damaged card: save the model again")
-    return tensors, card
+    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError, MemoryError, AttributeError) as error:
+        raise RunError(f"{str(file)!r} cannot be read as a saved model ({short(error)}): save it again") from None
+    return tensors, checked_card(text, file)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or no name at all
+        return False
 
 
 def _code(model: object, task: Mapping[str, Any], folder: Path) -> Code:

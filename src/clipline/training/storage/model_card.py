@@ -6,13 +6,14 @@ import json
 import math
 import numbers
 from collections.abc import Mapping
+from dataclasses import MISSING
 from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
-from ...errors import RunError
-from ...privacy.guarantee import Guarantee
+from ...errors import RunError, check_choice, check_number, check_whole, refuse
+from ...privacy.guarantee import ACCOUNTANTS, SAMPLERS, Guarantee
 from ...privacy.relations import Relation
 from ..reports import finite_or_none
 from .checkpoint import save_model
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 MODEL, CARD, PAGE = "model.safetensors", "card.json", "card.md"
 CARD_KEY = "card"  # of the metadata in model.safetensors
+_HIGHEST_EPSILON = 1e15  # beyond, nothing is promised that could be computed with
+_AGAIN = "save the model again"
 Card = Mapping[str, Any]
 
 
@@ -143,12 +146,41 @@ def guarantee_json(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def guarantee_from(entries: Mapping[str, Any]) -> Guarantee:
-    """What `guarantee_json` wrote; ValueError, TypeError or KeyError for anything else."""
-    values = {name: value for name, value in entries.items() if name != "text"}
-    epsilon = math.inf if values["epsilon"] is None else float(values["epsilon"])
-    statistics = tuple(map(str, values.get("statistics", ())))
-    relation = Relation.named(values["relation"])
-    return Guarantee(**{**values, "epsilon": epsilon, "relation": relation, "statistics": statistics})
+    """What `guarantee_json` wrote; SettingError for anything else, which never quotes what is no number or name."""
+    known = {field.name: field.default for field in fields_of(Guarantee)}
+    values = {name: default for name, default in known.items() if default is not MISSING}
+    values |= {name: value for name, value in entries.items() if name != "text"}
+    for name in (*known, *values):
+        if name not in values or name not in known:
+            raise refuse(f"{name[:80]!r} of the guarantee", "absent" if name in known else "there", "otherwise", _AGAIN)
+    epsilon, order = values["epsilon"], values["order"]
+    if epsilon is not None:
+        epsilon = check_number("epsilon", _shown(epsilon), at_least=0, at_most=_HIGHEST_EPSILON, way_out=_AGAIN)
+    if order is not None:
+        check_number("order", _shown(order), above=1, way_out=_AGAIN)
+    check_number("delta", _shown(values["delta"]), above=0, below=1, way_out=_AGAIN)
+    check_whole("rounds", _shown(values["rounds"]), at_least=0, way_out=_AGAIN)
+    for name in ("noisy", "from_seed"):
+        if not isinstance(values[name], bool):
+            raise refuse(name, _shown(values[name]), "true or false", _AGAIN)
+    check_choice("sampler", _shown(values["sampler"]), SAMPLERS)
+    check_choice("accountant", _shown(values["accountant"]), ACCOUNTANTS)
+    statistics = values["statistics"]
+    if not isinstance(statistics, list | tuple) or not all(isinstance(o, str) and o.isprintable() for o in statistics):
+        raise refuse("statistics", type(statistics).__name__, "a list of names", _AGAIN)
+    checked = {
+        "epsilon": math.inf if epsilon is None else epsilon,
+        "relation": Relation.named(_shown(values["relation"])),
+        "statistics": tuple(statistics),
+    }
+    return Guarantee(**{**values, **checked})
+
+
+def _shown(value: object) -> Any:
+    """A number or a short printable text as it is; of anything else the name of its type, for a message."""
+    if isinstance(value, str):
+        return value if len(value) <= 80 and value.isprintable() else "text"
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
 
 
 def _plain(value: Any) -> Any:
