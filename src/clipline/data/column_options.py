@@ -230,15 +230,23 @@ def _codes(name: str, column: NDArray[Any], listed: Sequence[str | int]) -> NDAr
     if column.ndim != 1:
         raise PopulationError(f"field {name!r} has {column.ndim} axes but categories need 1: give one value an example")
     as_text = isinstance(listed[0], str)
-    if column.dtype.kind in "iufb" if as_text else column.dtype.kind in "USM":
+    values = column.tolist()
+    if _another_kind(column.dtype.kind, values, as_text):
         held, given = ("numbers", "text") if as_text else ("text or dates", "numbers")
         raise PopulationError(f"field {name!r} holds {held} but its categories are {given}: give both as one kind")
     places: dict[object, int] = {one: place for place, one in enumerate(listed)}
-    values = column.tolist()
     try:
         return np.fromiter((places.get(value, len(listed)) for value in values), np.int32, len(values))
     except TypeError:
         raise PopulationError(f"field {name!r} holds lists or dicts but categories are text or numbers") from None
+
+
+def _another_kind(kind: str, values: list[Any], as_text: bool) -> bool:
+    """Whether a column holds numbers where categories are text, or the other way round: nothing would be found."""
+    if kind != "O":
+        return kind in "iufb" if as_text else kind in "USM"
+    present = [one for one in values if isinstance(one, str) or (isinstance(one, numbers.Real) and one == one)]
+    return bool(present) and all(isinstance(one, str) != as_text for one in present)
 
 
 def _origin(column: str, since: str) -> tuple[int, np.datetime64]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PopulationError, SettingError, check_number, check_whole
+from ..errors import PopulationError, SettingError, check_number, check_whole, refuse
 from ..federated.population import Population, check_finite, check_ids
 from ..privacy.events import GaussianEvent
 from ..streams import Streams
-from .chunks import Text
+from .chunks import Text, short
 from .column_options import ZERO_UPDATE, ColumnOptions, charges_of
 from .fields import fields_of_arrays
 from .fingerprint import fingerprint
@@ -49,6 +50,8 @@ def save_population(population: Population, folder: str | Path) -> Path:
 
 def open_population(folder: str | Path) -> Population:
     """A stored population as memory maps. Of the manifest, version, fields and user_ids have to be there."""
+    if not isinstance(folder, str | PathLike):
+        raise refuse("folder", type(folder).__name__, "the path of a store", "give Population.open('rides'), say")
     path = Path(folder)
     manifest = read_entries(path)
     if manifest.get("version") != VERSION:
@@ -164,6 +167,8 @@ def fields_like(population: Population, frame: Any, text: Text | None) -> dict[s
     options = ColumnOptions.of(population.column_options)
     arrays = read_fields(frame, population.fields, text=text, options=options)
     for name, array in arrays.items():
+        if name not in population.fields:
+            raise PopulationError(f"population has no field {name!r} but its lengths say so: make it again")
         wanted = population.fields[name]
         if array.shape[1:] != wanted.shape[1:]:
             raise PopulationError(
@@ -284,4 +289,5 @@ def _mapped(path: Path) -> NDArray[Any]:
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways
-        raise PopulationError(f"{str(path)!r} cannot be opened ({error}): prepare or save the data again") from None
+        found = short(error).partition("; expected")[0]  # NumPy goes on with bytes of the file
+        raise PopulationError(f"{str(path)!r} cannot be opened ({found}): prepare or save the data again") from None

@@ -16,6 +16,7 @@ from ..training.storage.model_card import guarantee_from
 
 _DTYPE = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
 _MOST_AXES = 32
+_LONGEST = 300  # letters of what is wrong: an entry may be of any length
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ def checked_card(text: str, file: Path) -> CheckedCard:
         guarantee = guarantee_from(_mapping("guarantee", card.get("guarantee")))
         return CheckedCard(guarantee, layers, _metrics(card.get("metrics")), task, card)
     except (CliplineError, ValueError) as error:
-        raise RunError(f"{str(file)!r} has a damaged card ({error}): save the model again") from None
+        said = str(error) if len(str(error)) <= _LONGEST else f"{str(error)[:_LONGEST]}..."
+        raise RunError(f"{str(file)!r} has a damaged card ({said}): save the model again") from None
 
 
 def _no_constant(name: str) -> None:

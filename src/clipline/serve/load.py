@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ..data.chunks import short
+from ..data.chunks import is_file, short
 from ..engine.working_model import uncompiled
 from ..errors import ModuleError, RunError, SettingError, check_whole, refuse
 from ..federated.local_sgd import Batch
@@ -115,9 +115,11 @@ def load(
     `SavedModel.predict`. Nothing is unpickled.
     """
     folder = checked_path(path)
+    if predict is not None and not callable(predict):
+        raise refuse("predict", predict, "a function", 'give predict=lambda model, batch: model(batch["x"])')
     tensors, card = _read(folder)
     code = _code(model, card.task, folder)
-    module = code.make()
+    module = _made(code)
     if not isinstance(module, nn.Module):
         raise ModuleError(f"model gave {type(module).__name__} but must give a torch.nn.Module: return the module")
     _check_same(tensors, module, folder / MODEL)
@@ -127,18 +129,21 @@ def load(
             stacklevel=2,
         )
     module.load_state_dict(tensors)
-    return SavedModel(module.to(device).eval(), card.guarantee, card.metrics, card.entries, predict or code.predict)
+    return SavedModel(
+        _moved(module, device).eval(), card.guarantee, card.metrics, card.entries, predict or code.predict
+    )
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], CheckedCard]:
     """Tensors and card of a folder."""
     file = path / MODEL
-    if not _is_file(file):
-        unfinished = _is_file(path / "checkpoint.safetensors")
+    if not is_file(file):
+        unfinished = is_file(path / "checkpoint.safetensors")
+        shown = str(path)[:200]
         raise RunError(
-            f"path={str(path)!r} holds an unfinished run and no {MODEL}: resume it first"
+            f"path={shown!r} holds an unfinished run and no {MODEL}: resume it first"
             if unfinished
-            else f"path={str(path)!r} must be a folder with {MODEL}, and has none: give one of result.save or of a run"
+            else f"path={shown!r} must be a folder with {MODEL}, and has none: give one of result.save or of a run"
         )
     try:
         with safe_open(file, "pt") as opened:
@@ -155,13 +160,6 @@ def _read(path: Path) -> tuple[dict[str, Tensor], CheckedCard]:
     return tensors, checked_card(text, file)
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that is too long, or no name at all
-        return False
-
-
 def _code(model: object, task: Mapping[str, Any], folder: Path) -> Code:
     """What makes the model, given or found."""
     if isinstance(model, nn.Module):
@@ -171,6 +169,29 @@ def _code(model: object, task: Mapping[str, Any], folder: Path) -> Code:
     if callable(model):
         return Code(model)
     raise refuse("model", model, "a module, a function that makes one, or the name of a task", "give model=MyModel()")
+
+
+def _made(code: Code) -> object:
+    """What the code makes; a class that wants arguments is refused."""
+    try:
+        inspect.signature(code.make).bind()
+    except TypeError:
+        raise ModuleError(
+            "model needs arguments to be made but is called without: give model=MyModel(...), or a function that makes "
+            "it"
+        ) from None
+    except ValueError:  # a builtin without a signature
+        pass
+    return code.make()
+
+
+def _moved(module: nn.Module, device: object) -> nn.Module:
+    if not isinstance(device, str | int | torch.device):
+        raise refuse("device", type(device).__name__, "the name of a device", "use cpu")
+    try:
+        return module.to(device)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise refuse("device", str(device)[:80], f"one that torch can use here ({short(error)})", "use cpu") from None
 
 
 def _check_same(tensors: Mapping[str, Tensor], module: nn.Module, file: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..data.chunks import short
+from ..data.chunks import is_file, is_folder, short
 from ..data.column_options import NO_OPTIONS, ZERO_UPDATE, ColumnOptions
 from ..data.fields import fields_of_arrays
 from ..data.readers.dataframes import column_names, read_fields
@@ -146,10 +146,10 @@ def _check_some(found: Any, given: Sequence[Any], trained: Sequence[str]) -> Non
 
 def _read_file(path: Path, trained: Sequence[str], options: ColumnOptions) -> Any:
     """A table, a mapping of arrays or a population, as the name says."""
-    if path.is_dir():
+    if is_folder(path):
         return Population.open(path)
-    if not path.is_file():
-        raise PopulationError(f"data={str(path)!r} is no file: {_WAY_OUT}")
+    if not is_file(path):
+        raise PopulationError(f"data={str(path)[:200]!r} is no file: {_WAY_OUT}")
     if path.suffix.lower() != ".npz":
         return whole_table(path, options)
     try:

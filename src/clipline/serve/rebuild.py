@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..data.chunks import is_file
 from ..errors import RunError, SettingError
 from ..federated.local_sgd import Batch
 from ..settings import SETTINGS, STAND_IN
@@ -46,8 +47,8 @@ def _check_file(name: str, checksum: object, folder: Path) -> None:
     """Refuse to run a file that nobody named, unless it is the one that was trained with, outside the folder."""
     way_out = "give load(path, model=FILE), the file that defines it, or model=MyModel()"
     path = Path(name)
-    if not path.is_file():
-        raise RunError(f"the model was defined in {name!r}, and there is no such file here: {way_out}")
+    if not is_file(path):
+        raise RunError(f"the model was defined in {name[:200]!r}, and there is no such file here: {way_out}")
     if path.resolve().is_relative_to(folder.resolve()):
         raise RunError(f"the model was defined in {name!r}, a file inside the folder that is loaded: {way_out}")
     if file_checksum(name) != checksum:
@@ -59,5 +60,5 @@ def _built_in(task: Task, options: Mapping[str, Any]) -> nn.Module:
     chosen = {name: value for name, value in options.items() if name in SETTINGS}
     few: dict[str, Any] = {"population_size": task.settings.cohort_size}
     if task.settings.test_users is not None:
-        few |= {"test_users": 1, "data": STAND_IN}
+        few |= {"test_users": 2, "data": STAND_IN}  # one to validate on, one to test on
     return task.load(task.settings.overridden({**chosen, **few}, "the card")).make(0)

@@ -95,6 +95,10 @@ def arrow_array(
         if column.null_count and options.fill_of(name) is None and options.missing != ZERO_UPDATE:
             raise _gap(where, name, column, before, _WAYS)
         return options.applied(name, np.asarray(column.to_numpy(zero_copy_only=False)).astype("M8[us]"))
+    if _is_text(kind) and name in options.timestamps:
+        raise PopulationError(
+            f"{where} has {name!r} as text but timestamps need dates: write them as 2026-01-31 or 2026-01-31 12:30:00"
+        )
     if column.null_count:
         column = _filled(where, name, column, options, before)
     if _is_text(kind):
@@ -110,9 +114,10 @@ def _lists(where: str, name: str, column: Any, options: ColumnOptions, before: i
         raise PopulationError(f"{where} has {name!r} as lists more than {DEEPEST} deep: flatten them")
     widths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
     if len(widths) > 1:
+        inside = name in options.lengths  # a width was given, to the lists around these
+        way_out = "pad those inside lists yourself" if inside else f"give them one width with lengths={{{name!r}: 128}}"
         raise PopulationError(
-            f"{where} has lists of {widths[0]} to {widths[-1]} entries in {name!r}: "
-            f"give them one width with lengths={{{name!r}: 128}}, or leave the column out"
+            f"{where} has lists of {widths[0]} to {widths[-1]} entries in {name!r}: {way_out}, or leave the column out"
         )
     width = int(widths[0]) if len(widths) else 0
     return inner.reshape(len(column), width, *inner.shape[1:])
