@@ -163,6 +163,26 @@ def test_a_training_counts_each_statistic_once_in_noise_ledger_guarantee_and_car
         saved.predict(np.ones((1, 2)))
 
 
+def test_a_run_with_statistics_is_resumed_and_one_without_them_is_not(tmp_path):
+    statistics = cl.PrivateStatistics()
+    statistics.moments(PEOPLE, AGES, noise_multiplier=4.0)
+    options = {"privacy": cl.Privacy(noise_multiplier=1.0, delta=1e-5), "seed": 3}
+
+    class Stop(cl.Callback):
+        stop_requested = False
+
+        def on_round(self, report, state):
+            self.stop_requested = True
+
+    begun = make(PEOPLE, preprocessing=statistics, **options).run([cl.RunDirectory(tmp_path / "run"), Stop()])
+    assert begun.stopped == "interrupted"
+    with pytest.raises(cl.CliplineError, match="holds rounds of another run"):
+        make(PEOPLE, **options).resume(tmp_path / "run")
+    result = make(PEOPLE, preprocessing=statistics, **options).resume(tmp_path / "run")
+    assert (result.guarantee.rounds, len(result.guarantee.statistics)) == (3, 1)
+    assert Ledger.read(tmp_path / "run" / "ledger.jsonl") == result.state.ledger
+
+
 def test_a_store_keeps_scale_and_charge_and_so_do_halves(tmp_path):
     statistics = cl.PrivateStatistics()
     moments = statistics.moments(PEOPLE, {"v": (-10, 10)}, noise_multiplier=4.0)
