@@ -87,7 +87,8 @@ def prepare_data(
 
     clipline data prepare table --from posts.parquet --to posts --user-column author
 
-    What is said of columns is stored with the data, and applied to new tables when a model trained on them predicts.
+    Flags on columns may be given several times. What they say is stored with the data, and applied to new tables when a
+    model trained on them predicts.
     """
     from ..data.catalogue import TABLE
     from ..data.column_options import NO_OPTIONS, ColumnOptions
