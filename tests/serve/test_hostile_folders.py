@@ -89,10 +89,10 @@ def test_a_card_that_is_no_card_is_refused(stored, tmp_path, text):
     ("where", "value", "words"),
     [
         (("guarantee", "epsilon"), -1, r"epsilon=-1 must be a finite number at least 0"),
-        (("guarantee", "epsilon"), 1e300, "epsilon=1e.300 must be a finite number at least 0 and at most 1e.15"),
+        (("guarantee", "epsilon"), 1e300, "epsilon=1e.300 must be a finite number at least 0 and at most 1e.100"),
         (("guarantee", "delta"), 2, "delta=2 must be a finite number above 0 and below 1"),
         (("guarantee", "sampler"), "magic", "sampler='magic' must be one of none, poisson"),
-        (("guarantee", "rounds"), KeyError, "'rounds' of the guarantee='absent'"),
+        (("guarantee", "rounds"), KeyError, "the guarantee has no rounds"),
         (("fields", "x", "dtype"), "O", r"the dtype of fields\['x'\] is none of NumPy's numbers"),
         (("fields", "x", "shape"), [-1], r"an axis of fields\['x'\]=-1 must be a whole number at least 0"),
         (("columns", "scale"), {"x": [0, 0]}, "what divides above 0"),

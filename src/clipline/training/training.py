@@ -109,7 +109,8 @@ class Training:
             )  # fmt: skip
         self.relation = relation_for(sampler.sampling, privacy.relation, declared=self.declared)
         self.delta = default_delta(sampler.population_size) if privacy.delta is None else privacy.delta
-        named = [getattr(one, "event", one) for one in preprocessing]
+        single = hasattr(preprocessing, "event") or not isinstance(preprocessing, Iterable)  # the latter is refused
+        named: list[Any] = [getattr(one, "event", one) for one in ([preprocessing] if single else preprocessing)]
         self.preprocessing = Ledger().with_statistics([*population.charges, *named])  # before the first round
         if privacy.noise_multiplier is not None:
             self.noise_multiplier = privacy.noise_multiplier

@@ -136,7 +136,7 @@ def test_a_training_counts_each_statistic_once_in_noise_ledger_guarantee_and_car
     plain, charged = make(PEOPLE, privacy=privacy), make(scaled, privacy=privacy)
     assert charged.noise_multiplier > plain.noise_multiplier
     assert make(scaled, privacy=privacy, preprocessing=statistics).noise_multiplier == charged.noise_multiplier
-    assert make(PEOPLE, privacy=privacy, preprocessing=[moments]).noise_multiplier == charged.noise_multiplier
+    assert make(PEOPLE, privacy=privacy, preprocessing=moments).noise_multiplier == charged.noise_multiplier
     # All together within the budget, by an account of the plain events.
     ledger = Ledger().add(GaussianEvent(NoSampling(), 4.0))
     ledger = ledger.add(GaussianEvent(PoissonSampling(20 / USERS), charged.noise_multiplier), 3)
@@ -206,9 +206,12 @@ def test_budgets_that_statistics_have_spent_are_refused():
         make(PEOPLE, privacy=cl.Privacy(epsilon=3.0, delta=1e-5), preprocessing=statistics)
     free = make(PEOPLE, privacy=cl.Privacy(noise_multiplier=1.0, delta=1e-5), preprocessing=statistics)
     assert free.planned.from_seed  # though the training itself has no seed
+    with_state = free.run(state=make(PEOPLE, privacy=cl.Privacy(noise_multiplier=1.0, delta=1e-5)).init())
+    assert with_state.guarantee.epsilon == free.planned.epsilon  # whose ledger did not have them
     assert "whoever knows it can subtract the noise" in str(free.planned)
-    with pytest.raises(SettingError, match="preprocessing=3 must be private statistics"):
-        make(PEOPLE, privacy=cl.Privacy(noise_multiplier=1.0), preprocessing=[3])
+    for wrong in (3, [3], None):
+        with pytest.raises(SettingError, match=r"preprocessing=(3|None) must be private statistics"):
+            make(PEOPLE, privacy=cl.Privacy(noise_multiplier=1.0), preprocessing=wrong)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
-from ...errors import RunError, check_choice, check_number, check_whole, refuse
+from ...errors import RunError, SettingError, check_choice, check_number, check_whole, refuse
 from ...privacy.guarantee import ACCOUNTANTS, SAMPLERS, Guarantee
 from ...privacy.relations import Relation
 from ..reports import finite_or_none
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MODEL, CARD, PAGE = "model.safetensors", "card.json", "card.md"
 CARD_KEY = "card"  # of the metadata in model.safetensors
-_HIGHEST_EPSILON = 1e15  # beyond, nothing is promised that could be computed with
+_HIGHEST_EPSILON = 1e100  # beyond, nothing could be computed with it
 _AGAIN = "save the model again"
 Card = Mapping[str, Any]
 
@@ -150,9 +150,12 @@ def guarantee_from(entries: Mapping[str, Any]) -> Guarantee:
     known = {field.name: field.default for field in fields_of(Guarantee)}
     values = {name: default for name, default in known.items() if default is not MISSING}
     values |= {name: value for name, value in entries.items() if name != "text"}
-    for name in (*known, *values):
-        if name not in values or name not in known:
-            raise refuse(f"{name[:80]!r} of the guarantee", "absent" if name in known else "there", "otherwise", _AGAIN)
+    for name in known:
+        if name not in values:
+            raise SettingError(f"the guarantee has no {name}: {_AGAIN}")
+    for name in values:
+        if name not in known:
+            raise SettingError(f"the guarantee has {name[:80]!r}, which is no part of one: {_AGAIN}")
     epsilon, order = values["epsilon"], values["order"]
     if epsilon is not None:
         epsilon = check_number("epsilon", _shown(epsilon), at_least=0, at_most=_HIGHEST_EPSILON, way_out=_AGAIN)
