@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -49,7 +50,9 @@ def _check_file(name: str, checksum: object, folder: Path) -> None:
     path = Path(name)
     if not is_file(path):
         raise RunError(f"the model was defined in {name[:200]!r}, and there is no such file here: {way_out}")
-    if path.resolve().is_relative_to(folder.resolve()):
+    # As written too: a link inside the folder may lead to a file that came along, outside of it.
+    written = Path(os.path.normpath(path.absolute())), Path(os.path.normpath(folder.absolute()))
+    if written[0].is_relative_to(written[1]) or path.resolve().is_relative_to(folder.resolve()):
         raise RunError(f"the model was defined in {name!r}, a file inside the folder that is loaded: {way_out}")
     if file_checksum(name) != checksum:
         raise RunError(f"the model was defined in {name!r}, and that file has changed since: {way_out}")

@@ -155,6 +155,7 @@ def test_a_training_counts_each_statistic_once_in_noise_ledger_guarantee_and_car
     assert (written.rounds, written.releases) == (3, 4)
     saved = cl.load(result.save(tmp_path / "saved"), torch.nn.Linear(2, 2), predict=lambda model, batch: batch["v"])
     assert saved.guarantee == result.guarantee
+    assert '```json\n{"scale": {"v": [[' in (tmp_path / "saved" / "card.md").read_text()
     # New data are scaled as the training's were.
     predicted = saved.predict(pa.table({"v": [[1.0, -2.0]]}))
     np.testing.assert_allclose(predicted, [([1.0, -2.0] - moments.mean["v"]) / moments.stddev["v"]], rtol=1e-5)

@@ -100,6 +100,9 @@ def card_page(card: Card) -> str:
         f"* `{name}`: {one['dtype']}, shape {tuple(one['shape'])} for each example\n"
         for name, one in card.get("fields", {}).items()
     )
+    columns = ""
+    if card.get("columns"):
+        columns = f"\nColumns of tables become these fields by:\n\n```json\n{json.dumps(card['columns'])}\n```\n"
     return f"""# A trained model and its guarantee
 
 {card["guarantee"]["text"]}
@@ -113,7 +116,7 @@ Metrics have no noise: the guarantee does not cover the users they were measured
 
 ## Fields of the data
 
-{fields}
+{fields}{columns}
 ## Settings
 
 The seed is not stored.
