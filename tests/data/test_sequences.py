@@ -140,3 +140,11 @@ def test_a_scale_subtracts_and_divides_and_is_stored(tmp_path):
     ):
         with pytest.raises((PopulationError, SettingError), match=words):
             Population.from_dataframe(frame, user="u", scale={"age": wrong})
+
+
+def test_a_gap_inside_a_list_is_refused_by_its_row_or_filled():
+    frame = pa.table({"u": [1, 2, 3], "t": [[1, 2, 3], [], [4, None]]})
+    with pytest.raises(PopulationError, match=r"a list without a value in 't', row 3 \(1 missing up to row 3\)"):
+        Population.from_dataframe(frame, user="u", lengths={"t": 2})
+    filled = Population.from_dataframe(frame, user="u", lengths={"t": 2}, fill={"t": 9})
+    assert filled.fields["t"].tolist() == [[1, 2], [0, 0], [4, 9]]

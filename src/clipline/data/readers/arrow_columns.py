@@ -51,7 +51,7 @@ def _padded(
         return list_fields(name, list(text(column.to_pylist())), options)
     if not _is_list(column.type):
         raise PopulationError(f"{where} has {name!r} as {column.type} but lengths are for lists: leave its length out")
-    entries = arrow_array(where, name, column.flatten(), None, options, before)
+    entries = _entries(where, name, column, options, before)
     return padded(name, entries, column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64), options)
 
 
@@ -109,7 +109,7 @@ def arrow_array(
 
 
 def _lists(where: str, name: str, column: Any, options: ColumnOptions, before: int) -> NDArray[Any]:
-    inner = arrow_array(where, name, column.flatten(), None, options, before)
+    inner = _entries(where, name, column, options, before)
     if inner.ndim >= DEEPEST:
         raise PopulationError(f"{where} has {name!r} as lists more than {DEEPEST} deep: flatten them")
     widths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
@@ -121,6 +121,21 @@ def _lists(where: str, name: str, column: Any, options: ColumnOptions, before: i
         )
     width = int(widths[0]) if len(widths) else 0
     return inner.reshape(len(column), width, *inner.shape[1:])
+
+
+def _entries(where: str, name: str, column: Any, options: ColumnOptions, before: int) -> NDArray[Any]:
+    """All entries of a column of lists, end to end; a gap among them is refused by the row of its list."""
+    entries = column.flatten()
+    fractions = options.missing == ZERO_UPDATE and str(entries.type) in ("halffloat", "float", "double")
+    if entries.null_count and name not in options.categories and options.fill_of(name) is None and not fractions:
+        ends = np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False))
+        first = int(np.flatnonzero(entries.is_null().to_numpy(zero_copy_only=False))[0])
+        row = before + int(np.searchsorted(ends, first, side="right")) + 1
+        raise PopulationError(
+            f"{where} has a list without a value in {name!r}, row {row} ({entries.null_count} missing up to row "
+            f"{before + len(column)}): {_WAYS}"
+        )
+    return arrow_array(where, name, entries, None, options, before)
 
 
 def _plain(column: Any) -> Any:
