@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..errors import PopulationError, SettingError, check_number, check_whole, refuse
 from ..federated.population import Population, check_finite, check_ids
@@ -255,6 +255,23 @@ def scaled_population(population: Population, scale: Mapping[str, Any], charge: 
         fields[name] = out
     charges = population.charges if charge is None else (*population.charges, charge)
     return Population(population.offsets, fields, population.user_ids, checked.entries(), charges)
+
+
+def users_at(population: Population, users: ArrayLike) -> NDArray[np.bool_]:
+    """Which users `Population.subset` takes, (users,), from places or from an array of bool."""
+    places = np.asarray(users)
+    if places.dtype == bool and places.shape == (len(population),):
+        places = np.flatnonzero(places)
+    if places.ndim != 1 or places.dtype.kind not in "iu" or not len(places):
+        raise PopulationError(
+            f"users are {places.dtype} of shape {places.shape} but must be places or {len(population)} of bool, at "
+            "least one user: give whole numbers"
+        )
+    if int(places.min()) < 0 or int(places.max()) >= len(population) or len(np.unique(places)) < len(places):
+        raise PopulationError(f"users must be distinct places from 0 to {len(population) - 1}: give each once")
+    chosen = np.zeros(len(population), bool)
+    chosen[places] = True
+    return chosen
 
 
 def copied_rows(field: NDArray[Any], rows: NDArray[np.bool_], count: int) -> NDArray[Any]:

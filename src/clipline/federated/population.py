@@ -225,18 +225,7 @@ class Population:
         `np.isin(population.user_ids, names)` chooses by id. Rows are copied as by `split`. Nobody may come twice. Users
         without ids get their place here as id, so that their randomness stays theirs.
         """
-        places = np.asarray(users)
-        if places.dtype == bool and places.shape == (len(self),):
-            places = np.flatnonzero(places)
-        if places.ndim != 1 or places.dtype.kind not in "iu" or not len(places):
-            raise PopulationError(
-                f"users are {places.dtype} of shape {places.shape} but must be places or {len(self)} of bool, at least "
-                "one user: give whole numbers"
-            )
-        if int(places.min()) < 0 or int(places.max()) >= len(self) or len(np.unique(places)) < len(places):
-            raise PopulationError(f"users must be distinct places from 0 to {len(self) - 1}: give each once")
-        chosen = np.zeros(len(self), bool)
-        chosen[places] = True
+        chosen = _data().users_at(self, users)
         return self._of_users(chosen, np.arange(len(self)) if self.user_ids is None else self.user_ids)
 
     def fields_of(self, frame: Any, *, text: Callable[[Sequence[str]], NDArray[Any]] | None = None) -> dict[str, Any]:
