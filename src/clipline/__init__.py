@@ -24,6 +24,7 @@ _HOMES = {
     "Log": "training.loggers",
     "Population": "federated.population",
     "Privacy": "training.options",
+    "PrivateStatistics": "data.statistics.private_statistics",
     "Progress": "training.progress",
     "QuantileClip": "federated.clip_controllers",
     "Relation": "privacy.relations",
@@ -46,6 +47,7 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
+    from .data.statistics.private_statistics import PrivateStatistics
     from .engine.fast_parts import FastParts
     from .errors import CliplineError, SettingError
     from .federated.clip_controllers import FixedClip, QuantileClip, ScheduledClip

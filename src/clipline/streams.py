@@ -53,6 +53,10 @@ class Streams:
         """The generator of the noise on this round's release."""
         return self._fresh() if self.noise_source == "system" else self._generator("noise", round_index)
 
+    def statistic(self, identity: str) -> np.random.Generator:
+        """The generator of the noise on one private statistic; no round's noise, whatever the seed."""
+        return self._fresh() if self.noise_source == "system" else self._generator(f"statistic {identity}", 0)
+
     def initial(self) -> int:
         """The 63-bit seed of the model's initial parameters."""
         return int.from_bytes(self._digest("initial", 0)[:8], "little") >> 1

@@ -4,13 +4,17 @@ import re
 import signal
 import subprocess
 import sys
+from datetime import datetime
 
+import pyarrow as pa
 import pytest
 from samples import ROOT
 from tff_layouts import write_original
 
+import clipline as cl
 from clipline.data.catalogue import CATALOGUE
 from clipline.data.manifest import verify_store
+from clipline.errors import SettingError
 from clipline.federated.population import Population
 
 
@@ -246,3 +250,111 @@ def test_a_file_that_cannot_be_read_gets_one_sentence_and_leaves_nothing(cliplin
     assert err.startswith(f"clipline: '{name}'")
     assert len(err.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+RIDES = """rider,city,zip,start,age,late
+ann,Rome,007,2026-01-01 06:00:00,,1
+bob,Oslo,8,2026-01-02 00:00:00,30,0
+ann,,007,2026-01-03 00:00:00,50,1
+cem,Bern,9,2025-12-31 12:00:00,20,0
+"""
+TASK = """import torch
+from torch import nn
+
+SETTINGS = {"rounds": 1, "cohort_size": 2, "client_lr": 0.01, "epsilon": 8.0, "delta": 0.01}
+
+
+class Rides(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, batch):
+        return torch.stack([batch[name].float() for name in ("city", "zip", "start", "age")], dim=1) + self.weight
+
+
+def model():
+    return Rides()
+
+
+def loss(model, batch):
+    return (model(batch).mean(dim=1) - batch["late"]).square()
+
+
+def predict(model, batch):
+    return model(batch) - model.weight
+"""
+
+
+def test_column_options_go_from_the_command_line_through_the_store_to_predictions(clipline, tmp_path):
+    (tmp_path / "rides.csv").write_text(RIDES)
+    (tmp_path / "task.py").write_text(TASK)
+    code, _, err = clipline(
+        "data", "prepare", "table", "--from", "rides.csv", "--to", "rides", "--user-column", "rider",
+        "--categories", "city=Bern, Rome", "--categories", "zip=9,007", "--timestamps", "start=hours since 2026-01-01",
+        "--fill", "age=40", "--missing", "0",
+    )  # fmt: skip
+    assert code == 0, err
+    store = Population.open(tmp_path / "rides")
+    assert store.column_options == {
+        "missing": 0,
+        "fill": {"age": 40},
+        "categories": {"city": ["Bern", "Rome"], "zip": ["9", "007"]},
+        "timestamps": {"start": "hours since 2026-01-01"},
+    }
+    # By hand: Rome is 1, what is not listed 2; zip is text, so that 007 is not 7; ann's first age is a gap.
+    assert store.of(0)["city"].tolist() == [1, 2]
+    assert store.of(0)["zip"].tolist() == [1, 1]
+    assert store.of(0)["start"].tolist() == [6.0, 48.0]
+    assert store.of(0)["age"].tolist() == [40, 50]
+    code, _, err = clipline("train", "task.py", "--data", "rides", "--out", "run", "--no-report")
+    assert code == 0, err
+    (tmp_path / "new.csv").write_text(
+        "zip,start,age,city\n007,2026-01-01 01:30:00,,Bern\n7,2025-12-31 00:00:00,21,Rome\n"
+    )
+    expected = [[0, 1, 1.5, 40], [1, 2, -24, 21]]
+    saved = cl.load(tmp_path / "run")
+    assert saved.predict(tmp_path / "new.csv").tolist() == expected
+    rows = {"zip": ["007", "7"], "start": [datetime(2026, 1, 1, 1, 30), datetime(2025, 12, 31)], "age": [None, 21],
+            "city": ["Bern", "Rome"]}  # fmt: skip
+    assert saved.predict(rows).tolist() == saved.predict(pa.table(rows)).tolist() == expected
+    assert saved.predict(store)[0].tolist() == [1, 1, 6, 40]  # a population has its codes already
+    other = Population.from_dataframe(pa.table({"rider": [1], "city": [3]}), user="rider")
+    with pytest.raises(SettingError, match="column options of 'city'='others' must be those of the training"):
+        saved.predict(other)
+
+
+def test_lists_of_a_table_get_a_width_from_the_command_line(clipline, tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"u": "a", "t": [1, 2, 3]}\n{"u": "b", "t": [4]}\n')
+    command = ["data", "prepare", "table", "--from", "t.jsonl", "--to", "t", "--user-column", "u"]
+    code, _, err = clipline(*command)
+    assert code == 2
+    assert "lists of 1 to 3 entries in 't': give them one width with lengths={'t': 128}" in err
+    code, _, err = clipline(*command, "--lengths", "t=2", "--pad", "-1")
+    assert code == 0, err
+    people = Population.open(tmp_path / "t")
+    assert people.fields["t"].tolist() == [[1, 2], [4, -1]]
+    assert people.fields["t_length"].tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--fill", "x"], "--fill='x' must be COLUMN=VALUE: give --fill age=40"),
+        (["--fill", "=4"], "--fill='=4' must be COLUMN=VALUE"),
+        (["--fill", "x=1", "--fill", "x=2"], "--fill='x=2' must be given once for 'x'"),
+        (["--fill", "x=nan"], "fill['x']=nan must be a finite number"),
+        (["--fill", "z=1"], "fill names 'z', which is no field"),
+        (["--lengths", "x=many"], "lengths['x']='many' must be a whole number"),
+        (["--lengths", "x=3"], "but lengths are for lists"),
+        (["--timestamps", "x=days after Easter"], "must be seconds, minutes, hours or days since a date"),
+        (["--categories", "x=a,a"], "categories['x']='a list' must be without a value that comes twice"),
+        (["--pad", "zero"], "pad='zero' must be a finite number"),
+    ],
+)
+def test_column_options_out_of_range_are_refused_in_a_sentence(clipline, tmp_path, flags, words):
+    (tmp_path / "t.csv").write_text("u,x\na,1\nb,2\n")
+    code, _, err = clipline("data", "prepare", "table", "--from", "t.csv", "--to", "t", "--user-column", "u", *flags)
+    assert code == 2
+    assert words in err
+    assert not (tmp_path / "t").exists()

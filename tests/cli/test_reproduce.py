@@ -40,7 +40,7 @@ def test_a_figure_that_is_interrupted_says_how_to_go_on(clipline, monkeypatch):
     monkeypatch.setattr(reproduce, "reproduce", interrupted)
     code, _, err = clipline("reproduce", "fig3", "--out", "s", *TINY)
     assert code == 130
-    assert " finished runs in " in err and "give the same command again, and none is repeated" in err
+    assert "interrupted with 0 finished runs in s: give the same command again, and none is repeated" in err
 
 
 @pytest.mark.parametrize(

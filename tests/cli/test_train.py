@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import signal
 import subprocess
@@ -72,7 +73,8 @@ def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
     assert (answer["task"], answer["metric_name"], answer["rounds"]) == ("handwriting", "accuracy", 4)
     assert (answer["relation"], answer["sampler"]) == ("replace-one", "fixed")
     assert (answer["run_dir"], answer["report"]) == ("r", str(Path("r") / "report.html"))
-    assert answer["clip"] == pytest.approx(0.0035, rel=0.6)
+    # Everybody is above the first clip, 0.0035: it grows by e^(0.2 * 0.5) a round, but for the noise on the fraction.
+    assert answer["clip"] == pytest.approx(0.0035 * math.exp(4 * 0.1), rel=0.5)
     assert answer["private"] is True
     assert "seconds" not in out
     assert "seconds" not in (tmp_path / "r" / "metrics.jsonl").read_text()

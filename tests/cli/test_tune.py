@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from samples import ROOT
 
+import clipline as cl
 from clipline.cli.tune import command
 from clipline.study.runs.directory import StudyDirectory
 
@@ -249,3 +250,12 @@ def test_the_page_names_flags_that_exist():
     known = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
     assert len(named) > 15
     assert named <= known
+
+
+def test_data_made_by_private_statistics_are_refused_as_their_cost_would_be_left_out(mine, tmp_path):
+    people = cl.Population.from_table(tmp_path / "private.npz", user="user")
+    moments = cl.PrivateStatistics().moments(people, {"x": (-5, 5)}, noise_multiplier=20.0)
+    moments.apply(people).save(tmp_path / "scaled")
+    code, _, err = mine("tune", "mine.py", "--data", "scaled", "--private-search", "--epsilon", 4, "--users", 1000)
+    assert code == 2
+    assert "data='scaled' must be made without private statistics, which tune does not count" in err

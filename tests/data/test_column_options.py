@@ -1,5 +1,6 @@
 """Categories, timestamps and gaps: asked for once, stored, and applied to new data alike."""
 
+import json
 from datetime import UTC, datetime, timedelta, timezone
 
 import numpy as np
@@ -117,3 +118,44 @@ def test_new_data_have_the_types_and_shapes_of_the_population():
     ):
         with pytest.raises(PopulationError, match=words):
             people.fields_of(pa.table(columns))
+
+
+def test_categories_of_another_kind_are_refused_where_gaps_hide_the_type():
+    for column, listed in ((["x", None], [1, 2]), ([1, None], ["x", "y"])):
+        with pytest.raises(PopulationError, match="give both as one kind"):
+            Population.from_dataframe(pa.table({"u": [1, 2], "c": column}), user="u", categories={"c": listed})
+
+
+def test_text_where_timestamps_need_dates_says_how_to_write_them(tmp_path):
+    (tmp_path / "t.csv").write_text("u,start\na,Easter 4711\n")
+    with pytest.raises(PopulationError, match="'start' as text but timestamps need dates: write them as") as error:
+        Population.from_table(tmp_path / "t.csv", user="u", timestamps={"start": "hours since 2026-01-01"})
+    assert "4711" not in str(error.value)
+
+
+def test_options_are_checked_whoever_wrote_them(tmp_path):
+    with pytest.raises(SettingError, match="'fil' is no option of columns: did you mean 'fill'"):
+        Population.from_dataframe(pa.table({"u": [1], "x": [1]}), user="u", fil={"x": 1})
+    store = Population.from_dataframe(pa.table({"u": [1], "t": [[1]]}), user="u", lengths={"t": 2}).save(tmp_path / "s")
+    manifest = json.loads((store / "population.json").read_text())
+    for entry, odd in (
+        ("column_options", {"missing": 10**400}), ("column_options", [1]), ("column_options", {"x": 1}),
+        ("column_options", {"lengths": {"t": "2"}}), ("charges", 3), ("charges", [3]), ("charges", [{}]),
+        ("charges", [{"sampling": "none", "noise_multiplier": 1.0, "statistic": {"name": "x"}}]),
+    ):  # fmt: skip
+        (store / "population.json").write_text(json.dumps({**manifest, entry: odd}))
+        with pytest.raises(PopulationError, match=str(store)):
+            Population.open(store)
+    for path in (None, 3):
+        with pytest.raises(SettingError, match=r"folder='.*' must be the path of a store"):
+            Population.open(path)
+    (store / "population.json").write_text(json.dumps({**manifest, "fields": ["t"]}))
+    with pytest.raises(PopulationError, match="population has no field 't_length'"):
+        Population.open(store).fields_of(pa.table({"t": [[1]]}))
+    (store / "population.json").write_text(json.dumps(manifest))
+    (store / "field.t.npy").unlink()
+    (tmp_path / "private").write_text("4711 is a secret")
+    (store / "field.t.npy").symlink_to(tmp_path / "private")
+    with pytest.raises(PopulationError, match="cannot be opened") as error:
+        Population.open(store)
+    assert "4711" not in str(error.value)  # NumPy would quote the first bytes

@@ -7,6 +7,7 @@ from clipline.privacy.events import (
     GaussianEvent,
     NoSampling,
     PoissonSampling,
+    Statistic,
     TruncatedPoissonSampling,
 )
 from clipline.privacy.noise_split import split_noise
@@ -16,6 +17,7 @@ EVENTS = [
     GaussianEvent(PoissonSampling(0.1), 1.3958),
     GaussianEvent(FixedSizeSampling(100, 3400), 0.513),
     GaussianEvent(TruncatedPoissonSampling(0.1, 3400, 400), 0.7),
+    GaussianEvent(NoSampling(), 20.0, Statistic("vocabulary of city", "0f", 1e-8, True)),
 ]
 
 
@@ -108,3 +110,17 @@ def test_pitfall_the_accountant_cannot_be_handed_the_noise_of_the_updates_alone(
 def test_a_cap_that_cannot_be_is_refused(entries, name):
     with pytest.raises(SettingError, match=name):
         TruncatedPoissonSampling(*entries)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        None, [], "x", {"name": "x"}, {"name": "", "identity": "y"}, {"name": "\x1b[31m", "identity": "y"},
+        {"name": "x" * 1000, "identity": "y"}, {"name": "x", "identity": 3}, {"name": "x", "identity": "y", "more": 1},
+        {"name": "x", "identity": "y", "threshold_delta": -1}, {"name": "x", "identity": "y", "threshold_delta": 0.5},
+        {"name": "x", "identity": "y", "from_seed": 1},
+    ],
+)  # fmt: skip
+def test_a_statistic_that_cannot_have_been_released_is_refused(odd):
+    with pytest.raises(SettingError, match=r"statistic|threshold_delta|from_seed"):
+        GaussianEvent.from_json({"sampling": "none", "noise_multiplier": 1.0, "statistic": odd})

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from clipline.errors import RunError, SettingError
-from clipline.privacy.events import FixedSizeSampling, GaussianEvent, NoSampling, PoissonSampling
+from clipline.privacy.events import FixedSizeSampling, GaussianEvent, NoSampling, PoissonSampling, Statistic
 from clipline.privacy.ledger import Ledger, ledger_line
 
 A = GaussianEvent(PoissonSampling(0.1), 1.0)
@@ -86,3 +86,19 @@ def test_a_file_that_is_missing_or_not_text_is_refused(tmp_path):
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(RunError, match=r"binary.jsonl cannot be read"):
         Ledger.read(tmp_path / "binary.jsonl")
+
+
+def test_statistics_are_lines_of_their_own_and_no_rounds(tmp_path):
+    ages, words = (GaussianEvent(NoSampling(), 20.0, Statistic(name, name)) for name in ("ages", "words"))
+    ledger = Ledger().with_statistics([ages, words, ages]).with_statistics([words]).add(A, 3)
+    assert list(ledger) == [ages, words, A, A, A]  # each once, however often it is handed in
+    assert (ledger.rounds, ledger.releases) == (3, 5)
+    path = write(tmp_path, *(ledger_line(index, event) for index, event in enumerate(ledger)))
+    assert Ledger.read(path) == ledger
+    with pytest.raises(RunError, match="rounds count from 0 without a gap"):  # a statistic that was cut out
+        Ledger.read(write(tmp_path, *path.read_text().splitlines()[1:]))
+    twice = GaussianEvent(NoSampling(), 2.0, Statistic("other", "ages"))
+    with pytest.raises(SettingError, match="told apart from another statistic"):
+        ledger.with_statistics([twice])
+    with pytest.raises(SettingError, match="must be private statistics"):
+        ledger.with_statistics([A])

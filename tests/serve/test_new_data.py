@@ -86,7 +86,7 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path):
         (pa.table({"rider": [1]}), "data has rider and none of the fields trained on"),
         ({"km": [1, 2], "stops": [1]}, "numbers of examples=.* must be the same in all fields"),
         (tmp_path / "none.csv", "is no file"),
-        (tmp_path / "t.xlsx", r"must end in .parquet, .csv, .jsonl or .npz"),
+        (tmp_path / "t.xlsx", r"is of no known kind: give a file that ends in .parquet, .csv, .jsonl, .npz"),
         (tmp_path / "bad.parquet", "cannot be read"),
         (tmp_path / "objects.npz", "cannot be read"),  # NumPy would unpickle it
         (7, "'data' is int and no array of numbers"),

@@ -1,7 +1,9 @@
 """Models of `clipline train` are found by the name of the task or by its file."""
 
+import hashlib
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,6 +96,24 @@ def test_a_file_that_is_gone_or_changed_or_in_the_folder_is_not_run_unless_named
     elsewhere = tmp_path / "other.py"
     elsewhere.write_text(TASK + "\n# mended\n")
     assert cl.load(trained / "run", model=str(elsewhere)).function is not None
+
+
+def test_a_link_out_of_the_folder_is_a_file_inside_it(tmp_path, monkeypatch):
+    harm = "raise AssertionError('this was run')\n"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "task.py").write_text(harm)
+    (tmp_path / "run" / "task.py").symlink_to(tmp_path / "beside" / "task.py")
+    (tmp_path / "run" / "linked").symlink_to(tmp_path / "beside")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    checksum = hashlib.sha256(harm.encode()).hexdigest()
+    for name in ("run/task.py", "run/linked/task.py", "beside/../run/task.py", str(tmp_path / "run" / "task.py")):
+        for folder in ("run", tmp_path / "run"):
+            with pytest.raises(RunError, match="a file inside the folder that is loaded"):
+                code_of({"name": name, "code": checksum}, None, Path(folder))
+    with pytest.raises(RunError, match="a file inside the folder that is loaded"):
+        code_of({"name": "link/task.py", "code": checksum}, None, Path("link"))
 
 
 def test_a_file_with_a_task_of_its_own_needs_the_model(tmp_path):

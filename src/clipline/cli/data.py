@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import PopulationError
+from ..errors import PopulationError, refuse
 from .parser import Argument, Command, Group, Option
 from .tasks import state_in_words
 
@@ -69,6 +71,11 @@ def prepare_data(
     user_column: str | None,
     fields: tuple[str, ...],
     missing: str | None,
+    fill: tuple[str, ...],
+    categories: tuple[str, ...],
+    timestamps: tuple[str, ...],
+    lengths: tuple[str, ...],
+    pad: str | None,
     split: str | None,
     words: Path | None,
     tags: Path | None,
@@ -79,17 +86,20 @@ def prepare_data(
     Of a known data set, the stores DIR/train and DIR/test, for clipline train TASK --data DIR.
 
     clipline data prepare table --from posts.parquet --to posts --user-column author
+
+    Flags on columns may be given several times. What they say is stored with the data, and applied to new tables when a
+    model trained on them predicts.
     """
     from ..data.catalogue import TABLE
-    from ..data.column_options import ColumnOptions
+    from ..data.column_options import NO_OPTIONS, ColumnOptions
     from ..data.prepare import prepare, prepare_task
     from .file_progress import FileProgress  # imports rich, which the other commands do not need
 
     begun = time.perf_counter()
     columns = [column.strip() for given in fields for column in given.split(",") if column.strip()] if fields else None
-    options = ColumnOptions(missing=_number_or_word(missing))
+    options = ColumnOptions.of(_column_options(missing, fill, categories, timestamps, lengths, pad))
     tokenise = _tokeniser(name, source, words, tags)
-    one_store = name == TABLE or split is not None or columns is not None or missing is not None
+    one_store = name == TABLE or split is not None or columns is not None or options != NO_OPTIONS
     with _terminated_cleanly(), FileProgress() as progress:
         if one_store:
             manifest = prepare(
@@ -115,6 +125,44 @@ def prepare_data(
     elif not one_store:
         print(f"train on it: clipline train {next(iter(made.values())).tasks[0]} --data {target}")
         _compare(name, made)
+
+
+def _column_options(
+    missing: str | None, fill: Sequence[str], categories: Sequence[str], timestamps: Sequence[str],
+    lengths: Sequence[str], pad: str | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The options as Python has them, of flags such as --fill age=40; those that were not given are left out."""
+    given = {
+        "missing": _number_or_word(missing),
+        "fill": {column: _number_or_word(value) for column, value in _by_column("fill", fill, "age=40")},
+        "categories": {
+            column: _listed(values) for column, values in _by_column("categories", categories, "city=Bern,Rome")
+        },
+        "timestamps": dict(_by_column("timestamps", timestamps, '"start=hours since 2026-01-01"')),
+        "lengths": {column: _number_or_word(width) for column, width in _by_column("lengths", lengths, "tokens=128")},
+        "pad": _number_or_word(pad),
+    }
+    return {name: value for name, value in given.items() if value not in (None, {})}
+
+
+def _by_column(flag: str, given: Sequence[str], example: str) -> Iterator[tuple[str, str]]:
+    """Column and value of each COLUMN=VALUE; one that comes twice is refused."""
+    known = set()
+    for one in given:
+        column, equals, value = one.partition("=")
+        if not equals or not column.strip() or not value.strip():
+            raise refuse(f"--{flag}", one, "COLUMN=VALUE", f"give --{flag} {example}")
+        if (column := column.strip()) in known:
+            raise refuse(f"--{flag}", one, f"given once for {column!r}", "leave all but one out")
+        known.add(column)
+        yield column, value.strip()
+
+
+def _listed(values: str) -> list[str] | list[int]:
+    """A,B,C as a list of text, or of whole numbers if all are written as such: 007 is text. Quotes keep a comma."""
+    (words,) = csv.reader([values], skipinitialspace=True)
+    whole = all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", word.strip()) for word in words)
+    return [int(word) for word in words] if whole else [word.strip() for word in words]
 
 
 def _number_or_word(given: str | None) -> float | str | None:
@@ -237,6 +285,31 @@ prepare_command = Command(
             unset="gaps are refused",
             help="A number for gaps in the columns; or zero-update: who has one adds nothing.",
         ),
+        Option(
+            ["--fill"],
+            metavar="COLUMN=NUMBER",
+            multiple=True,
+            help="What stands for gaps of one column, as age=40; goes before --missing.",
+        ),
+        Option(
+            ["--categories"],
+            metavar="COLUMN=A,B,...",
+            multiple=True,
+            help="Codes 0, 1, ... for these values of a column, and the next for all others, as city=Bern,Rome.",
+        ),
+        Option(
+            ["--timestamps"],
+            metavar="COLUMN=UNITS",
+            multiple=True,
+            help='What to count of a column of dates, as "start=hours since 2026-01-01".',
+        ),
+        Option(
+            ["--lengths"],
+            metavar="COLUMN=N",
+            multiple=True,
+            help="The width to which lists of a column are cut or filled, as tokens=128; adds tokens_length.",
+        ),
+        Option(["--pad"], metavar="NUMBER", unset="0", help="What fills lists that are shorter."),
         Option(
             ["--split"],
             metavar="TEXT",

@@ -63,6 +63,7 @@ def asked(task: str, given: dict[str, Any]) -> Question:
     pick |= given
     cohort_size = pick.pop("cohort_size", COHORT)
     data = given.get("data", file.get("data"))
+    _check_uncharged(data)
     private_search = given.get("private_search", False)
     proxy = given.get("proxy")
     if private_search and proxy is not None:
@@ -100,6 +101,19 @@ def asked(task: str, given: dict[str, Any]) -> Question:
         metric=given.get("metric"),
         lower_is_better=None if better is None else better == "lower",
     )
+
+
+def _check_uncharged(data: object) -> None:
+    """Refuse private data that were made by private statistics: what is computed here would leave out their cost."""
+    from ..data.manifest import MANIFEST, read_entries
+
+    path = Path(str(data))
+    for folder in (path, path / "train"):
+        if data is not None and (folder / MANIFEST).is_file() and read_entries(folder).get("charges"):
+            raise refuse(
+                "data", str(data), "made without private statistics, which tune does not count",
+                "tune for the data as they were before, with an epsilon less what the statistics took",
+            )  # fmt: skip
 
 
 def _resolved(

@@ -29,13 +29,30 @@ def ignore_user(user: str) -> None:
     """The default for `without_rows`: users without rows are left out."""
 
 
+def is_file(path: Path) -> bool:
+    """Whether a file is there; False too for what cannot name one."""
+    return _asked(path.is_file)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; False too for what cannot name one."""
+    return _asked(path.is_dir)
+
+
+def _asked(there: Callable[[], bool]) -> bool:
+    try:
+        return there()
+    except (OSError, ValueError):  # a name that is too long, or has a NUL in it
+        return False
+
+
 def existing_file(path: str | Path) -> Path:
     """`path` if a file with something in it is there; otherwise an error with a way out."""
     file = Path(path)
-    if not file.exists():
-        raise PopulationError(f"{str(file)!r} does not exist: give the path of a file")
-    if not file.is_file():
+    if is_folder(file):
         raise PopulationError(f"{str(file)!r} is a folder but must be a file: give the path of one file")
+    if not is_file(file):
+        raise PopulationError(f"{str(file)!r} does not exist: give the path of a file")
     if file.stat().st_size == 0:
         raise PopulationError(f"{str(file)!r} is empty: give a file with examples, perhaps by copying it again")
     return file

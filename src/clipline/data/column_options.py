@@ -1,6 +1,7 @@
-"""What a caller asks for beyond numbers: gaps, categories and timestamps of named columns, stored with the population.
+"""What a caller asks of named columns (gaps, categories, timestamps, widths, scales), stored with the population.
 
-Everything here is given by the caller and nothing is learned from the data, so it costs no privacy.
+Everything here is given by the caller and nothing is learned from the data, so it costs no privacy. (A scale may come
+from private statistics, which have been charged where they were made.)
 """
 
 from __future__ import annotations
@@ -8,18 +9,21 @@ from __future__ import annotations
 import numbers
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PopulationError, SettingError, nearest, refuse
+from ..errors import PopulationError, SettingError, check_whole, nearest, refuse
+from ..privacy.events import GaussianEvent
 
 ZERO_UPDATE = "zero-update"
 _SINCE = re.compile(r"(seconds|minutes|hours|days) since (\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?)")
 _SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
+_BY_COLUMN = ("fill", "categories", "timestamps", "lengths", "scale")
+_WIDEST = 1 << 24  # entries of a list, more than which no batch could hold
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,18 @@ class ColumnOptions:
     `missing`: None refuses gaps (NaN, None, null), a number fills them, "zero-update" keeps them as NaN: then a user
     who trains on one adds nothing. `fill` fills by column, and goes first. `categories` lists the values of a column,
     in the order of their codes 0, 1, ...; whatever is not listed, a gap too, gets the code after the last. `timestamps`
-    says what to count, as in "hours since 2026-01-01"; times without a zone are UTC.
+    says what to count, as in "hours since 2026-01-01"; times without a zone are UTC. `lengths` is the width to which
+    the lists of a column are cut or, with `pad`, filled; see `sequences`. `scale` maps a column to (subtract, divide),
+    numbers or one for each entry of a row, and comes last.
     """
 
     missing: float | str | None = None
     fill: Mapping[str, float | str] = field(default_factory=dict)
     categories: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
     timestamps: Mapping[str, str] = field(default_factory=dict)
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    pad: float = 0
+    scale: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known = self.missing == ZERO_UPDATE if isinstance(self.missing, str) else _is_number(self.missing)
@@ -45,7 +54,7 @@ class ColumnOptions:
                 "missing", shown, f'a finite number or "{ZERO_UPDATE}"',
                 "0.0 fills gaps with zero; leave it out to refuse gaps",
             )  # fmt: skip
-        for name in ("fill", "categories", "timestamps"):
+        for name in _BY_COLUMN:
             value = getattr(self, name)
             if not isinstance(value, Mapping):
                 raise refuse(name, type(value).__name__, "a dict by column", f"give {name}={{'column': ...}}")
@@ -61,17 +70,25 @@ class ColumnOptions:
                     'give it as "hours since 2026-01-01"',
                 )  # fmt: skip
             _origin(column, since)
+        for column, width in self.lengths.items():
+            way_out = "give the most entries of a list that you want to keep, as in lengths={'tokens': 128}"
+            check_whole(f"lengths[{column!r}]", width, at_least=1, at_most=_WIDEST, way_out=way_out)
+        if not _is_number(self.pad):
+            shown = self.pad if isinstance(self.pad, str) else type(self.pad).__name__
+            raise refuse("pad", shown, "a finite number", "0 is usual: a model tells padding by the length, not by it")
+        for column, both in self.scale.items():
+            _check_scale(column, both)
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> ColumnOptions:
         """From what `entries` gave, as a manifest holds it. What is unknown or out of range is refused."""
-        try:
-            return cls(**entries)
-        except TypeError:
-            raise SettingError(
-                "column_options must be a dict with missing, fill, categories or timestamps and nothing else: "
-                "leave out the rest"
-            ) from None
+        known = [one.name for one in fields(cls)]
+        if not isinstance(entries, Mapping):
+            raise refuse("column_options", type(entries).__name__, f"a dict with {', '.join(known)}", "give one")
+        for name in entries:
+            if name not in known:
+                raise SettingError(f"{name!r} is no option of columns: {nearest(name, known)}")
+        return cls(**entries)
 
     def entries(self) -> dict[str, Any]:
         """What was asked for, as JSON can hold it; empty if nothing."""
@@ -83,13 +100,18 @@ class ColumnOptions:
                 for name, listed in self.categories.items()
             },
             "timestamps": dict(self.timestamps),
+            "lengths": {name: int(width) for name, width in self.lengths.items()},
+            "pad": _plain(self.pad) if self.pad != 0 else None,
+            "scale": {
+                name: [np.asarray(one, np.float64).tolist() for one in both] for name, both in self.scale.items()
+            },
         }
         return {name: value for name, value in everything.items() if value is not None and value != {}}
 
     def check_columns(self, names: Iterable[str]) -> None:
         """Refuse an option for a column that is not there: a misspelt name would do nothing in silence."""
         known = list(names)
-        for option in ("fill", "categories", "timestamps"):
+        for option in _BY_COLUMN:
             for column in getattr(self, option):
                 if column not in known:
                     raise PopulationError(f"{option} names {column!r}, which is no field: {nearest(column, known)}")
@@ -99,8 +121,44 @@ class ColumnOptions:
         everywhere = None if self.missing == ZERO_UPDATE else self.missing
         return self.fill.get(name, everywhere)
 
+    def shaping(self, name: str) -> dict[str, Any]:
+        """What decides the meaning of the numbers of a field; equal for two fields that mean the same."""
+        entries = self.entries()
+        one = {option: entries[option][name] for option in _BY_COLUMN[1:] if name in entries.get(option, {})}
+        return {**one, "pad": self.pad} if "lengths" in one else one
+
+    def concern(self, name: str) -> bool:
+        """Whether any option says something of this column."""
+        return self.fill_of(name) is not None or any(name in getattr(self, option) for option in _BY_COLUMN)
+
+    def only_of(self, name: str) -> ColumnOptions:
+        """The options of one column alone."""
+        entries = self.entries()
+        for option in _BY_COLUMN:
+            entries[option] = {column: value for column, value in entries.get(option, {}).items() if column == name}
+        return ColumnOptions.of(entries)
+
+    def as_text(self) -> set[str]:
+        """Columns whose categories are text: in CSV their values are read as they are written, 007 too."""
+        return {name for name, listed in self.categories.items() if isinstance(listed[0], str)}
+
+    def scaled(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """A field of numbers (rows, ...) less its offset, over its divisor; as it is, where it has no scale."""
+        if name not in self.scale:
+            return array
+        subtract, divide = (np.asarray(one, np.float64) for one in self.scale[name])
+        if array.dtype.kind not in "biuf" or any(
+            one.ndim and one.shape != array.shape[1:] for one in (subtract, divide)
+        ):
+            raise PopulationError(
+                f"field {name!r} is {array.dtype} with rows of shape {array.shape[1:]} but its scale is for numbers of "
+                f"shape {subtract.shape}: give one number, or one for each entry of a row"
+            )
+        with np.errstate(over="ignore"):  # what becomes infinite is refused where fields are checked
+            return np.asarray((array.astype(np.float64) - subtract) / divide)
+
     def applied(self, name: str, column: NDArray[Any]) -> NDArray[Any]:
-        """A column with its options applied; as it is, where none concerns it."""
+        """A column with its options applied but for widths and scales; as it is, where none concerns it."""
         if name in self.categories:
             return _codes(name, column, self.categories[name])
         if name in self.timestamps:
@@ -111,6 +169,16 @@ class ColumnOptions:
         return column
 
 
+def charges_of(options: Mapping[str, Any]) -> tuple[GaussianEvent, ...]:
+    """The private statistics among what was given as options: a vocabulary as categories, moments as a scale."""
+    found: dict[GaussianEvent, None] = {}
+    for value in options.values():
+        for one in (value, *(value.values() if isinstance(value, Mapping) else ())):
+            if isinstance(event := getattr(one, "event", None), GaussianEvent):
+                found[event] = None
+    return tuple(found)
+
+
 def number_for(name: str, stand_in: float | str) -> float:
     """The number that fills gaps of a column of numbers; text is refused."""
     if isinstance(stand_in, str):
@@ -119,7 +187,12 @@ def number_for(name: str, stand_in: float | str) -> float:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and bool(np.isfinite(float(value)))
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        return bool(np.isfinite(float(value)))
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
 
 
 def _plain(value: float) -> float | int:
@@ -138,20 +211,42 @@ def _check_categories(column: str, listed: object) -> None:
         raise refuse(name, "a list", "without a value that comes twice", "list each once")
 
 
+def _check_scale(column: str, both: object) -> None:
+    name, way_out = f"scale[{column!r}]", "as in scale={'age': (40, 20)}: 40 is subtracted, then 20 divides"
+    if isinstance(both, str | bytes) or not isinstance(both, Sequence | np.ndarray) or len(both) != 2:
+        raise refuse(name, type(both).__name__, "two: what is subtracted, and what divides", way_out)
+    try:
+        subtract, divide = (np.asarray(one, np.float64) for one in both)
+    except (ValueError, TypeError, OverflowError):
+        raise refuse(name, "a list", "numbers, or lists of them of equal shape", way_out) from None
+    if not np.isfinite(subtract).all() or not np.isfinite(divide).all() or not (divide > 0).all():
+        raise refuse(name, "a list", "finite, and what divides above 0", way_out)
+    if subtract.shape != divide.shape:
+        raise refuse(name, "a list", "two numbers, or two lists of equal shape", way_out)
+
+
 def _codes(name: str, column: NDArray[Any], listed: Sequence[str | int]) -> NDArray[np.int32]:
     """The place of each value in the list, or the number after the last: (rows,) int32."""
     if column.ndim != 1:
         raise PopulationError(f"field {name!r} has {column.ndim} axes but categories need 1: give one value an example")
     as_text = isinstance(listed[0], str)
-    if column.dtype.kind in "iufb" if as_text else column.dtype.kind in "USM":
+    values = column.tolist()
+    if _another_kind(column.dtype.kind, values, as_text):
         held, given = ("numbers", "text") if as_text else ("text or dates", "numbers")
         raise PopulationError(f"field {name!r} holds {held} but its categories are {given}: give both as one kind")
     places: dict[object, int] = {one: place for place, one in enumerate(listed)}
-    values = column.tolist()
     try:
         return np.fromiter((places.get(value, len(listed)) for value in values), np.int32, len(values))
     except TypeError:
         raise PopulationError(f"field {name!r} holds lists or dicts but categories are text or numbers") from None
+
+
+def _another_kind(kind: str, values: list[Any], as_text: bool) -> bool:
+    """Whether a column holds numbers where categories are text, or the other way round: nothing would be found."""
+    if kind != "O":
+        return kind in "iufb" if as_text else kind in "USM"
+    present = [one for one in values if isinstance(one, str) or (isinstance(one, numbers.Real) and one == one)]
+    return bool(present) and all(isinstance(one, str) != as_text for one in present)
 
 
 def _origin(column: str, since: str) -> tuple[int, np.datetime64]:

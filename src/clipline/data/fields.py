@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import PopulationError, SettingError
 from .column_options import ZERO_UPDATE, ColumnOptions, number_for
+from .sequences import check_length_fields, entries_of, padded
 from .user_ids import is_missing
 
 _NUMBERS = "biufc"
@@ -24,7 +25,20 @@ def fields_of_arrays(fields: Mapping[str, Any], options: ColumnOptions) -> dict[
     unless an option says what they become. NaN that is left is for `Population` to refuse.
     """
     options.check_columns(fields)
-    return {name: field_array(name, field, options) for name, field in fields.items()}
+    check_length_fields(fields, options)
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, field in fields.items():
+        arrays |= (
+            list_fields(name, field, options) if name in options.lengths else {name: field_array(name, field, options)}
+        )
+    return {name: options.scaled(name, array) for name, array in arrays.items()}
+
+
+def list_fields(name: str, rows: Any, options: ColumnOptions) -> dict[str, NDArray[Any]]:
+    """Lists of unequal length as a field of the declared width, and the field of their lengths."""
+    entries, sizes = entries_of(name, rows)
+    array = field_array(name, entries, options) if len(entries) else np.zeros(0, np.int64)
+    return padded(name, array, sizes, options)
 
 
 def field_array(name: str, values: Any, options: ColumnOptions) -> NDArray[Any]:
@@ -34,8 +48,9 @@ def field_array(name: str, values: Any, options: ColumnOptions) -> NDArray[Any]:
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         ragged = "inhomogeneous" in str(error)
         found = "its rows have different shapes" if ragged else type(error).__name__
+        way_out = f", or lengths={{{name!r}: 128}} for lists of unequal length" if ragged else ""
         raise PopulationError(
-            f"field {name!r} cannot become a NumPy array ({found}): give rows of equal shape, of numbers"
+            f"field {name!r} cannot become a NumPy array ({found}): give rows of equal shape, of numbers{way_out}"
         ) from None
     if array.dtype.kind == "T":
         array = array.astype(object)
@@ -76,6 +91,8 @@ def not_numbers(name: str, what: str) -> PopulationError:
         )
     elif what.startswith(("datetime", "timestamp", "date")):
         ways = f'or turn it into numbers with timestamps={{{name!r}: "hours since 2026-01-01"}}'
+    elif what.startswith("lists"):
+        ways = f"or cut and fill the lists to one width with lengths={{{name!r}: 128}}"
     else:
         ways = "or turn it into numbers, as with astype('float32')"
     return PopulationError(f"field {name!r} is {what} but a store holds numbers: leave it out of the fields, {ways}")
@@ -125,5 +142,5 @@ def _what(present: list[Any]) -> str:
     if all(isinstance(one, date | datetime) for one in present):
         return "dates"
     if any(isinstance(one, list | tuple | np.ndarray) for one in present):
-        return "object (lists of unequal length)"
+        return "lists of unequal length"
     return f"object ({', '.join(sorted({type(one).__name__ for one in present})[:3])})"

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from .. import __version__
 from ..errors import PopulationError
+from ..privacy.events import GaussianEvent
 
 MANIFEST = "population.json"
 VERSION = 1
@@ -24,7 +25,7 @@ Origin = Literal["original", "substitute", "own"]
 _TYPES: dict[str, type] = {
     "version": int, "fields": list, "user_ids": bool, "users": int, "examples": int, "source": str, "made_by": str,
     "sha256": dict, "tasks": list, "origin": str, "shared_users": bool,
-    "column_options": dict,
+    "column_options": dict, "charges": list,
 }  # fmt: skip
 
 
@@ -44,6 +45,7 @@ class Manifest:
     origin: Origin = "own"
     shared_users: bool = False  # whether users of the train store are users of the test store too
     column_options: dict[str, Any] = field(default_factory=dict)  # how columns became fields: `ColumnOptions`
+    charges: list[dict[str, Any]] = field(default_factory=list)  # private statistics they were made by: `GaussianEvent`
 
 
 def write_manifest(
@@ -58,6 +60,7 @@ def write_manifest(
     origin: Origin = "own",
     shared_users: bool = False,
     column_options: Mapping[str, Any] | None = None,
+    charges: Iterable[GaussianEvent] = (),
 ) -> Manifest:
     """Write the manifest of a store whose other files are all there, with a checksum of each.
 
@@ -66,7 +69,7 @@ def write_manifest(
     checksums = {path.name: sha256(path) for path in sorted(folder.iterdir())}
     manifest = Manifest(
         VERSION, check_field_names(fields), user_ids, users, examples, source, f"clipline {__version__}", checksums,
-        list(tasks), origin, shared_users, dict(column_options or {}),
+        list(tasks), origin, shared_users, dict(column_options or {}), [event.to_json() for event in charges],
     )  # fmt: skip
     (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
     return manifest

@@ -5,23 +5,30 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from ..errors import PopulationError, SettingError
+from ..errors import PopulationError, SettingError, check_number, check_whole, refuse
 from ..federated.population import Population, check_finite, check_ids
-from .chunks import Text
-from .column_options import ZERO_UPDATE, ColumnOptions
+from ..privacy.events import GaussianEvent
+from ..streams import Streams
+from .chunks import Text, short
+from .column_options import ZERO_UPDATE, ColumnOptions, charges_of
 from .fields import fields_of_arrays
 from .fingerprint import fingerprint
 from .manifest import MANIFEST, VERSION, check_field_names, read_entries, write_manifest
-from .readers.dataframes import read_dataframe, read_dataset, read_fields
+from .readers.dataframes import column_names, read_column, read_dataframe, read_dataset, read_fields
+from .readers.images import read_images, table_of
 from .readers.tables import read_table
 from .store import atomic_folder, write_store
 from .user_ids import ids_array
+
+_COPY_BYTES = 8 << 20  # of a field copied at a time
+_IN_MEMORY = 1 << 28  # bytes of a memory-mapped field up to which `split` copies it to memory, not to disk
 
 
 def save_population(population: Population, folder: str | Path) -> Path:
@@ -36,12 +43,15 @@ def save_population(population: Population, folder: str | Path) -> Path:
         write_manifest(
             new, fields=population.fields, user_ids=population.user_ids is not None, users=len(population),
             examples=population.examples, source="Population.save", column_options=population.column_options,
+            charges=population.charges,
         )  # fmt: skip
     return Path(folder)
 
 
 def open_population(folder: str | Path) -> Population:
     """A stored population as memory maps. Of the manifest, version, fields and user_ids have to be there."""
+    if not isinstance(folder, str | PathLike):
+        raise refuse("folder", type(folder).__name__, "the path of a store", "give Population.open('rides'), say")
     path = Path(folder)
     manifest = read_entries(path)
     if manifest.get("version") != VERSION:
@@ -59,8 +69,9 @@ def open_population(folder: str | Path) -> Population:
     offsets, user_ids = _mapped(path / "offsets.npy"), _mapped(path / "user_ids.npy") if with_ids else None
     try:
         options = ColumnOptions.of(manifest.get("column_options") or {}).entries()
-        return Population(offsets, fields, user_ids, options)
-    except (PopulationError, SettingError, AttributeError) as error:
+        charges = tuple(GaussianEvent.from_json(entries) for entries in manifest.get("charges") or ())
+        return Population(offsets, fields, user_ids, options, charges)
+    except (PopulationError, SettingError, AttributeError, TypeError) as error:
         raise PopulationError(f"{str(path)!r}: {error}") from None
 
 
@@ -70,7 +81,7 @@ def population_from_arrays(
     """Examples in arrays, lists or columns, grouped by user in memory."""
     options = ColumnOptions.of(column_options)
     ids = ids_array("user_ids", user_ids)
-    return _grouped(ids, fields_of_arrays(fields, options), known_users, options)
+    return _grouped(ids, fields_of_arrays(fields, options), known_users, options, charges_of(column_options))
 
 
 def population_from_table(
@@ -95,8 +106,9 @@ def population_from_table(
             store = Path(temporary) / "store"
             with closing(read_table(path, user, fields=fields, text=text, options=options)) as chunks:
                 write_store(
-                    store, chunks, source=Path(path).name, known_users=known_users, column_options=options.entries()
-                )
+                    store, chunks, source=Path(path).name, known_users=known_users, column_options=options.entries(),
+                    charges=charges_of(column_options),
+                )  # fmt: skip
             return open_population(store)
     except OSError as error:
         raise PopulationError(
@@ -115,15 +127,39 @@ def population_from_dataframe(
     """The rows of a pandas, polars, pyarrow or Hugging Face table, grouped by user in memory."""
     options = ColumnOptions.of(column_options)
     ids, arrays = read_dataframe(frame, user, fields=fields, text=text, options=options)
-    return _grouped(ids, arrays, known_users, options)
+    return _grouped(ids, arrays, known_users, options, charges_of(column_options))
 
 
 def population_from_dataset(
     dataset: Any, user_ids: Any, fields: Sequence[str], known_users: Any, column_options: Mapping[str, Any]
 ) -> Population:
     """The items of a torch `Dataset`, grouped by user in memory."""
-    ids, columns = read_dataset(dataset, user_ids, fields)
+    ragged = ColumnOptions.of(column_options).lengths
+    ids, columns = read_dataset(dataset, user_ids, fields, ragged)
     return population_from_arrays(ids, columns, known_users, column_options)
+
+
+def population_from_images(
+    folder: str | Path,
+    table: Any,
+    user: str,
+    path: str,
+    field: str,
+    size: tuple[int, int],
+    channels: int,
+    known_users: Any,
+    column_options: Mapping[str, Any],
+) -> Population:
+    """Pictures, whose users and labels a table has, grouped by user in memory."""
+    options = ColumnOptions.of(column_options)
+    frame = table_of(table, user, path)
+    files = read_column(frame, path)
+    labels = [name for name in column_names(frame) if name not in (user, path)]
+    if field in labels:
+        raise PopulationError(f"field={field!r} is the name of a column too: call the pictures something else")
+    ids, arrays = read_dataframe(frame, user, fields=labels, options=options)
+    pictures = read_images(folder, files, size, channels)
+    return _grouped(ids, {field: pictures, **arrays}, known_users, options, charges_of(column_options))
 
 
 def fields_like(population: Population, frame: Any, text: Text | None) -> dict[str, NDArray[Any]]:
@@ -131,6 +167,8 @@ def fields_like(population: Population, frame: Any, text: Text | None) -> dict[s
     options = ColumnOptions.of(population.column_options)
     arrays = read_fields(frame, population.fields, text=text, options=options)
     for name, array in arrays.items():
+        if name not in population.fields:
+            raise PopulationError(f"population has no field {name!r} but its lengths say so: make it again")
         wanted = population.fields[name]
         if array.shape[1:] != wanted.shape[1:]:
             raise PopulationError(
@@ -146,8 +184,9 @@ def fields_like(population: Population, frame: Any, text: Text | None) -> dict[s
 
 
 def _grouped(
-    ids: NDArray[Any], arrays: Mapping[str, NDArray[Any]], known_users: Any, options: ColumnOptions
-) -> Population:
+    ids: NDArray[Any], arrays: Mapping[str, NDArray[Any]], known_users: Any, options: ColumnOptions,
+    charges: tuple[GaussianEvent, ...],
+) -> Population:  # fmt: skip
     """The examples of each user beside each other, in the order they came; users sorted by id."""
     check_ids("user_ids", ids, "give one id for each example")
     known = None if known_users is None else ids_array("known_users", known_users)
@@ -173,7 +212,86 @@ def _grouped(
         arrays = {name: values[order] for name, values in arrays.items()}
     offsets = np.zeros(len(users) + 1, dtype=np.int64)
     np.cumsum(np.bincount(owner, minlength=len(users)), out=offsets[1:])
-    return Population(offsets, arrays, users, options.entries())
+    return Population(offsets, arrays, users, options.entries(), charges)
+
+
+def users_to_test(population: Population, test: float | int, seed: int) -> NDArray[np.bool_]:
+    """Which users `Population.split` tests on, (users,): by a hash of the seed and each user's own id."""
+    if len(population) < 2:
+        raise PopulationError("population has 1 user but a split needs at least 2: give more users")
+    users = len(population)
+    hashes = Streams(seed).user_keys("split", 0, population.identities(np.arange(users)))
+    if isinstance(test, int | np.integer) and not isinstance(test, bool):
+        way_out = "leave users for both halves, or give a fraction such as 0.1"
+        count = check_whole("test", test, at_least=1, at_most=users - 1, way_out=way_out)
+        chosen = np.zeros(users, bool)
+        chosen[np.argsort(hashes, kind="stable")[:count]] = True
+        return chosen
+    way_out = "0.1 tests on a tenth of the users; a whole number on so many users"
+    share = check_number("test", test, above=0, below=1, way_out=way_out)
+    chosen = hashes < np.uint64(int(share * 2.0**64))
+    if chosen.all() or not chosen.any():
+        half = "train" if chosen.all() else "test"
+        raise PopulationError(
+            f"test={test} of {users} users leaves nobody to {half} on: give a whole number, such as test=1"
+        )
+    return chosen
+
+
+def scaled_population(population: Population, scale: Mapping[str, Any], charge: GaussianEvent | None) -> Population:
+    """The population with fields less an offset and over a divisor, as `ColumnOptions.scale` has them, copied."""
+    options = {**population.column_options, "scale": {**population.column_options.get("scale", {}), **scale}}
+    checked = ColumnOptions.of(options)
+    checked.check_columns(population.fields)
+    if twice := set(scale) & set(population.column_options.get("scale", {})):
+        raise PopulationError(f"field {min(twice)!r} has a scale already: scale the population that it was made of")
+    fields = dict(population.fields)
+    for name in scale:
+        field = fields[name]
+        out = _like(field, len(field), np.dtype(np.float64 if field.dtype.itemsize > 4 else np.float32))
+        step = max(1, _COPY_BYTES // max(1, field.nbytes // max(1, len(field))))
+        for start in range(0, len(field), step):
+            out[start : start + step] = checked.scaled(name, field[start : start + step])
+        fields[name] = out
+    charges = population.charges if charge is None else (*population.charges, charge)
+    return Population(population.offsets, fields, population.user_ids, checked.entries(), charges)
+
+
+def users_at(population: Population, users: ArrayLike) -> NDArray[np.bool_]:
+    """Which users `Population.subset` takes, (users,), from places or from an array of bool."""
+    places = np.asarray(users)
+    if places.dtype == bool and places.shape == (len(population),):
+        places = np.flatnonzero(places)
+    if places.ndim != 1 or places.dtype.kind not in "iu" or not len(places):
+        raise PopulationError(
+            f"users are {places.dtype} of shape {places.shape} but must be places or {len(population)} of bool, at "
+            "least one user: give whole numbers"
+        )
+    if int(places.min()) < 0 or int(places.max()) >= len(population) or len(np.unique(places)) < len(places):
+        raise PopulationError(f"users must be distinct places from 0 to {len(population) - 1}: give each once")
+    chosen = np.zeros(len(population), bool)
+    chosen[places] = True
+    return chosen
+
+
+def copied_rows(field: NDArray[Any], rows: NDArray[np.bool_], count: int) -> NDArray[Any]:
+    """The `count` rows where `rows` is true, read in pieces; those of a large memory map go to disk again."""
+    out = _like(field, count, field.dtype)
+    step, done = max(1, _COPY_BYTES // max(1, field.nbytes // max(1, len(field)))), 0
+    for start in range(0, len(field), step):
+        piece = field[start : start + step][rows[start : start + step]]
+        out[done : done + len(piece)] = piece
+        done += len(piece)
+    return out
+
+
+def _like(field: NDArray[Any], count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Room for `count` rows of the shape of those of a field: on disk if it is a large memory map."""
+    shape = (count, *field.shape[1:])
+    if isinstance(field, np.memmap) and field.nbytes > _IN_MEMORY and count:
+        with tempfile.TemporaryFile() as file:  # the map outlives its file, which has no name to clean up
+            return np.memmap(file, dtype, "w+", shape=shape)
+    return np.empty(shape, dtype)
 
 
 def population_fingerprint(population: Population, *, times: bool) -> str:
@@ -188,4 +306,5 @@ def _mapped(path: Path) -> NDArray[Any]:
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways
-        raise PopulationError(f"{str(path)!r} cannot be opened ({error}): prepare or save the data again") from None
+        found = short(error).partition("; expected")[0]  # NumPy goes on with bytes of the file
+        raise PopulationError(f"{str(path)!r} cannot be opened ({found}): prepare or save the data again") from None

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError
+from ..privacy.events import GaussianEvent
 from .chunks import Chunk, Progress, no_progress, short
 from .column_options import ZERO_UPDATE
 from .manifest import Manifest, Origin, write_manifest
@@ -39,14 +40,15 @@ def write_store(
     memory_bytes: int = 32 << 20,
     scratch: Path | None = None,
     column_options: Mapping[str, Any] | None = None,
+    charges: Iterable[GaussianEvent] = (),
 ) -> Manifest:
     """Group the rows of all chunks by user and store them in `folder` for `Population.open`.
 
     Users may come in any order and as often as they like; they are stored sorted by id, and the order of a user's own
     examples is kept. Working memory is a few times `memory_bytes`, one chunk, and the list of users. The folder must
     not exist yet or be empty; it is complete or, after an error or an interruption, untouched. `known_users`, which is
-    read after the chunks, adds users without any example. `tasks`, `origin`, `shared_users` and `column_options` go
-    into the manifest. NaN and infinity are refused unless the last say `missing="zero-update"`.
+    read after the chunks, adds users without any example. `tasks`, `origin`, `shared_users`, `column_options` and
+    `charges` go into the manifest. NaN and infinity are refused unless options say `missing="zero-update"`.
     `progress` counts the rows of the second pass.
 
     A caller who is inside an `atomic_folder` already hands on its `scratch` folder: then `folder` is written in place.
@@ -67,7 +69,7 @@ def write_store(
         _write(new, spill, source, progress, memory_bytes)
         return write_manifest(
             new, fields=spill.layout, user_ids=True, users=len(spill.codes), examples=spill.rows, source=source,
-            tasks=tasks, origin=origin, shared_users=shared_users, column_options=options,
+            tasks=tasks, origin=origin, shared_users=shared_users, column_options=options, charges=charges,
         )  # fmt: skip
 
 

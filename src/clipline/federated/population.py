@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import PopulationError, check_number, check_whole
-from ..streams import Streams
+from ..errors import PopulationError
+from ..privacy.events import GaussianEvent
 
 _STEP = 1 << 16  # entries of a long array to look at in one go: few enough for the cache
-_COPY_BYTES = 8 << 20  # of a field copied at a time
-_IN_MEMORY = 1 << 28  # bytes of a memory-mapped field up to which `split` copies it to memory, not to disk
+
+
+class ColumnKeywords(TypedDict, total=False):
+    """What may be said of columns, by keyword; `Population.from_arrays` says what each means."""
+
+    missing: float | str | None
+    fill: Mapping[str, float | str] | None
+    categories: Mapping[str, Sequence[str | int]] | None
+    timestamps: Mapping[str, str] | None
+    lengths: Mapping[str, int] | None
+    pad: float | None
+    scale: Mapping[str, Sequence[Any]] | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,6 +43,7 @@ class Population:
     fields: Mapping[str, NDArray[Any]]  # name -> (examples, ...)
     user_ids: NDArray[Any] | None = None  # (users,), the caller's own names of the users
     column_options: Mapping[str, Any] = field(default_factory=dict)  # how columns became fields, for `fields_of`
+    charges: tuple[GaussianEvent, ...] = ()  # private statistics that fields were made by; a training counts them
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", _checked_offsets(self.offsets))
@@ -56,6 +66,9 @@ class Population:
         fill: Mapping[str, float | str] | None = None,
         categories: Mapping[str, Sequence[str | int]] | None = None,
         timestamps: Mapping[str, str] | None = None,
+        lengths: Mapping[str, int] | None = None,
+        pad: float | None = None,
+        scale: Mapping[str, Sequence[Any]] | None = None,
         **fields: Any,
     ) -> Population:
         """Group examples by user: `from_arrays(user_ids, x=images, y=labels)`.
@@ -67,10 +80,20 @@ class Population:
         Fields hold numbers and keep their type. Gaps (NaN, None, null) are refused unless `missing` is a number that
         fills them or "zero-update" (a user who trains on one adds nothing); `fill` does the former by field. Infinity
         is refused unless "zero-update". `categories={"city": ["Bern", "Rome"]}` gives 0, 1, and 2 for everything else;
-        `timestamps={"start": "hours since 2026-01-01"}` counts. All four are stored as `column_options`.
+        `timestamps={"start": "hours since 2026-01-01"}` counts. `lengths={"tokens": 128}` takes lists of any length,
+        cut or, with `pad` (0), filled to this width, and `tokens_length` says how many entries count.
+        `scale={"age": (40, 20)}` subtracts and divides. All are stored as `column_options`.
         """
-        options = _options(missing, fill, categories, timestamps)
-        population: Population = _data().population_from_arrays(user_ids, fields, known_users, options)
+        options = ColumnKeywords(
+            missing=missing,
+            fill=fill,
+            categories=categories,
+            timestamps=timestamps,
+            lengths=lengths,
+            pad=pad,
+            scale=scale,
+        )
+        population: Population = _data().population_from_arrays(user_ids, fields, known_users, _given(options))
         return population
 
     @classmethod
@@ -82,20 +105,17 @@ class Population:
         fields: Sequence[str] | None = None,
         text: Callable[[Sequence[str]], NDArray[Any]] | None = None,
         known_users: Any = None,
-        missing: float | str | None = None,
-        fill: Mapping[str, float | str] | None = None,
-        categories: Mapping[str, Sequence[str | int]] | None = None,
-        timestamps: Mapping[str, str] | None = None,
+        **columns: Unpack[ColumnKeywords],
     ) -> Population:
         """Group the rows of a dataframe by user: `from_dataframe(rides, user="rider")`.
 
         `frame` is a DataFrame of pandas or polars, a Table of pyarrow, or a `Dataset` of Hugging Face. The column
         `user` says whose row it is, and holds whole numbers, text or UUIDs. Each other column becomes a field, or only
-        those in `fields`; a column of equally long lists becomes a field with one more axis. One of text is refused
-        unless `text` turns its texts into an array of numbers, or its `categories` are listed. The rest is as in
-        `from_arrays`.
+        those in `fields`; a column of equally long lists, or of any with `lengths`, becomes a field with one more axis.
+        One of text is refused unless `text` turns its texts into an array of numbers (or lists, with `lengths`), or its
+        `categories` are listed. `columns` are the options of `from_arrays`: missing, fill, categories and so on.
         """
-        options = _options(missing, fill, categories, timestamps)
+        options = _given(columns)
         population: Population = _data().population_from_dataframe(frame, user, fields, text, known_users, options)
         return population
 
@@ -109,10 +129,7 @@ class Population:
         text: Callable[[Sequence[str]], NDArray[Any]] | None = None,
         known_users: Iterable[int | str] = (),
         scratch: str | Path | None = None,
-        missing: float | str | None = None,
-        fill: Mapping[str, float | str] | None = None,
-        categories: Mapping[str, Sequence[str | int]] | None = None,
-        timestamps: Mapping[str, str] | None = None,
+        **columns: Unpack[ColumnKeywords],
     ) -> Population:
         """Group the rows of a file by user: `from_table("rides.parquet", user="rider")`.
 
@@ -122,7 +139,7 @@ class Population:
         once and whose space is free again when the population is. Nothing else is left behind. To group a large file
         once and open it often, use `clipline data prepare table` and `Population.open`.
         """
-        options = _options(missing, fill, categories, timestamps)
+        options = _given(columns)
         population: Population = _data().population_from_table(path, user, fields, text, known_users, scratch, options)
         return population
 
@@ -134,15 +151,39 @@ class Population:
         *,
         fields: Sequence[str] = ("x", "y"),
         known_users: Any = None,
-        missing: float | str | None = None,
+        **columns: Unpack[ColumnKeywords],
     ) -> Population:
         """Group the items of a torch `Dataset` by user: `from_dataset(images, writers)`.
 
         `user_ids` has one id for each item, or is the key of the id where items are dicts. An item that is a tuple has
         the `fields` in order; one that is a dict has its own names. Every item is read once, into memory.
         """
-        options = _options(missing, None, None, None)
+        options = _given(columns)
         population: Population = _data().population_from_dataset(dataset, user_ids, fields, known_users, options)
+        return population
+
+    @classmethod
+    def from_images(
+        cls,
+        folder: str | Path,
+        table: Any,
+        user: str,
+        *,
+        size: tuple[int, int],
+        channels: int = 3,
+        path: str = "file",
+        field: str = "x",
+        known_users: Any = None,
+        **columns: Unpack[ColumnKeywords],
+    ) -> Population:
+        """Group the pictures of a folder by user: `from_images("faces", "faces.csv", user="person", size=(64, 64))`.
+
+        `table` is a dataframe, a CSV or Parquet file, or a dict, from file to user or of columns. Its column `path` has
+        the file of each row inside the folder, and the others become fields. PNG and JPEG become the field `field`,
+        (rows, channels, height, width) uint8, in memory. Needs Pillow: `pip install 'clipline[images]'`.
+        """
+        read = _data().population_from_images
+        population: Population = read(folder, table, user, path, field, size, channels, known_users, _given(columns))
         return population
 
     @classmethod
@@ -174,25 +215,8 @@ class Population:
         is removed then moves those who come after. A half without users is refused. Rows are copied; those of large
         memory maps into temporary files, deleted at once, whose space is free again when the halves are.
         """
-        if len(self) < 2:
-            raise PopulationError("population has 1 user but a split needs at least 2: give more users")
-        users = np.arange(len(self))
-        hashes = Streams(seed).user_keys("split", 0, self.identities(users))
-        if isinstance(test, int | np.integer) and not isinstance(test, bool):
-            way_out = "leave users for both halves, or give a fraction such as 0.1"
-            count = check_whole("test", test, at_least=1, at_most=len(self) - 1, way_out=way_out)
-            chosen = np.zeros(len(self), bool)
-            chosen[np.argsort(hashes, kind="stable")[:count]] = True
-        else:
-            way_out = "0.1 tests on a tenth of the users; a whole number on so many users"
-            share = check_number("test", test, above=0, below=1, way_out=way_out)
-            chosen = hashes < np.uint64(int(share * 2.0**64))
-            if chosen.all() or not chosen.any():
-                half = "train" if chosen.all() else "test"
-                raise PopulationError(
-                    f"test={test} of {len(self)} users leaves nobody to {half} on: give a whole number, such as test=1"
-                )
-        ids = users if self.user_ids is None else self.user_ids
+        chosen = _data().users_to_test(self, test, seed)
+        ids = np.arange(len(self)) if self.user_ids is None else self.user_ids
         return self._of_users(~chosen, ids), self._of_users(chosen, ids)
 
     def subset(self, users: ArrayLike) -> Population:
@@ -201,18 +225,7 @@ class Population:
         `np.isin(population.user_ids, names)` chooses by id. Rows are copied as by `split`. Nobody may come twice. Users
         without ids get their place here as id, so that their randomness stays theirs.
         """
-        places = np.asarray(users)
-        if places.dtype == bool and places.shape == (len(self),):
-            places = np.flatnonzero(places)
-        if places.ndim != 1 or places.dtype.kind not in "iu" or not len(places):
-            raise PopulationError(
-                f"users are {places.dtype} of shape {places.shape} but must be places or {len(self)} of bool, at least "
-                "one user: give whole numbers"
-            )
-        if int(places.min()) < 0 or int(places.max()) >= len(self) or len(np.unique(places)) < len(places):
-            raise PopulationError(f"users must be distinct places from 0 to {len(self) - 1}: give each once")
-        chosen = np.zeros(len(self), bool)
-        chosen[places] = True
+        chosen = _data().users_at(self, users)
         return self._of_users(chosen, np.arange(len(self)) if self.user_ids is None else self.user_ids)
 
     def fields_of(self, frame: Any, *, text: Callable[[Sequence[str]], NDArray[Any]] | None = None) -> dict[str, Any]:
@@ -230,8 +243,8 @@ class Population:
         offsets = np.zeros(int(chosen.sum()) + 1, np.int64)
         np.cumsum(sizes[chosen], out=offsets[1:])
         rows = np.repeat(chosen, sizes)
-        fields = {name: _copied_rows(field, rows, int(offsets[-1])) for name, field in self.fields.items()}
-        return Population(offsets, fields, np.array(ids[chosen]), self.column_options)
+        fields = {name: _data().copied_rows(field, rows, int(offsets[-1])) for name, field in self.fields.items()}
+        return Population(offsets, fields, np.array(ids[chosen]), self.column_options, self.charges)
 
     def fingerprint(self, *, times: bool = True) -> str:
         """A checksum of offsets, user ids and every field: name, type, shape and values. Two are equal if the data are.
@@ -316,10 +329,9 @@ def check_finite(where: str, values: NDArray[Any]) -> None:
         )
 
 
-def _options(missing: object, fill: object, categories: object, timestamps: object) -> dict[str, Any]:
+def _given(options: ColumnKeywords) -> dict[str, Any]:
     """The options that were given."""
-    given = {"missing": missing, "fill": fill, "categories": categories, "timestamps": timestamps}
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _data() -> ModuleType:
@@ -331,22 +343,6 @@ def _data() -> ModuleType:
     from ..data import population_io
 
     return population_io
-
-
-def _copied_rows(field: NDArray[Any], rows: NDArray[np.bool_], count: int) -> NDArray[Any]:
-    """The `count` rows where `rows` is true, read in pieces; those of a large memory map go to disk again."""
-    shape = (count, *field.shape[1:])
-    if isinstance(field, np.memmap) and field.nbytes > _IN_MEMORY and count:
-        with tempfile.TemporaryFile() as file:  # the map outlives its file, which has no name to clean up
-            out: NDArray[Any] = np.memmap(file, field.dtype, "w+", shape=shape)
-    else:
-        out = np.empty(shape, field.dtype)
-    step, done = max(1, _COPY_BYTES // max(1, field.nbytes // max(1, len(field)))), 0
-    for start in range(0, len(field), step):
-        piece = field[start : start + step][rows[start : start + step]]
-        out[done : done + len(piece)] = piece
-        done += len(piece)
-    return out
 
 
 def _id_bytes(user_id: object) -> bytes:

@@ -21,6 +21,7 @@ _HOMES = {
     "PoissonRuns": "selection",
     "PoissonSampling": "events",
     "Relation": "relations",
+    "Statistic": "events",
     "TruncatedNegativeBinomial": "selection",
     "TruncatedPoissonSampling": "events",
     "account": "accountant",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         GaussianEvent,
         NoSampling,
         PoissonSampling,
+        Statistic,
         TruncatedPoissonSampling,
     )
     from .feasibility.noise_table import NoiseTable

@@ -43,7 +43,7 @@ def account(ledger: Ledger, *, delta: float, relation: Relation) -> Guarantee:
     relation that is not in the table is refused, also for such a run. The order of the rounds does not change a digit.
     """
     delta, relation, events = check_delta(delta), *_read(ledger, relation)
-    return _guarantee(ledger, events, delta, relation, _spent(events, delta, relation))
+    return _guarantee(ledger, events, delta, relation, _spent(events, _delta_left(events, delta, relation), relation))
 
 
 def account_renyi(ledger: Ledger, *, delta: float, relation: Relation) -> Guarantee:
@@ -51,7 +51,8 @@ def account_renyi(ledger: Ledger, *, delta: float, relation: Relation) -> Guaran
     delta, relation, events = check_delta(delta), *_read(ledger, relation)
     if relation is Relation.PAPER or not events or any(event.noise_multiplier == 0 for event, _ in events):
         return account(ledger, delta=delta, relation=relation)
-    by_renyi, order = epsilon_at(lambda orders: _total_curve(events, relation, orders), delta)
+    left = _delta_left(events, delta, relation)
+    by_renyi, order = epsilon_at(lambda orders: _total_curve(events, relation, orders), left)
     return _guarantee(ledger, events, delta, relation, (by_renyi, "renyi", order))
 
 
@@ -66,9 +67,8 @@ def delta_at(ledger: Ledger, *, epsilon: float, relation: Relation) -> float:
     if relation is Relation.PAPER:
         return min(float(deltas(_total_curve(events, relation, tuple(PAPER_ORDERS)), PAPER_ORDERS, epsilon).min()), 1.0)
     mu, directions = _composed_directions(events, relation)
-    if not directions:
-        return gaussian_delta(mu, epsilon)
-    return max(delta_of(rounds, epsilon) for rounds in directions)
+    noise = max(delta_of(rounds, epsilon) for rounds in directions) if directions else gaussian_delta(mu, epsilon)
+    return min(noise + threshold_delta(events, relation), 1.0)
 
 
 def privacy_curve(
@@ -102,11 +102,41 @@ def default_relation(sampling: Sampling) -> Relation:
 def _guarantee(
     ledger: Ledger, events: Events, delta: float, relation: Relation, spent: tuple[float, AccountantName, float | None]
 ) -> Guarantee:
-    kinds = {event.sampling.name for event, _ in events} or {NoSampling.name}
+    rounds = [event for event, _ in events if event.statistic is None]
+    kinds = {event.sampling.name for event in rounds} or {NoSampling.name}
     sampler = kinds.pop() if len(kinds) == 1 else "mixed"
     noisy = all(event.noise_multiplier > 0 for event, _ in events)
     epsilon, accountant, order = spent
-    return Guarantee(epsilon, delta, relation, sampler, accountant, order, ledger.rounds, noisy=noisy)
+    known = [(event, event.statistic) for event in ledger.events if event.statistic is not None]
+    names = tuple(f"{statistic.name} (noise multiplier {event.noise_multiplier:g})" for event, statistic in known)
+    from_seed = any(statistic.from_seed for _, statistic in known)
+    return Guarantee(
+        epsilon, delta, relation, sampler, accountant, order, ledger.rounds, noisy, from_seed, statistics=names
+    )
+
+
+def threshold_delta(events: Events, relation: Relation) -> float:
+    """How much of delta the thresholds of statistics take: an upper bound on the chance that one user's key shows.
+
+    With chance 1 - d no key shows that the user alone has, and a release is then one of the Gaussian mechanism on the
+    other keys. Where the user is there, this adds d to the probability of any outcome. Where that population is the one
+    compared with, it takes a factor 1 - d off, which shifts every loss by -log(1 - d) and so adds at most that to
+    delta. Both happen if one user is replaced by another.
+    """
+    shifts = [-math.log1p(-event.statistic.threshold_delta) * n for event, n in events if event.statistic is not None]
+    return math.fsum(shifts) * (2 if relation is Relation.REPLACE_ONE else 1)
+
+
+def _delta_left(events: Events, delta: float, relation: Relation) -> float:
+    """What the thresholds of statistics leave of delta for the noise."""
+    if not (taken := threshold_delta(events, relation)):
+        return delta
+    if taken >= delta:
+        raise SettingError(
+            f"{delta=} must be above the {taken:g} that thresholds of private statistics take: raise delta, or release "
+            "them with a smaller threshold_delta"
+        )
+    return delta - taken
 
 
 def check_delta(delta: float) -> float:
@@ -158,6 +188,7 @@ def rough_epsilon(ledger: Ledger, *, delta: float, relation: Relation) -> float:
 
 def _bound(ledger: Ledger, delta: float, relation: Relation, bounds: Bounds) -> float:
     relation, events = _read(ledger, relation)
+    delta = _delta_left(events, delta, relation)
     if not events or relation is Relation.PAPER or any(event.noise_multiplier == 0 for event, _ in events):
         return _spent(events, delta, relation)[0]
     mu, directions = _composed_directions(events, relation)

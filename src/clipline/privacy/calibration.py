@@ -40,17 +40,26 @@ def noise_multiplier_for(
     delta: float,
     relation: Relation,
     accountant: Accountant = account,
+    after: Ledger | None = None,
 ) -> float:
     """The least noise multiplier of the whole round with which `rounds` rounds stay within (epsilon, delta).
+
+    With what was released before, `after`, all together.
 
     For the answer `accountant` (`account` or `account_renyi`) gives at most `epsilon`, and at least 99.998 percent of
     it; or else a millionth less noise would give more than `epsilon`. The answer is never below 0.05: a target so loose
     that less noise would do protects nobody. A target that no noise reaches is refused.
     """
     check_delta(delta)
+    before = Ledger() if after is None else after
+    if before.entries and (alone := accountant(before, delta=delta, relation=relation).epsilon) >= epsilon:
+        raise SettingError(
+            f"{epsilon=} must be above the {alone:.3g} that private statistics took before, at {delta=}: raise "
+            "epsilon, or release them with more noise"
+        )
 
     def ledger(noise_multiplier: float) -> Ledger:
-        return Ledger().add(GaussianEvent(sampling, noise_multiplier), rounds)
+        return before.add(GaussianEvent(sampling, noise_multiplier), rounds)
 
     def spent(noise_multiplier: float) -> float:
         return accountant(ledger(noise_multiplier), delta=delta, relation=relation).epsilon

@@ -1,4 +1,4 @@
-"""What one round did, as far as privacy is concerned: how users were sampled and how much noise was added."""
+"""What one release did, as far as privacy is concerned: how users were sampled and how much noise was added."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from ..errors import SettingError, check_choice, check_number, check_whole, nearest
+from ..errors import SettingError, check_choice, check_number, check_whole, nearest, refuse
 from .noise_split import DeltaNoise
 
 SamplingName = Literal["none", "poisson", "truncated-poisson", "fixed"]
+_LONGEST_NAME = 400  # of a statistic, in letters
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,34 @@ def sampling_named(name: str, cohort_size: int, population_size: int) -> Poisson
 
 
 @dataclass(frozen=True)
+class Statistic:
+    """What an event released that was no round of training: a statistic of the data, named in every guarantee.
+
+    `identity` says which release it was, so that a ledger holds it once. `threshold_delta` is the chance, at most, that
+    a key shows which one user alone has; it is taken off the delta. `from_seed` is whether its noise came from a seed.
+    """
+
+    name: str
+    identity: str
+    threshold_delta: float = 0.0
+    from_seed: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("name", "identity"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value or len(value) > _LONGEST_NAME or not value.isprintable():
+                limit = f"1 to {_LONGEST_NAME} printable letters"
+                raise refuse(f"{name} of a statistic", type(value).__name__, limit, "give a short text")
+        way_out = "give far less than delta, such as 1e-8"
+        checked = check_number("threshold_delta", self.threshold_delta, at_least=0, below=0.5, way_out=way_out)
+        object.__setattr__(self, "threshold_delta", checked)
+        if not isinstance(self.from_seed, bool):
+            raise refuse("from_seed", self.from_seed, "true or false", "say where the noise came from")
+
+
+@dataclass(frozen=True)
 class GaussianEvent:
-    """One round that released a noisy sum over sampled users.
+    """One round that released a noisy sum over sampled users, or a statistic that did, if `statistic` names one.
 
     `noise_multiplier` is that of the whole round, updates and bit together. z_delta, the noise of the updates alone, is
     a `DeltaNoise` (see `noise_split`) and is refused here, by type checkers and at run time. Zero is allowed and means
@@ -120,6 +147,7 @@ class GaussianEvent:
 
     sampling: Sampling
     noise_multiplier: float
+    statistic: Statistic | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, Sampling):
@@ -128,6 +156,8 @@ class GaussianEvent:
                 "give NoSampling(), PoissonSampling(rate), TruncatedPoissonSampling(rate, population_size, cap) or "
                 "FixedSizeSampling(cohort_size, population_size)"
             )
+        if self.statistic is not None and not isinstance(self.statistic, Statistic):
+            raise refuse("statistic", self.statistic, "a Statistic or None", "leave it out for a round of training")
         if isinstance(self.noise_multiplier, DeltaNoise):
             raise SettingError(
                 f"noise_multiplier={self.noise_multiplier!r} must be that of the whole round, not of its updates: "
@@ -137,12 +167,13 @@ class GaussianEvent:
         checked = check_number("noise_multiplier", self.noise_multiplier, at_least=0, way_out=way_out)
         object.__setattr__(self, "noise_multiplier", checked)
 
-    def to_json(self) -> dict[str, str | int | float]:
-        """Flat and complete: `from_json(event.to_json()) == event`."""
+    def to_json(self) -> dict[str, Any]:
+        """Complete, and flat for a round: `from_json(event.to_json()) == event`."""
         return {
             "sampling": self.sampling.name,
             **asdict(self.sampling),
             "noise_multiplier": self.noise_multiplier,
+            **({} if self.statistic is None else {"statistic": asdict(self.statistic)}),
         }
 
     @classmethod
@@ -152,7 +183,7 @@ class GaussianEvent:
         settings = [field.name for field in fields(kind)]
         expected = ["sampling", *settings, "noise_multiplier"]
         for key in entries:
-            if key not in expected:
+            if key not in (*expected, "statistic"):
                 raise SettingError(
                     f"unknown key {key!r} in an event with {kind.name} sampling: {nearest(key, expected)}"
                 )
@@ -161,4 +192,13 @@ class GaussianEvent:
                 raise SettingError(f"{key} is missing in an event with {kind.name} sampling: add it")
         # The constructors check every value, so that a ledger cannot hold what a run could not have done.
         values: dict[str, Any] = dict(entries)
-        return cls(kind(**{name: values[name] for name in settings}), values["noise_multiplier"])
+        statistic = _statistic_from(values["statistic"]) if "statistic" in values else None
+        return cls(kind(**{name: values[name] for name in settings}), values["noise_multiplier"], statistic)
+
+
+def _statistic_from(entries: object) -> Statistic:
+    known = [field.name for field in fields(Statistic)]
+    if not isinstance(entries, Mapping) or not {"name", "identity"} <= set(entries) <= set(known):
+        limit = f"an object with {', '.join(known)}"
+        raise refuse("statistic", type(entries).__name__, limit, "restore the file from a copy")
+    return Statistic(**entries)

@@ -13,7 +13,7 @@ from .relations import Relation
 
 AccountantName = Literal["renyi", "privacy loss"]
 
-_SAMPLERS = {
+SAMPLERS = {
     "none": "no sampling",
     "poisson": "Poisson sampling",
     "truncated-poisson": "Poisson sampling with a cap",
@@ -21,7 +21,7 @@ _SAMPLERS = {
     "mixed": "mixed sampling",
 }
 KNOWN_SEED = "noise from a seed: whoever knows it can subtract the noise"
-_ACCOUNTANTS = {"renyi": "Renyi accountant", "privacy loss": "privacy-loss accountant"}
+ACCOUNTANTS = {"renyi": "Renyi accountant", "privacy loss": "privacy-loss accountant"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Guarantee:
     `sampler` is "none", "poisson", "truncated-poisson" or "fixed", or "mixed" when the rounds differ in it.
     `accountant` says which of the two gave epsilon. `order` is the Renyi order that gave it, and None for the
     privacy-loss accountant. `noisy` is whether every round had noise. `from_seed` is whether cohorts and noise were
-    drawn from a seed: the guarantee then holds against those who do not know it, and says so.
+    drawn from a seed: the guarantee then holds against those who do not know it, and says so. `statistics` names what
+    was released of the data beside the rounds, by private preprocessing; epsilon and delta cover it.
     """
 
     epsilon: float
@@ -43,6 +44,7 @@ class Guarantee:
     rounds: int
     noisy: bool = True
     from_seed: bool = False
+    statistics: tuple[str, ...] = ()
 
     @property
     def private(self) -> bool:
@@ -62,7 +64,9 @@ class Guarantee:
     def __str__(self) -> str:
         """One sentence to quote; epsilon and delta are rounded up at the last digit printed."""
         rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
-        terms = f"{_SAMPLERS[self.sampler]}, {rounds}, {_ACCOUNTANTS[self.accountant]}"
+        terms = f"{SAMPLERS[self.sampler]}, {rounds}, {ACCOUNTANTS[self.accountant]}"
+        if self.statistics:
+            terms += f", private statistics included: {'; '.join(self.statistics)}"
         if not self.private and self.noisy:
             return f"no finite epsilon: the noise is too small for float64 to account ({terms})"
         if not self.private:

@@ -1,14 +1,14 @@
-"""The rounds of a run, in memory and as lines of JSON: the only thing that the accountant reads."""
+"""The releases of a run, in memory and as lines of JSON: the only thing that the accountant reads."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, repeat
 from pathlib import Path
 
-from ..errors import RunError, SettingError, check_whole
+from ..errors import RunError, SettingError, check_whole, refuse
 from .events import GaussianEvent
 
 VERSION = 1
@@ -16,9 +16,10 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Ledger:
-    """Every round so far, in order. Iterating gives one event a round; equal rounds in a row are stored once.
+    """Every round so far, in order, behind the statistics that were released before. Iterating gives one event each.
 
-    `entries` holds (event, how many rounds in a row). A ledger never changes; `add` returns the next one.
+    `entries` holds (event, how many in a row): equal rounds are stored once. A ledger never changes; `add` returns the
+    next one.
     """
 
     entries: tuple[tuple[GaussianEvent, int], ...] = ()
@@ -32,9 +33,32 @@ class Ledger:
             return Ledger((*self.entries[:-1], (event, self.entries[-1][1] + count)))
         return Ledger((*self.entries, (event, count)))
 
+    def with_statistics(self, events: Iterable[GaussianEvent]) -> Ledger:
+        """The ledger followed by statistics, each of which it holds once, however often it is handed in."""
+        ledger, known = self, {event.statistic.identity: event for event in self.events if event.statistic is not None}
+        for event in events:
+            if not isinstance(event, GaussianEvent) or event.statistic is None:
+                raise refuse(
+                    "preprocessing", event, "private statistics", "give what cl.PrivateStatistics has released"
+                )
+            identity = event.statistic.identity
+            if known.setdefault(identity, event) != event:
+                raise refuse(
+                    "preprocessing", event.statistic.name, "told apart from another statistic of the same identity",
+                    "release it again, by another seed or none",
+                )  # fmt: skip
+            if event not in ledger.events:
+                ledger = ledger.add(event)
+        return ledger
+
     @property
     def rounds(self) -> int:
-        """How many rounds there were."""
+        """How many rounds of training there were."""
+        return sum(count for event, count in self.entries if event.statistic is None)
+
+    @property
+    def releases(self) -> int:
+        """How many releases there were, rounds and statistics: so many lines a file has."""
         return sum(count for _, count in self.entries)
 
     @property
@@ -65,7 +89,7 @@ class Ledger:
 
 
 def ledger_line(round_index: int, event: GaussianEvent) -> str:
-    """One round as a line of JSON, without the newline."""
+    """One release as a line of JSON, without the newline. Lines count from 0, those of statistics first."""
     return json.dumps({"version": VERSION, "round": round_index, **event.to_json()})
 
 

@@ -100,6 +100,8 @@ def account_search(ledger: Ledger, runs: RunCount, *, delta: float, relation: Re
     It replaces the guarantee of the released run and is not added to it. See the module for what must hold.
     """
     _check_distribution(runs)
+    if any(event.statistic is not None for event in ledger.events):
+        raise SettingError("ledger holds private statistics, which no run releases again: account for them apart")
     one = account(ledger, delta=delta, relation=relation)
     if not ledger.rounds or not one.private:
         return one

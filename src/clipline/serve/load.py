@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,12 +15,15 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from ..data.chunks import is_file, short
 from ..engine.working_model import uncompiled
 from ..errors import ModuleError, RunError, SettingError, check_whole, refuse
 from ..federated.local_sgd import Batch
 from ..privacy.guarantee import Guarantee
 from ..training.storage.circumstances import layers_text
-from ..training.storage.model_card import CARD_KEY, MODEL, guarantee_from
+from ..training.storage.model_card import CARD_KEY, MODEL
+from ..training.storage.run_directory import checked_path
+from .checked_card import CheckedCard, checked_card, described
 from .new_data import arrays_of, field_like
 from .rebuild import Code, code_of
 
@@ -48,15 +50,16 @@ class SavedModel:
         `data` is a dataframe (pandas, polars, pyarrow), a table file (Parquet, CSV, JSONL, NPZ), a `Population` or the
         folder of one, a mapping from fields to arrays, or a single array or tensor. Rows keep their order; those of a
         population are user by user. Columns that the training did not have are not read, and labels may be missing.
-        Categories, times and gaps are read as for the training. Numbers become what they were there: fractions take the
-        model's type, and whole numbers where the training had fractions become fractions.
+        The column options of the training's population (fill, categories, timestamps, lengths, scale) are applied to
+        tables and mappings, which have columns as they were before. Numbers become what they were in the training:
+        fractions take the model's type, and whole numbers where the training had fractions become fractions.
 
         The function `predict` of `load` or of the task's file is asked. Without one the model is called: with the
         fields that the arguments of its `forward` name, else with the only field there is.
         """
         check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")
         trained: Mapping[str, Any] = self.card.get("fields", {})
-        arrays = arrays_of(data, list(trained), self.card.get("columns", {}), only=_ONLY)
+        arrays = arrays_of(data, list(trained), only=_ONLY, options=described(self.card))
         if _ONLY in arrays and self.function is not None:
             raise refuse(
                 "data", type(data).__name__, "fields by name, as predict(model, batch) takes them", 'give {"x": array}'
@@ -111,53 +114,50 @@ def load(
     `predict(model, batch)` makes the predictions of a batch, which maps field names to tensors; see
     `SavedModel.predict`. Nothing is unpickled.
     """
-    tensors, card = _read(Path(path))
-    try:
-        guarantee = guarantee_from(card["guarantee"])
-        layers, metrics, task = str(card["model"]["layers"]), dict(card["metrics"]), card.get("task") or {}
-        if not isinstance(card.get("fields", {}), dict) or not isinstance(task, dict):
-            raise TypeError("fields or task is no mapping")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{str(Path(path) / MODEL)!r} has a damaged card ({error!r}): save the model again") from None
-    code = _code(model, task, Path(path))
-    module = code.make()
+    folder = checked_path(path)
+    if predict is not None and not callable(predict):
+        raise refuse("predict", predict, "a function", 'give predict=lambda model, batch: model(batch["x"])')
+    tensors, card = _read(folder)
+    code = _code(model, card.task, folder)
+    module = _made(code)
     if not isinstance(module, nn.Module):
         raise ModuleError(f"model gave {type(module).__name__} but must give a torch.nn.Module: return the module")
-    _check_same(tensors, module, Path(path) / MODEL)
-    if layers_text(module) != layers:
+    _check_same(tensors, module, folder / MODEL)
+    if layers_text(module) != card.layers:
         warnings.warn(
             f"the model given prints other layers than the one saved in {str(path)!r}: compare it with its card",
             stacklevel=2,
         )
     module.load_state_dict(tensors)
-    return SavedModel(module.to(device).eval(), guarantee, metrics, card, predict or code.predict)
+    return SavedModel(
+        _moved(module, device).eval(), card.guarantee, card.metrics, card.entries, predict or code.predict
+    )
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(path: Path) -> tuple[dict[str, Tensor], CheckedCard]:
     """Tensors and card of a folder."""
     file = path / MODEL
-    if not file.is_file():
-        unfinished = (path / "checkpoint.safetensors").is_file()
+    if not is_file(file):
+        unfinished = is_file(path / "checkpoint.safetensors")
+        shown = str(path)[:200]
         raise RunError(
-            f"path={str(path)!r} holds an unfinished run and no {MODEL}: resume it first"
+            f"path={shown!r} holds an unfinished run and no {MODEL}: resume it first"
             if unfinished
-            else f"path={str(path)!r} must be a folder with {MODEL}, and has none: give one of result.save or of a run"
+            else f"path={shown!r} must be a folder with {MODEL}, and has none: give one of result.save or of a run"
         )
     try:
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
-        card = json.loads(metadata[CARD_KEY])
+        text = metadata[CARD_KEY]
     except KeyError:
         raise RunError(
             f"{str(file)!r} has no card, so clipline.load does not know its guarantee: save it by result.save, or read "
             "the tensors alone by safetensors.torch.load_file"
         ) from None
-    except (OSError, SafetensorError, ValueError, RecursionError) as error:
-        raise RunError(f"{str(file)!r} cannot be read as a saved model ({error}): save it again") from None
-    if not isinstance(card, dict):
-        raise RunError(f"{str(file)!r} has a damaged card: save the model again")
-    return tensors, card
+    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError, MemoryError, AttributeError) as error:
+        raise RunError(f"{str(file)!r} cannot be read as a saved model ({short(error)}): save it again") from None
+    return tensors, checked_card(text, file)
 
 
 def _code(model: object, task: Mapping[str, Any], folder: Path) -> Code:
@@ -169,6 +169,29 @@ def _code(model: object, task: Mapping[str, Any], folder: Path) -> Code:
     if callable(model):
         return Code(model)
     raise refuse("model", model, "a module, a function that makes one, or the name of a task", "give model=MyModel()")
+
+
+def _made(code: Code) -> object:
+    """What the code makes; a class that wants arguments is refused."""
+    try:
+        inspect.signature(code.make).bind()
+    except TypeError:
+        raise ModuleError(
+            "model needs arguments to be made but is called without: give model=MyModel(...), or a function that makes "
+            "it"
+        ) from None
+    except ValueError:  # a builtin without a signature
+        pass
+    return code.make()
+
+
+def _moved(module: nn.Module, device: object) -> nn.Module:
+    if not isinstance(device, str | int | torch.device):
+        raise refuse("device", type(device).__name__, "the name of a device", "use cpu")
+    try:
+        return module.to(device)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise refuse("device", str(device)[:80], f"one that torch can use here ({short(error)})", "use cpu") from None
 
 
 def _check_same(tensors: Mapping[str, Tensor], module: nn.Module, file: Path) -> None:

@@ -10,37 +10,46 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..data.column_options import ColumnOptions
-from ..data.fields import field_array
+from ..data.chunks import is_file, is_folder, short
+from ..data.column_options import NO_OPTIONS, ZERO_UPDATE, ColumnOptions
+from ..data.fields import fields_of_arrays
+from ..data.readers.dataframes import column_names, read_fields
+from ..data.readers.tables import whole_table
+from ..data.sequences import without_lengths
 from ..errors import PopulationError, refuse
-from ..federated.population import Population
+from ..federated.population import Population, check_finite
 
-_ROW = "row of clipline.load"  # a user column for tables that need none: each row is a user, so the order is kept
 _WAY_OUT = "give a dataframe, a table file, a Population, or arrays by field name"
+_SHAPING = ("categories", "timestamps", "lengths", "pad", "scale")  # options that decide what a number means
 
 
 def arrays_of(
-    data: Any, trained: Sequence[str], options: Mapping[str, Any] | None = None, *, only: str
+    data: Any, trained: Sequence[str], *, only: str, options: ColumnOptions = NO_OPTIONS
 ) -> dict[str, NDArray[Any]]:
     """Fields by name, all with as many examples; a single array is named `only`.
 
-    Of a table only columns in `trained` are read, or all if that is empty. `options` are those of the columns in the
-    training, as a population has them: they are applied to tables and named arrays. The fields of a population are
-    taken as they are.
+    Of a table only columns in `trained` are read, or all if that is empty. `options` are those of the training: columns
+    of tables and of mappings become fields by them. A population has fields already, which must have come about so.
     """
-    options = {} if options is None else options
     if isinstance(data, str | Path):
         data = _read_file(Path(data), trained, options)
     if isinstance(data, Population):
+        _check_alike(data, trained, options)
         fields = dict(data.fields)
     elif isinstance(data, Mapping):
-        chosen = [name for name in data if not trained or name in trained]
-        fields = {str(name): _array(str(name), data[name], options) for name in chosen}
-        _check_some(fields, list(data), trained)
+        chosen = [name for name in without_lengths(map(str, data), options.entries()) if not trained or name in trained]
+        _check_some(chosen, list(data), trained)
+        fields = {}
+        for name in chosen:
+            fields |= _mapped(name, data[name], options)
     elif _is_frame(data):
         fields = _columns(data, trained, options)
+    elif any(option in _SHAPING for option in options.entries()):
+        raise refuse(
+            "data", type(data).__name__, "columns by name where the training had column options", 'give {"x": values}'
+        )
     else:
-        fields = {only: _array("data", data, {})}
+        fields = {only: _array("data", data)}
     sizes = {name: len(array) for name, array in fields.items()}
     if len(set(sizes.values())) > 1:
         raise refuse("numbers of examples", sizes, "the same in all fields", "give as many of each")
@@ -70,9 +79,7 @@ def field_like(name: str, array: NDArray[Any], trained: Mapping[str, Any]) -> ND
     return cast
 
 
-def _array(name: str, values: Any, options: Mapping[str, Any]) -> NDArray[Any]:
-    if any(options_for([name], options).values()):
-        return field_array(name, values, ColumnOptions.of(options_for([name], options)))
+def _array(name: str, values: Any) -> NDArray[Any]:
     try:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (TypeError, ValueError) as error:
@@ -82,14 +89,6 @@ def _array(name: str, values: Any, options: Mapping[str, Any]) -> NDArray[Any]:
     return array
 
 
-def options_for(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a training that concern these columns: a label that is not there needs none."""
-    return {
-        option: {name: one for name, one in value.items() if name in names} if isinstance(value, Mapping) else value
-        for option, value in options.items()
-    }
-
-
 def _is_frame(data: Any) -> bool:
     """A dataframe or a table of pyarrow, and no single column."""
     return hasattr(data, "columns") and (
@@ -97,22 +96,43 @@ def _is_frame(data: Any) -> bool:
     )
 
 
-def _columns(frame: Any, trained: Sequence[str], options: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+def _columns(frame: Any, trained: Sequence[str], options: ColumnOptions) -> dict[str, NDArray[Any]]:
     """The columns of a dataframe that were trained on, by the rules of `Population.from_dataframe`."""
-    import pyarrow as pa
+    given = column_names(frame)
+    names = [name for name in without_lengths(given, options.entries()) if not trained or name in trained]
+    _check_some(names, given, trained)
+    fields = read_fields(frame, names, options=options)
+    _check_numbers(fields, options)
+    return fields
 
-    try:
-        if type(frame).__module__.partition(".")[0] == "pandas":
-            frame = frame[[name for name in frame.columns if not trained or name in trained]]
-            table = pa.Table.from_pandas(frame, preserve_index=False)
-        else:
-            table = pa.table(frame)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise PopulationError(f"dataframe cannot be read ({str(error).partition(chr(10))[0]}): {_WAY_OUT}") from None
-    names = [name for name in table.column_names if not trained or name in trained]
-    _check_some(names, table.column_names, trained)
-    table = table.select(names).append_column(_ROW, pa.array(np.arange(table.num_rows)))
-    return dict(Population.from_dataframe(table, user=_ROW, fields=names, **options_for(names, options)).fields)
+
+def _mapped(name: str, values: Any, options: ColumnOptions) -> dict[str, NDArray[Any]]:
+    """A column of a mapping as a field, or as two where it has a declared length."""
+    if not options.concern(name):
+        return {name: _array(name, values)}
+    if isinstance(values, Tensor):
+        values = values.detach().cpu().numpy()
+    fields = fields_of_arrays({name: values}, options.only_of(name))
+    _check_numbers(fields, options)
+    return fields
+
+
+def _check_numbers(fields: Mapping[str, NDArray[Any]], options: ColumnOptions) -> None:
+    """Refuse gaps as the training did."""
+    if options.missing != ZERO_UPDATE:
+        for name, array in fields.items():
+            check_finite(f"field {name!r}", array)
+
+
+def _check_alike(population: Population, trained: Sequence[str], options: ColumnOptions) -> None:
+    """Refuse a population whose fields mean something else than those of the training."""
+    theirs, ours = ColumnOptions.of(population.column_options), options
+    for name in trained:
+        if name in population.fields and theirs.shaping(name) != ours.shaping(name):
+            raise refuse(
+                f"column options of {name!r}", "others", "those of the training, which its card has",
+                "make the population with the same, or give the table itself",
+            )  # fmt: skip
 
 
 def _check_some(found: Any, given: Sequence[Any], trained: Sequence[str]) -> None:
@@ -124,29 +144,16 @@ def _check_some(found: Any, given: Sequence[Any], trained: Sequence[str]) -> Non
         )
 
 
-def _read_file(path: Path, trained: Sequence[str], options: Mapping[str, Any]) -> Any:
+def _read_file(path: Path, trained: Sequence[str], options: ColumnOptions) -> Any:
     """A table, a mapping of arrays or a population, as the name says."""
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.json
-    import pyarrow.parquet
-
-    if path.is_dir():
+    if is_folder(path):
         return Population.open(path)
-    if not path.is_file():
-        raise PopulationError(f"data={str(path)!r} is no file: {_WAY_OUT}")
+    if not is_file(path):
+        raise PopulationError(f"data={str(path)[:200]!r} is no file: {_WAY_OUT}")
+    if path.suffix.lower() != ".npz":
+        return whole_table(path, options)
     try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files if not trained or name in trained}
-        if path.suffix == ".parquet":
-            return pyarrow.parquet.read_table(path)
-        if path.suffix == ".csv":
-            listed = options.get("categories", {})
-            text = {name: pa.string() for name, values in listed.items() if isinstance(values[0], str)}
-            return pyarrow.csv.read_csv(path, convert_options=pyarrow.csv.ConvertOptions(column_types=text))
-        if path.suffix == ".jsonl":
-            return pyarrow.json.read_json(path)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise PopulationError(f"{str(path)!r} cannot be read ({error}): mend it or copy it again") from None
-    raise PopulationError(f"{str(path)!r} must end in .parquet, .csv, .jsonl or .npz: convert it")
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files if not trained or name in trained}
+    except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways
+        raise PopulationError(f"{str(path)!r} cannot be read ({short(error)}): mend it or copy it again") from None

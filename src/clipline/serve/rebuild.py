@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..data.chunks import is_file
 from ..errors import RunError, SettingError
 from ..federated.local_sgd import Batch
 from ..settings import SETTINGS, STAND_IN
@@ -47,9 +49,11 @@ def _check_file(name: str, checksum: object, folder: Path) -> None:
     """Refuse to run a file that nobody named, unless it is the one that was trained with, outside the folder."""
     way_out = "give load(path, model=FILE), the file that defines it, or model=MyModel()"
     path = Path(file_and_name(name)[0])
-    if not path.is_file():
-        raise RunError(f"the model was defined in {name!r}, and there is no such file here: {way_out}")
-    if path.resolve().is_relative_to(folder.resolve()):
+    if not is_file(path):
+        raise RunError(f"the model was defined in {name[:200]!r}, and there is no such file here: {way_out}")
+    # As written too: a link inside the folder may lead to a file that came along, outside of it.
+    written = Path(os.path.normpath(path.absolute())), Path(os.path.normpath(folder.absolute()))
+    if written[0].is_relative_to(written[1]) or path.resolve().is_relative_to(folder.resolve()):
         raise RunError(f"the model was defined in {name!r}, a file inside the folder that is loaded: {way_out}")
     if file_checksum(name) != checksum:
         raise RunError(f"the model was defined in {name!r}, and that file has changed since: {way_out}")
@@ -60,5 +64,5 @@ def _built_in(task: Task, options: Mapping[str, Any]) -> nn.Module:
     chosen = {name: value for name, value in options.items() if name in SETTINGS}
     few: dict[str, Any] = {"population_size": task.settings.cohort_size}
     if task.settings.test_users is not None:
-        few |= {"test_users": 1, "data": STAND_IN}
+        few |= {"test_users": 2, "data": STAND_IN}  # one to validate on, one to test on
     return task.load(task.settings.overridden({**chosen, **few}, "the card")).make(0)

@@ -103,7 +103,7 @@ class Run:
         self._training, self._number = training, number
         # Those that write the ledger come first: a round is on record before anything else is done with it.
         self._callbacks = sorted(_checked(callbacks), key=lambda callback: not hasattr(callback, "charged"))
-        self._state = training.init() if state is None else state
+        self._state = training.init() if state is None else _with_statistics(state, training)
         if self._state.round_index > training.rounds:
             limit = f"at most the {training.rounds} rounds of the training"
             raise refuse("state.round_index", self._state.round_index, limit, "raise rounds")
@@ -190,6 +190,12 @@ class Run:
         if waits or self._training.problem.draws_globally:  # both would draw from torch's global generator
             wait(begun)
         return begun
+
+
+def _with_statistics(state: TrainState, training: Training) -> TrainState:
+    """The state, whose ledger has the statistics of the training at least: it may come from a run without them."""
+    ledger = state.ledger.with_statistics(training.preprocessing.events)
+    return state if ledger == state.ledger else replace(state, ledger=ledger)
 
 
 class BegunAccount:

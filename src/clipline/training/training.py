@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -61,6 +61,9 @@ class Training:
     `on_error="raise"` shows the error instead, which the guarantee does not cover. What would fail for every user is
     found here, on made-up examples; a loss that cannot take any numbers needs a `trial_batch` (field name -> a few
     examples of your own making).
+
+    `preprocessing` are private statistics of the data that were used, as a `PrivateStatistics` or a list of what it
+    released: noise, budget and guarantee count them, once each. Those by which `population` was made need not be named.
     """
 
     @says_where_keywords_belong
@@ -80,6 +83,7 @@ class Training:
         seed: int | None = None,
         on_error: OnError = "zero",
         trial_batch: Mapping[str, Any] | None = None,
+        preprocessing: Iterable[Any] = (),
     ) -> None:
         clip = QuantileClip() if clip is None else clip
         server = ServerSGD() if server is None else server
@@ -105,6 +109,9 @@ class Training:
             )  # fmt: skip
         self.relation = relation_for(sampler.sampling, privacy.relation, declared=self.declared)
         self.delta = default_delta(sampler.population_size) if privacy.delta is None else privacy.delta
+        single = hasattr(preprocessing, "event") or not isinstance(preprocessing, Iterable)  # the latter is refused
+        named: list[Any] = [getattr(one, "event", one) for one in ([preprocessing] if single else preprocessing)]
+        self.preprocessing = Ledger().with_statistics([*population.charges, *named])  # before the first round
         if privacy.noise_multiplier is not None:
             self.noise_multiplier = privacy.noise_multiplier
         else:
@@ -115,6 +122,7 @@ class Training:
                 epsilon=privacy.epsilon,
                 delta=self.delta,
                 relation=self.relation,
+                after=self.preprocessing,
             )
         self.max_epsilon = privacy.epsilon if privacy.max_epsilon is None else privacy.max_epsilon
         if self.noise_multiplier > 0:
@@ -143,7 +151,7 @@ class Training:
         self.trainer = choose_trainer(compute.engine, self.one_by_one, cohort_size, varying=varying)
         assert compute.workers is not None, "resolved above"
         self.backend = choose_backend(compute.workers, self.trainer, self.problem, sampler.sampling)
-        self.planned = self.guarantee_of(Ledger().add(self.algorithm.event, self.rounds))
+        self.planned = self.guarantee_of(self.preprocessing.add(self.algorithm.event, self.rounds))
 
     @property
     def dim(self) -> int:
@@ -162,7 +170,7 @@ class Training:
 
     def init(self) -> TrainState:
         """The state before round 0."""
-        return self.algorithm.init(self.problem.model.initial.clone())
+        return replace(self.algorithm.init(self.problem.model.initial.clone()), ledger=self.preprocessing)
 
     def run(self, callbacks: Sequence[Callback] = (), *, state: TrainState | None = None) -> TrainResult:
         """Train, from `state` on if given. The budget stops it between two rounds, and the result stands.
@@ -224,7 +232,8 @@ class Training:
 
 
 def _guarantee(ledger: Ledger, delta: float, relation: Relation, from_seed: bool) -> Guarantee:
-    return replace(account(ledger, delta=delta, relation=relation), from_seed=from_seed)
+    guarantee = account(ledger, delta=delta, relation=relation)
+    return replace(guarantee, from_seed=from_seed or guarantee.from_seed)
 
 
 def _streams(seed: int | None, noise_source: NoiseSource, *, shared: bool) -> Streams:

@@ -70,7 +70,10 @@ def test_text_is_refused_with_the_ways_out_that_work(library):
         ({"u": [0.5, 1.5], "x": [1, 2]}, "user column 'u' is float64 but must hold whole numbers or text"),
         ({"u": ["a", ""], "x": [1, 2]}, "user column 'u' has 1 of 2 ids empty"),
         ({"u": ["a", "b\0"], "x": [1, 2]}, "ends in a NUL byte"),
-        ({"u": ["a", "b"], "x": [[1], [1, 2]]}, "has lists of 1 to 2 entries in 'x': pad them"),
+        (
+            {"u": ["a", "b"], "x": [[1], [1, 2]]},
+            "has lists of 1 to 2 entries in 'x': give them one width with lengths={'x': 128}",
+        ),
         ({"u": ["a", "b"]}, "population has 0 fields"),
         ({"rider": ["a", "b"], "x": [1, 2]}, "dataframe has no user column 'u': "),
         ({"u": ["a", "b"], "x": [datetime(2026, 1, 1)] * 2}, "turn it into numbers or leave it out"),

@@ -183,7 +183,7 @@ def damage(tmp_path, name, data):
         (
             "a.jsonl",
             b'{"user": 1, "x": [2]}\n{"user": 1, "x": [2, 3]}\n',
-            "lists of 1 to 2 entries in 'x': pad them",
+            "lists of 1 to 2 entries in 'x': give them one width with lengths={'x': 128}",
         ),
         ("a.jsonl", b'{"user": 1, "x": {"y": 1}}\n', "turn it into numbers"),
         ("a.jsonl.gz", gzip.compress(jsonl(), mtime=0)[:-20], "cannot be read"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ from ...errors import PopulationError, nearest
 from ..chunks import Chunk, Text, columns_of, short
 from ..column_options import NO_OPTIONS, ColumnOptions
 from ..fields import numbers_only
+from ..sequences import check_length_fields, without_lengths
 from ..user_ids import ids_array
-from .tables import arrow_array, arrow_ids
+from .arrow_columns import arrow_fields, arrow_ids
 
 _WAY_OUT = "give a DataFrame of pandas or polars, or a Table of pyarrow"
 
@@ -31,8 +32,9 @@ def read_dataframe(
     Neither pandas nor polars is imported here: a caller who has one of their dataframes has done so. NaN in pandas
     means a missing value.
     """
-    columns = columns_of("dataframe", _names(frame), user_column, fields)
+    columns = columns_of("dataframe", column_names(frame), user_column, fields)
     options.check_columns(columns)
+    check_length_fields(columns, options)
     pandas = _is_pandas(frame)
     table = _arrow_table(frame, columns if pandas else [user_column, *columns])
     # pandas holds UUIDs and other objects that Arrow does not know.
@@ -50,16 +52,30 @@ def read_fields(
     frame: Any, fields: Iterable[str], *, text: Text | None = None, options: ColumnOptions = NO_OPTIONS
 ) -> dict[str, NDArray[Any]]:
     """Those of the fields that a dataframe has, without users; at least one has to be there."""
-    names = _names(frame)
-    wanted = list(fields)
+    names = column_names(frame)
+    wanted = without_lengths(fields, options.entries())
     present = [name for name in wanted if name in names]
     if not present:
         raise PopulationError(f"dataframe has none of the fields: {nearest(wanted[0], map(str, names))}")
     return _arrays(_arrow_table(frame, present), present, text, options)
 
 
-def read_dataset(dataset: Any, user_ids: Any, fields: Sequence[str]) -> tuple[Any, dict[str, NDArray[Any]]]:
-    """Ids and fields of a torch `Dataset`. Its items are tuples, dicts or single values, of tensors or numbers."""
+def read_column(frame: Any, name: str) -> list[Any]:
+    """One column of a dataframe as Python values."""
+    names = column_names(frame)
+    if name not in names:
+        raise PopulationError(f"dataframe has no column {name!r}: {nearest(name, map(str, names))}")
+    values: list[Any] = _arrow_table(frame, [name]).column(name).to_pylist()
+    return values
+
+
+def read_dataset(
+    dataset: Any, user_ids: Any, fields: Sequence[str], ragged: Container[str]
+) -> tuple[Any, dict[str, Any]]:
+    """Ids and fields of a torch `Dataset`. Its items are tuples, dicts or single values, of tensors or numbers.
+
+    Fields in `ragged` stay lists, one an item.
+    """
     try:
         items = [dataset[place] for place in range(len(dataset))]
     except TypeError:
@@ -85,7 +101,8 @@ def read_dataset(dataset: Any, user_ids: Any, fields: Sequence[str]) -> tuple[An
             raise PopulationError(f"items have no key {user_ids!r} for the user: {nearest(user_ids, names)}")
         names.remove(user_ids)
         user_ids = [_value(item[user_ids]) for item in items]
-    return user_ids, {name: _stacked(name, [item[name] for item in items]) for name in names}
+    columns = {name: [item[name] for item in items] for name in names}
+    return user_ids, {name: rows if name in ragged else _stacked(name, rows) for name, rows in columns.items()}
 
 
 def _stacked(name: str, values: list[Any]) -> NDArray[Any]:
@@ -93,7 +110,8 @@ def _stacked(name: str, values: list[Any]) -> NDArray[Any]:
         return np.stack([np.asarray(value) for value in values])
     except (ValueError, TypeError, RuntimeError):
         raise PopulationError(
-            f"field {name!r} has items of different shapes, or that are no arrays: give equal shapes, as with padding"
+            f"field {name!r} has items of different shapes, or that are no arrays: give equal shapes, or "
+            f"lengths={{{name!r}: 128}}"
         ) from None
 
 
@@ -103,7 +121,7 @@ def _value(one: Any) -> Any:
 
 
 def _arrays(table: Any, names: list[str], text: Text | None, options: ColumnOptions) -> dict[str, NDArray[Any]]:
-    arrays = {name: arrow_array("dataframe", name, table.column(name), text, options, 0) for name in names}
+    arrays = arrow_fields("dataframe", table, names, text, options, 0)
     # Arrow's arrays may be views of the caller's memory that cannot be written to, which torch warns of.
     return {name: np.array(numbers_only(name, array)) for name, array in arrays.items()}
 
@@ -116,7 +134,7 @@ def _is_hugging_face(frame: Any) -> bool:
     return type(frame).__module__.partition(".")[0] == "datasets" and hasattr(frame, "with_format")
 
 
-def _names(frame: Any) -> list[Any]:
+def column_names(frame: Any) -> list[Any]:
     """The names of all columns, of any kind of dataframe."""
     if _is_pandas(frame):
         return list(frame.columns)

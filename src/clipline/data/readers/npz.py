@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from ...errors import PopulationError
 from ..chunks import CHUNK_BYTES, Chunk, Progress, Text, columns_of, short
 from ..column_options import ColumnOptions
+from ..fields import list_fields
+from ..sequences import check_length_fields
 
 
 class _Member:
@@ -60,6 +62,7 @@ def read_npz(
             known = [name.removesuffix(".npy") for name in archive.namelist()]
             names = columns_of(repr(str(file)), known, user_column, fields)
             options.check_columns(names)
+            check_length_fields(names, options)
             members = {
                 name: _Member(stack.enter_context(archive.open(f"{name}.npy")), name) for name in (user_column, *names)
             }
@@ -70,14 +73,13 @@ def read_npz(
                         f"{str(file)!r} has {member.rows} rows of {name!r} but {total} of {user_column!r}: "
                         "give arrays of equal length, or choose some with fields"
                     )
-            at_once = max(1, CHUNK_BYTES // max(1, sum(member.width for member in members.values())))
+            widest = sum(member.width for member in members.values()) + 8 * sum(options.lengths.values())
+            at_once = max(1, CHUNK_BYTES // max(1, widest))
             while done < total:
                 rows = min(at_once, total - done)
-                arrays = {
-                    name: _numbers(name, member.take(rows), text, options)
-                    for name, member in members.items()
-                    if name in names
-                }
+                arrays: dict[str, NDArray[Any]] = {}
+                for name in names:
+                    arrays |= _fields(name, members[name].take(rows), text, options)
                 yield members[user_column].take(rows), arrays
                 done += rows
                 progress(size * done // total, size)
@@ -87,7 +89,12 @@ def read_npz(
         raise PopulationError(f"{str(file)!r} cannot be read as NPZ ({short(error)}): save it again") from None
 
 
-def _numbers(name: str, array: NDArray[Any], text: Text | None, options: ColumnOptions) -> NDArray[Any]:
+def _fields(name: str, array: NDArray[Any], text: Text | None, options: ColumnOptions) -> dict[str, NDArray[Any]]:
     if text is not None and array.dtype.kind == "U" and name not in options.categories:
-        return np.asarray(text(array.tolist()))
-    return options.applied(name, array)
+        values = text(array.tolist())
+        made = list_fields(name, list(values), options) if name in options.lengths else {name: np.asarray(values)}
+    elif name in options.lengths:
+        made = list_fields(name, array, options)
+    else:
+        made = {name: options.applied(name, array)}
+    return {field: options.scaled(field, values) for field, values in made.items()}

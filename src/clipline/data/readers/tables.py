@@ -12,21 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...errors import PopulationError, SettingError
+from ...errors import PopulationError
 from ..chunks import CHUNK_BYTES, Chunk, Progress, Text, columns_of, existing_file, no_progress, short
-from ..column_options import NO_OPTIONS, ZERO_UPDATE, ColumnOptions
+from ..column_options import NO_OPTIONS, ColumnOptions
+from ..sequences import check_length_fields
+from .arrow_columns import DEEPEST, arrow_chunk
 from .npz import read_npz
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
 _KINDS = (".parquet", ".csv", ".jsonl", ".npz")
-_DEEPEST = 32  # nested brackets; no version of NumPy allows fewer axes
 _NO_MARK = bytes(set(range(256)) - set(b'[]{}"'))
 _OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
 _WAY_OUT = f"give a file that ends in {', '.join(_KINDS)}; .csv and .jsonl also with {', '.join(_CODECS)}"
-_WAYS_WHOLE = "fill the gaps or leave the column out; fill={column: 0} or missing=0 fills them"
-_WAYS = f'{_WAYS_WHOLE}, missing="zero-update" keeps them'
 
 
 def read_table(
@@ -40,9 +38,9 @@ def read_table(
 ) -> Generator[Chunk, None, None]:
     """The rows of a table, with the user column as ids and the chosen or all other columns as fields.
 
-    The ending of the name says what it is. A column of lists becomes an array with one more axis, and all its lists
-    must be equally long. User ids in CSV are text, as written. Text becomes numbers if there is a function `text` for
-    it. Gaps are refused unless `options` say what they become. `progress` counts bytes of the file.
+    The ending of the name says what it is. A column of lists becomes an array with one more axis. Its lists are equally
+    long, or `options` declare a width. User ids in CSV are text, as written. Text becomes numbers if there is a
+    function `text` for it. Gaps are refused unless `options` say what they become. `progress` counts bytes of the file.
     """
     file = existing_file(path)
     kind, codec = _kind(file)
@@ -55,6 +53,25 @@ def read_table(
         yield from read(file, user_column, fields, text, options, progress)
         return
     yield from _lines(file, kind, codec, user_column, fields, text, options, progress)
+
+
+def whole_table(path: str | Path, options: ColumnOptions = NO_OPTIONS) -> Any:
+    """All rows of a Parquet, CSV or JSONL file as one Arrow table, for predictions: no user column is needed."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kind, codec = _kind(Path(path))
+    file = existing_file(path)
+    try:
+        if kind == ".parquet" and codec is None:
+            return pq.read_table(file)
+        if kind in (".csv", ".jsonl"):
+            with file.open("rb") as raw, _opened(raw, codec) as stream:
+                rows = _rows(stream, options.as_text()) if kind == ".csv" else _objects(stream, file)
+                return pa.Table.from_batches(list(rows))
+    except (pa.ArrowException, OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise PopulationError(f"{str(file)!r} cannot be read ({short(error)}): mend it or copy it again") from None
+    raise PopulationError(f"{str(file)!r} is no table that can be read at once: {_WAY_OUT}")
 
 
 def _kind(file: Path) -> tuple[str, str | None]:
@@ -78,10 +95,10 @@ def _parquet(
         with pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20) as table:
             names = columns_of(repr(str(file)), table.schema_arrow.names, user_column, fields)
             options.check_columns(names)
+            check_length_fields(names, options)
             total, size, rows = table.metadata.num_rows, file.stat().st_size, 0
-            width = sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)) // max(
-                total, 1
-            )
+            groups = (table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups))
+            width = sum(groups) // max(total, 1) + 8 * sum(options.lengths.values())
             at_once = max(1, min(65536, CHUNK_BYTES // max(width, 1)))
             for batch in table.iter_batches(at_once, columns=[user_column, *names], use_threads=False):
                 yield arrow_chunk(repr(str(file)), batch, user_column, names, text, options, rows)
@@ -102,14 +119,17 @@ def _lines(
         with ExitStack() as stack:
             raw = _Counted(stack.enter_context(file.open("rb")))
             stream = stack.enter_context(_opened(raw, codec))
-            batches = _rows(stream, user_column) if kind == ".csv" else _objects(stream, file)
+            batches = _rows(stream, {user_column, *options.as_text()}) if kind == ".csv" else _objects(stream, file)
             names: list[str] | None = None
             for batch in batches:
                 if names is None:
                     names = columns_of(repr(str(file)), batch.schema.names, user_column, fields)
                     options.check_columns(names)
-                yield arrow_chunk(repr(str(file)), batch, user_column, names, text, options, rows)
-                rows += batch.num_rows
+                    check_length_fields(names, options)
+                at_once = max(1, CHUNK_BYTES // (8 * sum(options.lengths.values()) or 1))  # padding may be most of it
+                for part in (batch.slice(start, at_once) for start in range(0, batch.num_rows, at_once)):
+                    yield arrow_chunk(repr(str(file)), part, user_column, names, text, options, rows)
+                    rows += part.num_rows
                 progress(raw.done, size)
     except (pa.ArrowException, OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
         where = _damaged_line(file, codec) if kind == ".jsonl" else ""
@@ -150,12 +170,12 @@ def _rows_end(data: bytes) -> int:
         end = data.rfind(b'"', 0, end)  # the opening quote of an unfinished value
 
 
-def _rows(stream: Any, user_column: str) -> Iterator[Any]:
-    """Batches of a CSV stream. The first block says what the columns are and of which type."""
+def _rows(stream: Any, as_text: set[str]) -> Iterator[Any]:
+    """Batches of a CSV stream. The first block says what the columns are and of which type, but for those of text."""
     import pyarrow as pa
     import pyarrow.csv
 
-    types: Any = {user_column: pa.string()}  # 007 and 7 are two users
+    types: Any = dict.fromkeys(as_text, pa.string())  # 007 and 7 are two users, and two categories
     names, before = None, 0
     for lines in _blocks(stream, _rows_end):
         whole = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=names)
@@ -188,7 +208,7 @@ def _objects(stream: Any, file: Path) -> Iterator[Any]:
             raise pa.ArrowInvalid("it holds no JSON object")
         if _too_deep(lines):
             raise PopulationError(
-                f"{str(file)!r} has brackets nested more than {_DEEPEST} deep: flatten them into fewer lists"
+                f"{str(file)!r} has brackets nested more than {DEEPEST} deep: flatten them into fewer lists"
             )
         whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
         typed = pyarrow.json.ParseOptions(explicit_schema=schema)
@@ -198,19 +218,19 @@ def _objects(stream: Any, file: Path) -> Iterator[Any]:
 
 
 def _too_deep(lines: bytes) -> bool:
-    """Whether brackets of JSON are nested more than `_DEEPEST` deep; fast, as every line is looked at."""
+    """Whether brackets of JSON are nested more than `DEEPEST` deep; fast, as every line is looked at."""
     plain = re.sub(rb"\\.", b"", lines, flags=re.DOTALL) if b"\\" in lines else lines
     marks = plain.translate(None, _NO_MARK).replace(b'""', b"")
     if b'"' in marks:  # texts with brackets in them, which do not nest
         marks = re.sub(rb'"[^"]*"', b"", marks)
     rest = marks
-    for _ in range(_DEEPEST // 2):  # each pass removes the innermost level, or two
+    for _ in range(DEEPEST // 2):  # each pass removes the innermost level, or two
         if not rest:
             return False
         rest = rest.replace(b"[]", b"").replace(b"{}", b"")
     brackets = np.frombuffer(marks, np.uint8)
     depths = np.where((brackets == ord("[")) | (brackets == ord("{")), 1, -1).cumsum()
-    return int(depths.max(initial=0)) > _DEEPEST
+    return int(depths.max(initial=0)) > DEEPEST
 
 
 class _Counted(io.RawIOBase):
@@ -259,126 +279,3 @@ def _damaged_line(file: Path, codec: str | None) -> str:
         return f" in line {number}"
     except (OSError, EOFError, lzma.LZMAError):
         return f" after line {number}"
-
-
-def arrow_chunk(
-    where: str, rows: Any, user_column: str, names: list[str], text: Text | None, options: ColumnOptions, before: int
-) -> Chunk:
-    """An Arrow batch or table as a chunk. `where` it is from and how many rows came `before` are for errors."""
-    ids = arrow_ids(where, user_column, rows.column(user_column), before)
-    return ids, {name: arrow_array(where, name, rows.column(name), text, options, before) for name in names}
-
-
-def arrow_ids(where: str, name: str, column: Any, before: int) -> NDArray[Any]:
-    """The user column: whole numbers, or text as objects. UUIDs become text, and bytes have to be text."""
-    column = _plain(column)
-    if column.null_count:
-        raise _gap(where, name, column, before, "drop the rows without a user, or give each the id of its user")
-    if str(column.type) in ("extension<arrow.uuid>", "uuid"):
-        return np.array([str(one) for one in column.to_pylist()], object)
-    kind = column.type
-    if not (_is_text(kind) or _is_binary(kind) or _is_number(kind)):
-        raise PopulationError(
-            f"{where} has {name!r} as {kind} but users are whole numbers, text or UUIDs: convert it to text"
-        )
-    return np.asarray(column.to_numpy(zero_copy_only=False))
-
-
-def arrow_array(
-    where: str, name: str, column: Any, text: Text | None, options: ColumnOptions, before: int
-) -> NDArray[Any]:
-    """One column of a batch as an array (rows, ...), its options applied; lists give further axes."""
-    import pyarrow as pa
-
-    column = _plain(column)
-    kind = column.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        if column.null_count:
-            raise _gap(where, name, column, before, "fill the gaps or leave the column out")
-        return _lists(where, name, column, options, before)
-    if name in options.categories and (_is_text(kind) or _is_number(kind)):
-        codes = column.to_numpy(zero_copy_only=False)
-        # With a gap, whole numbers would come as fractions, and all of them be taken for gaps.
-        return options.applied(name, codes if not column.null_count else np.array(column.to_pylist(), object))
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        if name not in options.timestamps:
-            raise PopulationError(
-                f"{where} has {name!r} as {kind}: turn it into numbers or leave it out; "
-                f'timestamps={{{name!r}: "hours since 2026-01-01"}} counts'
-            )
-        if column.null_count and options.fill_of(name) is None and options.missing != ZERO_UPDATE:
-            raise _gap(where, name, column, before, _WAYS)
-        return options.applied(name, np.asarray(column.to_numpy(zero_copy_only=False)).astype("M8[us]"))
-    if column.null_count:
-        column = _filled(where, name, column, options, before)
-    if _is_text(kind):
-        return np.asarray(column.to_numpy(zero_copy_only=False) if text is None else text(column.to_pylist()))
-    if not _is_number(kind):
-        raise PopulationError(f"{where} has {name!r} as {kind}: turn it into numbers or leave it out")
-    return options.applied(name, np.asarray(column.to_numpy(zero_copy_only=False)))
-
-
-def _lists(where: str, name: str, column: Any, options: ColumnOptions, before: int) -> NDArray[Any]:
-    inner = arrow_array(where, name, column.flatten(), None, options, before)
-    if inner.ndim >= _DEEPEST:
-        raise PopulationError(f"{where} has {name!r} as lists more than {_DEEPEST} deep: flatten them")
-    widths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
-    if len(widths) > 1:
-        raise PopulationError(
-            f"{where} has lists of {widths[0]} to {widths[-1]} entries in {name!r}: "
-            "pad them to one length or leave the column out"
-        )
-    width = int(widths[0]) if len(widths) else 0
-    return inner.reshape(len(column), width, *inner.shape[1:])
-
-
-def _plain(column: Any) -> Any:
-    """One array of plain values: chunks joined, categories decoded."""
-    import pyarrow as pa
-
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-
-
-def _filled(where: str, name: str, column: Any, options: ColumnOptions, before: int) -> Any:
-    """The column without nulls, if the options say what stands for them; NaN where a user may add nothing."""
-    import pyarrow as pa
-
-    stand_in, fractions = options.fill_of(name), pa.types.is_floating(column.type)
-    if stand_in is None and options.missing == ZERO_UPDATE and fractions:
-        return column  # as NumPy, its nulls are NaN
-    if stand_in is None:
-        raise _gap(where, name, column, before, _WAYS if fractions else _WAYS_WHOLE)
-    try:
-        if _is_text(column.type) != isinstance(stand_in, str):
-            raise TypeError
-        return column.fill_null(pa.scalar(stand_in).cast(column.type))  # which refuses 0.5 among whole numbers
-    except (pa.ArrowException, TypeError, ValueError):
-        raise SettingError(f"{stand_in!r} cannot fill {name!r}, which is {column.type}: give another fill") from None
-
-
-def _gap(where: str, name: str, column: Any, before: int, ways: str) -> PopulationError:
-    rows = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
-    return PopulationError(
-        f"{where} has no value for {name!r} in row {before + int(rows[0]) + 1} ({len(rows)} missing up to row "
-        f"{before + len(column)}): {ways}"
-    )
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _is_binary(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))

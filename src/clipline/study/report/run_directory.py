@@ -152,10 +152,10 @@ def _with_planned(ledger: Ledger, model: Path) -> Ledger:
             covered = json.loads(file.metadata()["card"])["guarantee"]["rounds"]
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         return ledger  # no model yet, or one without a card
-    events = ledger.events
+    events = [event for event in ledger.events if event.statistic is None]
     if not isinstance(covered, int) or len(events) != 1 or not ledger.rounds < covered < 1 << 40:
         return ledger
-    return ledger.add(next(iter(events)), covered - ledger.rounds)
+    return ledger.add(events[0], covered - ledger.rounds)
 
 
 @lru_cache(maxsize=512)
@@ -188,7 +188,7 @@ def _promise(
     except CliplineError as error:
         problems.append(f"the rounds cannot be accounted ({error}): no guarantee is shown")
         return None
-    samplings = {str(event.sampling) for event in ledger.events}
+    samplings = {str(event.sampling) for event in ledger.events if event.statistic is None}
     return Promise(
         words=str(guarantee),
         epsilon=finite(guarantee.epsilon),

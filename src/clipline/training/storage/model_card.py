@@ -6,13 +6,14 @@ import json
 import math
 import numbers
 from collections.abc import Mapping
+from dataclasses import MISSING
 from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
-from ...errors import RunError
-from ...privacy.guarantee import Guarantee
+from ...errors import RunError, SettingError, check_choice, check_number, check_whole, refuse
+from ...privacy.guarantee import ACCOUNTANTS, SAMPLERS, Guarantee
 from ...privacy.relations import Relation
 from ..reports import finite_or_none
 from .checkpoint import save_model
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 MODEL, CARD, PAGE = "model.safetensors", "card.json", "card.md"
 CARD_KEY = "card"  # of the metadata in model.safetensors
+_HIGHEST_EPSILON = 1e100  # beyond, nothing could be computed with it
+_AGAIN = "save the model again"
 Card = Mapping[str, Any]
 
 
@@ -31,13 +34,21 @@ def about_training(training: Training) -> dict[str, Any]:
     """What a card tells of the training itself: its settings, what followed from them, and the fields of the data.
 
     The seed is left out, since whoever knows it can subtract the noise. Of the fields it tells names, types and the
-    shape of an example, and how they were made of columns. It holds plain values only and can be stored as JSON.
+    shape of an example, and how they were made of columns: what the caller has listed. It holds plain values only and
+    can be stored as JSON.
     """
     settings = {name: value for name, value in describe(training).items() if name != "seed"}
     population = training.population
     fields = {name: {"dtype": str(f.dtype), "shape": list(f.shape[1:])} for name, f in population.fields.items()}
-    read = {"columns": dict(population.column_options)} if population.column_options else {}
-    about: dict[str, Any] = _plain({"settings": settings, "resolved": resolved(training), "fields": fields, **read})
+    columns = population.column_options
+    about: dict[str, Any] = _plain(
+        {
+            "settings": settings,
+            "resolved": resolved(training),
+            "fields": fields,
+            **({"columns": columns} if columns else {}),
+        }
+    )
     return about
 
 
@@ -89,6 +100,9 @@ def card_page(card: Card) -> str:
         f"* `{name}`: {one['dtype']}, shape {tuple(one['shape'])} for each example\n"
         for name, one in card.get("fields", {}).items()
     )
+    columns = ""
+    if card.get("columns"):
+        columns = f"\nColumns of tables become these fields by:\n\n```json\n{json.dumps(card['columns'])}\n```\n"
     return f"""# A trained model and its guarantee
 
 {card["guarantee"]["text"]}
@@ -102,7 +116,7 @@ Metrics have no noise: the guarantee does not cover the users they were measured
 
 ## Fields of the data
 
-{fields}
+{fields}{columns}
 ## Settings
 
 The seed is not stored.
@@ -135,10 +149,44 @@ def guarantee_json(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def guarantee_from(entries: Mapping[str, Any]) -> Guarantee:
-    """What `guarantee_json` wrote; ValueError, TypeError or KeyError for anything else."""
-    values = {name: value for name, value in entries.items() if name != "text"}
-    epsilon = math.inf if values["epsilon"] is None else float(values["epsilon"])
-    return Guarantee(**{**values, "epsilon": epsilon, "relation": Relation.named(values["relation"])})
+    """What `guarantee_json` wrote; SettingError for anything else, which never quotes what is no number or name."""
+    known = {field.name: field.default for field in fields_of(Guarantee)}
+    values = {name: default for name, default in known.items() if default is not MISSING}
+    values |= {name: value for name, value in entries.items() if name != "text"}
+    for name in known:
+        if name not in values:
+            raise SettingError(f"the guarantee has no {name}: {_AGAIN}")
+    for name in values:
+        if name not in known:
+            raise SettingError(f"the guarantee has {name[:80]!r}, which is no part of one: {_AGAIN}")
+    epsilon, order = values["epsilon"], values["order"]
+    if epsilon is not None:
+        epsilon = check_number("epsilon", _shown(epsilon), at_least=0, at_most=_HIGHEST_EPSILON, way_out=_AGAIN)
+    if order is not None:
+        check_number("order", _shown(order), above=1, way_out=_AGAIN)
+    check_number("delta", _shown(values["delta"]), above=0, below=1, way_out=_AGAIN)
+    check_whole("rounds", _shown(values["rounds"]), at_least=0, way_out=_AGAIN)
+    for name in ("noisy", "from_seed"):
+        if not isinstance(values[name], bool):
+            raise refuse(name, _shown(values[name]), "true or false", _AGAIN)
+    check_choice("sampler", _shown(values["sampler"]), SAMPLERS)
+    check_choice("accountant", _shown(values["accountant"]), ACCOUNTANTS)
+    statistics = values["statistics"]
+    if not isinstance(statistics, list | tuple) or not all(isinstance(o, str) and o.isprintable() for o in statistics):
+        raise refuse("statistics", type(statistics).__name__, "a list of names", _AGAIN)
+    checked = {
+        "epsilon": math.inf if epsilon is None else epsilon,
+        "relation": Relation.named(_shown(values["relation"])),
+        "statistics": tuple(statistics),
+    }
+    return Guarantee(**{**values, **checked})
+
+
+def _shown(value: object) -> Any:
+    """A number or a short printable text as it is; of anything else the name of its type, for a message."""
+    if isinstance(value, str):
+        return value if len(value) <= 80 and value.isprintable() else "text"
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
 
 
 def _plain(value: Any) -> Any:

@@ -125,7 +125,7 @@ class RunDirectory(Callback):
                 raise RunError(f"{str(checkpoint)!r} holds tensors of another model: start the run again")
             _rewrite(self.path / LEDGER, _whole_lines(self.path / LEDGER))
             written = Ledger.read(self.path / LEDGER)
-            if set(written.events) - {training.algorithm.event}:
+            if set(written.events) - {training.algorithm.event, *training.preprocessing.events}:
                 raise RunError(
                     f"{str(self.path / LEDGER)!r} holds rounds of another run: restore it, or start a new run"
                 )
@@ -141,7 +141,7 @@ class RunDirectory(Callback):
     def on_release(self, state: TrainState) -> None:
         """A line of the ledger, before anything else is done with the round."""
         if state.ledger.rounds > self.charged.rounds:
-            _append(self.path / LEDGER, ledger_line(state.ledger.rounds - 1, state.ledger.entries[-1][0]))
+            _append(self.path / LEDGER, ledger_line(state.ledger.releases - 1, state.ledger.entries[-1][0]))
             self.charged = state.ledger
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:

@@ -1,0 +1,117 @@
+"""Means and standard deviations of fields, of clipped values, each user counting once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import PopulationError, check_number, nearest, refuse
+from ...federated.population import Population
+from ...privacy.events import GaussianEvent
+from ..population_io import scaled_population
+from .noisy_sum import Vectors, dense, means_by_user, user_blocks
+
+Range = tuple[float, float]
+_LEAST_STDDEV = 1e-3  # of half a range: below, dividing would blow noise up
+
+
+@dataclass(frozen=True, eq=False)
+class Moments(Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]):
+    """Private means and standard deviations by field, as scale: `scale=moments` or `moments.apply(population)`.
+
+    `mean[name]` and `stddev[name]` have the shape of a row. `noise_stddev[name]` is that of the noise on the mean, in
+    the field's own unit: where it is not far below the standard deviation, the noise was too large for so few users.
+    """
+
+    event: GaussianEvent = field(repr=False)
+    mean: Mapping[str, NDArray[np.float64]]
+    stddev: Mapping[str, NDArray[np.float64]]
+    users: float  # noisy number of users with an example
+    noise_stddev: Mapping[str, float] = field(repr=False)
+
+    def __getitem__(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return self.mean[name], self.stddev[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.mean)
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def apply(self, population: Population) -> Population:
+        """The population with these fields standardised. New data are scaled alike when a model predicts."""
+        return scaled_population(population, dict(self), self.event)
+
+
+def checked_ranges(population: Population, ranges: Mapping[str, Range]) -> dict[str, Range]:
+    """The declared range of each field, as numbers; a field must be there and hold numbers."""
+    if not isinstance(ranges, Mapping) or not ranges:
+        raise refuse("ranges", type(ranges).__name__, "a dict with at least 1 field", "give {'age': (0, 120)}")
+    checked: dict[str, Range] = {}
+    for name, both in ranges.items():
+        if name not in population.fields:
+            raise PopulationError(f"ranges name {name!r}, which is no field: {nearest(name, population.fields)}")
+        if population.fields[name].dtype.kind not in "biuf":
+            raise PopulationError(
+                f"field {name!r} is {population.fields[name].dtype} but needs real numbers: leave it out"
+            )
+        if not isinstance(both, tuple | list) or len(both) != 2:
+            raise refuse(f"ranges[{name!r}]", type(both).__name__, "(low, high)", "give (0, 120): known beforehand")
+        way_out = "give the lowest and the highest value that make sense, known beforehand and not read from the data"
+        low = check_number(f"low of {name!r}", both[0], at_least=-1e100, at_most=1e100, way_out=way_out)
+        high = check_number(f"high of {name!r}", both[1], above=low, at_most=1e100, way_out=way_out)
+        checked[name] = (low, high)
+    return checked
+
+
+def widths(population: Population, names: Mapping[str, Range]) -> dict[str, int]:
+    """How many numbers a row of each field has."""
+    return {name: math.prod(population.fields[name].shape[1:]) for name in names}
+
+
+def moment_vectors(population: Population, ranges: Mapping[str, Range]) -> Iterator[Vectors]:
+    """What each user adds: (1, mean of u, 2 (mean of u^2) - 1) / sqrt(1 + 2 dim), for the values u clipped to [-1, 1].
+
+    Each of the 1 + 2 dim entries is at most 1 in size before it is divided, so that no norm is above 1.
+    """
+    dim = sum(widths(population, ranges).values())
+    for rows, sizes in user_blocks(population, dim):
+        units = [_units(population.fields[name][rows], *both) for name, both in ranges.items()]
+        values = np.concatenate(units, axis=1)
+        once = np.ones((len(sizes), 1))
+        yield dense(
+            np.concatenate([once, means_by_user(values, sizes), 2 * means_by_user(values**2, sizes) - 1], axis=1)
+            / math.sqrt(1 + 2 * dim)
+        )
+
+
+def moments_from(
+    noisy: NDArray[np.float64], event: GaussianEvent, population: Population, ranges: Mapping[str, Range]
+) -> Moments:
+    """Means and standard deviations read from the noisy sum; looks at no value of the population."""
+    sizes = widths(population, ranges)
+    dim = sum(sizes.values())
+    unscaled = noisy * math.sqrt(1 + 2 * dim)
+    users = max(float(unscaled[0]), 1.0)
+    first = np.clip(unscaled[1 : 1 + dim] / users, -1, 1)
+    second = np.clip((unscaled[1 + dim :] / users + 1) / 2, 0, 1)
+    spread = np.sqrt(np.maximum(second - first**2, _LEAST_STDDEV**2))
+    mean, stddev, noise, start = {}, {}, {}, 0
+    for name, (low, high) in ranges.items():
+        part, shape = slice(start, start + sizes[name]), population.fields[name].shape[1:]
+        half = high / 2 - low / 2
+        mean[name] = np.reshape(low / 2 + high / 2 + half * first[part], shape)
+        stddev[name] = np.reshape(half * spread[part], shape)
+        noise[name] = half * event.noise_multiplier * math.sqrt(1 + 2 * dim) / users
+        start += sizes[name]
+    return Moments(event, mean, stddev, users, noise)
+
+
+def _units(values: NDArray[np.generic], low: float, high: float) -> NDArray[np.float64]:
+    """Rows (examples, dim) as numbers from -1 to 1; what is beyond the range counts as its end, NaN stays."""
+    rows = np.clip(np.asarray(values, np.float64).reshape(len(values), -1), low, high)
+    return np.asarray(np.clip((rows - (low / 2 + high / 2)) / (high / 2 - low / 2), -1, 1))
