@@ -23,6 +23,7 @@ from .batches import plan_steps
 from .cpu.allocator import keep_freed_memory
 from .isolation.guard import IsolationError
 from .isolation.made_up_data import FILLS, made_up, parameters_to_try
+from .local_optimisers import SingleUser
 from .problem import Problem
 from .sparse.native import compiled
 from .sparse.outer_products import SparseOuterProducts
@@ -54,7 +55,9 @@ class OneByOne:
         self._generator = torch.default_generator  # or the device's, while users train
         # Parameters whose SGD steps are recorded (`StepRecord`): those that the trial sees used through `bag` only.
         dtype = problem.model.vector.dtype
-        plain = problem.device.type == "cpu" and problem.precision != "bf16" and dtype in _RECORDED_DTYPES
+        # A record is of plain SGD: momentum, say, would move a row in steps whose batch does not touch it.
+        cpu = problem.device.type == "cpu" and problem.precision != "bf16" and dtype in _RECORDED_DTYPES
+        plain = cpu and problem.local.plain_sgd
         self.recorded = frozenset(problem.row_fields) if plain else frozenset[str]()
         # Before forking: otherwise each worker would compile.
         self._library = compiled(dtype) if self.recorded and problem.fast.compile_c else None
@@ -93,7 +96,8 @@ class OneByOne:
 
     def block(self, params: Tensor, users: NDArray[np.int64], round_index: int, run: int = 0) -> Updates:
         """The updates of these users, not clipped: PRIVATE. A user without examples gives zeros."""
-        population, lr, streams = self.problem.population, self.problem.runs[run].lr, self.problem.runs[run].streams
+        population, streams = self.problem.population, self.problem.runs[run].streams
+        lr = self.problem.runs[run].rate(round_index)
         keys_for = partial(streams.user_keys, round_index=round_index, identities=population.identities(users))
         plan, keys = plan_steps(population, users, self.problem.local, keys_for), keys_for("dropout")
         starts, sizes = population.offsets[users], self.problem.local.examples_of(population, users)
@@ -152,14 +156,27 @@ class OneByOne:
         model = self.problem.model
         model.vector.copy_(steps.params)
         finite_marker = steps.params.new_zeros(())
+        reference = self._reference(steps.params)
+        local = self.problem.local
+        optimiser = None if local.plain_sgd else SingleUser(local, list(model.trainable.values()), steps.lr)
         for step, rows in enumerate(steps.batches):
             model.set_keys(steps.random_keys[step])
             batch = {name: self.problem.examples.select_rows(field, rows) for name, field in steps.examples.items()}
-            loss = self._reduce_loss(self.problem.loss(model.module, batch), len(rows))
-            model.sgd_step(loss, steps.lr)
+            loss = self._reduce_loss(self.problem.losses(model.module, batch, reference), len(rows))
+            if optimiser is None:
+                model.sgd_step(loss, steps.lr)
+            else:
+                optimiser.step(model.gradients(loss))
             finite_marker += 0.0 * loss.detach()  # becomes and stays NaN if a loss is not finite
         torch.sub(model.vector, steps.params, out=out)
         _check_finite(finite_marker)
+
+    def _reference(self, params: Tensor) -> Batch | None:
+        """The round's parameters by name, if the loss wants them: a copy, which nobody else reads."""
+        if not self.problem.takes_reference:
+            return None
+        own = starting_params(params.clone().unsqueeze(0), self.problem.model.named_shapes, {})
+        return {name: piece[0] for name, piece in own.items()}
 
     def _train_by_rows(self, key: int, steps: _UserSteps) -> Updates:
         """One user's update if the user touches few rows of some parameters: no other row is read, trained or written.
@@ -189,6 +206,9 @@ class OneByOne:
         moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in records}
         held = {name: records[name].stand_in() if name in records else moving[name] for name in shapes}
         finite_marker = steps.params.new_zeros(())
+        takes_reference, local = self.problem.takes_reference, self.problem.local
+        reference = {name: piece[0].clone() for name, piece in first.items()} if takes_reference else None
+        optimiser = None if local.plain_sgd else SingleUser(local, list(moving.values()), steps.lr)
         try:
             with self.problem.model.substituting(held):
                 for step, rows_of_batch in enumerate(steps.batches):
@@ -196,8 +216,12 @@ class OneByOne:
                     batch = {
                         name: self.problem.examples.select_rows(field[0], rows_of_batch) for name, field in one.items()
                     }
-                    loss = self._reduce_loss(self.problem.loss(self.problem.model.module, batch), len(rows_of_batch))
-                    _sgd_step(loss, list(moving.values()), list(records.values()), steps.lr)
+                    losses = self.problem.losses(self.problem.model.module, batch, reference)
+                    loss = self._reduce_loss(losses, len(rows_of_batch))
+                    if optimiser is None:
+                        _sgd_step(loss, list(moving.values()), list(records.values()), steps.lr)
+                    else:
+                        optimiser.step(torch.autograd.grad(loss, list(moving.values()), allow_unused=True))
                     finite_marker += 0.0 * loss.detach()
         finally:
             incomplete.update(name for name, record in records.items() if not record.complete)
@@ -326,10 +350,10 @@ class OneByOne:
             for params in parameters_to_try(self.problem.model.initial):
                 first = starting_params(params.unsqueeze(0), shapes, {name: TouchedRows(spare, spare >= 0)})
                 leaves = {f"model.{key}": piece[0].clone().requires_grad_() for key, piece in first.items()}
+                reference = {key: piece[0].clone() for key, piece in first.items()}
                 with self.problem.users_apart():
-                    loss = self._reduce_loss(
-                        functional_call(LossOf(self.problem.model.module, self.problem.loss), leaves, (batch,)), count
-                    )
+                    of_model = LossOf(self.problem.model.module, self.problem.loss)
+                    loss = self._reduce_loss(functional_call(of_model, leaves, (batch, reference)), count)
                     (gradient,) = torch.autograd.grad(loss, [leaves[f"model.{name}"]], allow_unused=True)
                     self.problem.isolation.after_user()
                 if gradient is not None and bool((gradient[-1] != 0).any()):

@@ -116,13 +116,16 @@ class WorkingModel:
         frozen = {name: param.data for name, param in self.module.named_parameters() if not param.requires_grad}
         return buffers | frozen
 
-    def sgd_step(self, loss: Tensor, lr: float) -> None:
-        """One SGD step. A parameter that the loss does not use is not changed."""
+    def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of each trainable parameter; None of one that the loss does not use."""
         if not loss.requires_grad:
             raise ModuleError("the loss does not depend on the model's trainable parameters: return what it computed")
+        return torch.autograd.grad(loss, self._trainable, allow_unused=True)
+
+    def sgd_step(self, loss: Tensor, lr: float) -> None:
+        """One step of plain SGD. A parameter that the loss does not use is not changed."""
         with torch.no_grad():
-            gradients = torch.autograd.grad(loss, self._trainable, allow_unused=True)
-            for param, gradient in zip(self._trainable, gradients, strict=True):
+            for param, gradient in zip(self._trainable, self.gradients(loss), strict=True):
                 if gradient is not None:
                     param.sub_(gradient, alpha=lr)
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..data.manifest import MANIFEST, read_entries, verify_store
 from ..data.task_stores import CHECKSUM_BYTES, INSIDERS, OUTSIDERS, DataUsed
 from ..errors import ModuleError, SettingError, refuse
-from ..federated.local_sgd import Batch, Loss
+from ..federated.local_sgd import Batch, Loss, takes_reference
 from ..federated.population import Population
 from ..settings import SETTINGS
 from .initialisers import initialised
@@ -142,7 +142,8 @@ def _function(module: ModuleType, path: str, name: str) -> Any:
     arguments = [] if name == "model" else [None, None]
     try:
         signature = inspect.signature(function)
-        signature.bind(*arguments)
+        if not (name == "loss" and takes_reference(function)):
+            signature.bind(*arguments)
     except TypeError:
         raise SettingError(
             f"task={path!r} must define {wanted}, and its {name} is called as {name}{signature}: change its arguments"
@@ -238,7 +239,9 @@ def _of_a_batch(loss: Loss, metrics: Metrics | None, model: nn.Module, batch: Ba
     """Sums over the examples of a batch; the loss may be a mean already."""
     examples = len(next(iter(batch.values())))
     with torch.no_grad():
-        values = loss(model, batch)
+        # Where nobody trains, the round's parameters are the model's own.
+        own = {name: param.detach() for name, param in model.named_parameters() if param.requires_grad}
+        values = loss(model, batch, own) if takes_reference(loss) else loss(model, batch)
         sums: dict[str, float] = {}
         for name, numbers in ({} if metrics is None else _mapping(metrics(model, batch))).items():
             if not isinstance(numbers, Tensor) or numbers.shape != (examples,):

@@ -12,10 +12,8 @@ from ..data.task_stores import DataUsed, data_used
 from ..engine.parallel.torchrun import torchrun_rank
 from ..engine.sparse.row_fields import RowFields
 from ..errors import refuse
-from ..federated.local_sgd import LocalSGD, Loss
+from ..federated.local_sgd import Loss
 from ..federated.population import Population
-from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
-from ..settings import keywords_for
 from ..training.evaluation import EvaluateModel
 from ..training.options import Compute
 from ..training.training import Training
@@ -72,9 +70,9 @@ class Task:
             loaded.population,
             rounds=settings.rounds,
             cohort_size=settings.cohort_size,
-            local=LocalSGD(**keywords_for(LocalSGD, settings), reduction=loaded.reduction),
+            local=settings.local(loaded.reduction),
             clip=settings.controller(),
-            server=_server(settings),
+            server=settings.server_optimiser(),
             privacy=settings.privacy(),
             compute=replace(compute, row_fields=loaded.row_fields),
             seed=settings.seed,
@@ -89,11 +87,3 @@ def _compute(settings: TrainSettings) -> Compute:
     if settings.workers not in (None, 1, "torchrun"):
         raise refuse("workers", settings.workers, "left out under torchrun", "choose by --nproc-per-node")
     return replace(compute, workers="torchrun")
-
-
-def _server(settings: TrainSettings) -> ServerOptimiser:
-    if settings.server == "adam":
-        return ServerAdam(settings.server_lr)
-    if settings.server == "yogi":
-        return ServerYogi(settings.server_lr)
-    return ServerSGD(**keywords_for(ServerSGD, settings))

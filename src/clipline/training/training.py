@@ -21,12 +21,12 @@ from ..engine.problem import Problem
 from ..engine.working_model import check_module, uncompiled
 from ..errors import refuse
 from ..federated.clip_controllers import ClipController, QuantileClip
-from ..federated.local_sgd import LocalSGD, Loss, OnError
+from ..federated.local_sgd import LocalTraining, Loss, OnError
 from ..federated.mechanism import GaussianMechanism
 from ..federated.population import Population
 from ..federated.round import Algorithm, TrainState
 from ..federated.sampling import relation_for, sampler_named
-from ..federated.server_optimisers import ServerOptimiser, ServerSGD
+from ..federated.server_optimisers import ServerOptimiser, ServerSGD, scheduled
 from ..privacy.accountant import account
 from ..privacy.calibration import noise_multiplier_for, rounds_within
 from ..privacy.delta import default_delta, warn_of_delta
@@ -55,7 +55,8 @@ class Training:
     `Privacy(noise_source=...)` decides otherwise. `seed` of a training is None where there is none.
 
     `loss(model, batch)` returns one number, or one for each example, which trains faster; `batch` maps the population's
-    field names to tensors. `model` itself is never changed.
+    field names to tensors. `loss(model, batch, reference)` is given the round's parameters too, by name. `model` itself
+    is never changed.
 
     A user whose training fails, by a label out of range say, adds nothing and is not within the clip. For study
     `on_error="raise"` shows the error instead, which the guarantee does not cover. What would fail for every user is
@@ -72,7 +73,7 @@ class Training:
         *,
         rounds: int,
         cohort_size: int,
-        local: LocalSGD,
+        local: LocalTraining,
         privacy: Privacy,
         clip: ClipController | None = None,
         server: ServerOptimiser | None = None,
@@ -124,7 +125,7 @@ class Training:
             count_stddev = default_count_stddev(cohort_size, self.noise_multiplier)
         mechanism = GaussianMechanism(cohort_size, self.noise_multiplier, count_stddev if clip.needs_fraction else None)
         mechanism.delta_stddev(clip.init().clip)  # refuses a clip that no noise can be made for
-        self.algorithm = Algorithm(sampler, mechanism, server, clip)
+        self.algorithm = Algorithm(sampler, mechanism, scheduled(server, rounds), clip)
         self.problem = Problem(
             model,
             loss,
@@ -137,6 +138,7 @@ class Training:
             on_error,
             trial_batch,
             compute.fast,
+            rounds,
         )
         self.one_by_one = OneByOne(self.problem)
         varying = privacy.sampling != "fixed"
@@ -240,7 +242,7 @@ def _streams(seed: int | None, noise_source: NoiseSource, *, shared: bool) -> St
 
 def _check_parts(
     population: Population,
-    local: LocalSGD,
+    local: LocalTraining,
     privacy: Privacy,
     clip: ClipController,
     server: ServerOptimiser,
@@ -249,12 +251,13 @@ def _check_parts(
     """Refuse objects of another kind: an old keyword's value, say."""
     for name, part, kind, example in (
         ("population", population, Population, "Population.from_arrays(user_ids, x=x, y=y)"),
-        ("local", local, LocalSGD, "LocalSGD(lr=0.1)"),
+        ("local", local, LocalTraining, "LocalSGD(lr=0.1)"),
         ("privacy", privacy, Privacy, "Privacy(epsilon=4.0)"),
         ("compute", compute, Compute, 'Compute(device="cuda")'),
     ):
         if not isinstance(part, kind):
-            raise refuse(name, part, f"a {kind.__name__}", f"give {example}")
+            named = "a LocalSGD or LocalAdam" if kind is LocalTraining else f"a {kind.__name__}"
+            raise refuse(name, part, named, f"give {example}")
     for name, rule, example in (("clip", clip, "FixedClip(1.0)"), ("server", server, "ServerSGD(1.0)")):
         if not hasattr(rule, "init"):
             raise refuse(name, rule, f"a {name} object", f"give {example}")

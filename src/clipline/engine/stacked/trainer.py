@@ -93,7 +93,9 @@ class Stacked:
     def _check_agreement(self, plain: OneByOne) -> None:
         """Refuse a stack that would train wrongly. Where a GPU has no room or no plain step to compare with, say so."""
         try:
-            check_agreement(self.problem, plain.made_up, self._step, padded=self._paddable)
+            by_gradient = StackStep(self.problem.model, self.problem.loss, self.problem.local, plain=True)
+            by_gradient.per_example = self._step.per_example
+            check_agreement(self.problem, plain.made_up, by_gradient, padded=self._paddable)
         except RuntimeError as error:
             if isinstance(error, CliplineError) or self.problem.device.type != "cuda":
                 raise
@@ -152,7 +154,7 @@ class Stacked:
             torch.from_numpy(keys).to(device, non_blocking=True),
             torch.from_numpy(steps.counts).to(device, non_blocking=True),
             torch.tensor(
-                [self.problem.runs[requests[owner].run].lr for owner in owners],
+                [self.problem.runs[requests[owner].run].rate(requests[owner].round_index) for owner in owners],
                 dtype=problem.model.vector.dtype,
                 device=device,
             ),
@@ -222,14 +224,15 @@ class Stacked:
         with preserve_generators(), torch.enable_grad(), precision_context(problem.precision, problem.device):
             try:
                 if self._stragglers is None or not recorded:
-                    stack = [piece.expand(len(block.users), *piece.shape[1:]).clone() for piece in first.values()]
+                    whole = self._step.complete(first).values()
+                    stack = [piece.expand(len(block.users), *piece.shape[1:]).clone() for piece in whole]
                     self._train_eagerly(requests[0], block.steps, stack, *arguments)
                     stacks = [(slice(0, len(block.users)), stack)]
                 else:
-                    stacks = self._stragglers.train(block.steps, first, *arguments)
+                    stacks = self._stragglers.train(block.steps, self._step.complete(first), *arguments)
             finally:
                 problem.isolation.after_stack()
-        return Trained(block, first, stacks)
+        return Trained(block, first, [(part, stack[: len(first)]) for part, stack in stacks])
 
     def _train_eagerly(
         self,
@@ -279,9 +282,10 @@ class Stacked:
         problem = self.problem
         if problem.device.type != "cuda":
             return _CPU_BLOCK
-        bytes_a_user += 10 * (
-            0 if problem.row_fields else self.problem.model.dim
-        )  # parameters, their change, a bfloat16 copy
+        # Parameters, their change, a bfloat16 copy; what else is in the stack (an optimiser's state) at 4 bytes.
+        nothing = {name: problem.model.vector.new_zeros(1, 0, *shape) for name, shape in self._shapes.items()}
+        beside = len(self._step.complete(nothing)) // len(nothing) - 1
+        bytes_a_user += (10 + 4 * beside) * (0 if problem.row_fields else self.problem.model.dim)
         fitting = int(_FREE_SHARE * torch.cuda.mem_get_info(problem.device)[0] / bytes_a_user)
         expected = cohort_size + (math.ceil(4 * math.sqrt(cohort_size)) if varying else 0)
         return max(1, min(fitting, expected, _MAX_BLOCK))
