@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..errors import ModuleError, check_choice
+from ..federated.backend import PersonalRows
 from ..federated.local_sgd import Batch, LocalTraining, Loss, OnError, Reference, takes_reference
 from ..federated.population import Population
 from ..streams import Streams
@@ -65,10 +66,11 @@ class Problem:
         trial_batch: Mapping[str, Any] | None = None,
         fast: FastParts | None = None,
         rounds: int = 1,
+        personal: Sequence[str] = (),
     ) -> None:
-        """`rounds` of the whole training, for schedules of the learning rate."""
+        """`rounds` of the whole training, for schedules of the learning rate; `personal`: see `WorkingModel`."""
         self.fast = FastParts() if fast is None else fast
-        self.model = WorkingModel(model, device)
+        self.model = WorkingModel(model, device, personal)
         self.loss = loss
         self.local, self.rounds = local, rounds
         schedule = None if local.lr_schedule is None else partial(local.rate, rounds=rounds)
@@ -100,6 +102,12 @@ class Problem:
     def losses(self, module: nn.Module, batch: Batch, reference: Reference | None) -> Tensor:
         """What the loss gives for this batch. `reference` counts only if `takes_reference`."""
         return self.loss(module, batch, reference) if self.takes_reference else self.loss(module, batch)
+
+    def personal_rows(self, personal: PersonalRows | None, chosen: NDArray[np.int64]) -> Tensor:
+        """(users, personal): what these users' personal parameters start from, a copy on the device."""
+        if personal is None:
+            return self.model.initial_personal.repeat(len(chosen), 1)
+        return personal.start(chosen).to(self.model.initial_personal)
 
     def steps_of(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many local steps each of these users takes."""

@@ -77,6 +77,7 @@ def _check_alike(first: Problem, other: Problem, number: int) -> None:
     same = {
         "population": first.population is other.population,
         "model": first.model.named_shapes == other.model.named_shapes,
+        "personal": first.model.personal_shapes == other.model.personal_shapes,
         "loss": first.loss == other.loss,
         "local": _without_rates(first.local) == _without_rates(other.local),
         "device": first.device == other.device,

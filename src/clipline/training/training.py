@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..engine.choose import choose_trainer
 from ..engine.one_by_one import OneByOne
 from ..engine.parallel.choose import choose_backend
 from ..engine.parallel.torchrun import TorchrunBackend, from_rank_0
+from ..engine.personal import PersonalStore
 from ..engine.problem import Problem
 from ..engine.working_model import check_module, uncompiled
 from ..errors import refuse
@@ -62,6 +63,10 @@ class Training:
     `on_error="raise"` shows the error instead, which the guarantee does not cover. What would fail for every user is
     found here, on made-up examples; a loss that cannot take any numbers needs a `trial_batch` (field name -> a few
     examples of your own making).
+
+    `personal` names parameters (or patterns, "user_vector.*") that stay with their user from round to round: they train
+    with the others, start from the model's own values, and are neither clipped, summed nor released. They are private
+    data outside the guarantee, see docs/guarantees.md; `unprivate_personal` shows them. Poisson sampling only.
     """
 
     @says_where_keywords_belong
@@ -81,6 +86,7 @@ class Training:
         seed: int | None = None,
         on_error: OnError = "zero",
         trial_batch: Mapping[str, Any] | None = None,
+        personal: Sequence[str] = (),
     ) -> None:
         clip = QuantileClip() if clip is None else clip
         server = ServerSGD() if server is None else server
@@ -139,7 +145,15 @@ class Training:
             trial_batch,
             compute.fast,
             rounds,
+            personal,
         )
+        if personal and privacy.sampling == "fixed":
+            raise refuse(
+                "personal", list(personal), "left out where sampling='fixed', as who was drawn before would tell of others",
+                "take sampling='poisson'",
+            )  # fmt: skip
+        self.personal_names = list(personal)
+        self.personal = PersonalStore(self.problem.model.initial_personal) if personal else None
         self.one_by_one = OneByOne(self.problem)
         varying = privacy.sampling != "fixed"
         self.trainer = choose_trainer(compute.engine, self.one_by_one, cohort_size, varying=varying)
@@ -187,6 +201,20 @@ class Training:
     def model_at(self, state: TrainState) -> nn.Module:
         """A new model like the one given, with the parameters of `state`, on the CPU."""
         return self.problem.model.export(state.params)
+
+    def unprivate_personal(self) -> dict[Any, dict[str, Tensor]]:
+        """Personal parameters by name of each user who took part, after the last round: private data, without noise.
+
+        Users by their ids, or by their places in a population without ids. No guarantee covers what is done with them.
+        """
+        if self.personal is None:
+            return {}
+        ids, shapes = self.population.user_ids, self.problem.model.personal_pieces
+        named = {user: shapes(row.unsqueeze(0)) for user, row in self.personal.latest.items()}
+        return {
+            user if ids is None else ids[user]: {name: piece[0] for name, piece in own.items()}
+            for user, own in named.items()
+        }
 
     @property
     def leads(self) -> bool:

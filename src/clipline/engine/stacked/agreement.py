@@ -66,6 +66,7 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
         rows[name], batch[field] = named.touched(int(named.rooms(MIN_ROOM).max()))
     owners = torch.arange(users, device=device)
     first = starting_params(torch.stack(params), problem.model.named_shapes, rows, owners)
+    first |= problem.model.personal_pieces(problem.model.initial_personal.repeat(users, 1))
     stack = [piece.clone() for piece in stack_step.complete(first).values()]
 
     plain = _plain_gradients(problem, params, stack, random_keys, batch, counts)
@@ -109,11 +110,11 @@ def _plain_gradients(
             problem.isolation.seed(0)
             model.set_keys(random_keys[user])
             try:
-                pieces = stack[: len(model.named_shapes)]
-                reference = {name: one[user].clone() for name, one in zip(model.named_shapes, pieces, strict=True)}
+                pieces = dict(zip(model.trainable, stack, strict=False))
+                reference = {name: pieces[name][user].clone() for name in model.named_shapes}
                 if problem.row_fields:
-                    leaves = [piece[user].clone().requires_grad_() for piece in pieces]
-                    with model.substituting(dict(zip(model.named_shapes, leaves, strict=True))):
+                    leaves = [piece[user].clone().requires_grad_() for piece in pieces.values()]
+                    with model.substituting(dict(zip(pieces, leaves, strict=True))):
                         loss = problem.losses(model.module, own, reference)
                 else:
                     leaves = list(model.trainable.values())
@@ -132,7 +133,7 @@ def _plain_gradients(
             [torch.zeros_like(leaf) if one is None else one.detach().clone()
              for leaf, one in zip(leaves, gradients, strict=True)] if finite else None
         )  # fmt: skip
-    model.vector.copy_(model.initial)
+    model.load(model.initial)
     return found
 
 

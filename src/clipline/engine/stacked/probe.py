@@ -51,6 +51,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
         named = RowUsage(like[field], problem.model.named_shapes[name][0])
         rows[name], like[field] = named.touched(int(named.rooms(MIN_ROOM).max()))
     first = starting_params(params.unsqueeze(0), problem.model.named_shapes, rows)
+    first |= problem.model.personal_pieces(problem.model.initial_personal.unsqueeze(0))
     stack = [piece.expand(2, *piece.shape[1:]).clone() for piece in stack_step.complete(first).values()]
     on_gpu = problem.device.type == "cuda"
     before = torch.cuda.memory_allocated(problem.device) if on_gpu else 0

@@ -43,7 +43,8 @@ class StackStep:
 
     def __init__(self, model: WorkingModel, loss: Loss, local: LocalTraining, *, plain: bool = False) -> None:
         """With `plain` a step of plain SGD, whatever `local` says."""
-        self.names = list(model.named_shapes)
+        self.names = [*model.named_shapes, *model.personal_shapes]
+        self._shared = len(model.named_shapes)  # the first of the names: those that are released
         self.local = local
         self._optimiser = None if plain or local.plain_sgd else LocalOptimiser(local)
         self._takes_reference = takes_reference(loss)
@@ -63,7 +64,7 @@ class StackStep:
         """
         pieces = dict(first)
         if self._takes_reference or self._pulled:
-            pieces |= {f"{name} of the round": piece for name, piece in first.items()}
+            pieces |= {f"{name} of the round": piece for name, piece in list(first.items())[: self._shared]}
         if self._optimiser is not None:
             state = self._optimiser.init([piece[:1] for piece in first.values()])
             pieces |= {f"state {number}": piece for number, piece in enumerate(state)}
@@ -80,8 +81,8 @@ class StackStep:
         """
         own, count = stack[: len(self.names)], len(self.names)
         leaves = [piece.detach().requires_grad_() for piece in own]
-        reference = stack[count : 2 * count] if self._takes_reference or self._pulled else []
-        seen = dict(zip(self.names, reference, strict=True)) if self._takes_reference else {}
+        reference = stack[count : count + self._shared] if self._takes_reference or self._pulled else []
+        seen = dict(zip(self.names, reference, strict=False)) if self._takes_reference else {}
         losses = self._losses(dict(zip(self.names, leaves, strict=True)), random_keys, batch, kept, seen)
         # A user's loss depends on that user's parameters only: the gradient of the sum holds each user's own.
         gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)

@@ -109,16 +109,32 @@ class Stacked:
         With each block comes the index in `requests` of every user's request. Blocks share memory: use one before
         asking for the next. On a GPU a block is yielded while it is still training.
         """
-        users, owners = self._sorted_by_work(requests)
+        users, owners, places = self._sorted_by_work(requests)
         self.problem.isolation.before_block()  # of all blocks: none of the caller's code runs between them
         end = 0
         while end < len(users):
             start, end = end, end + self._next_block(users[end:])
-            for trained in self._train_block(requests, users[start:end], owners[start:end]):
+            for trained in self._train_block(requests, users[start:end], owners[start:end], places[start:end]):
                 for part, stack in trained.stacks:
                     own = {name: piece if len(piece) == 1 else piece[part] for name, piece in trained.first.items()}
                     touched = {name: one.of_users(part) for name, one in trained.block.rows.items()}
-                    yield build_updates(stack, own, self._shapes, touched), trained.block.owners[part]
+                    updates = build_updates(stack[: len(self._shapes)], own, self._shapes, touched)
+                    self._write_personal(requests, trained.block, part, stack[len(self._shapes) :], updates)
+                    yield updates, trained.block.owners[part]
+
+    def _write_personal(
+        self, requests: Sequence[CohortRequest], block: Block, part: slice, pieces: Sequence[Tensor], updates: Updates
+    ) -> None:
+        """Hand back what became of personal parameters. Who failed keeps what was there."""
+        if not pieces:
+            return
+        rows = torch.cat([piece.reshape(len(piece), -1) for piece in pieces], dim=1)
+        rows = rows.where(updates.norms().isfinite().unsqueeze(1), math.nan)
+        owners, places = block.owners[part], block.places[part]
+        for number, request in enumerate(requests):
+            of_request = owners == number
+            if request.personal is not None and of_request.any():
+                request.personal.write(places[of_request], rows[torch.from_numpy(of_request).to(rows.device)])
 
     def _next_block(self, users: NDArray[np.int64]) -> int:
         """How many of these users, sorted by work, make the next block. On CPU cores a block has one batch width."""
@@ -130,15 +146,22 @@ class Stacked:
         widths = padded_width(sizes, local.batch_size)
         return max(1, min(fitting, int((widths == widths[0]).sum())))
 
-    def _sorted_by_work(self, requests: Sequence[CohortRequest]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All users, those with most examples first, and the index of each user's request."""
+    def _sorted_by_work(
+        self, requests: Sequence[CohortRequest]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """All users, those with most examples first; the index of each user's request, and the place in its cohort."""
         work = [self.problem.local.examples_of(self.problem.population, request.cohort.users) for request in requests]
         owners = np.repeat(np.arange(len(requests)), [len(request.cohort.users) for request in requests])
         order = np.lexsort((owners, -np.concatenate(work)))
-        return np.concatenate([request.cohort.users for request in requests])[order], owners[order]
+        places = np.concatenate([np.arange(len(request.cohort.users)) for request in requests])
+        return np.concatenate([request.cohort.users for request in requests])[order], owners[order], places[order]
 
     def _prepare(
-        self, requests: Sequence[CohortRequest], users: NDArray[np.int64], owners: NDArray[np.int64]
+        self,
+        requests: Sequence[CohortRequest],
+        users: NDArray[np.int64],
+        owners: NDArray[np.int64],
+        places: NDArray[np.int64],
     ) -> list[Block]:
         """All that these users' training needs except parameters; one block for each padded number of rows."""
         problem, device = self.problem, self.problem.device
@@ -148,6 +171,7 @@ class Stacked:
         whole = Block(
             users,
             owners,
+            places,
             steps,
             {name: field.transpose(0, 1) for name, field in gathered.items()},
             {},
@@ -179,7 +203,11 @@ class Stacked:
         return replace(block, examples=examples, rows=rows)
 
     def _train_block(
-        self, requests: Sequence[CohortRequest], users: NDArray[np.int64], owners: NDArray[np.int64]
+        self,
+        requests: Sequence[CohortRequest],
+        users: NDArray[np.int64],
+        owners: NDArray[np.int64],
+        places: NDArray[np.int64],
     ) -> list[Trained]:
         """Train a block of users; on a GPU this only launches the work.
 
@@ -187,7 +215,7 @@ class Stacked:
         if that fails again.
         """
         with side_stream(self.problem.device) as made:
-            blocks = self._prepare(requests, users, owners)
+            blocks = self._prepare(requests, users, owners, places)
             made += [tensor for block in blocks for tensor in block.tensors()]
         versions = [request.params._version for request in requests]
         parts = []
@@ -215,7 +243,15 @@ class Stacked:
 
     def _starting_params(self, requests: Sequence[CohortRequest], block: Block) -> dict[str, Tensor]:
         run = torch.from_numpy(block.owners).to(self.problem.device) if len(requests) > 1 else None
-        return starting_params(torch.stack([request.params for request in requests]), self._shapes, block.rows, run)
+        first = starting_params(torch.stack([request.params for request in requests]), self._shapes, block.rows, run)
+        if not self.problem.model.personal_dim:
+            return first
+        rows = self.problem.model.initial_personal.repeat(len(block.users), 1)
+        for number, request in enumerate(requests):
+            of_request = block.owners == number
+            own = self.problem.personal_rows(request.personal, block.places[of_request])
+            rows[torch.from_numpy(of_request).to(rows.device)] = own
+        return first | self.problem.model.personal_pieces(rows)
 
     def _train_stack(self, requests: Sequence[CohortRequest], block: Block, *, recorded: bool = True) -> Trained:
         problem, first = self.problem, self._starting_params(requests, block)
@@ -283,7 +319,7 @@ class Stacked:
         if problem.device.type != "cuda":
             return _CPU_BLOCK
         # Parameters, their change, a bfloat16 copy; what else is in the stack (an optimiser's state) at 4 bytes.
-        nothing = {name: problem.model.vector.new_zeros(1, 0, *shape) for name, shape in self._shapes.items()}
+        nothing = {name: problem.model.vector.new_zeros(1, 0) for name in self._step.names}
         beside = len(self._step.complete(nothing)) // len(nothing) - 1
         bytes_a_user += (10 + 4 * beside) * (0 if problem.row_fields else self.problem.model.dim)
         fitting = int(_FREE_SHARE * torch.cuda.mem_get_info(problem.device)[0] / bytes_a_user)

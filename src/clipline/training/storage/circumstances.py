@@ -41,6 +41,7 @@ def describe(training: Training) -> dict[str, Any]:
         "rounds": training.rounds,
         "cohort_size": training.cohort_size,
         "seed": training.seed,
+        "personal": training.personal_names or None,
         "local": _scheduled(training.local, training.rounds),
         "clip": _attributes(algorithm.controller),
         "server": _scheduled(training.server, training.rounds),
