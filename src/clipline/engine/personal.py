@@ -38,8 +38,8 @@ class PersonalStore:
             self._before = {0: {}}
         elif round_index not in self._before:
             raise RunError(
-                f"state.round_index={round_index} must be a state of which personal parameters are at hand, the last of "
-                "this training: go on with Training.resume, whose checkpoint has them"
+                f"state.round_index={round_index} must be that of the last state of this training, as personal "
+                "parameters are kept of that one alone: go on with Training.resume, whose checkpoint has them"
             )
 
     def request(self, round_index: int, users: NDArray[np.int64]) -> PersonalRows:

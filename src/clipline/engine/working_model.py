@@ -174,8 +174,8 @@ def _matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
     found = {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
     if found and len(found) == len(names):
         raise ModuleError(
-            f"personal={list(patterns)!r} matches all {len(names)} trainable parameters, and nothing would be released: "
-            "leave some out"
+            f"personal={list(patterns)!r} matches all {len(names)} trainable parameters, so that nothing would be "
+            "released: leave some out"
         )
     return found
 

@@ -148,10 +148,8 @@ class Training:
             personal,
         )
         if personal and privacy.sampling == "fixed":
-            raise refuse(
-                "personal", list(personal), "left out where sampling='fixed', as who was drawn before would tell of others",
-                "take sampling='poisson'",
-            )  # fmt: skip
+            # Others' rows depend on whether they were drawn, and in a cohort of fixed size that depends on one user.
+            raise refuse("personal", list(personal), "left out where sampling='fixed'", "take sampling='poisson'")
         self.personal_names = list(personal)
         self.personal = PersonalStore(self.problem.model.initial_personal) if personal else None
         self.one_by_one = OneByOne(self.problem)
