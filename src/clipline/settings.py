@@ -197,11 +197,12 @@ class Settings:
         "Optimiser of a user, fresh in every round (adam: as AdamW).", LOCAL, default="sgd", choices=("sgd", "adam")
     )
     client_momentum: float = setting(
-        "Momentum of a user (sgd).", LOCAL, default=0.0, at_least=0, below=1, way_out="0.9 is usual; 0 turns it off"
-    )
+        "Momentum of a user (sgd).", LOCAL, default=0.0, at_least=0, below=1, way_out="0.9 is usual; 0 turns it off",
+        unset="0",
+    )  # fmt: skip
     client_weight_decay: float = setting(
         "Weight decay of a user.", LOCAL, default=0.0, at_least=0, at_most=1e30,
-        way_out="1e-4 is usual; 0 turns it off",
+        way_out="1e-4 is usual; 0 turns it off", unset="0",
     )  # fmt: skip
     client_clip_norm: float | None = setting(
         "Largest norm of a gradient in a user's own steps. Has nothing to do with privacy.", LOCAL, default=None,
@@ -209,7 +210,7 @@ class Settings:
     )  # fmt: skip
     client_proximal: float = setting(
         "FedProx: pulls a user back to the round's parameters, by mu/2 |w - w_round|^2.", LOCAL, default=0.0,
-        at_least=0, at_most=1e30, way_out="0.01 to 1 is usual; 0 turns it off",
+        at_least=0, at_most=1e30, way_out="0.01 to 1 is usual; 0 turns it off", unset="0",
     )  # fmt: skip
     client_lr_schedule: str | None = setting(
         "Rate of users over the rounds: cosine, linear:END, step:EVERY:FACTOR, warmup:ROUNDS; commas multiply.",

@@ -210,7 +210,7 @@ class Training:
         ids, shapes = self.population.user_ids, self.problem.model.personal_pieces
         named = {user: shapes(row.unsqueeze(0)) for user, row in self.personal.latest.items()}
         return {
-            user if ids is None else ids[user]: {name: piece[0] for name, piece in own.items()}
+            user if ids is None else ids[user].item(): {name: piece[0] for name, piece in own.items()}
             for user, own in named.items()
         }
 

@@ -118,6 +118,7 @@ class TorchrunBackend:
             "numpy": np.__version__,
             "torch": torch.__version__,
             "parameters": _digest({name: tuple(shape) for name, shape in problem.model.named_shapes.items()}),
+            "personal parameters": ", ".join(problem.model.personal_shapes),
             "dtype": problem.model.vector.dtype,
             "device": problem.device.type,
             "sampling": sampling,
