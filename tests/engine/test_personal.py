@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from samples import Observer, flat_training, opened
 from torch import nn
 
-from clipline import FixedClip, LocalAdam, LocalSGD, Population, RunDirectory, ServerSGD, run_together
+from clipline import Evaluate, FixedClip, LocalAdam, LocalSGD, Population, RunDirectory, ServerSGD, run_together
 from clipline.errors import ModuleError, RunError, SettingError
 from clipline.federated.backend import CohortRequest
 from clipline.federated.sampling import Cohort
@@ -53,9 +53,9 @@ def test_two_rounds_by_hand(engine, workers):
     # Round 1: 4 - 0.5 - 2 = 1.5 and -2 - 0.5 + 1 = -1.5, half of it into each; the mean is 0.
     run = training(people(4.0, -2.0), engine, workers=workers)
     assert (run.dim, type(run.trainer).__name__) == (1, "OneByOne" if engine == "one-by-one" else "Stacked")
-    seen = []
-    result = run.run([Observer(lambda report, state: seen.append((float(state.params), rows_of(run))))])
-    assert [shared for shared, _ in seen] == pytest.approx([0.5, 0.5])
+    measured = Evaluate(lambda model: {"shared": model.shared.item(), "own": model.own["shift"].item()}, every=1)
+    result = run.run([measured])
+    assert [(report.metrics["shared"], report.metrics["own"]) for report in result.reports] == [(0.5, 0.0)] * 2
     assert rows_of(run) == {"u0": 2.75, "u1": -1.75}
     # What is given away has the initial values for everybody.
     assert result.model.own["shift"].item() == 0.0

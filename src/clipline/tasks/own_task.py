@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -52,7 +53,8 @@ def own_task(path: str, given: Mapping[str, Any]) -> Task:
     """The task that a Python file defines, with its settings, then those given.
 
     The file defines `model()` and `loss(model, batch)`, and may define `metrics(model, batch)`, `predict(model, batch)`
-    for `clipline.load`, and the dict `SETTINGS`; or it defines a `Task` as `TASK`. It is run, as any Python program is.
+    for `clipline.load`, the dict `SETTINGS`, and `PERSONAL`, names of parameters that stay with their user; or it
+    defines a `Task` as `TASK`. It is run, as any Python program is.
     """
     module = _run_file(path)
     where = f"SETTINGS of {path!r}"
@@ -69,6 +71,9 @@ def own_task(path: str, given: Mapping[str, Any]) -> Task:
     if not isinstance(defaults, Mapping):
         raise refuse("SETTINGS", defaults, f"a dict in {path!r}", 'write SETTINGS = {"rounds": 100}')
     check_given(defaults, where)
+    personal = getattr(module, "PERSONAL", ())
+    if not isinstance(personal, list | tuple):
+        raise refuse("PERSONAL", personal, f"a list of parameters' names in {path!r}", 'write PERSONAL = ["taste"]')
     settings = settings_from({**merged(defaults, given), "task": path}, where, without=_NOT_HERE)
     if not settings.stored:
         raise refuse("data", settings.data, f"given for {path!r}, which generates no users", "give --data DIR or FILE")
@@ -77,7 +82,7 @@ def own_task(path: str, given: Mapping[str, Any]) -> Task:
         title=path,
         metric_name="loss",
         settings=settings,
-        load=partial(_load, path, functions["model"], functions["loss"], metrics),
+        load=partial(_load, path, functions["model"], functions["loss"], metrics, personal),
         data="own",
         describe=partial(_describe, path),
         code=file_checksum(path),
@@ -187,7 +192,12 @@ def _describe(path: str, settings: TrainSettings) -> DataUsed:
 
 
 def _load(
-    path: str, make: Callable[[], nn.Module], loss: Loss, metrics: Metrics | None, settings: TrainSettings
+    path: str,
+    make: Callable[[], nn.Module],
+    loss: Loss,
+    metrics: Metrics | None,
+    personal: Sequence[str],
+    settings: TrainSettings,
 ) -> LoadedTask:
     population, test = _users(settings)
     if test.examples == 0:
@@ -199,10 +209,15 @@ def _load(
             raise ModuleError(f"model() of {path!r} gave {type(model).__name__} but must give a torch.nn.Module")
         return model
 
-    measure = partial(_measured, loss, metrics, test)
-    named = _of_a_batch(loss, metrics, made(settings.seed).eval(), _first_batch(test)) if metrics is not None else {}
+    measured_loss = _where_nobody_trains(loss, personal)
+    measure = partial(_measured, measured_loss, metrics, test)
+    named = (
+        _of_a_batch(measured_loss, metrics, made(settings.seed).eval(), _first_batch(test))
+        if metrics is not None
+        else {}
+    )
     main = next((name for name in named if name != "loss"), "loss")
-    return LoadedTask(population, made, loss, measure, metric_name=main)
+    return LoadedTask(population, made, loss, measure, metric_name=main, personal=personal)
 
 
 def _users(settings: TrainSettings) -> tuple[Population, Population]:
@@ -235,13 +250,24 @@ def _measured(loss: Loss, metrics: Metrics | None, test: Population, model: nn.M
     return {name: total / test.examples for name, total in sums.items()}
 
 
+def _where_nobody_trains(loss: Loss, personal: Sequence[str]) -> Loss:
+    """The loss of a model and a batch alone: the round's parameters are then the model's own."""
+    if not takes_reference(loss):
+        return loss
+
+    def measured(model: nn.Module, batch: Batch) -> Tensor:
+        own = {name: param.detach() for name, param in model.named_parameters() if param.requires_grad}
+        stays = {name for pattern in personal for name in fnmatch.filter(own, pattern)}
+        return loss(model, batch, {name: value for name, value in own.items() if name not in stays})
+
+    return measured
+
+
 def _of_a_batch(loss: Loss, metrics: Metrics | None, model: nn.Module, batch: Batch) -> dict[str, float]:
     """Sums over the examples of a batch; the loss may be a mean already."""
     examples = len(next(iter(batch.values())))
     with torch.no_grad():
-        # Where nobody trains, the round's parameters are the model's own.
-        own = {name: param.detach() for name, param in model.named_parameters() if param.requires_grad}
-        values = loss(model, batch, own) if takes_reference(loss) else loss(model, batch)
+        values = loss(model, batch)
         sums: dict[str, float] = {}
         for name, numbers in ({} if metrics is None else _mapping(metrics(model, batch))).items():
             if not isinstance(numbers, Tensor) or numbers.shape != (examples,):

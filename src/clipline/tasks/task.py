@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -30,6 +30,7 @@ class LoadedTask:
     evaluate: EvaluateModel  # on users outside the population
     reduction: str = "mean"  # of a loss that gives one number for each example
     row_fields: RowFields = field(default_factory=dict)  # parameters of which a user touches few rows
+    personal: Sequence[str] = ()  # parameters that stay with their user
     metric_name: str | None = None  # the main one, where the task itself does not know it
 
     def __post_init__(self) -> None:
@@ -76,6 +77,7 @@ class Task:
             privacy=settings.privacy(),
             compute=replace(compute, row_fields=loaded.row_fields),
             seed=settings.seed,
+            personal=loaded.personal,
         )
 
 
