@@ -9,7 +9,7 @@ import typing
 import pytest
 from samples import SOURCE
 
-from clipline import FastParts, LocalSGD, QuantileClip, ServerSGD, SettingError, Training
+from clipline import FastParts, LocalAdam, LocalSGD, QuantileClip, ServerSGD, SettingError, Training
 from clipline.cli import main
 from clipline.cli.train import command
 from clipline.privacy.relations import Relation
@@ -19,7 +19,9 @@ from clipline.tasks.handwriting.task import TASK
 from clipline.tasks.settings import TrainSettings, settings_from
 from clipline.training.options import Compute, Privacy
 
-TAKERS = (Privacy, Compute, FastParts, LocalSGD, QuantileClip, ServerSGD)
+TAKERS = (Privacy, Compute, FastParts, LocalSGD, LocalAdam, QuantileClip, ServerSGD)
+# As ServerAdam's: who changes them writes Python.
+OF_ADAM = {"betas", "eps"}
 # What belongs to the model and its loss is written in Python beside them, not in a file of settings.
 OF_THE_MODEL = {"reduction", "row_fields"}
 # Switches of fast parts are for who looks for a mistake, in Python.
@@ -28,8 +30,10 @@ SWITCHES = {"fast", *(field.name for field in dataclasses.fields(FastParts))}
 OTHER_DEFAULTS = {"device": "cpu", "workers": 1, "noise_source": None}
 OUTSIDE = {
     "rounds": 0, "classes": 1, "augment": 3, "group_count": 5, "padding_in_loss": 3,
-    "client_lr": -1.5, "batch_size": 0, "client_epochs": 0, "max_examples": 0,
-    "server": "rmsprop", "server_lr": -1.5, "server_momentum": 1.5,
+    "client_lr": -1.5, "batch_size": 0, "client_epochs": 0, "max_examples": 0, "client_optimiser": "sdg",
+    "client_momentum": 1.0, "client_weight_decay": -0.5, "client_clip_norm": -0.5, "client_proximal": -0.5,
+    "client_lr_schedule": "cosines",
+    "server": "rmsprop", "server_lr": -1.5, "server_momentum": 1.5, "server_lr_schedule": "step:5",
     "clip": "quantil", "quantile": 1.5, "clip_start": 1e-40, "clip_lr": -0.5, "clip_rule": "cubic",
     "clamp_fraction": 3, "fixed_clip": 1e-40,
     "epsilon": -1.5, "noise_multiplier": -1.5, "delta": 1.5, "population_size": 0, "cohort_size": 0,
@@ -77,7 +81,7 @@ def test_keyword_arguments_are_declared_with_their_defaults_and_types(taker):
     for field in dataclasses.fields(taker):
         name = field.metadata.get("setting")
         if name is None:
-            assert field.name in OF_THE_MODEL | SWITCHES
+            assert field.name in OF_THE_MODEL | SWITCHES | OF_ADAM
             continue
         assert name == field.name or name.endswith(f"_{field.name}")  # client_lr is the lr of a client
         expected = OTHER_DEFAULTS[name] if name in OTHER_DEFAULTS else SETTINGS[name].default
@@ -91,7 +95,7 @@ def test_every_setting_that_no_object_takes_is_one_of_training_or_of_the_task():
     training = {"rounds", "cohort_size", "seed"}
     assert training <= inspect.signature(Training).parameters.keys()
     of_callbacks = {"evaluate_every", "unprivate_timing"}
-    choices = {"server", "clip", "fixed_clip"}  # which object, by name
+    choices = {"server", "client_optimiser", "clip", "fixed_clip"}  # which object, by name
     of_the_task = {"task", "data", "user_column", *(name for name in SETTINGS if SETTINGS[name].some_tasks)}
     assert SETTINGS.keys() - taken == training | of_callbacks | choices | of_the_task
 

@@ -20,6 +20,7 @@ _HOMES = {
     "FastParts": "engine.fast_parts",
     "FixedClip": "federated.clip_controllers",
     "Guarantee": "privacy.guarantee",
+    "LocalAdam": "federated.local_sgd",
     "LocalSGD": "federated.local_sgd",
     "Log": "training.loggers",
     "Population": "federated.population",
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from .engine.fast_parts import FastParts
     from .errors import CliplineError, SettingError
     from .federated.clip_controllers import FixedClip, QuantileClip, ScheduledClip
-    from .federated.local_sgd import LocalSGD
+    from .federated.local_sgd import LocalAdam, LocalSGD
     from .federated.population import Population
     from .federated.server_optimisers import ServerAdam, ServerSGD, ServerYogi
     from .privacy.guarantee import Guarantee

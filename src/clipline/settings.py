@@ -16,6 +16,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any
 
 from .errors import check_choice, check_number, check_whole, nearest, refuse
+from .lr_schedules import check_schedule
 
 STAND_IN = "stand-in"  # as the setting `data`: generate users even where a store is found
 
@@ -120,6 +121,10 @@ def _check_text(setting: Setting, value: object) -> None:
         raise refuse(setting.name, value, "text", setting.way_out)
 
 
+def _check_schedule(setting: Setting, value: object) -> None:
+    check_schedule(setting.name, value)
+
+
 def _check_device(setting: Setting, value: object) -> None:
     # A torch.device has been checked by torch. Whether a device is there, `Compute.resolved` says, which has torch.
     if not isinstance(value, str) and type(value).__name__ != "device":
@@ -189,6 +194,29 @@ class Settings:
         "Train on the first so many examples of a user.", LOCAL, default=None, at_least=1,
         way_out="leave it out for no limit", by_task=True,
     )  # fmt: skip
+    client_optimiser: str = setting(
+        "Optimiser of a user, fresh in every round (adam: as AdamW).", LOCAL, default="sgd", choices=("sgd", "adam")
+    )
+    client_momentum: float = setting(
+        "Momentum of a user (sgd).", LOCAL, default=0.0, at_least=0, below=1, way_out="0.9 is usual; 0 turns it off",
+        unset="0",
+    )  # fmt: skip
+    client_weight_decay: float = setting(
+        "Weight decay of a user.", LOCAL, default=0.0, at_least=0, at_most=1e30,
+        way_out="1e-4 is usual; 0 turns it off", unset="0",
+    )  # fmt: skip
+    client_clip_norm: float | None = setting(
+        "Largest norm of a gradient in a user's own steps. Has nothing to do with privacy.", LOCAL, default=None,
+        above=0, at_most=1e30, way_out="1.0 is usual; leave it out for no limit",
+    )  # fmt: skip
+    client_proximal: float = setting(
+        "FedProx: pulls a user back to the round's parameters, by mu/2 |w - w_round|^2.", LOCAL, default=0.0,
+        at_least=0, at_most=1e30, way_out="0.01 to 1 is usual; 0 turns it off", unset="0",
+    )  # fmt: skip
+    client_lr_schedule: str | None = setting(
+        "Rate of users over the rounds: cosine, linear:END, step:EVERY:FACTOR, warmup:ROUNDS; commas multiply.",
+        LOCAL, default=None, own_check=_check_schedule, unset="constant",
+    )  # fmt: skip
 
     server: str = setting("Optimiser of the server.", SERVER, default="sgd", choices=("sgd", "adam", "yogi"))
     server_lr: float = setting(
@@ -198,6 +226,10 @@ class Settings:
     server_momentum: float = setting(
         "Momentum of the server (sgd).", SERVER, default=0.9, at_least=0, below=1,
         way_out="the paper uses 0.9; 0 turns it off",
+    )  # fmt: skip
+    server_lr_schedule: str | None = setting(
+        "Rate of the server over the rounds, as --client-lr-schedule.", SERVER, default=None,
+        own_check=_check_schedule, unset="constant",
     )  # fmt: skip
 
     clip: str | float = setting(

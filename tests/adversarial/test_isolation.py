@@ -5,7 +5,7 @@ from adversarial.kept import AUTO, ENGINES, MUST_STACK, assert_kept, cuda
 from adversarial.neighbours import Case
 from adversarial.zoo import DENSE, ZOO
 
-from clipline import LocalSGD
+from clipline import LocalAdam, LocalSGD
 
 BY_ITSELF = [
     "dropout",
@@ -57,6 +57,19 @@ def test_users_of_two_workers_are_kept_apart(name):
 @pytest.mark.parametrize("name", ["dropout", "zero head behind batch statistics", "functional dropout"])
 def test_users_of_several_epochs_are_kept_apart(name, engine):
     assert_kept(Case(ZOO[name], engine, local=LocalSGD(lr=0.1, batch_size=3, epochs=2)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "local",
+    [
+        LocalSGD(0.1, 3, 2, momentum=0.9, weight_decay=0.1, proximal=0.3),
+        LocalAdam(0.05, 3, 2, clip_norm=0.5, weight_decay=0.1),
+    ],
+    ids=["momentum", "adam"],
+)
+def test_users_are_kept_apart_by_other_optimisers_too(local, engine):
+    assert_kept(Case(ZOO["dropout"], engine, local=local), ("first and largest user", "emptied"))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -131,6 +131,25 @@ def test_the_same_users_in_whatever_form_give_the_same_model(mine, tmp_path):
     assert all((one[name] == other[name]).all() for name in one)
 
 
+def test_a_file_may_name_parameters_that_stay_with_their_user_and_flags_choose_the_optimiser(mine, tmp_path):
+    text = TASK.replace("return nn.Linear(3, 2)", "return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))")
+    text = text.replace("loss(model, batch):", "loss(model, batch, reference):\n    assert '0.bias' not in reference")
+    (tmp_path / "mine.py").write_text(text + 'PERSONAL = ["0.bias"]\n')
+    chosen = ["--client-optimiser", "adam", "--client-lr-schedule", "warmup:2,cosine", "--server-lr-schedule", "linear"]
+    for rounds in (1, 3):
+        flags = ["--data", "store", "--rounds", rounds, *chosen, *FLAGS[:4], "--out", f"run{rounds}"]
+        code, _, err = mine("train", "mine.py", *flags)
+        assert code == 0, err
+    one, three = (load_file(tmp_path / f"run{rounds}" / "model.safetensors") for rounds in (1, 3))
+    assert [name for name in one if (one[name] == three[name]).all()] == ["0.bias"]
+    settings = tomllib.loads((tmp_path / "run3" / "settings.toml").read_text())
+    assert (settings["client_optimiser"], settings["server_lr_schedule"]) == ("adam", "linear")
+    (tmp_path / "mine.py").write_text(TASK + 'PERSONAL = "bias"\n')
+    code, _, err = mine("train", "mine.py", "--data", "store", *FLAGS)
+    assert code == 2
+    assert "PERSONAL='bias' must be a list of parameters' names in 'mine.py'" in err
+
+
 def test_flags_override_the_file_which_overrides_what_the_task_says(mine, tmp_path):
     (tmp_path / "c.toml").write_text("rounds = 2\nclient_lr = 0.3\nepsilon = 5.0\n")
     code, out, err = mine("train", "mine.py", "--config", "c.toml", "--data", "store", "--client-lr", 0.2, *FLAGS)

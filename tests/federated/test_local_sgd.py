@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from clipline import LocalSGD, SettingError
+from clipline import LocalAdam, LocalSGD, SettingError
 from clipline.errors import ModuleError
-from clipline.federated.local_sgd import per_example
+from clipline.federated.local_sgd import per_example, takes_reference
 
 LOSSES = torch.tensor([1.0, 2.0, 6.0, 100.0])
 KEPT = torch.tensor([True, True, True, False])
@@ -32,6 +32,26 @@ def test_a_loss_is_one_number_or_one_for_each_example():
     for bad in (torch.zeros(4), torch.zeros(3, 1), torch.zeros(1), 2.0, None):
         with pytest.raises(ModuleError, match="must return one number, or 3, one for each example"):
             per_example(bad, 3)
+
+
+def test_what_is_more_than_plain_sgd():
+    assert LocalSGD(0.1, 5, 2, max_examples=7, reduction="sum", lr_schedule="cosine").plain_sgd
+    for more in ({"momentum": 0.1}, {"weight_decay": 0.1}, {"proximal": 0.1}, {"clip_norm": 1.0}):
+        assert not LocalSGD(0.1, **more).plain_sgd
+    assert not LocalAdam(0.1).plain_sgd
+
+
+@pytest.mark.parametrize("more", [{"betas": (0.9, 1.0)}, {"betas": 0.9}, {"eps": 0.0}, {"clip_norm": 0.0}])
+def test_settings_of_adam_outside_their_limits_are_refused(more):
+    with pytest.raises(SettingError, match=f"{next(iter(more))}.* must be"):
+        LocalAdam(0.1, **more)
+
+
+def test_a_loss_that_wants_the_rounds_parameters_calls_its_third_argument_so():
+    assert takes_reference(lambda model, batch, reference: 0)
+    assert not takes_reference(lambda model, batch, scale=2.0: 0)
+    assert not takes_reference(lambda model, batch: 0)
+    assert not takes_reference(max)
 
 
 def test_a_reduction_has_two_names():

@@ -1,8 +1,11 @@
+from itertools import pairwise
+
 import pytest
 import torch
 
 from clipline import ServerAdam, ServerSGD, ServerYogi, SettingError
 from clipline.federated.mechanism import Release
+from clipline.federated.server_optimisers import scheduled
 from clipline.privacy.events import GaussianEvent, PoissonSampling
 
 EVENT = GaussianEvent(PoissonSampling(0.1), 1.0)
@@ -92,3 +95,18 @@ def test_rates_outside_their_limits_are_refused(make, words):
     with pytest.raises(SettingError) as error:
         make()
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [ServerSGD, ServerAdam, ServerYogi])
+def test_a_schedule_scales_each_rounds_step_and_nothing_else(kind):
+    means = [[1.0, -2.0], [0.5, 0.5], [-1.0, 3.0], [2.0, 0.0]]
+    halves = scheduled(kind(0.5, lr_schedule="step:2:0.5"), rounds=4)
+    steps = []
+    for optimiser in (kind(0.5), halves):
+        ends = [run(optimiser, means[:count])[0] for count in range(5)]
+        steps.append([after - before for before, after in pairwise(ends)])
+    for usual, smaller, factor in zip(*steps, [1.0, 1.0, 0.5, 0.5], strict=True):
+        assert smaller.tolist() == pytest.approx((factor * usual).tolist(), rel=1e-12)
+    assert scheduled(kind(0.5), rounds=4) == kind(0.5)  # nothing is wrapped without need
+    stopped, _ = run(scheduled(kind(0.5, lr_schedule=lambda t: 0.0), rounds=4), means)
+    assert stopped.tolist() == pytest.approx([0.0, 1.0], abs=1e-300)

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from clipline import FixedClip, QuantileClip, SettingError
+from clipline import FixedClip, LocalAdam, LocalSGD, QuantileClip, ServerYogi, SettingError
 from clipline.tasks.handwriting.task import TASK
 from clipline.tasks.settings import TrainSettings, read_toml
 
@@ -30,6 +30,19 @@ def test_what_is_written_reads_back_equal(tmp_path):
 )
 def test_the_clip_names_a_controller(clip, controller):
     assert BASE.overridden({"clip": clip}, "here").controller() == controller
+
+
+def test_optimisers_of_users_and_server_follow_from_the_settings(tmp_path):
+    chosen = {"client_lr": 0.1, "client_clip_norm": 2.0, "client_lr_schedule": "cosine", "server_lr_schedule": "linear"}
+    adam = BASE.overridden({**chosen, "client_optimiser": "adam", "server": "yogi"}, "here")
+    (tmp_path / "s.toml").write_text(adam.to_toml())
+    read = BASE.overridden(read_toml(tmp_path / "s.toml"), "the file")
+    more = {"clip_norm": 2.0, "lr_schedule": "cosine", "batch_size": BASE.batch_size, "reduction": "sum"}
+    assert read.local("sum") == LocalAdam(0.1, **more)
+    assert read.server_optimiser() == ServerYogi(BASE.server_lr, lr_schedule="linear")
+    sgd = BASE.overridden({**chosen, "client_momentum": 0.9, "client_proximal": 0.1}, "here")
+    assert sgd.local("sum") == LocalSGD(0.1, **more, momentum=0.9, proximal=0.1)
+    assert BASE.local().plain_sgd
 
 
 def test_epsilon_and_noise_replace_each_other_but_never_stand_together():
@@ -72,6 +85,10 @@ def test_the_number_of_generated_users_is_a_setting_and_so_declared():
         ({"clip": "fixed", "fixed_clip": None}, "fixed_clip=None must be given where clip='fixed'"),
         ({"noise_multiplier": 0, "max_epsilon": 4.0}, "max_epsilon=4.0 must be left out where there is no noise"),
         ({"epsilon": None}, "epsilon=None and noise_multiplier=None, but one of them must be set"),
+        (
+            {"client_optimiser": "adam", "client_momentum": 0.9},
+            "client_momentum=0.9 must be left out where client_optimiser='adam': drop it",
+        ),
         ({"workers": "many"}, "workers='many' must be one of torchrun or a number"),
     ],
 )

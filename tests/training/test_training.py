@@ -209,7 +209,7 @@ def test_a_user_who_diverges_contributes_zero_and_training_goes_on():
         ({"seed": -1}, "seed=-1"),
         ({"clip": 5.0}, "clip=5.0 must be a clip object: give FixedClip(1.0)"),
         ({"server": "sgd"}, "server='sgd' must be a server object"),
-        ({"local": 0.1}, "local=0.1 must be a LocalSGD: give LocalSGD(lr=0.1)"),
+        ({"local": 0.1}, "local=0.1 must be a LocalSGD or LocalAdam: give LocalSGD(lr=0.1)"),
         ({"rounds": 10**400}, "rounds='a number of too many digits'"),
         (
             {"noise_multiplier": 2.5, "count_stddev": 1.0},

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..federated.local_sgd import Batch, LocalSGD
+from ..federated.local_sgd import Batch, LocalTraining
 from ..federated.population import Population
 from ..streams import counter_bits
 
@@ -59,7 +59,7 @@ def padded_width(sizes: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]
     return np.asarray(steps[np.minimum(np.searchsorted(steps, sizes), len(steps) - 1)], np.int64)
 
 
-def plan_steps(population: Population, users: NDArray[np.int64], local: LocalSGD, keys_for: KeysFor) -> Steps:
+def plan_steps(population: Population, users: NDArray[np.int64], local: LocalTraining, keys_for: KeysFor) -> Steps:
     """The batches of a block of users: the same, in the same order, as `user_order` gives each user alone."""
     sizes, starts = local.examples_of(population, users), np.asarray(population.offsets[users], np.int64)
     largest = int(sizes.max(initial=0))

@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ..errors import CliplineError, ModuleError
-from ..federated.backend import CohortRequest
+from ..federated.backend import CohortRequest, PersonalRows
 from ..federated.local_sgd import Batch, LossOf, per_example, users_own
 from .batches import plan_steps
 from .cpu.allocator import keep_freed_memory
 from .isolation.guard import IsolationError
 from .isolation.made_up_data import FILLS, made_up, parameters_to_try
+from .local_optimisers import SingleUser
 from .problem import Problem
 from .sparse.native import compiled
 from .sparse.outer_products import SparseOuterProducts
@@ -54,7 +55,9 @@ class OneByOne:
         self._generator = torch.default_generator  # or the device's, while users train
         # Parameters whose SGD steps are recorded (`StepRecord`): those that the trial sees used through `bag` only.
         dtype = problem.model.vector.dtype
-        plain = problem.device.type == "cpu" and problem.precision != "bf16" and dtype in _RECORDED_DTYPES
+        # A record is of plain SGD: momentum, say, would move a row in steps whose batch does not touch it.
+        cpu = problem.device.type == "cpu" and problem.precision != "bf16" and dtype in _RECORDED_DTYPES
+        plain = cpu and problem.local.plain_sgd
         self.recorded = frozenset(problem.row_fields) if plain else frozenset[str]()
         # Before forking: otherwise each worker would compile.
         self._library = compiled(dtype) if self.recorded and problem.fast.compile_c else None
@@ -71,8 +74,10 @@ class OneByOne:
             start = 0
             while start < len(users):
                 block_users = users[start : start + self._block_size(len(users) - start)]
+                places = np.arange(start, start + len(block_users))
+                personal = None if request.personal is None else request.personal.of_users(places)
                 yield (
-                    self.block(request.params, block_users, request.round_index, request.run),
+                    self.block(request.params, block_users, request.round_index, request.run, personal),
                     np.full(len(block_users), request_index),
                 )
                 start += len(block_users)
@@ -91,9 +96,20 @@ class OneByOne:
         # Blocks of equal size: every block costs a pass over the sum, however few its users.
         return -(-left // -(-left // _RECORDED_BLOCK))
 
-    def block(self, params: Tensor, users: NDArray[np.int64], round_index: int, run: int = 0) -> Updates:
-        """The updates of these users, not clipped: PRIVATE. A user without examples gives zeros."""
-        population, lr, streams = self.problem.population, self.problem.runs[run].lr, self.problem.runs[run].streams
+    def block(
+        self,
+        params: Tensor,
+        users: NDArray[np.int64],
+        round_index: int,
+        run: int = 0,
+        personal: PersonalRows | None = None,
+    ) -> Updates:
+        """The updates of these users, not clipped: PRIVATE. A user without examples gives zeros.
+
+        Personal parameters start as `personal` says, or as they are at first, and end there.
+        """
+        population, streams = self.problem.population, self.problem.runs[run].streams
+        lr = self.problem.runs[run].rate(round_index)
         keys_for = partial(streams.user_keys, round_index=round_index, identities=population.identities(users))
         plan, keys = plan_steps(population, users, self.problem.local, keys_for), keys_for("dropout")
         starts, sizes = population.offsets[users], self.problem.local.examples_of(population, users)
@@ -104,12 +120,13 @@ class OneByOne:
         whole = starting_params(params.unsqueeze(0), self.problem.model.named_shapes, {})
         updates = params.new_empty(len(users), 0 if self.problem.row_fields else self.problem.model.dim)
         user_updates: list[Updates] = []
+        rows = self.problem.personal_rows(personal, np.arange(len(users)))
         version = params._version
         with self.problem.users_apart() as self._generator:
             for i, key in enumerate(keys.tolist()):
                 examples = self.problem.examples.between(int(starts[i]), int(starts[i] + sizes[i]))
                 batches = [order[i, step, :count] for step, count in enumerate(plan.counts[i].tolist()) if count]
-                steps = _UserSteps(params, whole, examples, batches, random_keys[i], lr)
+                steps = _UserSteps(params, whole, examples, batches, random_keys[i], lr, rows[i])
                 if self.problem.row_fields:
                     user_updates.append(self._train_by_rows(key, steps))
                 elif not self._train_isolated(key, partial(self._train_dense, steps, updates[i])):
@@ -117,6 +134,8 @@ class OneByOne:
             self.problem.isolation.after_block()
             if len(keys):
                 self._note_draws(int(keys[-1]))
+        if personal is not None:
+            personal.write(np.arange(len(users)), rows)
         if params._version != version:
             raise ModuleError("the round's parameters changed while a user trained: train on the model that is given")
         return together(user_updates) if self.problem.row_fields else Updates([Dense(0, updates)])
@@ -150,16 +169,33 @@ class OneByOne:
     def _train_dense(self, steps: _UserSteps, out: Tensor) -> None:
         """One user's SGD steps on all parameters; writes the update to `out` (dim,)."""
         model = self.problem.model
-        model.vector.copy_(steps.params)
+        model.load(steps.params, steps.personal)
         finite_marker = steps.params.new_zeros(())
+        reference = self._reference(steps.params)
+        local = self.problem.local
+        leaves = list(model.trainable.values())
+        optimiser = None if local.plain_sgd else SingleUser(local, leaves, steps.lr, len(model.named_shapes))
         for step, rows in enumerate(steps.batches):
             model.set_keys(steps.random_keys[step])
             batch = {name: self.problem.examples.select_rows(field, rows) for name, field in steps.examples.items()}
-            loss = self._reduce_loss(self.problem.loss(model.module, batch), len(rows))
-            model.sgd_step(loss, steps.lr)
+            loss = self._reduce_loss(self.problem.losses(model.module, batch, reference), len(rows))
+            if optimiser is None:
+                model.sgd_step(loss, steps.lr)
+            else:
+                optimiser.step(model.gradients(loss))
             finite_marker += 0.0 * loss.detach()  # becomes and stays NaN if a loss is not finite
-        torch.sub(model.vector, steps.params, out=out)
+        released, own = model.parts()
+        torch.sub(released, steps.params, out=out)
         _check_finite(finite_marker)
+        if len(own) and bool(out.isfinite().all()):  # an update that is not finite counts as failed
+            steps.personal.copy_(own)
+
+    def _reference(self, params: Tensor) -> Batch | None:
+        """The round's parameters by name, if the loss wants them: a copy, which nobody else reads."""
+        if not self.problem.takes_reference:
+            return None
+        own = starting_params(params.clone().unsqueeze(0), self.problem.model.named_shapes, {})
+        return {name: piece[0] for name, piece in own.items()}
 
     def _train_by_rows(self, key: int, steps: _UserSteps) -> Updates:
         """One user's update if the user touches few rows of some parameters: no other row is read, trained or written.
@@ -187,8 +223,14 @@ class OneByOne:
         first = starting_params(steps.params.unsqueeze(0), shapes, rows) if rows else steps.whole
         records = {name: StepRecord(first[name][0], steps.lr, self._library) for name in recorded}
         moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in records}
-        held = {name: records[name].stand_in() if name in records else moving[name] for name in shapes}
+        of_user = self.problem.model.personal_pieces(steps.personal.unsqueeze(0))
+        moving |= {name: piece[0].clone().requires_grad_() for name, piece in of_user.items()}
+        held = {name: records[name].stand_in() if name in records else moving[name] for name in (*shapes, *of_user)}
         finite_marker = steps.params.new_zeros(())
+        takes_reference, local = self.problem.takes_reference, self.problem.local
+        reference = {name: piece[0].clone() for name, piece in first.items()} if takes_reference else None
+        shared = len(moving) - len(of_user)
+        optimiser = None if local.plain_sgd else SingleUser(local, list(moving.values()), steps.lr, shared)
         try:
             with self.problem.model.substituting(held):
                 for step, rows_of_batch in enumerate(steps.batches):
@@ -196,8 +238,12 @@ class OneByOne:
                     batch = {
                         name: self.problem.examples.select_rows(field[0], rows_of_batch) for name, field in one.items()
                     }
-                    loss = self._reduce_loss(self.problem.loss(self.problem.model.module, batch), len(rows_of_batch))
-                    _sgd_step(loss, list(moving.values()), list(records.values()), steps.lr)
+                    losses = self.problem.losses(self.problem.model.module, batch, reference)
+                    loss = self._reduce_loss(losses, len(rows_of_batch))
+                    if optimiser is None:
+                        _sgd_step(loss, list(moving.values()), list(records.values()), steps.lr)
+                    else:
+                        optimiser.step(torch.autograd.grad(loss, list(moving.values()), allow_unused=True))
                     finite_marker += 0.0 * loss.detach()
         finally:
             incomplete.update(name for name, record in records.items() if not record.complete)
@@ -211,7 +257,12 @@ class OneByOne:
                 stack.append([SparseOuterProducts.of_rows(rows[name].rows[0], change)])
             else:
                 stack.append(moving[name].detach().unsqueeze(0))
-        return build_updates(stack, first, shapes, rows, self._library)
+        updates = build_updates(stack, first, shapes, rows, self._library)
+        if (
+            of_user and not incomplete and bool(updates.norms().isfinite().all())
+        ):  # an update that is not finite counts as failed
+            steps.personal.copy_(torch.cat([moving[name].detach().reshape(-1) for name in of_user]))
+        return updates
 
     def _failed_update(self, params: Tensor) -> Updates:
         """An update of NaN, which adds nothing and is not within the clip."""
@@ -280,7 +331,8 @@ class OneByOne:
         params, rows = problem.model.initial, torch.arange(count, device=problem.device)
         random_keys = torch.zeros(1, len(problem.model.random_layers), 2, dtype=torch.int32, device=problem.device)
         whole = starting_params(params.unsqueeze(0), problem.model.named_shapes, {})
-        steps = _UserSteps(params, whole, made(count), [rows], random_keys, problem.local.lr)
+        own = problem.model.initial_personal.clone()
+        steps = _UserSteps(params, whole, made(count), [rows], random_keys, problem.local.lr, own)
         on_error, problem.on_error = problem.on_error, "raise"
         try:
             with problem.users_apart() as self._generator:
@@ -307,7 +359,7 @@ class OneByOne:
         finally:
             problem.on_error = on_error
             problem.isolation.after_user()
-            problem.model.vector.copy_(problem.model.initial)
+            problem.model.load(problem.model.initial)
 
     def _check_rows(self) -> None:
         """Refuse a loss that uses rows which the fields do not name, as a penalty on all weights does.
@@ -325,11 +377,13 @@ class OneByOne:
             batch = {key: value[0] for key, value in {**one, field: places}.items()}
             for params in parameters_to_try(self.problem.model.initial):
                 first = starting_params(params.unsqueeze(0), shapes, {name: TouchedRows(spare, spare >= 0)})
-                leaves = {f"model.{key}": piece[0].clone().requires_grad_() for key, piece in first.items()}
+                own = self.problem.model.personal_pieces(self.problem.model.initial_personal.unsqueeze(0))
+                pieces = {**first, **own}.items()
+                leaves = {f"model.{key}": piece[0].clone().requires_grad_() for key, piece in pieces}
+                reference = {key: piece[0].clone() for key, piece in first.items()}
                 with self.problem.users_apart():
-                    loss = self._reduce_loss(
-                        functional_call(LossOf(self.problem.model.module, self.problem.loss), leaves, (batch,)), count
-                    )
+                    of_model = LossOf(self.problem.model.module, self.problem.loss)
+                    loss = self._reduce_loss(functional_call(of_model, leaves, (batch, reference)), count)
                     (gradient,) = torch.autograd.grad(loss, [leaves[f"model.{name}"]], allow_unused=True)
                     self.problem.isolation.after_user()
                 if gradient is not None and bool((gradient[-1] != 0).any()):
@@ -355,6 +409,7 @@ class _UserSteps:
     batches: Sequence[Tensor]  # of each step: which of the user's examples
     random_keys: Tensor
     lr: float
+    personal: Tensor  # (personal,): what the user starts from, and what came of it
 
 
 def _check_finite(marker: Tensor) -> None:

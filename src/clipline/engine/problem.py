@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from ..errors import check_choice
-from ..federated.local_sgd import LocalSGD, Loss, OnError
+from ..errors import ModuleError, check_choice
+from ..federated.backend import PersonalRows
+from ..federated.local_sgd import Batch, LocalTraining, Loss, OnError, Reference, takes_reference
 from ..federated.population import Population
 from ..streams import Streams
 from .batches import Examples
@@ -33,10 +35,17 @@ class LocalRun:
 
     streams: Streams
     lr: float
+    schedule: Callable[[int], float] | None = None  # round -> rate, where it is not always `lr`
+
+    def rate(self, round_index: int) -> float:
+        """The users' learning rate in this round."""
+        return self.lr if self.schedule is None else self.schedule(round_index)
 
 
 class Problem:
     """A model, a loss `loss(model, batch)` and a population, on a device; `batch` maps field names to tensors.
+
+    A loss whose third argument is called `reference` is given the round's parameters, see `Reference`.
 
     The caller's model is copied. `on_error` says what happens to a user whose training fails: "zero" (adds nothing and
     is not within the clip) or "raise", for study only, as an error reveals something about that user. `trial_batch` is
@@ -48,7 +57,7 @@ class Problem:
         model: nn.Module,
         loss: Loss,
         population: Population,
-        local: LocalSGD,
+        local: LocalTraining,
         streams: Streams,
         device: torch.device | str = "cpu",
         precision: Precision = "float32",
@@ -56,17 +65,27 @@ class Problem:
         on_error: OnError = "zero",
         trial_batch: Mapping[str, Any] | None = None,
         fast: FastParts | None = None,
+        rounds: int = 1,
+        personal: Sequence[str] = (),
     ) -> None:
+        """`rounds` of the whole training, for schedules of the learning rate; `personal`: see `WorkingModel`."""
         self.fast = FastParts() if fast is None else fast
-        self.model = WorkingModel(model, device)
+        self.model = WorkingModel(model, device, personal)
         self.loss = loss
-        self.local = local
-        self.runs: Sequence[LocalRun] = (LocalRun(streams, local.lr),)
+        self.local, self.rounds = local, rounds
+        schedule = None if local.lr_schedule is None else partial(local.rate, rounds=rounds)
+        self.runs: Sequence[LocalRun] = (LocalRun(streams, local.lr, schedule),)
+        self.takes_reference = takes_reference(loss)
         self.device = torch.device(device)
         self.precision = precision
         self.on_error = check_choice("on_error", on_error, ("zero", "raise"))
         self.row_fields = dict(row_fields or {})
         check_row_fields(self.row_fields, self.model, population)
+        if self.row_fields and local.weight_decay:
+            raise ModuleError(
+                f"weight_decay={local.weight_decay} must be 0 where row_fields name parameters of which a user trains "
+                "few rows, as it shrinks all rows: drop it, or drop row_fields"
+            )
         self.examples = Examples(population, self.device, self.model.vector.dtype)
         self.isolation = Isolation(self.model.module, loss, self.model.trainable)
         self.draws_globally = False  # whether the model was seen to draw from torch's global generator
@@ -79,6 +98,16 @@ class Problem:
     def population(self) -> Population:
         """The population whose users train."""
         return self.examples.population
+
+    def losses(self, module: nn.Module, batch: Batch, reference: Reference | None) -> Tensor:
+        """What the loss gives for this batch. `reference` counts only if `takes_reference`."""
+        return self.loss(module, batch, reference) if self.takes_reference else self.loss(module, batch)
+
+    def personal_rows(self, personal: PersonalRows | None, chosen: NDArray[np.int64]) -> Tensor:
+        """(users, personal): what these users' personal parameters start from, a copy on the device."""
+        if personal is None:
+            return self.model.initial_personal.repeat(len(chosen), 1)
+        return personal.start(chosen).to(self.model.initial_personal)
 
     def steps_of(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many local steps each of these users takes."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..errors import ModuleError
+from ..errors import ModuleError, nearest, refuse
 from .stacked.vmap_layers import replace_layers
 from .user_random import UserRandom
 
@@ -22,16 +23,27 @@ class WorkingModel:
 
     `vector` holds all trainable parameters, concatenated. The copy's parameters are views of it: writing the vector
     sets the model, and an SGD step on the model changes the vector.
+
+    Parameters whose names match one of the patterns in `personal` ("user_vector.*") come last in the vector. They stay
+    with their user: `named_shapes`, `dim` and `initial` are of the others, which are released.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", personal: Sequence[str] = ()) -> None:
         module = uncompiled(module)
         check_module(module)
         self._original = module
         self.module = replace_layers(_copied(module)).to(device)
-        trainable = [p for p in self.module.parameters() if p.requires_grad]
+        names_in_order = [name for name, p in self.module.named_parameters() if p.requires_grad]
+        stays = _matching(names_in_order, personal)
+        self.released = [name not in stays for name in names_in_order]  # by place among the module's own parameters
+        by_name = dict(self.module.named_parameters())
+        ordered = sorted(names_in_order, key=stays.__contains__)  # stable: released ones first
+        trainable = [by_name[name] for name in ordered]
         self.vector = torch.cat([p.detach().reshape(-1) for p in trainable]).clone()
-        self.initial = self.vector.clone()  # what a run starts from; the vector changes in training
+        self.personal_shapes = {name: by_name[name].shape for name in ordered if name in stays}
+        self.personal_dim = sum(shape.numel() for shape in self.personal_shapes.values())
+        # What a run starts from; the vector changes in training.
+        self.initial, self.initial_personal = (part.clone() for part in self.parts())
         start = 0
         for param in trainable:
             stop = start + param.numel()
@@ -39,9 +51,10 @@ class WorkingModel:
             start = stop
         self._trainable = trainable
         self.named_shapes = {  # in the order of the vector; a shared parameter appears once
-            name: param.shape for name, param in self.module.named_parameters() if param.requires_grad
+            name: by_name[name].shape for name in ordered if name not in stays
         }
-        names = {id(param): name for name, param in zip(self.named_shapes, trainable, strict=True)}
+        names = {id(param): name for name, param in zip(ordered, trainable, strict=True)}
+        self._names = ordered
         self._owners = [
             (part._parameters, key, names[id(param)], param)  # several for a shared parameter
             for part in self.module.modules()
@@ -60,23 +73,42 @@ class WorkingModel:
 
     @property
     def dim(self) -> int:
-        """Number of trainable parameters."""
-        return len(self.vector)
+        """Number of trainable parameters that are released."""
+        return len(self.vector) - self.personal_dim
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters that train, in the order of the vector."""
-        return dict(zip(self.named_shapes, self._trainable, strict=True))
+        return dict(zip(self._names, self._trainable, strict=True))
 
-    def load(self, params: Tensor) -> nn.Module:
-        """The module with these parameters."""
-        self.vector.copy_(params)
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Views of the vector: what is released, and what is personal."""
+        return self.vector[: self.dim], self.vector[self.dim :]
+
+    def load(self, params: Tensor, personal: Tensor | None = None) -> nn.Module:
+        """The module with these parameters; personal ones as given, or as they are at first."""
+        released, own = self.parts()
+        released.copy_(params)
+        own.copy_(self.initial_personal if personal is None else personal)
         return self.module
 
+    def personal_pieces(self, rows: Tensor) -> dict[str, Tensor]:
+        """Personal parameters (users, personal) by name, (users, *shape) each."""
+        if not self.personal_shapes:
+            return {}
+        pieces = torch.split(rows, [shape.numel() for shape in self.personal_shapes.values()], dim=1)
+        shapes = self.personal_shapes.items()
+        return {name: piece.reshape(-1, *shape) for (name, shape), piece in zip(shapes, pieces, strict=True)}
+
+    def released_parameters(self, module: nn.Module) -> list[nn.Parameter]:
+        """Of a module like the original one: the parameters that are released, in the order of the vector."""
+        trainable = (p for p in module.parameters() if p.requires_grad)
+        return [param for param, released in zip(trainable, self.released, strict=True) if released]
+
     def export(self, params: Tensor) -> nn.Module:
-        """A new module like the original one, with these parameters, on the CPU."""
+        """A new module like the original one, with these parameters, on the CPU; personal ones are as at first."""
         module = copy.deepcopy(self._original).cpu()
-        trainable = [p for p in module.parameters() if p.requires_grad]
+        trainable = self.released_parameters(module)
         pieces = torch.split(params.cpu(), [p.numel() for p in trainable])
         for param, values in zip(trainable, pieces, strict=True):
             param.data.copy_(values.view_as(param))
@@ -93,7 +125,7 @@ class WorkingModel:
 
     @contextmanager
     def substituting(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Within, the module uses these tensors, one for each of `named_shapes`, for its trainable parameters."""
+        """Within, the module uses these tensors, one for each trainable parameter, personal ones too."""
         try:
             for parameters, key, name, _ in self._owners:
                 parameters[key] = tensors[name]  # type: ignore[assignment]  # as torch.func.functional_call does
@@ -116,15 +148,36 @@ class WorkingModel:
         frozen = {name: param.data for name, param in self.module.named_parameters() if not param.requires_grad}
         return buffers | frozen
 
-    def sgd_step(self, loss: Tensor, lr: float) -> None:
-        """One SGD step. A parameter that the loss does not use is not changed."""
+    def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of each trainable parameter; None of one that the loss does not use."""
         if not loss.requires_grad:
             raise ModuleError("the loss does not depend on the model's trainable parameters: return what it computed")
+        return torch.autograd.grad(loss, self._trainable, allow_unused=True)
+
+    def sgd_step(self, loss: Tensor, lr: float) -> None:
+        """One step of plain SGD. A parameter that the loss does not use is not changed."""
         with torch.no_grad():
-            gradients = torch.autograd.grad(loss, self._trainable, allow_unused=True)
-            for param, gradient in zip(self._trainable, gradients, strict=True):
+            for param, gradient in zip(self._trainable, self.gradients(loss), strict=True):
                 if gradient is not None:
                     param.sub_(gradient, alpha=lr)
+
+
+def _matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+    """The names that match a pattern. A pattern that matches none is refused, and so are patterns that match all."""
+    if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise refuse("personal", patterns, "a list of names or patterns", 'give ["user_vector.*"], say')
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise ModuleError(
+                f"personal names {pattern!r}, and no trainable parameter is called so: {nearest(pattern, names)}"
+            )
+    found = {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
+    if found and len(found) == len(names):
+        raise ModuleError(
+            f"personal={list(patterns)!r} matches all {len(names)} trainable parameters, so that nothing would be "
+            "released: leave some out"
+        )
+    return found
 
 
 def _same(ours: Tensor, theirs: Tensor) -> bool:

@@ -9,11 +9,55 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from .clipping import ClippedSum, UserUpdates
 from .sampling import Cohort
+
+
+class PersonalRows:
+    """Personal parameters of a request's users, outside the release: PRIVATE.
+
+    A trainer reads where user `i` of the cohort starts and writes what came of it. Parts of a cohort, as of a worker,
+    share the memory of the whole.
+    """
+
+    __slots__ = ("_places", "_start", "_trained")
+
+    def __init__(self, start: Tensor, trained: Tensor, places: NDArray[np.int64] | None = None) -> None:
+        self._start, self._trained = start, trained  # (users, personal) each, on the processor
+        self._places = np.arange(len(start)) if places is None else places
+
+    def __repr__(self) -> str:
+        return "PersonalRows(private)"
+
+    def of_users(self, chosen: NDArray[np.int64]) -> PersonalRows:
+        """Those of some users, by their places in the cohort."""
+        return PersonalRows(self._start, self._trained, self._places[chosen])
+
+    def start(self, chosen: NDArray[np.int64]) -> Tensor:
+        """(users, personal): what these users start from."""
+        return self._start[torch.from_numpy(self._places[chosen])]
+
+    def empty(self) -> PersonalRows:
+        """The same start with zeros as the result, to be filled here in part and elsewhere, and added up."""
+        return PersonalRows(self._start, torch.zeros_like(self._start))
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Start and result of the whole cohort, for whoever moves them between processes."""
+        return self._start, self._trained
+
+    def result(self) -> Tensor:
+        """(users, personal): what came of the whole cohort, a copy."""
+        return self._trained.clone()
+
+    def write(self, chosen: NDArray[np.int64], rows: Tensor) -> None:
+        """What these users have trained. A user whose row is not finite keeps what was there."""
+        rows = rows.detach().to(self._start)
+        kept = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, self.start(chosen))
+        self._trained[torch.from_numpy(self._places[chosen])] = kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +69,7 @@ class CohortRequest:
     round_index: int
     read_clip: Callable[[], float]
     run: int = 0  # index among the runs that train side by side
+    personal: PersonalRows | None = None  # where the model has personal parameters
 
     @cached_property
     def clip(self) -> float:

@@ -1,9 +1,10 @@
-"""Local training of one user, as settings: SGD, batches, and the form of the loss."""
+"""Local training of one user, as settings: the optimiser, batches, and the form of the loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import numpy as np
@@ -11,22 +12,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..errors import ModuleError, check_choice
+from ..errors import ModuleError, check_choice, check_number, refuse
+from ..lr_schedules import LrSchedule, lr_factor
 from ..settings import check_declared, declared
 from .population import Population
 
 Batch = dict[str, Tensor]
-Loss = Callable[[nn.Module, Batch], Tensor]
+Loss = Callable[..., Tensor]  # (model, batch), or (model, batch, reference): see `takes_reference`
+Reference = Mapping[str, Tensor]  # the round's parameters, by name; copies, without gradients
 OnError = Literal["zero", "raise"]  # what becomes of a user whose training fails
 
 
 @dataclass(frozen=True)
-class LocalSGD:
-    """How a user trains: plain SGD, `epochs` passes in batches; the last batch may be smaller.
+class LocalTraining:
+    """How a user trains, whatever the optimiser: `epochs` passes in batches; the last batch may be smaller.
 
     The examples are shuffled anew in every round and every epoch. `max_examples` keeps only the first examples of a
     user. `reduction` ("mean" or "sum") applies to a loss that returns one number for each example; a loss that returns
     a single number has reduced already.
+
+    An optimiser's state (momentum, moments) is the user's own and begins anew in every round. In a step the gradient
+    of the loss, with that of `proximal` / 2 |w - w_round|^2 (FedProx; w_round are the parameters of the round), is
+    scaled down to a norm of at most `clip_norm`, over all parameters, and then handed to the optimiser. This clip has
+    nothing to do with privacy. `lr_schedule` changes the rate from round to round, see `lr_factor`.
     """
 
     lr: float = declared("client_lr")
@@ -34,10 +42,24 @@ class LocalSGD:
     epochs: int = declared("client_epochs")
     max_examples: int | None = declared("max_examples")
     reduction: str = "mean"
+    _: KW_ONLY
+    weight_decay: float = declared("client_weight_decay")
+    clip_norm: float | None = declared("client_clip_norm")
+    proximal: float = declared("client_proximal")
+    lr_schedule: LrSchedule | None = declared("client_lr_schedule")
 
     def __post_init__(self) -> None:
         check_declared(self)
         check_choice("reduction", self.reduction, ("mean", "sum"))
+
+    def rate(self, round_index: int, rounds: int) -> float:
+        """The learning rate of this round, of `rounds`."""
+        return self.lr * lr_factor(self.lr_schedule, round_index, rounds)
+
+    @property
+    def plain_sgd(self) -> bool:
+        """Whether a step is w - lr * gradient and no more: fast parts of the engine can do that alone."""
+        return False
 
     def examples_of(self, population: Population, users: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many examples each of these users trains on."""
@@ -54,6 +76,40 @@ class LocalSGD:
             return losses.sum() if self.reduction == "sum" else losses.sum() / len(losses)
         total = losses.where(kept, 0.0).sum()
         return total if self.reduction == "sum" else total / kept.sum().clamp(min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD(LocalTraining):
+    """A user trains by SGD as `torch.optim.SGD` does, plain unless `momentum` or `weight_decay` (L2) is given.
+
+    See `LocalTraining` for what all local optimisers have in common.
+    """
+
+    momentum: float = declared("client_momentum")
+
+    @property
+    def plain_sgd(self) -> bool:
+        """Whether a step is w - lr * gradient and no more."""
+        return not (self.momentum or self.weight_decay or self.proximal or self.clip_norm is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalAdam(LocalTraining):
+    """A user trains by Adam as `torch.optim.AdamW` does: `weight_decay` is decoupled, and without it this is Adam.
+
+    See `LocalTraining` for what all local optimisers have in common.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
+            raise refuse("betas", self.betas, "two numbers", "(0.9, 0.999) is usual")
+        for place, beta in enumerate(self.betas):
+            check_number(f"betas[{place}]", beta, at_least=0, below=1, way_out="(0.9, 0.999) is usual")
+        check_number("eps", self.eps, above=0, way_out="1e-8 is usual")
 
 
 def users_own(error: Exception) -> bool:
@@ -76,6 +132,15 @@ def per_example(losses: object, examples: int) -> bool:
     )
 
 
+def takes_reference(loss: Loss) -> bool:
+    """Whether a loss wants the round's parameters: its third argument is called `reference`."""
+    try:
+        called = loss.forward if isinstance(loss, nn.Module) else loss
+        return list(inspect.signature(called).parameters)[2:3] == ["reference"]
+    except (TypeError, ValueError):  # a builtin without a signature
+        return False
+
+
 class LossOf(nn.Module):
     """A loss as a module, so that `torch.func.functional_call` can replace the parameters of its model."""
 
@@ -83,7 +148,8 @@ class LossOf(nn.Module):
         super().__init__()
         self.model = model
         self.loss = loss
+        self._takes_reference = takes_reference(loss)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, reference: Reference | None = None) -> Tensor:
         """The loss of the model on this batch."""
-        return self.loss(self.model, batch)
+        return self.loss(self.model, batch, reference) if self._takes_reference else self.loss(self.model, batch)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from sys import float_info
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import check_number
+from ..lr_schedules import LrSchedule, lr_factor
 from ..settings import check, check_declared, declared
 from .mechanism import Release
 
@@ -30,10 +32,14 @@ class ServerOptimiser(Protocol):
 
 @dataclass(frozen=True)
 class ServerSGD:
-    """Algorithm 1: momentum <- beta * momentum + mean; params <- params + lr * momentum (no Nesterov)."""
+    """Algorithm 1: momentum <- beta * momentum + mean; params <- params + lr * momentum (no Nesterov).
+
+    `lr_schedule` changes the rate from round to round, here as in the other server optimisers: see `lr_factor`.
+    """
 
     lr: float = declared("server_lr")
     momentum: float = declared("server_momentum")
+    lr_schedule: LrSchedule | None = declared("server_lr_schedule")
 
     def __post_init__(self) -> None:
         check_declared(self)
@@ -56,8 +62,10 @@ class ServerAdam:
     beta1: float = 0.9
     beta2: float = 0.99
     epsilon: float = 1e-3
+    lr_schedule: LrSchedule | None = declared("server_lr_schedule")
 
     def __post_init__(self) -> None:
+        check_declared(self)
         _check_adaptive(self.lr, self.beta1, self.beta2, self.epsilon)
 
     def init(self, params: Tensor) -> ServerState:
@@ -79,8 +87,10 @@ class ServerYogi:
     beta1: float = 0.9
     beta2: float = 0.99
     epsilon: float = 1e-3
+    lr_schedule: LrSchedule | None = declared("server_lr_schedule")
 
     def __post_init__(self) -> None:
+        check_declared(self)
         _check_adaptive(self.lr, self.beta1, self.beta2, self.epsilon)
 
     def init(self, params: Tensor) -> ServerState:
@@ -93,6 +103,34 @@ class ServerYogi:
         square = mean.square()
         second = state["second"] - (1 - self.beta2) * torch.sign(state["second"] - square) * square
         return _adaptive_step(params, state, mean, second, self)
+
+
+@dataclass(frozen=True)
+class ScheduledServer:
+    """A server optimiser whose `lr_schedule` is followed over so many rounds. The state counts the rounds."""
+
+    optimiser: ServerSGD | ServerAdam | ServerYogi
+    rounds: int
+
+    def init(self, params: Tensor) -> ServerState:
+        """The optimiser's own state, and no round yet."""
+        return {**self.optimiser.init(params), "rounds_done": torch.zeros((), dtype=torch.int64)}
+
+    def update(self, params: Tensor, state: ServerState, release: Release) -> tuple[Tensor, ServerState]:
+        """One step at the rate of this round."""
+        done = state["rounds_done"]
+        lr = self.optimiser.lr * lr_factor(self.optimiser.lr_schedule, int(done), self.rounds)
+        of_round = replace(self.optimiser, lr=max(lr, float_info.min))  # a rate of 0 is no setting
+        inner = {name: value for name, value in state.items() if name != "rounds_done"}
+        params, after = of_round.update(params, inner, release)
+        return params, {**after, "rounds_done": done + 1}
+
+
+def scheduled(optimiser: ServerOptimiser, rounds: int) -> ServerOptimiser:
+    """The optimiser over so many rounds: itself, if it has no schedule."""
+    if isinstance(optimiser, ServerSGD | ServerAdam | ServerYogi) and optimiser.lr_schedule is not None:
+        return ScheduledServer(optimiser, rounds)
+    return optimiser
 
 
 def _no_moments(params: Tensor) -> ServerState:

@@ -14,7 +14,9 @@ from typing import Any, Self
 from ..engine.fast_parts import FastParts
 from ..errors import SettingError, nearest, refuse
 from ..federated.clip_controllers import ClipController, FixedClip, QuantileClip
+from ..federated.local_sgd import LocalAdam, LocalSGD, LocalTraining
 from ..federated.sampling import sampler_named
+from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
 from ..settings import SETTINGS, STAND_IN, Settings, check, keywords_for
 from ..training.options import Compute, Privacy
 
@@ -35,6 +37,7 @@ class TrainSettings(Settings):
         # The objects that training takes check what these settings mean together.
         self.privacy()
         self.controller()
+        self.local()
         if self.population_size is not None:
             sampler_named(self.sampling, self.population_size, self.cohort_size, self.declared_size)
 
@@ -64,6 +67,22 @@ class TrainSettings(Settings):
     def compute(self) -> Compute:
         """How they ask to compute."""
         return Compute(**keywords_for(Compute, self), fast=FastParts(**keywords_for(FastParts, self)))
+
+    def local(self, reduction: str = "mean") -> LocalTraining:
+        """How they ask users to train. `reduction` is the loss's own."""
+        if self.client_optimiser == "sgd":
+            return LocalSGD(**keywords_for(LocalSGD, self), reduction=reduction)
+        if self.client_momentum:
+            way_out = "drop it: adam has a momentum of its own"
+            raise refuse("client_momentum", self.client_momentum, "left out where client_optimiser='adam'", way_out)
+        return LocalAdam(**keywords_for(LocalAdam, self), reduction=reduction)
+
+    def server_optimiser(self) -> ServerOptimiser:
+        """The optimiser that `server` names."""
+        if self.server == "sgd":
+            return ServerSGD(**keywords_for(ServerSGD, self))
+        kind = ServerAdam if self.server == "adam" else ServerYogi
+        return kind(self.server_lr, lr_schedule=self.server_lr_schedule)
 
     def controller(self) -> ClipController:
         """The clip controller that `clip` names."""

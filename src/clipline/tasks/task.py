@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,10 +12,8 @@ from ..data.task_stores import DataUsed, data_used
 from ..engine.parallel.torchrun import torchrun_rank
 from ..engine.sparse.row_fields import RowFields
 from ..errors import refuse
-from ..federated.local_sgd import LocalSGD, Loss
+from ..federated.local_sgd import Loss
 from ..federated.population import Population
-from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
-from ..settings import keywords_for
 from ..training.evaluation import EvaluateModel
 from ..training.options import Compute
 from ..training.training import Training
@@ -32,6 +30,7 @@ class LoadedTask:
     evaluate: EvaluateModel  # on users outside the population
     reduction: str = "mean"  # of a loss that gives one number for each example
     row_fields: RowFields = field(default_factory=dict)  # parameters of which a user touches few rows
+    personal: Sequence[str] = ()  # parameters that stay with their user
     metric_name: str | None = None  # the main one, where the task itself does not know it
 
     def __post_init__(self) -> None:
@@ -72,12 +71,13 @@ class Task:
             loaded.population,
             rounds=settings.rounds,
             cohort_size=settings.cohort_size,
-            local=LocalSGD(**keywords_for(LocalSGD, settings), reduction=loaded.reduction),
+            local=settings.local(loaded.reduction),
             clip=settings.controller(),
-            server=_server(settings),
+            server=settings.server_optimiser(),
             privacy=settings.privacy(),
             compute=replace(compute, row_fields=loaded.row_fields),
             seed=settings.seed,
+            personal=loaded.personal,
         )
 
 
@@ -89,11 +89,3 @@ def _compute(settings: TrainSettings) -> Compute:
     if settings.workers not in (None, 1, "torchrun"):
         raise refuse("workers", settings.workers, "left out under torchrun", "choose by --nproc-per-node")
     return replace(compute, workers="torchrun")
-
-
-def _server(settings: TrainSettings) -> ServerOptimiser:
-    if settings.server == "adam":
-        return ServerAdam(settings.server_lr)
-    if settings.server == "yogi":
-        return ServerYogi(settings.server_lr)
-    return ServerSGD(**keywords_for(ServerSGD, settings))

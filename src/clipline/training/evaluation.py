@@ -74,7 +74,7 @@ class Evaluate(Measuring):
             )
         device = training.device
         self._model = training.model_at(state).to(device).eval()
-        self._trainable = [param for param in self._model.parameters() if param.requires_grad]
+        self._trainable = training.problem.model.released_parameters(self._model)  # personal ones are as at first
         if isinstance(self.test, Population):
             assert self.metric is not None
             examples = Examples(self.test, device, state.params.dtype)

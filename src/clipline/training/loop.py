@@ -107,6 +107,8 @@ class Run:
         if self._state.round_index > training.rounds:
             limit = f"at most the {training.rounds} rounds of the training"
             raise refuse("state.round_index", self._state.round_index, limit, "raise rounds")
+        if training.personal is not None:
+            training.personal.begin(self._state.round_index)
         # Every round is the same event, so it is known at once how many the budget allows.
         begin = self._state.round_index
         self._until = begin + training.affordable(self._state.ledger, training.rounds - begin)
@@ -145,7 +147,9 @@ class Run:
             return None
         self._begun = time.perf_counter()
         self._round = self._training.algorithm.round(self._state, self._draws)
-        self._request = replace(next(self._round), run=self._number)
+        wanted, store = next(self._round), self._training.personal
+        personal = None if store is None else store.request(wanted.round_index, wanted.cohort.users)
+        self._request = replace(wanted, run=self._number, personal=personal)
         return self._request
 
     def end_round(self, total: ClippedSum) -> None:
@@ -156,7 +160,10 @@ class Run:
             self._round.send(total)
         except StopIteration as end:
             state, release = end.value
-        clip, self._round, self._request, self._state = self._request.clip, None, None, state
+        store, asked = self._training.personal, self._request
+        if store is not None and asked.personal is not None:  # users keep what they trained; nothing else sees it
+            store.add(asked.round_index, asked.cohort.users, asked.personal)
+        clip, self._round, self._request, self._state = asked.clip, None, None, state
         for callback in self._callbacks:  # on record before anything else is done with it, whatever fails later
             callback.on_release(state)
         metrics = self._measured(last=state.round_index == self._until)
@@ -165,6 +172,8 @@ class Run:
             account = BegunAccount(self._accounting.submit(account), account)
         seconds = time.perf_counter() - self._begun
         self._reports.put(Waiting(state, release, clip, seconds, metrics, account))
+        if store is not None:
+            store.forget(before=self._reports.oldest(state.round_index))
 
     def result(self) -> TrainResult:
         """The trained model and its guarantee, once no round comes any more."""

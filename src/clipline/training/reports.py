@@ -105,6 +105,10 @@ class ReportQueue:
                 return
             self._hand_out()
 
+    def oldest(self, otherwise: int) -> int:
+        """The round index of the first state that callbacks have not seen yet; `otherwise` if they have seen all."""
+        return self._waiting[0].state.round_index if self._waiting else otherwise
+
     def flush(self) -> None:
         """Hand out all that is left."""
         while self._waiting:

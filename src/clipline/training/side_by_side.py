@@ -14,6 +14,7 @@ from ..engine.problem import Problem
 from ..engine.stacked.trainer import Stacked
 from ..errors import SettingError, refuse
 from ..federated.backend import Backend, LocalTrainer
+from ..federated.local_sgd import LocalTraining
 from .callbacks import Callback
 from .loop import Run, drive
 from .result import TrainResult
@@ -29,8 +30,8 @@ def run_together(
     """Run all of these at once; each result is what that training's own `run()` would give, up to rounding.
 
     They must have in common what makes a stack: population, architecture, loss, batches, device and precision. Learning
-    rates, noise, clip, quantile, seed, sampling, cohort size and number of rounds may differ. `callbacks` holds a list
-    for each training.
+    rates and their schedules, noise, clip, quantile, seed, sampling, cohort size and number of rounds may differ.
+    `callbacks` holds a list for each training.
 
     The users of all runs are shared among as many processes as the training with most `workers` has; what is said of
     workers in docs/workers.md holds for these. Noise is drawn and models move in this process alone.
@@ -76,8 +77,9 @@ def _check_alike(first: Problem, other: Problem, number: int) -> None:
     same = {
         "population": first.population is other.population,
         "model": first.model.named_shapes == other.model.named_shapes,
+        "personal": first.model.personal_shapes == other.model.personal_shapes,
         "loss": first.loss == other.loss,
-        "local": replace(first.local, lr=1.0) == replace(other.local, lr=1.0),
+        "local": _without_rates(first.local) == _without_rates(other.local),
         "device": first.device == other.device,
         "precision": first.precision == other.precision,
         "row_fields": first.row_fields == other.row_fields,
@@ -91,6 +93,10 @@ def _check_alike(first: Problem, other: Problem, number: int) -> None:
                 f"{name} of training {number} differs from that of training 0, and runs side by side must share it: "
                 "give all trainings the same object, or run this one alone"
             )
+
+
+def _without_rates(local: LocalTraining) -> LocalTraining:
+    return replace(local, lr=1.0, lr_schedule=None)
 
 
 def _shared_backend(

@@ -11,22 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..engine.choose import choose_trainer
 from ..engine.one_by_one import OneByOne
 from ..engine.parallel.choose import choose_backend
 from ..engine.parallel.torchrun import TorchrunBackend, from_rank_0
+from ..engine.personal import PersonalStore
 from ..engine.problem import Problem
 from ..engine.working_model import check_module, uncompiled
 from ..errors import refuse
 from ..federated.clip_controllers import ClipController, QuantileClip
-from ..federated.local_sgd import LocalSGD, Loss, OnError
+from ..federated.local_sgd import LocalTraining, Loss, OnError
 from ..federated.mechanism import GaussianMechanism
 from ..federated.population import Population
 from ..federated.round import Algorithm, TrainState
 from ..federated.sampling import relation_for, sampler_named
-from ..federated.server_optimisers import ServerOptimiser, ServerSGD
+from ..federated.server_optimisers import ServerOptimiser, ServerSGD, scheduled
 from ..privacy.accountant import account
 from ..privacy.calibration import noise_multiplier_for, rounds_within
 from ..privacy.delta import default_delta, warn_of_delta
@@ -55,7 +56,8 @@ class Training:
     `Privacy(noise_source=...)` decides otherwise. `seed` of a training is None where there is none.
 
     `loss(model, batch)` returns one number, or one for each example, which trains faster; `batch` maps the population's
-    field names to tensors. `model` itself is never changed.
+    field names to tensors. `loss(model, batch, reference)` is given the round's parameters too, by name. `model` itself
+    is never changed.
 
     A user whose training fails, by a label out of range say, adds nothing and is not within the clip. For study
     `on_error="raise"` shows the error instead, which the guarantee does not cover. What would fail for every user is
@@ -64,6 +66,9 @@ class Training:
 
     `preprocessing` are private statistics of the data that were used, as a `PrivateStatistics` or a list of what it
     released: noise, budget and guarantee count them, once each. Those by which `population` was made need not be named.
+    `personal` names parameters (or patterns, "user_vector.*") that stay with their user from round to round: they train
+    with the others, start from the model's own values, and are neither clipped, summed nor released. They are private
+    data outside the guarantee, see docs/guarantees.md; `unprivate_personal` shows them. Poisson sampling only.
     """
 
     @says_where_keywords_belong
@@ -75,7 +80,7 @@ class Training:
         *,
         rounds: int,
         cohort_size: int,
-        local: LocalSGD,
+        local: LocalTraining,
         privacy: Privacy,
         clip: ClipController | None = None,
         server: ServerOptimiser | None = None,
@@ -84,6 +89,7 @@ class Training:
         on_error: OnError = "zero",
         trial_batch: Mapping[str, Any] | None = None,
         preprocessing: Iterable[Any] = (),
+        personal: Sequence[str] = (),
     ) -> None:
         clip = QuantileClip() if clip is None else clip
         server = ServerSGD() if server is None else server
@@ -132,7 +138,7 @@ class Training:
             count_stddev = default_count_stddev(cohort_size, self.noise_multiplier)
         mechanism = GaussianMechanism(cohort_size, self.noise_multiplier, count_stddev if clip.needs_fraction else None)
         mechanism.delta_stddev(clip.init().clip)  # refuses a clip that no noise can be made for
-        self.algorithm = Algorithm(sampler, mechanism, server, clip)
+        self.algorithm = Algorithm(sampler, mechanism, scheduled(server, rounds), clip)
         self.problem = Problem(
             model,
             loss,
@@ -145,7 +151,14 @@ class Training:
             on_error,
             trial_batch,
             compute.fast,
+            rounds,
+            personal,
         )
+        if personal and privacy.sampling == "fixed":
+            # Others' rows depend on whether they were drawn, and in a cohort of fixed size that depends on one user.
+            raise refuse("personal", list(personal), "left out where sampling='fixed'", "take sampling='poisson'")
+        self.personal_names = list(personal)
+        self.personal = PersonalStore(self.problem.model.initial_personal) if personal else None
         self.one_by_one = OneByOne(self.problem)
         varying = privacy.sampling != "fixed"
         self.trainer = choose_trainer(compute.engine, self.one_by_one, cohort_size, varying=varying)
@@ -193,6 +206,20 @@ class Training:
     def model_at(self, state: TrainState) -> nn.Module:
         """A new model like the one given, with the parameters of `state`, on the CPU."""
         return self.problem.model.export(state.params)
+
+    def unprivate_personal(self) -> dict[Any, dict[str, Tensor]]:
+        """Personal parameters by name of each user who took part, after the last round: private data, without noise.
+
+        Users by their ids, or by their places in a population without ids. No guarantee covers what is done with them.
+        """
+        if self.personal is None:
+            return {}
+        ids, shapes = self.population.user_ids, self.problem.model.personal_pieces
+        named = {user: shapes(row.unsqueeze(0)) for user, row in self.personal.latest.items()}
+        return {
+            user if ids is None else ids[user].item(): {name: piece[0] for name, piece in own.items()}
+            for user, own in named.items()
+        }
 
     @property
     def leads(self) -> bool:
@@ -249,7 +276,7 @@ def _streams(seed: int | None, noise_source: NoiseSource, *, shared: bool) -> St
 
 def _check_parts(
     population: Population,
-    local: LocalSGD,
+    local: LocalTraining,
     privacy: Privacy,
     clip: ClipController,
     server: ServerOptimiser,
@@ -258,12 +285,13 @@ def _check_parts(
     """Refuse objects of another kind: an old keyword's value, say."""
     for name, part, kind, example in (
         ("population", population, Population, "Population.from_arrays(user_ids, x=x, y=y)"),
-        ("local", local, LocalSGD, "LocalSGD(lr=0.1)"),
+        ("local", local, LocalTraining, "LocalSGD(lr=0.1)"),
         ("privacy", privacy, Privacy, "Privacy(epsilon=4.0)"),
         ("compute", compute, Compute, 'Compute(device="cuda")'),
     ):
         if not isinstance(part, kind):
-            raise refuse(name, part, f"a {kind.__name__}", f"give {example}")
+            named = "a LocalSGD or LocalAdam" if kind is LocalTraining else f"a {kind.__name__}"
+            raise refuse(name, part, named, f"give {example}")
     for name, rule, example in (("clip", clip, "FixedClip(1.0)"), ("server", server, "ServerSGD(1.0)")):
         if not hasattr(rule, "init"):
             raise refuse(name, rule, f"a {name} object", f"give {example}")

@@ -326,3 +326,33 @@ def parameters_kept_in_a_list():
             return x * scale
 
     return Listed()
+
+
+@zoo.add(ISOLATED)
+def penalty_on_the_distance_from_the_round():
+    def loss(model, batch, reference):
+        away = sum((param - reference[name]).abs().sum() for name, param in model.named_parameters())
+        return cross_entropies(model, batch) + 0.1 * away
+
+    return Net(), loss
+
+
+@zoo.add(EITHER)
+def means_written_into_the_rounds_parameters():
+    def loss(model, batch, reference):
+        reference["hidden.weight"].data.add_(batch["x"].mean(dim=0))
+        return cross_entropies(model, batch) + (model.hidden.weight - reference["hidden.weight"]).square().sum()
+
+    return Net(), loss
+
+
+@zoo.add(EITHER)
+def rounds_parameters_kept_and_written_to_by_the_next_user():
+    kept = {}
+
+    def loss(model, batch, reference):
+        kept.setdefault("first", reference["out.bias"])
+        kept["first"].data.add_(batch["x"].mean())
+        return cross_entropies(model, batch) + (model.out.bias - reference["out.bias"]).square().sum()
+
+    return Net(), loss

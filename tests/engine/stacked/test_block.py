@@ -19,6 +19,7 @@ def made(label=torch.uint16):
     return Block(
         np.array([7, 8, 9]),
         np.array([0, 1, 0]),
+        np.array([1, 0, 0]),
         Steps(rows, counts, np.array([2, 2, 2])),
         {"x": torch.arange(12.0).view(3, 2, 2), "y": torch.arange(12).view(3, 2, 2).to(label)},
         {"w": touched},
@@ -35,6 +36,7 @@ def test_some_users_of_a_block_in_any_order(chosen, label):
     block = whole.of_users(np.array(chosen, np.int64))
     assert block.users.tolist() == whole.users[chosen].tolist()
     assert block.owners.tolist() == whole.owners[chosen].tolist()
+    assert block.places.tolist() == whole.places[chosen].tolist()
     assert np.array_equal(block.steps.rows, whole.steps.rows[chosen])
     assert np.array_equal(block.steps.counts, whole.steps.counts[chosen])
     assert np.array_equal(block.steps.widths, whole.steps.widths[chosen])

@@ -55,6 +55,17 @@ def test_what_decides_a_number_is_part_of_the_identity(changes):
     assert spec(**changes).identity("d") != spec().identity("d")
 
 
+def test_settings_that_came_later_enter_where_they_are_set_so_that_older_records_keep_their_names():
+    later = {"client_optimiser", "client_momentum", "client_weight_decay", "client_proximal"}
+    assert not later & spec().parts("d", None)["settings"].keys()
+    assert spec(client_momentum=0.5).parts("d", None)["settings"]["client_momentum"] == 0.5
+    changed = [
+        {"client_optimiser": "adam"}, {"client_momentum": 0.5}, {"client_lr_schedule": "cosine"},
+        {"server_lr_schedule": "linear"}, {"client_clip_norm": 1.0}, {"client_proximal": 0.1},
+    ]  # fmt: skip
+    assert len({spec(**one).identity("d") for one in ({}, *changed)}) == 7
+
+
 def test_data_code_and_what_is_recorded_are_part_of_the_identity():
     base = spec()
     ids = {

@@ -152,7 +152,8 @@ def test_the_settings_describe_the_training_and_what_followed(tmp_path):
     settings = tomllib.loads(text)
     assert (settings["rounds"], settings["cohort_size"], settings["seed"]) == (6, 20, 3)
     assert settings["local"] == {
-        "type": "LocalSGD", "lr": 0.2, "batch_size": 8, "epochs": 1, "reduction": "mean",
+        "type": "LocalSGD", "lr": 0.2, "batch_size": 8, "epochs": 1, "reduction": "mean", "weight_decay": 0.0,
+        "proximal": 0.0, "momentum": 0.0,
     }  # fmt: skip
     assert settings["clip"] == {
         "type": "QuantileClip", "quantile": 0.7, "start": 0.1, "lr": 0.2, "rule": "geometric", "clamp_fraction": False,
@@ -361,6 +362,29 @@ def test_other_settings_than_those_of_the_checkpoint_are_refused(tmp_path):
     ):
         with pytest.raises(RunError, match=words):
             training(**changes).resume(tmp_path / "r")
+
+
+def test_schedules_are_recorded_and_a_resumed_run_follows_them(tmp_path):
+    def scheduled(client="warmup:2,cosine", server="linear:0.2", rounds=6):
+        local = replace(LOCAL, momentum=0.5, lr_schedule=client)
+        return training(local=local, server=ServerSGD(1.0, lr_schedule=server), rounds=rounds)
+
+    whole = scheduled().run()
+    with pytest.raises(Crash):
+        scheduled().run([RunDirectory(tmp_path / "r"), measured(), Crashing(4)])
+    stored = tomllib.loads((tmp_path / "r" / SETTINGS).read_text())
+    assert (stored["local"]["lr_schedule"], stored["local"]["momentum"]) == ("warmup:2,cosine", 0.5)
+    assert (stored["server"]["type"], stored["server"]["lr_schedule"]) == ("ServerSGD", "linear:0.2")
+    for other, words in (
+        (scheduled(client="cosine"), "local.lr_schedule = .*warmup:2,cosine.* then"),
+        (scheduled(server=lambda t: 0.5), "server.lr_schedule = .*linear:0.2.* then"),
+    ):
+        with pytest.raises(RunError, match=words):
+            reopened(tmp_path / "r", other)
+    resumed = scheduled().resume(tmp_path / "r")
+    assert torch.equal(resumed.state.params, whole.state.params)
+    assert int(resumed.state.server["rounds_done"]) == 6
+    assert not torch.allclose(whole.state.params, scheduled(client=None, server=None).run().state.params, atol=1e-3)
 
 
 def test_another_seed_is_refused_and_no_message_shows_one(tmp_path):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import WorkerError
-from ...federated.backend import CohortRequest, LocalTrainer
+from ...federated.backend import CohortRequest, LocalTrainer, PersonalRows
 from ...federated.clipping import ClippedSum, PartialSums
 from ...federated.sampling import Cohort
 from ...privacy.events import Sampling
@@ -62,10 +62,22 @@ class ProcessGroup:
             self._send_header(requests)
             dist.broadcast(torch.from_numpy(np.concatenate([request.cohort.users for request in requests])), src=0)
             params = self.transport.broadcast([request.params for request in requests])
-        shared_requests = [replace(request, params=own) for request, own in zip(requests, params, strict=True)]
+            personal = [None if request.personal is None else request.personal.empty() for request in requests]
+            for rows in personal:
+                if rows is not None:
+                    dist.broadcast(rows.tensors()[0], src=0)
+        shared_requests = [
+            replace(request, params=own, personal=rows)
+            for request, own, rows in zip(requests, params, personal, strict=True)
+        ]
         sums, error = self._train_share(shared_requests)
         with connected(round_index):
-            failures = self._reduce(error)
+            failed, failures = self._reduce(error)
+            if not failed:
+                self._collect_personal(shared_requests)
+                for request, rows in zip(requests, personal, strict=True):
+                    if request.personal is not None and rows is not None:
+                        request.personal.tensors()[1].copy_(rows.tensors()[1])
         self._synchronised = True
         if error is not None:
             raise error
@@ -87,7 +99,8 @@ class ProcessGroup:
                 return
             _, error = self._train_share(requests)
             with connected():
-                self._reduce(error)
+                if not self._reduce(error)[0]:
+                    self._collect_personal(requests)
 
     def stop(self) -> None:
         """End `serve` on the other ranks. After an error within a round nothing is sent: they end when rank 0 does."""
@@ -112,10 +125,33 @@ class ProcessGroup:
         dist.broadcast(users, src=0)
         cohorts = np.split(users.numpy(), np.cumsum(counts)[:-1])
         params = self.transport.broadcast(buffers[: len(rows)])
+        personal = [self._receive_personal(count) for count in counts]
         return [
-            CohortRequest(begin, Cohort(cohort, self.samplings[int(run)]), int(t), lambda clip=clip: clip, int(run))  # type: ignore[misc]
-            for (run, t, _, clip), begin, cohort in zip(rows, params, cohorts, strict=True)
+            CohortRequest(
+                begin,
+                Cohort(cohort, self.samplings[int(run)]),
+                int(t),
+                lambda clip=clip: clip,  # type: ignore[misc]
+                int(run),
+                own,
+            )
+            for (run, t, _, clip), begin, cohort, own in zip(rows, params, cohorts, personal, strict=True)
         ]
+
+    def _receive_personal(self, users: int) -> PersonalRows | None:
+        """Personal parameters of so many users from rank 0, if the model has any."""
+        width = self.problem.model.personal_dim
+        if not width:
+            return None
+        start = torch.empty(users, width, dtype=self.problem.model.vector.dtype)
+        dist.broadcast(start, src=0)
+        return PersonalRows(start, torch.zeros_like(start))
+
+    def _collect_personal(self, requests: Sequence[CohortRequest]) -> None:
+        """Add up at rank 0 what users trained: each is trained by one rank, and is zero on the others."""
+        for request in requests:
+            if request.personal is not None:
+                dist.reduce(request.personal.tensors()[1], dst=0)
 
     def _train_share(self, requests: Sequence[CohortRequest]) -> tuple[PartialSums | None, Exception | None]:
         """The sums over this rank's share of the users, or the error of their training."""
@@ -126,8 +162,8 @@ class ProcessGroup:
         except Exception as error:
             return None, error
 
-    def _reduce(self, error: Exception | None) -> dict[int, str]:
-        """Reduce all sums to rank 0; if a rank failed, gather the tracebacks at rank 0 instead.
+    def _reduce(self, error: Exception | None) -> tuple[bool, dict[int, str]]:
+        """Reduce all sums to rank 0; if a rank failed, gather the tracebacks at rank 0 instead. Says whether one did.
 
         The all-reduce of the error flags goes over gloo and comes first: it notices a lost process, where NCCL would
         hang.
@@ -136,10 +172,10 @@ class ProcessGroup:
         dist.all_reduce(failed)
         if not failed.item():
             self.transport.reduce(self.rank)
-            return {}
+            return False, {}
         texts = [""] * self.size if self.rank == 0 else None
         dist.gather_object(_text(error), texts, dst=0)
-        return {rank: text for rank, text in enumerate(texts or ()) if text}
+        return True, {rank: text for rank, text in enumerate(texts or ()) if text}
 
 
 def _text(error: Exception | None) -> str:

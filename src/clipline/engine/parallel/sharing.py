@@ -20,11 +20,16 @@ def requests_of_rank(requests: Sequence[CohortRequest], steps_of: StepsOf, rank:
     users = np.concatenate([request.cohort.users for request in requests])
     positions = partition_users(steps_of(users), size)[rank]
     ends = np.cumsum([len(request.cohort.users) for request in requests])[:-1]
-    parts = np.split(users[positions], np.searchsorted(positions, ends))
-    return [
-        replace(request, cohort=Cohort(part, request.cohort.sampling))
-        for request, part in zip(requests, parts, strict=True)
-    ]
+    shares = np.split(positions, np.searchsorted(positions, ends))
+    begins = [0, *ends.tolist()]
+    return [_of_users(request, share - begin) for request, share, begin in zip(requests, shares, begins, strict=True)]
+
+
+def _of_users(request: CohortRequest, places: NDArray[np.int64]) -> CohortRequest:
+    """The request with some users of its cohort only."""
+    cohort = Cohort(request.cohort.users[places], request.cohort.sampling)
+    personal = None if request.personal is None else request.personal.of_users(places)
+    return replace(request, cohort=cohort, personal=personal)
 
 
 def partition_users(steps: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from ...errors import SettingError, refuse
 from ...federated.backend import CohortRequest, LocalTrainer
 from ...federated.clipping import ClippedSum
 from ...federated.population import Population
+from ...lr_schedules import schedule_text
 from ...privacy.events import Sampling
 from ..problem import Problem
 from .forked import TIMEOUT
@@ -117,11 +118,12 @@ class TorchrunBackend:
             "numpy": np.__version__,
             "torch": torch.__version__,
             "parameters": _digest({name: tuple(shape) for name, shape in problem.model.named_shapes.items()}),
+            "personal parameters": ", ".join(problem.model.personal_shapes),
             "dtype": problem.model.vector.dtype,
             "device": problem.device.type,
             "sampling": sampling,
             "seed (hashed)": _digest(run.streams.seed),
-            "local": problem.local,
+            "local": replace(problem.local, lr_schedule=schedule_text(problem.local.lr_schedule, problem.rounds)),
             "precision": problem.precision,
             **_population_facts(population),
         }

@@ -35,6 +35,9 @@ class WrongStack(CannotStack):
 def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackStep, *, padded: bool) -> None:
     """Refuse with `WrongStack` if a stacked step of synthetic users moves a parameter otherwise than plain steps do.
 
+    `stack_step` is one of plain SGD: what it subtracts is the gradient. What other optimisers do with it is the same
+    code in both ways of training.
+
     Three users with other examples, other parameters (`parameters_to_try`) and other random keys; layers such as
     dropout draw the same numbers from them in both ways. If batches may be `padded`, that of the last user is. A user
     whose loss is not finite, or who fails, cannot be compared and is left out.
@@ -62,10 +65,9 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
         named = RowUsage(batch[field], problem.model.named_shapes[name][0])
         rows[name], batch[field] = named.touched(int(named.rooms(MIN_ROOM).max()))
     owners = torch.arange(users, device=device)
-    stack = [
-        piece.clone()
-        for piece in starting_params(torch.stack(params), problem.model.named_shapes, rows, owners).values()
-    ]
+    first = starting_params(torch.stack(params), problem.model.named_shapes, rows, owners)
+    first |= problem.model.personal_pieces(problem.model.initial_personal.repeat(users, 1))
+    stack = [piece.clone() for piece in stack_step.complete(first).values()]
 
     plain = _plain_gradients(problem, params, stack, random_keys, batch, counts)
     # With steps as long as the parameters, their difference keeps the digits of the gradient.
@@ -86,7 +88,8 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
     for user, gradients in enumerate(plain):
         if gradients is None:
             continue
-        stacked = [(a[user] - b[user]).double() / -rates[user].double() for a, b in zip(stack, before, strict=True)]
+        moved = list(zip(stack, before, strict=True))[: len(stack_step.names)]
+        stacked = [(a[user] - b[user]).double() / -rates[user].double() for a, b in moved]
         _compare(problem, dict(zip(stack_step.names, stacked, strict=True)), gradients)
 
 
@@ -107,12 +110,15 @@ def _plain_gradients(
             problem.isolation.seed(0)
             model.set_keys(random_keys[user])
             try:
+                pieces = dict(zip(model.trainable, stack, strict=False))
+                reference = {name: pieces[name][user].clone() for name in model.named_shapes}
                 if problem.row_fields:
-                    leaves = [piece[user].clone().requires_grad_() for piece in stack]
-                    with model.substituting(dict(zip(model.named_shapes, leaves, strict=True))):
-                        loss = problem.loss(model.module, own)
+                    leaves = [piece[user].clone().requires_grad_() for piece in pieces.values()]
+                    with model.substituting(dict(zip(pieces, leaves, strict=True))):
+                        loss = problem.losses(model.module, own, reference)
                 else:
-                    loss, leaves = problem.loss(model.load(params[user]), own), list(model.trainable.values())
+                    leaves = list(model.trainable.values())
+                    loss = problem.losses(model.load(params[user]), own, reference)
                 loss = problem.local.reduced(loss) if per_example(loss, count) else loss
                 gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
                 finite = bool(loss.isfinite()) and all(
@@ -127,7 +133,7 @@ def _plain_gradients(
             [torch.zeros_like(leaf) if one is None else one.detach().clone()
              for leaf, one in zip(leaves, gradients, strict=True)] if finite else None
         )  # fmt: skip
-    model.vector.copy_(model.initial)
+    model.load(model.initial)
     return found
 
 

@@ -21,6 +21,7 @@ class Block:
 
     users: NDArray[np.int64]
     owners: NDArray[np.int64]
+    places: NDArray[np.int64]  # in the cohort of the request
     steps: Steps
     examples: Batch
     rows: dict[str, TouchedRows]
@@ -35,6 +36,7 @@ class Block:
         return Block(
             self.users[chosen],
             self.owners[chosen],
+            self.places[chosen],
             steps,
             {name: _picked(field, index) for name, field in self.examples.items()},
             {name: TouchedRows(one.rows[index], one.used[index]) for name, one in self.rows.items()},

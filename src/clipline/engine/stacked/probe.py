@@ -51,7 +51,8 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
         named = RowUsage(like[field], problem.model.named_shapes[name][0])
         rows[name], like[field] = named.touched(int(named.rooms(MIN_ROOM).max()))
     first = starting_params(params.unsqueeze(0), problem.model.named_shapes, rows)
-    stack = [piece.expand(2, *piece.shape[1:]).clone() for piece in first.values()]
+    first |= problem.model.personal_pieces(problem.model.initial_personal.unsqueeze(0))
+    stack = [piece.expand(2, *piece.shape[1:]).clone() for piece in stack_step.complete(first).values()]
     on_gpu = problem.device.type == "cuda"
     before = torch.cuda.memory_allocated(problem.device) if on_gpu else 0
     if on_gpu:
@@ -112,7 +113,9 @@ def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[b
             )
             problem.isolation.seed(0)
             with torch.enable_grad(), torch.random.fork_rng([problem.device] if problem.device.type == "cuda" else []):
-                losses.append(problem.loss(problem.model.load(params), batch).detach())
+                whole = starting_params(params.clone().unsqueeze(0), problem.model.named_shapes, {})
+                reference = {name: piece[0] for name, piece in whole.items()}
+                losses.append(problem.losses(problem.model.load(params), batch, reference).detach())
             problem.isolation.after_user()
         if not per_example(losses[1], count):
             return False, False

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_leaves
 
-from ...federated.local_sgd import Batch, LocalSGD, Loss, LossOf
+from ...federated.local_sgd import Batch, LocalTraining, Loss, LossOf, takes_reference
+from ..local_optimisers import LocalOptimiser
 from ..working_model import WorkingModel
 from .dynamic_batch import copied, traced
 from .program_cache import Program, kept_program
@@ -40,9 +41,14 @@ Arguments = tuple[list[Tensor], Tensor, Batch, Tensor, Tensor]  # of a step: sta
 class StackStep:
     """The eager step: `torch.func.vmap` of the loss, then one backward pass for all users."""
 
-    def __init__(self, model: WorkingModel, loss: Loss, local: LocalSGD) -> None:
-        self.names = list(model.named_shapes)
+    def __init__(self, model: WorkingModel, loss: Loss, local: LocalTraining, *, plain: bool = False) -> None:
+        """With `plain` a step of plain SGD, whatever `local` says."""
+        self.names = [*model.named_shapes, *model.personal_shapes]
+        self._shared = len(model.named_shapes)  # the first of the names: those that are released
         self.local = local
+        self._optimiser = None if plain or local.plain_sgd else LocalOptimiser(local)
+        self._takes_reference = takes_reference(loss)
+        self._pulled = self._optimiser is not None and local.proximal > 0
         self.per_example = False  # whether the loss gives one number for each example; `probe` sets it
         self._loss = LossOf(model.module, loss)
         self._keys = ["model." + f"{name}.key".lstrip(".") for name in model.random_layers]
@@ -50,36 +56,60 @@ class StackStep:
         self._random_layers = list(model.random_layers.values())
         self._losses = vmap(self._loss_of_one, randomness="error")
 
+    def complete(self, first: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All pieces of a stack whose parameters begin as `first` (1 or users, *shape).
+
+        These are the parameters, then the round's parameters once more if they are asked for, which do not move, then
+        the optimiser's state. Pieces may share memory: copy them.
+        """
+        pieces = dict(first)
+        if self._takes_reference or self._pulled:
+            pieces |= {f"{name} of the round": piece for name, piece in list(first.items())[: self._shared]}
+        if self._optimiser is not None:
+            state = self._optimiser.init([piece[:1] for piece in first.values()])
+            pieces |= {f"state {number}": piece for number, piece in enumerate(state)}
+        return pieces
+
     def __call__(
         self, stack: Sequence[Tensor], random_keys: Tensor, batch: Batch, kept: Tensor, rates: float | Tensor
     ) -> None:
-        """Update the parameters of every user, (users, *shape) each, in place.
+        """Update the parameters of every user, (users, *shape) each, in place, and with them the rest of the stack.
 
+        The stack is `complete`.
         `random_keys` (users, layers, 2) are the keys of the model's random layers, `kept` (users, width) is false for
         padding in a batch, and `rates` is the learning rate, or one for each user.
         """
-        leaves = [piece.detach().requires_grad_() for piece in stack]
-        losses = self._losses(dict(zip(self.names, leaves, strict=True)), random_keys, batch, kept)
+        own, count = stack[: len(self.names)], len(self.names)
+        leaves = [piece.detach().requires_grad_() for piece in own]
+        reference = stack[count : count + self._shared] if self._takes_reference or self._pulled else []
+        seen = dict(zip(self.names, reference, strict=False)) if self._takes_reference else {}
+        losses = self._losses(dict(zip(self.names, leaves, strict=True)), random_keys, batch, kept, seen)
         # A user's loss depends on that user's parameters only: the gradient of the sum holds each user's own.
         gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
         # If a loss is not finite, make the user's update NaN, so that it adds nothing: some of torch's gradients at NaN
         # depend on memory alignment.
         rates = rates + 0.0 * losses.detach().to(stack[0].dtype)
         working = kept.any(dim=1)
-        for piece, gradient in zip(stack, gradients, strict=True):
+        if self._optimiser is not None:
+            state = stack[count + len(reference) :]
+            self._optimiser.step(own, gradients, state, reference, rates, working if self.per_example else None)
+            return
+        for piece, gradient in zip(own, gradients, strict=True):
             if gradient is None:  # the loss does not use it
                 continue
             along = (-1, *[1] * (piece.ndim - 1))
             step = gradient.to(piece.dtype) * rates.view(along)
             piece.sub_(step if not self.per_example else torch.where(working.view(along), step, 0.0))
 
-    def _loss_of_one(self, named: dict[str, Tensor], random_keys: Tensor, batch: Batch, kept: Tensor) -> Tensor:
+    def _loss_of_one(
+        self, named: dict[str, Tensor], random_keys: Tensor, batch: Batch, kept: Tensor, reference: Batch
+    ) -> Tensor:
         state = {f"model.{name}": param for name, param in named.items()}
         state |= dict(zip(self._keys, random_keys.unbind(0), strict=True))
         for source in self._random_layers:
             source.draws = 0
         with StackSafe() as safe:
-            losses: Tensor = functional_call(self._loss, state, (batch,))
+            losses: Tensor = functional_call(self._loss, state, (batch, reference))
         spoiled: Tensor = safe.spoiled(self.local.reduced(losses, kept) if self.per_example else losses)
         return spoiled
 

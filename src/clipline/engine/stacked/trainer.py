@@ -93,7 +93,9 @@ class Stacked:
     def _check_agreement(self, plain: OneByOne) -> None:
         """Refuse a stack that would train wrongly. Where a GPU has no room or no plain step to compare with, say so."""
         try:
-            check_agreement(self.problem, plain.made_up, self._step, padded=self._paddable)
+            by_gradient = StackStep(self.problem.model, self.problem.loss, self.problem.local, plain=True)
+            by_gradient.per_example = self._step.per_example
+            check_agreement(self.problem, plain.made_up, by_gradient, padded=self._paddable)
         except RuntimeError as error:
             if isinstance(error, CliplineError) or self.problem.device.type != "cuda":
                 raise
@@ -107,16 +109,32 @@ class Stacked:
         With each block comes the index in `requests` of every user's request. Blocks share memory: use one before
         asking for the next. On a GPU a block is yielded while it is still training.
         """
-        users, owners = self._sorted_by_work(requests)
+        users, owners, places = self._sorted_by_work(requests)
         self.problem.isolation.before_block()  # of all blocks: none of the caller's code runs between them
         end = 0
         while end < len(users):
             start, end = end, end + self._next_block(users[end:])
-            for trained in self._train_block(requests, users[start:end], owners[start:end]):
+            for trained in self._train_block(requests, users[start:end], owners[start:end], places[start:end]):
                 for part, stack in trained.stacks:
                     own = {name: piece if len(piece) == 1 else piece[part] for name, piece in trained.first.items()}
                     touched = {name: one.of_users(part) for name, one in trained.block.rows.items()}
-                    yield build_updates(stack, own, self._shapes, touched), trained.block.owners[part]
+                    updates = build_updates(stack[: len(self._shapes)], own, self._shapes, touched)
+                    self._write_personal(requests, trained.block, part, stack[len(self._shapes) :], updates)
+                    yield updates, trained.block.owners[part]
+
+    def _write_personal(
+        self, requests: Sequence[CohortRequest], block: Block, part: slice, pieces: Sequence[Tensor], updates: Updates
+    ) -> None:
+        """Hand back what became of personal parameters. Who failed keeps what was there."""
+        if not pieces:
+            return
+        rows = torch.cat([piece.reshape(len(piece), -1) for piece in pieces], dim=1)
+        rows = rows.where(updates.norms().isfinite().unsqueeze(1), math.nan)
+        owners, places = block.owners[part], block.places[part]
+        for number, request in enumerate(requests):
+            of_request = owners == number
+            if request.personal is not None and of_request.any():
+                request.personal.write(places[of_request], rows[torch.from_numpy(of_request).to(rows.device)])
 
     def _next_block(self, users: NDArray[np.int64]) -> int:
         """How many of these users, sorted by work, make the next block.
@@ -133,15 +151,22 @@ class Stacked:
         fitting = _GATHERED // max(1, int(sizes[0]) * local.epochs * examples.bytes_each)
         return max(1, min(fitting, math.ceil(alike / math.ceil(alike / self.block_size))))
 
-    def _sorted_by_work(self, requests: Sequence[CohortRequest]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All users, those with most examples first, and the index of each user's request."""
+    def _sorted_by_work(
+        self, requests: Sequence[CohortRequest]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """All users, those with most examples first; the index of each user's request, and the place in its cohort."""
         work = [self.problem.local.examples_of(self.problem.population, request.cohort.users) for request in requests]
         owners = np.repeat(np.arange(len(requests)), [len(request.cohort.users) for request in requests])
         order = np.lexsort((owners, -np.concatenate(work)))
-        return np.concatenate([request.cohort.users for request in requests])[order], owners[order]
+        places = np.concatenate([np.arange(len(request.cohort.users)) for request in requests])
+        return np.concatenate([request.cohort.users for request in requests])[order], owners[order], places[order]
 
     def _prepare(
-        self, requests: Sequence[CohortRequest], users: NDArray[np.int64], owners: NDArray[np.int64]
+        self,
+        requests: Sequence[CohortRequest],
+        users: NDArray[np.int64],
+        owners: NDArray[np.int64],
+        places: NDArray[np.int64],
     ) -> list[Block]:
         """All that these users' training needs except parameters; one block for each padded number of rows."""
         problem, device = self.problem, self.problem.device
@@ -151,13 +176,14 @@ class Stacked:
         whole = Block(
             users,
             owners,
+            places,
             steps,
             {name: field.transpose(0, 1) for name, field in gathered.items()},
             {},
             torch.from_numpy(keys).to(device, non_blocking=True),
             torch.from_numpy(steps.counts).to(device, non_blocking=True),
             torch.tensor(
-                [self.problem.runs[requests[owner].run].lr for owner in owners],
+                [self.problem.runs[requests[owner].run].rate(requests[owner].round_index) for owner in owners],
                 dtype=problem.model.vector.dtype,
                 device=device,
             ),
@@ -182,7 +208,11 @@ class Stacked:
         return replace(block, examples=examples, rows=rows)
 
     def _train_block(
-        self, requests: Sequence[CohortRequest], users: NDArray[np.int64], owners: NDArray[np.int64]
+        self,
+        requests: Sequence[CohortRequest],
+        users: NDArray[np.int64],
+        owners: NDArray[np.int64],
+        places: NDArray[np.int64],
     ) -> list[Trained]:
         """Train a block of users; on a GPU this only launches the work.
 
@@ -190,7 +220,7 @@ class Stacked:
         if that fails again.
         """
         with side_stream(self.problem.device) as made:
-            blocks = self._prepare(requests, users, owners)
+            blocks = self._prepare(requests, users, owners, places)
             made += [tensor for block in blocks for tensor in block.tensors()]
         versions = [request.params._version for request in requests]
         parts = []
@@ -218,7 +248,15 @@ class Stacked:
 
     def _starting_params(self, requests: Sequence[CohortRequest], block: Block) -> dict[str, Tensor]:
         run = torch.from_numpy(block.owners).to(self.problem.device) if len(requests) > 1 else None
-        return starting_params(torch.stack([request.params for request in requests]), self._shapes, block.rows, run)
+        first = starting_params(torch.stack([request.params for request in requests]), self._shapes, block.rows, run)
+        if not self.problem.model.personal_dim:
+            return first
+        rows = self.problem.model.initial_personal.repeat(len(block.users), 1)
+        for number, request in enumerate(requests):
+            of_request = block.owners == number
+            own = self.problem.personal_rows(request.personal, block.places[of_request])
+            rows[torch.from_numpy(of_request).to(rows.device)] = own
+        return first | self.problem.model.personal_pieces(rows)
 
     def _train_stack(self, requests: Sequence[CohortRequest], block: Block, *, recorded: bool = True) -> Trained:
         problem, first = self.problem, self._starting_params(requests, block)
@@ -227,14 +265,15 @@ class Stacked:
         with preserve_generators(), torch.enable_grad(), precision_context(problem.precision, problem.device):
             try:
                 if self._stragglers is None or not recorded:
-                    stack = [piece.expand(len(block.users), *piece.shape[1:]).clone() for piece in first.values()]
+                    whole = self._step.complete(first).values()
+                    stack = [piece.expand(len(block.users), *piece.shape[1:]).clone() for piece in whole]
                     self._train_eagerly(requests[0], block.steps, stack, *arguments)
                     stacks = [(slice(0, len(block.users)), stack)]
                 else:
-                    stacks = self._stragglers.train(block.steps, first, *arguments)
+                    stacks = self._stragglers.train(block.steps, self._step.complete(first), *arguments)
             finally:
                 problem.isolation.after_stack()
-        return Trained(block, first, stacks)
+        return Trained(block, first, [(part, stack[: len(first)]) for part, stack in stacks])
 
     def _train_eagerly(
         self,
@@ -284,9 +323,10 @@ class Stacked:
         problem = self.problem
         if problem.device.type != "cuda":
             return _CPU_BLOCK
-        bytes_a_user += 10 * (
-            0 if problem.row_fields else self.problem.model.dim
-        )  # parameters, their change, a bfloat16 copy
+        # Parameters, their change, a bfloat16 copy; what else is in the stack (an optimiser's state) at 4 bytes.
+        nothing = {name: problem.model.vector.new_zeros(1, 0) for name in self._step.names}
+        beside = len(self._step.complete(nothing)) // len(nothing) - 1
+        bytes_a_user += (10 + 4 * beside) * (0 if problem.row_fields else self.problem.model.dim)
         fitting = int(_FREE_SHARE * torch.cuda.mem_get_info(problem.device)[0] / bytes_a_user)
         expected = cohort_size + (math.ceil(4 * math.sqrt(cohort_size)) if varying else 0)
         return max(1, min(fitting, expected, _MAX_BLOCK))

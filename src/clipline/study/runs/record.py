@@ -24,6 +24,8 @@ Outcome = Literal["finished", "diverged", "budget"]
 
 # What changes a result by rounding alone, or where things lie. The task and its data enter by name and checksum.
 _NOT_PART = ("task", "data", "device", "engine", "workers", "compile_c", "unprivate_timing")
+# These came when there were records: where they have their defaults, a run is what it was and keeps its name.
+_LATER = ("client_optimiser", "client_momentum", "client_weight_decay", "client_proximal")
 _LOWER_IS_BETTER = ("loss", "error", "perplexity")
 
 
@@ -54,7 +56,11 @@ class RunSpec:
         the data lie, how many workers and which device compute is no part of it.
         """
         given = {name: value for name, value in asdict(self.settings).items() if name not in _NOT_PART}
-        named = {name: _canonical(name, value) for name, value in given.items() if value is not None}
+        named = {
+            name: _canonical(name, value)
+            for name, value in given.items()
+            if value is not None and not (name in _LATER and value == SETTINGS[name].default)
+        }
         task = self.settings.task
         return {
             "computes": COMPUTES,

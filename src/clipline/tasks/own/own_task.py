@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from ...data.manifest import MANIFEST, read_entries, verify_store
 from ...data.task_stores import CHECKSUM_BYTES, INSIDERS, OUTSIDERS, DataUsed
 from ...engine.batches import Examples
 from ...errors import ModuleError, PopulationError, SettingError, nearest, refuse
-from ...federated.local_sgd import Batch, Loss, per_example
+from ...federated.local_sgd import Batch, Loss, per_example, takes_reference
 from ...federated.population import Population
 from ...settings import SETTINGS
 from ...training.reports import RELEASED
@@ -40,8 +41,9 @@ def own_task(task: str, given: Mapping[str, Any]) -> Task:
     """The task that a Python file defines, with its settings, then those given.
 
     The file defines `model()` and `loss(model, batch)`, and may define `metrics(model, batch)`, `predict(model, batch)`
-    for `clipline.load`, and the dicts `SETTINGS` and `COLUMNS`; or it defines a `Task` as `TASK`. With `FILE.py:name`
-    the class `name` of the file goes before the file itself, or is a `Task`.
+    for `clipline.load`, the dicts `SETTINGS` and `COLUMNS`, and `PERSONAL`, names of parameters that stay with their
+    user; or it defines a `Task` as `TASK`. With `FILE.py:name` the class `name` of the file goes before the file
+    itself, or is a `Task`.
     """
     file = TaskFile(task)
     where = f"SETTINGS of {file.path!r}"
@@ -60,6 +62,7 @@ def own_task(task: str, given: Mapping[str, Any]) -> Task:
     if not settings.stored:
         raise refuse("data", settings.data, f"given for {task!r}, which generates no users", "give --data DIR or FILE")
     columns = columns_in(file)
+    _personal_in(file)
     return Task(
         name=short_name(task),
         title=task,
@@ -110,6 +113,15 @@ def columns_in(file: TaskFile) -> dict[str, Any]:
     return columns
 
 
+def _personal_in(file: TaskFile) -> Sequence[str]:
+    """Names of the parameters that stay with their user."""
+    personal = file.value("PERSONAL", ())
+    if not isinstance(personal, list | tuple):
+        wanted = f"a list of parameters' names in {file.path!r}"
+        raise refuse("PERSONAL", personal, wanted, 'write PERSONAL = ["taste"]')
+    return personal
+
+
 def _describe(task: str, settings: TrainSettings) -> DataUsed:
     """What there is to train and measure on, in words; what cannot be read is refused before work begins."""
     data = Path(str(settings.data))
@@ -142,7 +154,7 @@ def _load(file: TaskFile, columns: Mapping[str, Any], settings: TrainSettings) -
     made = partial(initialised, make)
     measuring = _Measuring(file, test)
     main = measuring.try_out(made(settings.seed).eval())
-    return LoadedTask(population, made, measuring.loss, measuring, metric_name=main)
+    return LoadedTask(population, made, measuring.loss, measuring, metric_name=main, personal=_personal_in(file))
 
 
 def _users(file: TaskFile, columns: Mapping[str, Any], settings: TrainSettings) -> tuple[Population, Population]:
@@ -189,6 +201,7 @@ class _Measuring:
         self.file, self.test = file, test
         self.loss: Loss = file.function("loss")
         self.metrics: Metrics | None = file.optional("metrics")
+        self.personal = _personal_in(file)
         self._examples: Examples | None = None  # where a model was last measured
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
@@ -217,7 +230,7 @@ class _Measuring:
         examples = len(next(iter(batch.values())))
         with torch.no_grad():
             with self.file.errors_in("loss(model, batch)", batch):
-                values = self.loss(model, batch)
+                values = self._loss_of(model, batch)
             try:
                 per_example(values, examples)
             except ModuleError as error:
@@ -226,6 +239,14 @@ class _Measuring:
             # Last, so that reports begin with the file's first metric; a metric of that name is the file's own.
             sums.setdefault("loss", float(values.double().mean()) * examples)
         return sums
+
+    def _loss_of(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss. Where nobody trains, the round's parameters are the model's own."""
+        if not takes_reference(self.loss):
+            return self.loss(model, batch)
+        own = {name: param.detach() for name, param in model.named_parameters() if param.requires_grad}
+        stays = {name for pattern in self.personal for name in fnmatch.filter(own, pattern)}
+        return self.loss(model, batch, {name: value for name, value in own.items() if name not in stays})
 
     def _measured(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """The file's own metrics, checked: a number for each example under each name."""

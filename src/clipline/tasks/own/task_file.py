@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import CliplineError, ModuleError, SettingError, nearest, refuse
+from ...federated.local_sgd import takes_reference
 from .. import TASK_NAMES, file_and_name
 from ..task import Task
 
@@ -96,7 +97,8 @@ class TaskFile:
         arguments = [] if name == "model" else [None, None]
         try:
             signature = inspect.signature(function)
-            signature.bind(*arguments)
+            if not (name == "loss" and takes_reference(function)):
+                signature.bind(*arguments)
         except TypeError:
             raise SettingError(
                 f"task={self.task!r} must define {wanted}, and its {name} is called as {name}{signature}: change its "

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from ...engine.personal import PersonalStore
 from ...errors import ModuleError, RunError, check_number, check_whole
 from ...federated.clip_controllers import ClipState, LateClip
 from ...federated.round import TrainState
@@ -22,16 +23,25 @@ from ...privacy.events import GaussianEvent
 from ...privacy.ledger import Ledger
 
 _VERSION = "2"
+_PERSONAL = "unprivate personal."  # begins the names of tensors that are outside the release
 DATA_FINGERPRINT = "unprivate data fingerprint"  # the name of a line of circumstances that no message shows
 
 
-def save_checkpoint(path: Path, state: TrainState, circumstances: str = "") -> None:
+def save_checkpoint(
+    path: Path, state: TrainState, circumstances: str = "", personal: PersonalStore | None = None
+) -> None:
     """Write atomically: a crash leaves the previous checkpoint.
 
     `circumstances` is whatever must be the same when the run goes on: a line each, `name = value` or `name: value`.
+    With `personal` parameters those of this state are in it too, and the file is private.
     """
     runs = [{"count": count, "event": event.to_json()} for event, count in state.ledger.entries]
     tensors = {"params": state.params, **{f"server.{name}": value for name, value in state.server.items()}}
+    if personal is not None:
+        rows = personal.at(state.round_index)
+        tensors[f"{_PERSONAL}initial"] = personal.initial
+        tensors[f"{_PERSONAL}users"] = torch.tensor(list(rows), dtype=torch.int64)
+        tensors[f"{_PERSONAL}rows"] = torch.stack([*rows.values()]) if rows else personal.initial.new_zeros(0)
     metadata = {
         "version": _VERSION,
         "clip": repr(state.clip.clip),
@@ -69,10 +79,24 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstance
             check_whole("round_index", int(metadata["round_index"]), at_least=0, way_out="none"),
         )
         params = tensors.pop("params")
-        server = {name.removeprefix("server."): tensor for name, tensor in tensors.items()}
+        server = {
+            name.removeprefix("server."): tensor for name, tensor in tensors.items() if not name.startswith(_PERSONAL)
+        }
         return TrainState(clip.round_index, params, server, LateClip.known(clip), ledger)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{str(path)!r} is damaged ({error!r}): start the run again") from None
+
+
+def load_personal(path: Path, round_index: int, personal: PersonalStore) -> None:
+    """Put the personal parameters of a checkpoint, that of the state before this round, into the store."""
+    try:
+        with safe_open(path, "pt") as file:
+            initial, users, rows = (file.get_tensor(f"{_PERSONAL}{name}") for name in ("initial", "users", "rows"))
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{str(path)!r} has no personal parameters to go on with ({error}): start again") from None
+    if initial.shape != personal.initial.shape or len(users) != len(rows):
+        raise RunError(f"{str(path)!r} holds personal parameters of another model: start the run again")
+    personal.restore(round_index, initial, dict(zip(users.tolist(), rows.unbind(0), strict=True)))
 
 
 def _difference(before: str, now: str) -> str:

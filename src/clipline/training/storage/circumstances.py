@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ... import __version__
+from ...lr_schedules import schedule_text
 from .checkpoint import DATA_FINGERPRINT
 
 if TYPE_CHECKING:
@@ -40,9 +41,10 @@ def describe(training: Training) -> dict[str, Any]:
         "rounds": training.rounds,
         "cohort_size": training.cohort_size,
         "seed": training.seed,
-        "local": _attributes(training.local),
+        "personal": training.personal_names or None,
+        "local": _scheduled(training.local, training.rounds),
         "clip": _attributes(algorithm.controller),
-        "server": _attributes(algorithm.server),
+        "server": _scheduled(training.server, training.rounds),
         "privacy": _attributes(training.privacy),
         "compute": _attributes(training.compute),
     }
@@ -181,6 +183,12 @@ def _attributes(part: object) -> dict[str, Any]:
     values = {name: _plain(value) for name, value in named.items() if not name.startswith("_")}
     known = {name: value for name, value in values.items() if value is not None}
     return {"type": kind.__qualname__ if ours else f"{kind.__module__}.{kind.__qualname__}", **known}
+
+
+def _scheduled(part: object, rounds: int) -> dict[str, Any]:
+    """The same of a part that may have a schedule of its rate: a function as `schedule_text` writes it."""
+    text = schedule_text(getattr(part, "lr_schedule", None), rounds)
+    return {**_attributes(part), **({} if text is None else {"lr_schedule": text})}
 
 
 def _plain(value: object) -> Any:

@@ -19,7 +19,7 @@ from ...privacy.ledger import Ledger, ledger_line
 from ..callbacks import Callback
 from ..curves import draw_curves, quantile_of
 from ..reports import RoundReport, round_json
-from .checkpoint import load_checkpoint, save_checkpoint, save_model
+from .checkpoint import load_checkpoint, load_personal, save_checkpoint, save_model
 from .circumstances import Circumstances, describe, resolved, to_toml, where_it_ran
 from .directory_lock import DirectoryLock
 from .model_card import MODEL, card_metadata, card_of
@@ -38,7 +38,8 @@ class RunDirectory(Callback):
 
     Files: settings.toml (what the training was made with), ledger.jsonl and metrics.jsonl (a line a round), from time
     to time checkpoint.safetensors, and at the end model.safetensors and curves.png. They hold released numbers only,
-    but for the seconds that `unprivate_timing` asks for and the checksum of the data in a checkpoint. The folder must
+    but for the seconds that `unprivate_timing` asks for and, in a checkpoint, the checksum of the data and users'
+    personal parameters, where there are some: the checkpoint is deleted when the run has finished. The folder must
     be new or empty; for `Training.resume` it is that of the interrupted run. It is locked from the start of the run to
     `close`: no other process can use it meanwhile.
 
@@ -123,6 +124,8 @@ class RunDirectory(Callback):
             state = load_checkpoint(checkpoint, training.device, str(circumstances))
             if _shapes(state) != _shapes(training.init()):
                 raise RunError(f"{str(checkpoint)!r} holds tensors of another model: start the run again")
+            if training.personal is not None:
+                load_personal(checkpoint, state.round_index, training.personal)
             _rewrite(self.path / LEDGER, _whole_lines(self.path / LEDGER))
             written = Ledger.read(self.path / LEDGER)
             if set(written.events) - {training.algorithm.event, *training.preprocessing.events}:
@@ -150,7 +153,7 @@ class RunDirectory(Callback):
         _append(self.path / METRICS, json.dumps(round_json(report, self.unprivate_timing)))
         due = bool(report.metrics) or state.round_index % self.checkpoint_every == 0
         if due or self._training.privacy.noise_source == "system":
-            save_checkpoint(self.path / CHECKPOINT, state, str(self._circumstances))
+            save_checkpoint(self.path / CHECKPOINT, state, str(self._circumstances), self._training.personal)
 
     def on_end(self, result: TrainResult) -> None:
         """The model and the curves; the checkpoint stays only where there are rounds to resume.
@@ -174,7 +177,8 @@ class RunDirectory(Callback):
                 measured_on=facts.get("measured_on", ""),
             )
         if result.stopped == "interrupted":
-            save_checkpoint(self.path / CHECKPOINT, result.state, str(self._circumstances))
+            personal = self._training.personal
+            save_checkpoint(self.path / CHECKPOINT, result.state, str(self._circumstances), personal)
         else:
             (self.path / CHECKPOINT).unlink(missing_ok=True)
 
