@@ -68,7 +68,7 @@ class Problem:
         self.row_fields = dict(row_fields or {})
         check_row_fields(self.row_fields, self.model, population)
         self.examples = Examples(population, self.device, self.model.vector.dtype)
-        self.isolation = Isolation(self.model.module, loss, self.model.trainable)
+        self.isolation = Isolation(self.model.module, loss, self.model.trainable, self.model.shared)
         self.draws_globally = False  # whether the model was seen to draw from torch's global generator
         fields = population.fields
         self.trial_batch: Mapping[str, NDArray[Any]] | None = (

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import ModuleError
+from .isolation.snapshots import SHORT
+from .stacked.attention import use_stackable_attention
 from .stacked.vmap_layers import replace_layers
 from .user_random import UserRandom
 
@@ -22,13 +25,25 @@ class WorkingModel:
 
     `vector` holds all trainable parameters, concatenated. The copy's parameters are views of it: writing the vector
     sets the model, and an SGD step on the model changes the vector.
+
+    Frozen parameters are not copied: on the caller's device they are the caller's own memory, read and never written.
+    `shared` has those tensors, for the checks that they stay as they are. Adapters of PEFT train in float32, whatever
+    the type of the base.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         module = uncompiled(module)
         check_module(module)
         self._original = module
-        self.module = replace_layers(_copied(module)).to(device)
+        frozen = _frozen(module)
+        copied = _copied(module, _aliases(frozen))
+        if hasattr(module, "peft_config"):  # its layers cast their inputs; others need those of their weights' type
+            for param in copied.parameters():
+                if param.requires_grad and param.dtype in (torch.bfloat16, torch.float16):
+                    param.data = param.data.float()
+        self.attention = use_stackable_attention(copied)
+        self.module = replace_layers(copied).to(device)
+        self.shared = [tensor for name, tensor in _tensors(self.module).items() if name in frozen]
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         self.vector = torch.cat([p.detach().reshape(-1) for p in trainable]).clone()
         self.initial = self.vector.clone()  # what a run starts from; the vector changes in training
@@ -74,13 +89,13 @@ class WorkingModel:
         return self.module
 
     def export(self, params: Tensor) -> nn.Module:
-        """A new module like the original one, with these parameters, on the CPU."""
-        module = copy.deepcopy(self._original).cpu()
-        trainable = [p for p in module.parameters() if p.requires_grad]
-        pieces = torch.split(params.cpu(), [p.numel() for p in trainable])
-        for param, values in zip(trainable, pieces, strict=True):
-            param.data.copy_(values.view_as(param))
-        return module
+        """A new module like the original one, with these parameters, on the CPU; it shares no memory."""
+        return _with_values(copy.deepcopy(self._original).cpu(), params)
+
+    def evaluated(self, params: Tensor) -> nn.Module:
+        """Like `export`, but on the device, and with the frozen parameters of the working copy: for reading only."""
+        memo = _aliases(_frozen(self._original), _tensors(self.module))
+        return _with_values(_copied(self._original, memo).to(self.vector.device), params)
 
     def same_apart_from_training(self, other: WorkingModel) -> bool:
         """Whether the two differ at most in trained values: layers, types, buffers and frozen parameters agree."""
@@ -140,10 +155,54 @@ def uncompiled(module: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else module
 
 
-def _copied(module: nn.Module) -> nn.Module:
+def _with_values(module: nn.Module, params: Tensor) -> nn.Module:
+    """The module itself, with these trainable parameters written into it."""
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    pieces = torch.split(params.to(trainable[0].device), [p.numel() for p in trainable])
+    for param, values in zip(trainable, pieces, strict=True):
+        param.data.copy_(values.view_as(param))
+    return module
+
+
+def _frozen(module: nn.Module) -> dict[str, Tensor]:
+    """What a copy of the module may share with it, by name: frozen parameters, and long buffers of whole numbers.
+
+    Such buffers are quantised weights. Others may be statistics, which a module writes.
+    """
+    return {
+        name: tensor
+        for name, tensor in _tensors(module).items()
+        if (not tensor.requires_grad if isinstance(tensor, nn.Parameter) else _quantised(tensor))
+    }
+
+
+def _quantised(buffer: Tensor) -> bool:
+    return buffer.nbytes > SHORT and not buffer.is_floating_point() and not buffer.is_complex()
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name; one that several modules share stands once."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _aliases(frozen: Mapping[str, Tensor], own: Mapping[str, Tensor] | None = None) -> dict[int, Any]:
+    """A memo for `copy.deepcopy`: objects with the memory of these tensors, or of those of the same name in `own`.
+
+    New objects, so that moving the copy to a device or setting an attribute leaves the caller's alone. Where a
+    quantisation library has a class of its own, the object itself.
+    """
+    memo: dict[int, Any] = {}
+    for name, tensor in frozen.items():
+        source = tensor if own is None else own[name]
+        alias = source.detach() if type(source) in (Tensor, nn.Parameter) else source
+        memo[id(tensor)] = nn.Parameter(alias, requires_grad=False) if type(source) is nn.Parameter else alias
+    return memo
+
+
+def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """A deep copy; `ModuleError` where the module cannot be copied."""
     try:
-        copied = copy.deepcopy(module)
+        copied = copy.deepcopy(module, memo)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModuleError(

@@ -73,7 +73,7 @@ class Evaluate(Measuring):
                 "of the users whom the guarantee covers: set users aside before training and give those"
             )
         device = training.device
-        self._model = training.model_at(state).to(device).eval()
+        self._model = training.problem.model.evaluated(state.params).eval()
         self._trainable = [param for param in self._model.parameters() if param.requires_grad]
         if isinstance(self.test, Population):
             assert self.metric is not None
