@@ -67,7 +67,7 @@ class Evaluate(Measuring):
         """Make the model to measure with, and the thread."""
         if self._thread is not None:
             raise SettingError("Evaluate is at work in another run but serves one at a time: make one for each run")
-        if self.test is training.population:
+        if getattr(self.test, "population", self.test) is training.population:  # `Perplexity` has one
             raise SettingError(
                 "test is the population that trains but must hold other users, as metrics have no noise and would tell "
                 "of the users whom the guarantee covers: set users aside before training and give those"

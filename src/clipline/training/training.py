@@ -156,6 +156,11 @@ class Training:
         return self.problem.device
 
     @property
+    def engine(self) -> str:
+        """How users train, in words: stacked or one by one, and why. On a GPU it may change while users train."""
+        return self.trainer.in_words
+
+    @property
     def workers(self) -> int:
         """Number of processes that train."""
         return self.backend.size
