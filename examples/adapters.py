@@ -46,16 +46,15 @@ texts = sentences("turn", "lamp radio alarm", len(owner))
 users, others = clipline.Population.from_arrays(owner, **tokenised(texts)).split(test=500, seed=0)
 lora = LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
 training = clipline.Training(
-    get_peft_model(copy.deepcopy(base), lora), clipline.causal_lm_loss, users, rounds=40, cohort_size=100,
-    local=clipline.LocalSGD(lr=0.5, batch_size=4), server=clipline.ServerSGD(0.3), clip=clipline.QuantileClip(start=1.0),
+    get_peft_model(copy.deepcopy(base), lora), clipline.causal_lm_loss, users, rounds=60, cohort_size=100,
+    local=clipline.LocalSGD(lr=0.2, batch_size=4), server=clipline.ServerSGD(0.3), clip=clipline.QuantileClip(start=0.3),
     privacy=clipline.Privacy(epsilon=4.0, population_size=5_000), seed=0,
 )  # fmt: skip
 print(f"perplexity {clipline.Perplexity(others)(base)['perplexity']:.2f} before; users train {training.engine}")
-result = training.run([clipline.Evaluate(clipline.Perplexity(others), every=10), clipline.Progress()])
+result = training.run([clipline.Evaluate(clipline.Perplexity(others), every=20), clipline.Progress()])
 print(result)
 with tempfile.TemporaryDirectory() as folder:
     result.save(folder)  # adapter_config.json and adapter_model.safetensors, as PEFT has them, and a card
     model = PeftModel.from_pretrained(base, folder).eval()
-prompt = torch.tensor([list(b"tur")])
-answer = model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=20, do_sample=False)
+answer = model.generate(input_ids=torch.tensor([list(b"turn the r")]), max_new_tokens=20, do_sample=False)
 print(bytes(token for token in answer[0].tolist() if token < EOS).decode(errors="replace"))
