@@ -47,8 +47,8 @@ users, others = clipline.Population.from_arrays(owner, **tokenised(texts)).split
 lora = LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
 training = clipline.Training(
     get_peft_model(copy.deepcopy(base), lora), clipline.causal_lm_loss, users, rounds=60, cohort_size=100,
-    local=clipline.LocalSGD(lr=0.2, batch_size=4), server=clipline.ServerSGD(0.3), clip=clipline.QuantileClip(start=0.3),
-    privacy=clipline.Privacy(epsilon=4.0, population_size=5_000), seed=0,
+    local=clipline.LocalSGD(lr=0.2, batch_size=4), clip=clipline.QuantileClip(start=0.3),
+    server=clipline.ServerSGD(0.3), privacy=clipline.Privacy(epsilon=4.0, population_size=5_000), seed=0,
 )  # fmt: skip
 print(f"perplexity {clipline.Perplexity(others)(base)['perplexity']:.2f} before; users train {training.engine}")
 result = training.run([clipline.Evaluate(clipline.Perplexity(others), every=20), clipline.Progress()])

@@ -7,7 +7,6 @@ import warnings
 from typing import Literal
 
 from ..errors import check_choice
-from ..federated.backend import LocalTrainer
 from .one_by_one import OneByOne
 from .problem import Problem
 from .stacked.agreement import WrongStack
@@ -21,7 +20,7 @@ SMALL_WORK = 1 << 28  # tokens times parameters in a step of one user: above, a 
 ENGINES: tuple[Engine, ...] = ("auto", "one-by-one", "stacked")
 
 
-def choose_trainer(engine: Engine, plain: OneByOne, cohort_size: int, varying: bool = True) -> LocalTrainer:
+def choose_trainer(engine: Engine, plain: OneByOne, cohort_size: int, varying: bool = True) -> OneByOne | Stacked:
     """`plain` itself, or a stacked trainer on top of it.
 
     "auto" stacks where one user is too little work for the device: on a GPU, and on CPU cores for models that train few

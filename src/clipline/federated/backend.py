@@ -35,11 +35,6 @@ class CohortRequest:
 class LocalTrainer(Protocol):
     """Trains the users of cohorts, each from the request's parameters and on the user's own examples."""
 
-    @property
-    def in_words(self) -> str:
-        """How it trains, for people to read."""
-        ...
-
     def train(self, requests: Sequence[CohortRequest]) -> Iterator[tuple[UserUpdates, NDArray[np.int64]]]:
         """Blocks of updates, and for each user the index in `requests` of the user's request: PRIVATE.
 

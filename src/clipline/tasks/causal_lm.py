@@ -38,7 +38,7 @@ def causal_lm_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 class Perplexity:
-    """Perplexity on users outside the training, for `Evaluate(Perplexity(test), every=10)`: exp of the mean loss a token.
+    """Perplexity on users outside the training: exp of the mean loss of a token. `Evaluate(Perplexity(test))` uses it.
 
     Every token weighs the same, so that a user weighs by the number of tokens. Metrics have no noise.
     """
@@ -92,7 +92,7 @@ def _with_plain_head(model: nn.Module) -> Any:
     """The model inside adapters whose hidden states can be taken to the output layer here; None if there is none."""
     inner: Any = model
     if hasattr(model, "peft_config"):
-        if any(getattr(one, "is_prompt_learning", True) for one in model.peft_config.values()):  # type: ignore[operator,union-attr]
+        if any(getattr(one, "is_prompt_learning", True) for one in model.peft_config.values()):  # type: ignore[operator]
             return None
         inner = model.get_base_model()  # type: ignore[operator]
     if type(inner).__name__ not in _PLAIN_HEADS:

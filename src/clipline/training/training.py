@@ -55,7 +55,8 @@ class Training:
     `Privacy(noise_source=...)` decides otherwise. `seed` of a training is None where there is none.
 
     `loss(model, batch)` returns one number, or one for each example, which trains faster; `batch` maps the population's
-    field names to tensors. `model` itself is never changed.
+    field names to tensors. `model` itself is never changed. Its frozen parameters are read where they are, not copied:
+    leave them alone until the training has ended.
 
     A user whose training fails, by a label out of range say, adds nothing and is not within the clip. For study
     `on_error="raise"` shows the error instead, which the guarantee does not cover. What would fail for every user is

@@ -4,6 +4,7 @@ A batch of 16 x 512 tokens has 8 GiB of float32 logits over 128k words, and auto
 they are made in both passes and dropped at once. Rows of all users of a stack are one product.
 
 Plain twin: `F.cross_entropy(rows @ weight.T, labels, reduction="none")`.
+Switch: a loss of your own in place of `causal_lm_loss`.
 Held equal by: tests/engine/kernels/test_token_losses.py.
 """
 

@@ -5,6 +5,7 @@ at the values of their padding mask to choose a kernel, which a stack of users c
 with numbers from torch's global generator, which users would share.
 
 Plain twin: `F.scaled_dot_product_attention`, and the model's own choice of attention.
+Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/stacked/test_attention.py.
 """
 
@@ -72,7 +73,7 @@ def use_stackable_attention(module: nn.Module) -> str:
     library = sys.modules.get("transformers")
     if library is None:  # then no model is of it
         return ""
-    configs = {id(part.config): part.config for part in module.modules() if _chooses(library, part)}
+    configs: dict[int, Any] = {id(part.config): part.config for part in module.modules() if _chooses(library, part)}
     for name in _FORMS:
         library.AttentionInterface.register(_PREFIX + name, partial(_attention, name))
         library.AttentionMaskInterface.register(_PREFIX + name, partial(_mask, name))
