@@ -40,7 +40,6 @@ for _ in range(150):
     public = tokenised(sentences("switch", "lamp radio heater oven fan", 32))
     clipline.causal_lm_loss(base, {name: torch.tensor(field) for name, field in public.items()}).mean().backward()
     optimiser.step(), optimiser.zero_grad()
-
 owner = np.repeat(np.arange(5_500), rng.integers(1, 5, 5_500))
 texts = sentences("turn", "lamp radio alarm", len(owner))
 users, others = clipline.Population.from_arrays(owner, **tokenised(texts)).split(test=500, seed=0)

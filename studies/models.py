@@ -227,7 +227,7 @@ def _brief(words: str) -> str:
     """What differs between models, without addresses of source files or requests to report."""
     words = words.removeprefix("stacked, up to 64 users at a time, step by step").removeprefix("; ")
     words = words.removeprefix("the model or its loss cannot run for many users at once ").strip("()")
-    words = words.split(" Please ")[0].split(" (or perhaps")[0].replace("|", "/")
+    words = words.split(" Please ")[0].replace("|", "/")
     return words[0].lower() + words[1:] if words else ""
 
 
@@ -235,20 +235,23 @@ def page(rows: list[Row]) -> str:
     """The page, with versions and date."""
     names = ("torch", "transformers", "peft")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    python, machine = platform.python_version(), f"{platform.machine()} processor"
     lines = "".join(f"| {row.name} | {row.answer} | {row.words} |\n" for row in rows)
     return f"""# Models that were tried
 
-`python studies/models.py --write`, {date.today().isoformat()}, {platform.machine()} processor, Python
-{platform.python_version()}, {versions}. Each model is small, made here, and trained one round on made-up users; on a GPU they
-have not been tried by this script. "Stacks": many users train as one program, and a stacked step was compared with
-plain ones on the model itself. "Trains one by one": users train one after the other, which `engine="auto"` chooses by
-itself; on a GPU it is slower, and a warning says so. "Refused": not trained at all, with what to use instead.
+`python studies/models.py --write`, {date.today().isoformat()}, {machine}, Python {python}, {versions}.
+Each model is small, made here, and trained one round on made-up users; on a GPU this script has not tried them.
+
+- *Stacks*: many users train as one program, and a stacked step was compared with plain ones on the model itself.
+- *Trains one by one*: users train one after the other, which `engine="auto"` chooses by itself; on a GPU that is
+  slower, and a warning says so.
+- *Refused*: not trained at all, with what to use instead.
 
 | model | answer | in the engine's words |
 | --- | --- | --- |
 {lines}
-What `training.engine` says of your own model is the last column of this table. See [adapters](../adapters.md) for
-language models and [the engine](../engine.md) for what a stack is.
+The last column is what `training.engine`, or the error, says of the model in particular. See [adapters](../adapters.md)
+for language models and [the engine](../engine.md) for what a stack is.
 """
 
 

@@ -22,7 +22,7 @@ _HOMES = {
     "Guarantee": "privacy.guarantee",
     "LocalSGD": "federated.local_sgd",
     "Log": "training.loggers",
-    "Perplexity": "tasks.causal_lm",
+    "Perplexity": "tasks.language.causal_lm",
     "Population": "federated.population",
     "Privacy": "training.options",
     "Progress": "training.progress",
@@ -38,7 +38,7 @@ _HOMES = {
     "TensorBoard": "training.loggers",
     "TrainResult": "training.result",
     "Training": "training.training",
-    "causal_lm_loss": "tasks.causal_lm",
+    "causal_lm_loss": "tasks.language.causal_lm",
     "load": "serve.load",
     "plan": "privacy.planning",
     "run_together": "training.side_by_side",
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from .privacy.relations import Relation
     from .serve.load import load
     from .tasks import task_named
-    from .tasks.causal_lm import Perplexity, causal_lm_loss
+    from .tasks.language.causal_lm import Perplexity, causal_lm_loss
     from .tasks.sweep import train_many
     from .training.callbacks import Callback
     from .training.curves import Curves

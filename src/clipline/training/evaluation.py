@@ -35,9 +35,10 @@ class Evaluate(Measuring):
     Batches are as the loss gets them, of `batch_size` examples, users end to end. Or else `test` is a function that
     takes the model and returns named numbers, and there is no `metric`.
 
-    The model is a copy of its own in eval mode, on the training's device and without gradients. One thread measures one
-    state after the other while the next rounds train. Metrics have no noise: the guarantee does not cover the test
-    users, and the training population itself is refused. An object serves one run at a time.
+    The model is a copy of its own in eval mode, on the training's device and without gradients; frozen parameters are
+    shared with the training, and must not be written to. One thread measures one state after the other while the next
+    rounds train. Metrics have no noise: the guarantee does not cover the test users, and the training population itself
+    is refused. An object serves one run at a time.
     """
 
     def __init__(

@@ -79,6 +79,7 @@ def test_with_gradient_checkpointing_users_train_one_by_one_to_the_same_update()
     model = with_lora(base("llama"))
     model.gradient_checkpointing_enable()
     checkpointed = choose_trainer("auto", plain(model), 6)
-    assert checkpointed.in_words.startswith("one by one: the model or its loss cannot run for many users at once (")
+    assert checkpointed.in_words.startswith("one by one: ")
+    assert "(gradient checkpointing has no version for a stack)" in checkpointed.in_words
     expected = rows_of(plain(with_lora(base("llama"))), USERS[:2])
     torch.testing.assert_close(rows_of(checkpointed, USERS[:2]), expected)

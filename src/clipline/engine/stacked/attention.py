@@ -70,9 +70,9 @@ def use_stackable_attention(module: nn.Module) -> str:
     and what dropout drops comes from the user's own numbers, in both engines. Models with another attention, or whose
     attention is not chosen by name, are left alone.
     """
-    library = sys.modules.get("transformers")
-    if library is None:  # then no model is of it
-        return ""
+    library: Any = sys.modules.get("transformers")
+    if "transformers.modeling_utils" not in sys.modules or not hasattr(library, "AttentionMaskInterface"):
+        return ""  # no model is of it, or the library is older than these registries
     configs: dict[int, Any] = {id(part.config): part.config for part in module.modules() if _chooses(library, part)}
     for name in _FORMS:
         library.AttentionInterface.register(_PREFIX + name, partial(_attention, name))
@@ -91,7 +91,7 @@ def _chooses(library: Any, part: nn.Module) -> bool:
     return (
         isinstance(part, library.PreTrainedModel)
         and part.config._attn_implementation in _FORMS
-        and part._can_set_attn_implementation()
+        and getattr(part, "_can_set_attn_implementation", bool)()
         and _eager_of(part) is not None
         and not getattr(part.config, "reorder_and_upcast_attn", False)  # of GPT-2, with a form of its own
     )

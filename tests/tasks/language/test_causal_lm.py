@@ -10,9 +10,9 @@ from hugging_face import WORDS, base, needs_adapters, texts, with_lora
 from samples import ROOT, load_script
 from torch import nn
 
-from clipline import Evaluate, LocalSGD, Perplexity, Population, Privacy, SettingError, Training, causal_lm_loss
+from clipline import Evaluate, LocalSGD, Perplexity, Population, Privacy, SettingError, Training, causal_lm_loss, load
 from clipline.engine.working_model import WorkingModel
-from clipline.tasks import causal_lm
+from clipline.tasks.language import causal_lm
 
 
 class Answer:
@@ -128,6 +128,7 @@ def test_adapters_are_saved_in_pefts_own_format_and_answer_the_same(tmp_path):
     trained, untrained = result.model.eval()(ids).logits, model.eval()(ids).logits
     assert torch.equal(loaded(ids).logits, trained)
     assert not torch.allclose(trained, untrained)
+    assert torch.equal(load(tmp_path / "saved", model=with_lora(base("llama"))).model(ids).logits, trained)
     merged = result.model.merge_and_unload()
     torch.testing.assert_close(merged(ids).logits, trained, rtol=1e-4, atol=1e-5)
 
