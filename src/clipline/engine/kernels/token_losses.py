@@ -1,6 +1,6 @@
 """Cross entropy of an output layer with frozen weights, a few rows of logits at a time.
 
-A batch of 16 x 512 tokens has 8 GiB of float32 logits over 128k words, and autograd would keep as much again. Here
+A batch of 16 x 512 tokens has 4 GiB of float32 logits over 128k words, and autograd would keep as much again. Here
 they are made in both passes and dropped at once. Rows of all users of a stack are one product.
 
 Plain twin: `F.cross_entropy(rows @ weight.T, labels, reduction="none")`.
