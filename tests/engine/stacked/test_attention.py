@@ -83,3 +83,14 @@ def test_with_gradient_checkpointing_users_train_one_by_one_to_the_same_update()
     assert "(gradient checkpointing has no version for a stack)" in checkpointed.in_words
     expected = rows_of(plain(with_lora(base("llama"))), USERS[:2])
     torch.testing.assert_close(rows_of(checkpointed, USERS[:2]), expected)
+
+
+@needs_adapters
+@pytest.mark.filterwarnings("ignore")  # of torch's own tracing
+def test_the_program_that_a_gpu_compiles_is_the_same_step(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)
+    plain = one_by_one(with_lora(base("qwen2")), causal_lm_loss, texts(), LocalSGD(0.5, batch_size=2), Streams(0))
+    stack = Stacked(plain, 6, compiled=True)
+    expected = rows_of(plain, USERS)
+    assert ((rows_of(stack, USERS) - expected).norm(dim=1) <= 1e-4 * expected.norm(dim=1)).all()
+    assert "compiled and recorded" in stack.in_words  # it was traced, for any number of users
