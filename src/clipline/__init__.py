@@ -23,6 +23,7 @@ _HOMES = {
     "LocalAdam": "federated.local_sgd",
     "LocalSGD": "federated.local_sgd",
     "Log": "training.loggers",
+    "Perplexity": "tasks.language.causal_lm",
     "Population": "federated.population",
     "Privacy": "training.options",
     "PrivateStatistics": "data.statistics.private_statistics",
@@ -39,6 +40,7 @@ _HOMES = {
     "TensorBoard": "training.loggers",
     "TrainResult": "training.result",
     "Training": "training.training",
+    "causal_lm_loss": "tasks.language.causal_lm",
     "load": "serve.load",
     "plan": "privacy.planning",
     "run_together": "training.side_by_side",
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from .privacy.relations import Relation
     from .serve.load import load
     from .tasks import task_named
+    from .tasks.language.causal_lm import Perplexity, causal_lm_loss
     from .tasks.sweep import train_many
     from .training.callbacks import Callback
     from .training.curves import Curves

@@ -1,13 +1,14 @@
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from samples import cross_entropies, flat_training, one_by_one, small_population
 from torch import nn
 
-from clipline import LocalSGD, SettingError
+from clipline import LocalSGD, Population, SettingError
 from clipline.engine import choose
-from clipline.engine.choose import SMALL_MODEL, choose_trainer
+from clipline.engine.choose import SMALL_MODEL, SMALL_WORK, choose_trainer, work_of_a_step
 from clipline.engine.one_by_one import OneByOne
 from clipline.engine.stacked.probe import CannotStack
 from clipline.engine.stacked.step import SlowEngineWarning
@@ -37,13 +38,41 @@ def test_engines_by_name():
     stacked = choose_trainer("stacked", engine, 10)
     assert isinstance(stacked, Stacked)
     assert stacked.problem is engine.problem
+    assert stacked.in_words == "stacked, up to 96 users at a time, step by step"
     with pytest.raises(SettingError, match=r"engine='stack'.*did you mean 'stacked'"):
         choose_trainer("stack", engine, 10)
+
+
+def test_auto_counts_the_work_of_a_step_and_not_what_is_trained_alone():
+    def adapted(width):
+        base = nn.Sequential(nn.Embedding(8, width), nn.Flatten(), nn.Linear(4 * width, 3))
+        return base.requires_grad_(False).append(nn.Linear(3, 3))
+
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch["t"].long()), batch["y"], reduction="none")
+
+    population = Population.from_arrays(
+        np.repeat([0, 1], 2), t=np.zeros((4, 4), np.uint8), y=np.zeros(4, np.int64), x=np.zeros((4, 99), np.float32)
+    )
+
+    def trained(width):
+        return one_by_one(adapted(width), loss, population, LocalSGD(0.1, batch_size=50), Streams(0))
+
+    small = trained(2)
+    assert work_of_a_step(small.problem) == 50 * 4 * (16 + 24 + 3 + 12)  # batch x tokens x all parameters
+    assert isinstance(choose_trainer("auto", small, 2), Stacked)
+    assert small.in_words == "one by one"
+    large = trained(-(-SMALL_WORK // (50 * 4 * 20)))
+    assert large.problem.model.dim == small.problem.model.dim == 12
+    assert choose_trainer("auto", large, 2) is large
+    assert "keeps a core busy (2.7e+08 tokens times parameters)" in large.in_words
+    assert isinstance(choose_trainer("stacked", small, 2), Stacked)
 
 
 def test_a_model_that_cannot_be_stacked_is_refused_where_stacking_was_asked_for():
     engine = plain(Recurrent())
     assert choose_trainer("auto", engine, 10) is engine
+    assert engine.in_words.startswith("one by one: the model or its loss cannot run for many users at once (")
     with pytest.raises(CannotStack):
         choose_trainer("stacked", engine, 10)
 

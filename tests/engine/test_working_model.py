@@ -1,14 +1,16 @@
 """The copy of a model that users train on: one vector of parameters, and nothing that keeps a user's data."""
 
+import gc
 import threading
 
 import numpy as np
 import pytest
 import torch
-from samples import cross_entropy, linear_model, one_by_one, small_population
+import torch.nn.functional as F
+from samples import cross_entropies, cross_entropy, flat_training, linear_model, one_by_one, small_population
 from torch import nn
 
-from clipline import LocalSGD
+from clipline import Evaluate, LocalSGD
 from clipline.engine.working_model import WorkingModel, check_module, uncompiled
 from clipline.errors import ModuleError
 from clipline.streams import Streams
@@ -111,3 +113,72 @@ def test_a_compiled_model_is_unpacked():
     model = linear_model()
     assert uncompiled(torch.compile(model)) is model
     assert type(WorkingModel(torch.compile(model)).export(torch.zeros(18))) is nn.Linear
+
+
+class Quantised(nn.Module):
+    """A frozen weight of a megabyte in 8 bit, one of half in bfloat16, and an adapter."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("codes", torch.randint(-127, 127, (1024, 1024), dtype=torch.int8))
+        self.register_buffer("running", torch.zeros(512, 64))  # a float: it may be a statistic
+        self.base = nn.Linear(1024, 256, dtype=torch.bfloat16).requires_grad_(False)
+        self.adapter = nn.Linear(256, 3)
+
+    def forward(self, x):
+        wide = F.pad(x, (0, 1018)).to(torch.bfloat16) @ (self.codes[:, :1024].to(torch.bfloat16) / 127)
+        return self.adapter(self.base(wide).float())
+
+
+def held_bytes():
+    """Bytes of all distinct memory that tensors hold."""
+    gc.collect()
+    tensors = [
+        one for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter) and one.device.type == "cpu"
+    ]
+    return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
+
+
+@pytest.mark.parametrize("engine", ["one-by-one", "stacked"])
+def test_a_frozen_base_is_read_where_it_is_and_no_copy_of_it_is_made(engine):
+    model = Quantised()
+    callers = dict(model.named_parameters()) | dict(model.named_buffers())
+    before = {name: value.clone() for name, value in callers.items()}
+    held = held_bytes()
+    training = flat_training(
+        model, cross_entropies, small_population(), rounds=1, cohort_size=20, local=LocalSGD(0.1), seed=0,
+        noise_multiplier=0.0, engine=engine,
+    )  # fmt: skip
+    working = training.problem.model
+    ours = dict(working.module.named_parameters()) | dict(working.module.named_buffers())
+    for name in ("codes", "base.weight", "base.bias"):
+        assert ours[name].data_ptr() == callers[name].data_ptr()
+        assert ours[name] is not callers[name]
+    assert ours["running"].data_ptr() != model.running.data_ptr()
+    result = training.run([Evaluate(lambda model: {"three": 3.0})])
+    del result.model.codes, result.model.base  # a module of its own, made at the end
+    assert held_bytes() - held < 600_000  # the float buffer thrice; the base has 1.5 MB
+    assert all(torch.equal(value, before[name]) for name, value in callers.items())
+
+
+def test_moving_or_changing_the_copy_leaves_the_callers_frozen_parameters_alone():
+    model = nn.Sequential(nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 3))
+    working = WorkingModel(model)
+    working.module.double()
+    assert model[0].weight.dtype == torch.float32
+    working.module[0].weight.requires_grad_()
+    assert not model[0].weight.requires_grad
+
+
+def test_a_model_that_writes_into_its_long_frozen_weights_is_refused_and_told_that_they_are_shared():
+    class Writing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base, self.out = nn.Linear(6, 4000).requires_grad_(False), nn.Linear(4000, 3)
+
+        def forward(self, x):
+            self.base.weight.data[0, 0] += 1.0
+            return self.out(self.base(x))
+
+    with pytest.raises(ModuleError, match=r"frozen parameter 'base.weight' .*shared with the model that you gave"):
+        one_by_one(Writing().double(), cross_entropies, small_population(), LocalSGD(0.1), Streams(0))

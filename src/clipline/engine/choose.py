@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Literal
 
 from ..errors import check_choice
-from ..federated.backend import LocalTrainer
 from .one_by_one import OneByOne
+from .problem import Problem
 from .stacked.agreement import WrongStack
 from .stacked.probe import CannotStack
 from .stacked.step import SlowEngineWarning
@@ -15,19 +16,24 @@ from .stacked.trainer import Stacked
 
 Engine = Literal["auto", "one-by-one", "stacked"]
 SMALL_MODEL = 100_000  # parameters: below, launching an operation for one user costs more than the operation itself
+SMALL_WORK = 1 << 28  # tokens times parameters in a step of one user: above, a stack gains nothing on a core
 ENGINES: tuple[Engine, ...] = ("auto", "one-by-one", "stacked")
 
 
-def choose_trainer(engine: Engine, plain: OneByOne, cohort_size: int, varying: bool = True) -> LocalTrainer:
+def choose_trainer(engine: Engine, plain: OneByOne, cohort_size: int, varying: bool = True) -> OneByOne | Stacked:
     """`plain` itself, or a stacked trainer on top of it.
 
-    "auto" stacks where one user is too little work for the device: on a GPU, and for small models on CPU cores. If the
-    model cannot be stacked, users train one by one, with a warning on a GPU, where that is much slower, and wherever a
-    stack would train wrongly. `varying` says that cohort sizes vary around `cohort_size`, as under Poisson sampling.
+    "auto" stacks where one user is too little work for the device: on a GPU, and on CPU cores for models that train few
+    parameters and do little in a step, frozen parameters included. If the model cannot be stacked, users train one by
+    one, with a warning on a GPU, where that is much slower, and wherever a stack would train wrongly. `varying` says
+    that cohort sizes vary around `cohort_size`, as under Poisson sampling. The trainer's `in_words` says what runs.
     """
     check_choice("engine", engine, ENGINES)
     on_gpu = plain.problem.device.type == "cuda"
-    if engine == "one-by-one" or (engine == "auto" and not on_gpu and plain.problem.model.dim >= SMALL_MODEL):
+    if engine == "one-by-one":
+        return plain
+    if engine == "auto" and not on_gpu and (enough := _enough_for_a_core(plain.problem)):
+        plain.reason = enough
         return plain
     try:
         return Stacked(plain, cohort_size, varying=varying)
@@ -37,4 +43,23 @@ def choose_trainer(engine: Engine, plain: OneByOne, cohort_size: int, varying: b
         if on_gpu or isinstance(error, WrongStack):
             slow = f"{error}; users train one by one{', which is slower on a GPU' if on_gpu else ''}"
             warnings.warn(slow, SlowEngineWarning, stacklevel=2)
+        plain.reason = str(error)
         return plain
+
+
+def work_of_a_step(problem: Problem) -> int:
+    """Tokens times parameters, frozen ones included, in a full batch of one user.
+
+    The tokens of an example are the entries of its largest field of whole numbers; an example without one counts once.
+    """
+    fields = problem.population.fields.values()
+    tokens = max((math.prod(field.shape[1:]) for field in fields if field.dtype.kind in "iu"), default=1)
+    return problem.local.batch_size * max(tokens, 1) * sum(p.numel() for p in problem.model.module.parameters())
+
+
+def _enough_for_a_core(problem: Problem) -> str:
+    """Why one user keeps a core busy, in words; "" if a user does not."""
+    if problem.model.dim >= SMALL_MODEL:
+        return f"{problem.model.dim:,} trained parameters keep a core busy"
+    work = work_of_a_step(problem)
+    return f"a step of one user keeps a core busy ({work:.2g} tokens times parameters)" if work >= SMALL_WORK else ""

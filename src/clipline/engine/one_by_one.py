@@ -51,6 +51,7 @@ class OneByOne:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self.reason = ""  # why users do not train stacked, where that was the engine's choice
         self._leftover = ""  # what the last user changed in model or loss, if anything
         self._generator = torch.default_generator  # or the device's, while users train
         # Parameters whose SGD steps are recorded (`StepRecord`): those that the trial sees used through `bag` only.
@@ -81,6 +82,11 @@ class OneByOne:
                     np.full(len(block_users), request_index),
                 )
                 start += len(block_users)
+
+    @property
+    def in_words(self) -> str:
+        """What runs, for the caller to read."""
+        return "one by one" + (f": {self.reason}" if self.reason else "")
 
     @property
     def runs_c(self) -> bool:

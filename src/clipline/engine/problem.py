@@ -87,7 +87,7 @@ class Problem:
                 "few rows, as it shrinks all rows: drop it, or drop row_fields"
             )
         self.examples = Examples(population, self.device, self.model.vector.dtype)
-        self.isolation = Isolation(self.model.module, loss, self.model.trainable)
+        self.isolation = Isolation(self.model.module, loss, self.model.trainable, self.model.shared)
         self.draws_globally = False  # whether the model was seen to draw from torch's global generator
         fields = population.fields
         self.trial_batch: Mapping[str, NDArray[Any]] | None = (

@@ -6,12 +6,15 @@ import copy
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import ModuleError, nearest, refuse
+from .isolation.snapshots import SHORT
+from .stacked.attention import use_stackable_attention
 from .stacked.vmap_layers import replace_layers
 from .user_random import UserRandom
 
@@ -26,13 +29,25 @@ class WorkingModel:
 
     Parameters whose names match one of the patterns in `personal` ("user_vector.*") come last in the vector. They stay
     with their user: `named_shapes`, `dim` and `initial` are of the others, which are released.
+
+    Frozen parameters are not copied: on the caller's device they are the caller's own memory, read and never written.
+    `shared` has those tensors, for the checks that they stay as they are. Adapters of PEFT train in float32, whatever
+    the type of the base.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu", personal: Sequence[str] = ()) -> None:
         module = uncompiled(module)
         check_module(module)
         self._original = module
-        self.module = replace_layers(_copied(module)).to(device)
+        frozen = _frozen(module)
+        copied = _copied(module, _aliases(frozen))
+        if hasattr(module, "peft_config"):  # its layers cast their inputs; others need those of their weights' type
+            for param in copied.parameters():
+                if param.requires_grad and param.dtype in (torch.bfloat16, torch.float16):
+                    param.data = param.data.float()
+        self.attention = use_stackable_attention(copied)
+        self.module = replace_layers(copied).to(device)
+        self.shared = [tensor for name, tensor in _tensors(self.module).items() if name in frozen]
         names_in_order = [name for name, p in self.module.named_parameters() if p.requires_grad]
         stays = _matching(names_in_order, personal)
         self.released = [name not in stays for name in names_in_order]  # by place among the module's own parameters
@@ -106,10 +121,21 @@ class WorkingModel:
         return [param for param, released in zip(trainable, self.released, strict=True) if released]
 
     def export(self, params: Tensor) -> nn.Module:
-        """A new module like the original one, with these parameters, on the CPU; personal ones are as at first."""
-        module = copy.deepcopy(self._original).cpu()
+        """A new module like the original one, with these parameters, on the CPU; personal ones are as at first.
+
+        It shares no memory with the original.
+        """
+        return self._with_values(copy.deepcopy(self._original).cpu(), params)
+
+    def evaluated(self, params: Tensor) -> nn.Module:
+        """Like `export`, but on the device, and with the frozen parameters of the working copy: for reading only."""
+        memo = _aliases(_frozen(self._original), _tensors(self.module))
+        return self._with_values(_copied(self._original, memo).to(self.vector.device), params)
+
+    def _with_values(self, module: nn.Module, params: Tensor) -> nn.Module:
+        """A copy of the original module itself, with these parameters written into it."""
         trainable = self.released_parameters(module)
-        pieces = torch.split(params.cpu(), [p.numel() for p in trainable])
+        pieces = torch.split(params.to(next(module.parameters()).device), [p.numel() for p in trainable])
         for param, values in zip(trainable, pieces, strict=True):
             param.data.copy_(values.view_as(param))
         return module
@@ -193,10 +219,45 @@ def uncompiled(module: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else module
 
 
-def _copied(module: nn.Module) -> nn.Module:
+def _frozen(module: nn.Module) -> dict[str, Tensor]:
+    """What a copy of the module may share with it, by name: frozen parameters, and long buffers of whole numbers.
+
+    Such buffers are quantised weights. Others may be statistics, which a module writes.
+    """
+    return {
+        name: tensor
+        for name, tensor in _tensors(module).items()
+        if (not tensor.requires_grad if isinstance(tensor, nn.Parameter) else _quantised(tensor))
+    }
+
+
+def _quantised(buffer: Tensor) -> bool:
+    return buffer.nbytes > SHORT and not buffer.is_floating_point() and not buffer.is_complex()
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name; one that several modules share stands once."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _aliases(frozen: Mapping[str, Tensor], own: Mapping[str, Tensor] | None = None) -> dict[int, Any]:
+    """A memo for `copy.deepcopy`: objects with the memory of these tensors, or of those of the same name in `own`.
+
+    New objects, so that moving the copy to a device or setting an attribute leaves the caller's alone. Where a
+    quantisation library has a class of its own, the object itself.
+    """
+    memo: dict[int, Any] = {}
+    for name, tensor in frozen.items():
+        source = tensor if own is None else own[name]
+        alias = source.detach() if type(source) in (Tensor, nn.Parameter) else source
+        memo[id(tensor)] = nn.Parameter(alias, requires_grad=False) if type(source) is nn.Parameter else alias
+    return memo
+
+
+def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """A deep copy; `ModuleError` where the module cannot be copied."""
     try:
-        copied = copy.deepcopy(module)
+        copied = copy.deepcopy(module, memo)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModuleError(

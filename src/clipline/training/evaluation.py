@@ -35,9 +35,10 @@ class Evaluate(Measuring):
     Batches are as the loss gets them, of `batch_size` examples, users end to end. Or else `test` is a function that
     takes the model and returns named numbers, and there is no `metric`.
 
-    The model is a copy of its own in eval mode, on the training's device and without gradients. One thread measures one
-    state after the other while the next rounds train. Metrics have no noise: the guarantee does not cover the test
-    users, and the training population itself is refused. An object serves one run at a time.
+    The model is a copy of its own in eval mode, on the training's device and without gradients; frozen parameters are
+    shared with the training, and must not be written to. One thread measures one state after the other while the next
+    rounds train. Metrics have no noise: the guarantee does not cover the test users, and the training population itself
+    is refused. An object serves one run at a time.
     """
 
     def __init__(
@@ -67,13 +68,13 @@ class Evaluate(Measuring):
         """Make the model to measure with, and the thread."""
         if self._thread is not None:
             raise SettingError("Evaluate is at work in another run but serves one at a time: make one for each run")
-        if self.test is training.population:
+        if getattr(self.test, "population", self.test) is training.population:  # `Perplexity` has one
             raise SettingError(
                 "test is the population that trains but must hold other users, as metrics have no noise and would tell "
                 "of the users whom the guarantee covers: set users aside before training and give those"
             )
         device = training.device
-        self._model = training.model_at(state).to(device).eval()
+        self._model = training.problem.model.evaluated(state.params).eval()
         self._trainable = training.problem.model.released_parameters(self._model)  # personal ones are as at first
         if isinstance(self.test, Population):
             assert self.metric is not None

@@ -35,7 +35,8 @@ class TrainResult:
         """Write the model, its guarantee and its settings into a new or empty folder, for `clipline.load`.
 
         model.safetensors has everything; card.md is the same to read and card.json for programs. All of it is
-        released: the seed, the data and the times of rounds are not in it. Nothing is pickled.
+        released: the seed, the data and the times of rounds are not in it. Nothing is pickled. Adapters of PEFT are
+        also written in PEFT's own format.
         """
         from .storage.model_card import save_result
 

@@ -57,7 +57,8 @@ class Training:
 
     `loss(model, batch)` returns one number, or one for each example, which trains faster; `batch` maps the population's
     field names to tensors. `loss(model, batch, reference)` is given the round's parameters too, by name. `model` itself
-    is never changed.
+    is never changed. Its frozen parameters are read where they are, not copied: leave them alone until the training has
+    ended.
 
     A user whose training fails, by a label out of range say, adds nothing and is not within the clip. For study
     `on_error="raise"` shows the error instead, which the guarantee does not cover. What would fail for every user is
@@ -175,6 +176,11 @@ class Training:
     def device(self) -> torch.device:
         """The device on which users train."""
         return self.problem.device
+
+    @property
+    def engine(self) -> str:
+        """How users train, in words: stacked or one by one, and why. On a GPU it may change while users train."""
+        return self.trainer.in_words
 
     @property
     def workers(self) -> int:

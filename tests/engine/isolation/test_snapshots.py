@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from clipline.engine.isolation.snapshots import (
+    SHORT,
     Attribute,
     Cell,
     ClassAttributes,
@@ -17,6 +18,7 @@ from clipline.engine.isolation.snapshots import (
     Global,
     Slot,
     ThreadLocal,
+    checksum,
     only_equal_values,
 )
 
@@ -218,3 +220,46 @@ def test_equal_numbers_and_text_in_the_place_of_others_are_no_change():
     now["size"] = big + 1
     assert not only_equal_values(kept)
     assert not only_equal_values(Container("list", [1]))
+
+
+LONG = SHORT // 4 + 3  # float32 numbers, just too many to be copied
+
+
+@pytest.mark.parametrize("size", [3, LONG])
+def test_a_shared_tensor_is_put_back_in_the_callers_memory_or_known_to_be_lost(size):
+    callers = torch.arange(float(size))
+    constant = Constant("base", callers.detach(), shared=True)
+    assert constant.same()
+    assert constant.lost == (size == LONG)  # no copy of a long one is held
+    assert (constant.before is None) == (size == LONG)
+    constant.now.data[1] = 9.0  # past the version counter
+    assert not constant.same()
+    constant.restore()
+    assert callers[1] == (9.0 if size == LONG else 1.0)
+    assert constant.now.data_ptr() == callers.data_ptr()
+
+
+def test_a_shared_tensor_with_other_memory_has_changed_and_is_given_back():
+    callers = torch.arange(float(LONG))
+    constant = Constant("base", callers.detach(), shared=True)
+    constant.now.data = callers.clone()
+    assert not constant.same()
+    constant.restore()
+    assert constant.same()
+    assert constant.now.data_ptr() == callers.data_ptr()
+
+
+def test_a_checksum_notices_one_bit_a_swap_and_the_place_and_holds_for_every_size():
+    values = torch.arange(3_000_001, dtype=torch.uint8)  # not a whole number of words
+    before = checksum(values)
+    assert before == checksum(values.clone())
+    for place in (0, 7, 2_999_999, 3_000_000):
+        changed = values.clone()
+        changed[place] ^= 1
+        assert checksum(changed) != before
+    words = torch.arange(1_500_000)
+    swapped = words.clone()
+    swapped[[0, 1_400_000]] = swapped[[1_400_000, 0]]  # in different chunks
+    assert checksum(swapped) != checksum(words)
+    assert checksum(words[1:]) == checksum(words[1:].clone())
+    assert checksum(words.to(torch.int8)[1:]) == checksum(words.to(torch.int8)[1:].clone())  # not aligned

@@ -10,7 +10,7 @@ from clipline import LocalSGD, Population
 from clipline.engine.kernels import convolution
 from clipline.engine.one_by_one import OneByOne
 from clipline.engine.stacked import step as program
-from clipline.engine.stacked.step import CompiledStep, GraphedStep, StackStep
+from clipline.engine.stacked.step import CompiledStep, GraphedStep, SlowEngineWarning, StackStep
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.working_model import WorkingModel
 from clipline.streams import Streams
@@ -125,3 +125,46 @@ def test_a_recorded_program_keeps_the_type_of_the_model():
     recording = GraphedStep(CompiledStep(stack._step), first, like, users=3, steps=1, width=4)
     assert {piece.dtype for piece in recording.stack} == {torch.float64}
     assert recording.rates.dtype == torch.float64
+
+
+class Compiled:
+    """A program that runs the step as it is, in place of one that is traced and compiled, which takes seconds."""
+
+    versions = 1
+
+    def __init__(self, step, given):
+        self.step = step
+
+    def __call__(self, *given):
+        self.step(*given[:-1])
+
+
+def test_a_step_that_cannot_be_recorded_runs_without_and_says_so_once(monkeypatch):
+    def fails(self, users):
+        raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture\nmore")
+
+    monkeypatch.setattr(program, "traced", lambda step, arguments, copies: step)
+    monkeypatch.setattr(program, "kept_program", Compiled)
+    monkeypatch.setattr(GraphedStep, "_capturing", property(lambda self: True))  # as on a GPU
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(GraphedStep, "_captured", fails)
+    plain, recorded = stacks("cpu")
+    assert recorded.in_words.endswith("compiled and recorded")
+    with pytest.warns(SlowEngineWarning, match="cannot be recorded as a CUDA graph .*graph capture\\)") as warned:
+        compare(plain, recorded, 1e-5)
+    assert len([one for one in warned if one.category is SlowEngineWarning]) == 1
+    assert recorded.in_words.endswith("compiled, not recorded")
+
+
+def test_a_step_that_can_be_neither_compiled_nor_recorded_runs_as_written(monkeypatch):
+    def fails(*args, **options):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(program, "traced", fails)
+    monkeypatch.setattr(GraphedStep, "_capturing", property(lambda self: True))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(GraphedStep, "_captured", fails)
+    plain, recorded = stacks("cpu")
+    with pytest.warns(SlowEngineWarning, match=r"cannot be (compiled|recorded)"):
+        compare(plain, recorded, 1e-5)
+    assert recorded.in_words.endswith("as written, not recorded")

@@ -8,7 +8,7 @@ keep the last batch in an attribute, a closure or a global variable, or hold a g
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -34,11 +34,18 @@ class Isolation:
 
     `after_user` restores plain attributes, containers, closures and global variables, so that every user finds the
     model as the caller gave it, and refuses other changes. `seed` reseeds NumPy's and Python's global generators, and
-    those that the model holds, with a user's own key. reachable.py says what is found.
+    those that the model holds, with a user's own key. reachable.py says what is found. `shared` are tensors whose
+    memory is the caller's: a change of a long one is refused, and stays.
     """
 
-    def __init__(self, module: nn.Module, loss: Callable[..., Any], trainable: Mapping[str, nn.Parameter]) -> None:
-        self._module, self._loss = module, loss
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[..., Any],
+        trainable: Mapping[str, nn.Parameter],
+        shared: Sequence[Tensor] = (),
+    ) -> None:
+        self._module, self._loss, self._shared = module, loss, shared
         self._trainable = dict(trainable)
         self._snapshot_all()
 
@@ -49,7 +56,7 @@ class Isolation:
         self._attributes = [(None, True, param._backward_hooks, param.shape) for param in self._params]
         self._data = [param.data for param in self._params]  # keeps the memory alive
         self._dtype = torch.get_default_dtype()
-        self._state = find_mutable_state(self._module, self._loss, self._params)
+        self._state = find_mutable_state(self._module, self._loss, self._params, self._shared)
         self._quick = QuickCheck(chain(self._state.structure, self._state.restorable))
 
     def _unchanged(self) -> bool:
@@ -128,7 +135,7 @@ class Isolation:
     def __deepcopy__(self, memo: dict[int, Any]) -> Isolation:
         """A snapshot of the copied module."""
         module, loss = copy.deepcopy(self._module, memo), copy.deepcopy(self._loss, memo)
-        return Isolation(module, loss, copy.deepcopy(self._trainable, memo))
+        return Isolation(module, loss, copy.deepcopy(self._trainable, memo), copy.deepcopy(self._shared, memo))
 
     def _replaced(self) -> str:
         """An error message if a parameter has other memory, or the model other parts; else ""."""
@@ -172,9 +179,10 @@ def _changed(constant: Constant, module: nn.Module) -> str:
     name = constant.label.removeprefix("model.")
     kind = "buffer" if name in dict(module.named_buffers()) else "tensor"
     kind = "frozen parameter" if name in dict(module.named_parameters()) else kind
+    lost = " (it is shared with the model that you gave, and stays changed there)" if constant.lost else ""
     return (
-        f"{kind} {name!r} {'' if kind == 'tensor' else 'of the model '}changed while a user trained, and would carry "
-        "private statistics past the clip: freeze it, or use a layer that keeps none (GroupNorm, not batch norm)"
+        f"{kind} {name!r} {'' if kind == 'tensor' else 'of the model '}changed while a user trained{lost}, and would "
+        "carry private statistics past the clip: freeze it, or use a layer that keeps none (GroupNorm, not batch norm)"
     )
 
 

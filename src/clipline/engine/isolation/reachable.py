@@ -83,9 +83,14 @@ class MutableState:
     reseeders: list[Callable[[int], object]] = field(default_factory=list)  # of generators that the model holds
 
 
-def find_mutable_state(module: nn.Module, loss: Callable[..., Any], trainable: Iterable[Tensor]) -> MutableState:
-    """A snapshot of all that can be reached; the values of `trainable` parameters are left out."""
-    walk = _Walk(module, trainable)
+def find_mutable_state(
+    module: nn.Module, loss: Callable[..., Any], trainable: Iterable[Tensor], shared: Iterable[Tensor] = ()
+) -> MutableState:
+    """A snapshot of all that can be reached; the values of `trainable` parameters are left out.
+
+    Of long tensors that are `shared` with the caller no copy is made.
+    """
+    walk = _Walk(module, trainable, shared)
     try:
         walk.visit(module, "model")
         walk.visit(loss, "loss")
@@ -95,10 +100,11 @@ def find_mutable_state(module: nn.Module, loss: Callable[..., Any], trainable: I
 
 
 class _Walk:
-    def __init__(self, module: nn.Module, trainable: Iterable[Tensor]) -> None:
+    def __init__(self, module: nn.Module, trainable: Iterable[Tensor], shared: Iterable[Tensor]) -> None:
         self.found = MutableState()
         self._seen: dict[int, object] = {}
         self._trainable_ids = {id(param) for param in trainable}
+        self._shared_ids = {id(tensor) for tensor in shared}
         self._key_ids = {id(part.key) for part in module.modules() if isinstance(part, UserRandom)}
 
     def visit(self, value: Any, label: str) -> None:
@@ -189,7 +195,7 @@ class _Walk:
 
     def _visit_tensor(self, value: Tensor, label: str) -> None:
         if id(value) not in self._trainable_ids and id(value) not in self._key_ids:
-            self.found.constants.append(Constant(label, value))
+            self.found.constants.append(Constant(label, value, shared=id(value) in self._shared_ids))
         self._add_special(label, value, "__class__", "__dict__")
         self._add(Container(label, vars(value)))
         self.visit(value._backward_hooks, f"a hook on {label}")

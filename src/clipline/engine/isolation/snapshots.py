@@ -20,7 +20,8 @@ from torch import Tensor
 
 VALUES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, torch.Size)
 MISSING = object()
-_SHORT = 1 << 16  # compared after every user; longer ones once a block
+SHORT = 1 << 16  # bytes: compared after every user; longer ones once a block
+_CHUNK = 1 << 22  # bytes at a time in a checksum
 _COPIED = 1 << 26  # of larger tensors only torch's version counter is compared, larger arrays not at all
 
 
@@ -206,17 +207,30 @@ class ClassAttributes:
 
 
 class Constant:
-    """A tensor or array that training must not change: compared bit by bit, and no gradient may be left on it."""
+    """A tensor or array that training must not change: compared bit by bit, and no gradient may be left on it.
 
-    def __init__(self, label: str, now: Tensor | NDArray[Any]) -> None:
+    Of a long one that is `shared` with the caller a checksum is kept, not a copy: it is refused, but not restored.
+    """
+
+    def __init__(self, label: str, now: Tensor | NDArray[Any], *, shared: bool = False) -> None:
         self.label, self.now = label, now
+        self.data = now.data if shared and isinstance(now, Tensor) else None  # the caller's memory
         self.version, self.grad = (now._version, now.grad) if isinstance(now, Tensor) and now.is_leaf else (0, None)
         plain = not isinstance(now, Tensor) or (now.layout == torch.strided and now.device.type != "meta")
-        self.before = _copy(now) if plain and now.nbytes <= _COPIED else None
+        # Quantised weights may be of a class that hides its bytes: only their version is compared.
+        plain = plain and (not shared or type(now) in (Tensor, torch.nn.Parameter))
+        long = shared and now.nbytes > SHORT
+        self.before = _copy(now) if plain and not long and now.nbytes <= _COPIED else None
+        self.checksum = checksum(now) if plain and long and isinstance(now, Tensor) else None
         # Compared after every user: short values in CPU memory, where that costs next to nothing.
         self._checked_per_user = (
-            plain and now.nbytes <= _SHORT and (isinstance(now, np.ndarray) or now.device.type == "cpu")
+            plain and now.nbytes <= SHORT and (isinstance(now, np.ndarray) or now.device.type == "cpu")
         )
+
+    @property
+    def lost(self) -> bool:
+        """Whether a change cannot be undone."""
+        return self.checksum is not None
 
     def touched(self) -> bool:
         """Whether a quick check shows a change (version counter, gradient, short values); `same` compares all."""
@@ -238,24 +252,49 @@ class Constant:
             if now.is_leaf and now.grad is not self.grad:
                 return False
         if before is None:
-            return not isinstance(now, Tensor) or not now.is_leaf or now._version == self.version
+            same_version = not isinstance(now, Tensor) or not now.is_leaf or now._version == self.version
+            return same_version and (self.checksum is None or self._same_checksum())
         if now.shape != before.shape or now.dtype != before.dtype:
             return False
         if isinstance(now, np.ndarray):
             return now.dtype.hasobject or now.tobytes() == before.tobytes()
         return torch.equal(_bits(now), _bits(before))
 
+    def _same_checksum(self) -> bool:
+        assert isinstance(self.now, Tensor)
+        assert self.data is not None
+        here = self.now.data_ptr() == self.data.data_ptr()
+        same_form = self.now.shape == self.data.shape and self.now.dtype == self.data.dtype
+        return here and same_form and checksum(self.now) == self.checksum
+
     def restore(self) -> None:
-        """Make it what it was."""
+        """Make it what it was; what is shared, in the caller's memory."""
         if isinstance(self.now, np.ndarray):
             if self.before is not None and self.now.flags.writeable:
                 self.now[...] = self.before
             return
         if self.now.is_leaf:
             self.now.grad = self.grad
-        if self.before is not None and not self.same():
+        if self.data is not None:
+            if self.before is not None:
+                self.data.copy_(self.before)
+            self.now.data = self.data
+            self.version = self.now._version
+        elif self.before is not None and not self.same():
             self.now.data = self.before.clone()
             self.version = self.now._version
+
+
+def checksum(values: Tensor) -> int:
+    """64 bits of the values: a sum of their bytes as whole numbers, each times an odd number of its place."""
+    bits = _bits(values)
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    weights = torch.arange(1, _CHUNK, 4, device=bits.device) * -0x61C8864680B583EB
+    for number, start in enumerate(range(0, len(bits), _CHUNK)):
+        words = torch.nn.functional.pad(bits[start : start + _CHUNK], (0, -len(bits[start : start + _CHUNK]) % 8))
+        words = words.clone().view(torch.int64) if words.storage_offset() % 8 else words.view(torch.int64)
+        total += (words * weights[: len(words)]).sum() * (2 * number + 1)
+    return int(total)
 
 
 def _bits(values: Tensor) -> Tensor:

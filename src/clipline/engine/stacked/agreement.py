@@ -151,8 +151,10 @@ def _compare(problem: Problem, stacked: dict[str, Tensor], plain: Sequence[Tenso
 
 
 def _tolerance(problem: Problem) -> float:
-    """More for parameters in a type of few digits: 0.5 for bfloat16."""
-    return min(0.5, max(_TOLERANCE, 64 * torch.finfo(problem.model.vector.dtype).eps))
+    """More for parameters in a type of few digits, frozen ones included: 0.5 for bfloat16."""
+    params = [problem.model.vector, *problem.model.module.parameters()]
+    coarsest = max(torch.finfo(param.dtype).eps for param in params if param.is_floating_point())
+    return min(0.5, max(_TOLERANCE, 64 * coarsest))
 
 
 def _norm(pieces: Sequence[Tensor]) -> float:

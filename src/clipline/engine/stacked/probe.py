@@ -85,6 +85,8 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
             with suppress(ModuleError):  # one by one the change may be allowed
                 problem.isolation.after_stack()
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if any(getattr(part, "gradient_checkpointing", False) is True for part in problem.model.module.modules()):
+                reason = "gradient checkpointing has no version for a stack"  # as Hugging Face models name it
             raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
     peak = torch.cuda.max_memory_allocated(problem.device) if on_gpu else 0
     return Probed(paddable, max(1, (peak - before) // 2))

@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
+from ..isolation.snapshots import SHORT, checksum
+
 _MOST = 32  # programs; the one that was not used for longest goes first
 
 
@@ -72,13 +74,19 @@ def fingerprint(graph: GraphModule, arguments: Sequence[Any]) -> str:
     digest = hashlib.sha256(graph.code.encode())
     for name, constant in sorted(_constants(graph).items()):
         digest.update(repr((name, constant.dtype, tuple(constant.shape), constant.device)).encode())
-        digest.update(constant.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        # The base of a language model has gigabytes: they are summed where they are.
+        long = constant.nbytes > SHORT
+        digest.update(str(checksum(constant)).encode() if long else _bytes(constant))
     for leaf in tree_leaves(list(arguments)):
         form = (leaf.dtype, tuple(leaf.shape[1:]), leaf.device) if isinstance(leaf, Tensor) else leaf
         digest.update(repr(form).encode())
     flags = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
     digest.update(repr(flags).encode())  # the compiler may write either into its kernels
     return digest.hexdigest()
+
+
+def _bytes(constant: Tensor) -> bytes:
+    return constant.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _constants(graph: GraphModule) -> dict[str, Tensor]:

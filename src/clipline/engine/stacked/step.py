@@ -124,6 +124,13 @@ class CompiledStep:
         self._program: Program | None = None
         self._compiled: Callable[..., Any] | None = None  # the program, or the step itself if it cannot be compiled
         self._copies: dict[int, torch.dtype] | None = None
+        self.recordable = True  # until a recording fails
+
+    @property
+    def in_words(self) -> str:
+        """How its steps run."""
+        compiled = self._compiled is None or self._compiled is self._program
+        return ("compiled" if compiled else "as written") + (" and recorded" if self.recordable else ", not recorded")
 
     @property
     def any_width(self) -> bool:
@@ -153,6 +160,8 @@ class CompiledStep:
             self._program = program = kept_program(graph, given) if self._kept else Program(graph)
             program(*given)
         except Exception as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):  # the step itself would need no less
+                raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             slow = f"the step of many users cannot be compiled ({reason}); it runs as it is written, which is slower"
             warnings.warn(slow, SlowEngineWarning, stacklevel=2)
@@ -169,7 +178,8 @@ class GraphedStep:
 
     All inputs and outputs are static buffers: fill `stack` and its `copies`, `examples`, `counts`, `random_keys` and
     `rates`, and set `place`, the step counter, to 0. Every `replay(active)` runs the next step of the first `active`
-    users.
+    users. Steps that cannot be captured, since the model copies from the processor's memory say, run without: compiled,
+    or as they are written.
     """
 
     def __init__(
@@ -196,16 +206,38 @@ class GraphedStep:
         users = min(graph_width(active), len(self.rates)) if self._program.any_width else len(self.rates)
         if users not in self._graphs:
             self._calls[users] += 1
-            if self._calls[users] <= _WARM_UP or self.place.device.type != "cuda":
+            if self._calls[users] <= _WARM_UP or not self._capturing or not self._program.recordable:
                 self._run(users)
                 return
-            self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
-            graph = torch.cuda.CUDAGraph()
-            stream = torch.cuda.current_stream(self.place.device)
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            try:
+                self._graphs[users] = self._captured(users)
+            except Exception as error:  # nothing has run: capture only notes what is to be done
+                self._give_up_recording(error)
                 self._run(users)
-            self._graphs[users] = graph
+                return
         self._graphs[users].replay()
+
+    @property
+    def _capturing(self) -> bool:
+        return self.place.device.type == "cuda"
+
+    def _captured(self, users: int) -> torch.cuda.CUDAGraph:
+        """The next step of the first `users` users as a CUDA graph, not run yet."""
+        self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream(self.place.device)
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            self._run(users)
+        return graph
+
+    def _give_up_recording(self, error: Exception) -> None:
+        """No step of this program is captured any more, and a warning says so once."""
+        self._program.recordable = False
+        if self._capturing:
+            torch.cuda.synchronize(self.place.device)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        slow = f"the step of many users cannot be recorded as a CUDA graph ({reason}); it runs without, which is slower"
+        warnings.warn(slow, SlowEngineWarning, stacklevel=2)
 
     def _run(self, users: int) -> None:
         self._program(self._arguments(users), {piece: copy[:users] for piece, copy in self.copies.items()})

@@ -45,6 +45,12 @@ class StragglerStreams:
         self._recordings: dict[tuple[int, tuple[torch.Size, ...]], GraphedStep] = {}
         self._streams: dict[int, torch.cuda.Stream] = {}
 
+    @property
+    def in_words(self) -> str:
+        """How steps run; before the first one, how they are going to."""
+        slower = {program.in_words for program in self._programs.values()}
+        return " and ".join(sorted(slower)) or "compiled and recorded"
+
     def train(
         self,
         steps: Steps,

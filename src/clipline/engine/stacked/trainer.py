@@ -90,6 +90,16 @@ class Stacked:
                 kept=problem.fast.kept_programs,
             )
 
+    @property
+    def in_words(self) -> str:
+        """What runs, for the caller to read."""
+        how = self._stragglers.in_words if self._stragglers is not None else "step by step"
+        frozen = any(not param.requires_grad for param in self.problem.model.module.parameters())
+        parts = [f"stacked, up to {self.block_size} users at a time, {how}"]
+        parts += ["one product over all users' rows where weights are frozen"] * frozen
+        parts += [self.problem.model.attention] * bool(self.problem.model.attention)
+        return "; ".join(parts)
+
     def _check_agreement(self, plain: OneByOne) -> None:
         """Refuse a stack that would train wrongly. Where a GPU has no room or no plain step to compare with, say so."""
         try:

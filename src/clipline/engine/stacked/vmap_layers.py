@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import convolution
 from ..user_random import UserRandom
+from .attention import explicit_attention
 from .vmap_axis import is_batched, needs_gradient, users_first
 
 LIBRARY_IS_FAST = ("cpu",)  # devices where torch's grouped convolution of a stack is faster than patches
@@ -147,6 +148,7 @@ _CHECKED: dict[Any, Callable[..., Any]] = {
     torch.embedding: _aten_embedding,
 }
 _SAFE: dict[Any, Callable[..., Any]] = {
+    F.scaled_dot_product_attention: explicit_attention,
     torch.prod: _prod,
     Tensor.prod: _prod,
     torch.select_scatter: _select_scatter,
@@ -194,7 +196,7 @@ class Linear(nn.Linear):
 
     def forward(self, values: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
-        if not is_batched(values, self.weight):
+        if not is_batched(self.weight):  # a frozen weight: one product over the rows of all users
             return F.linear(values, self.weight, self.bias)
         device_type = values.device.type
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else self.weight.dtype

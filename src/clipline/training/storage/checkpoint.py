@@ -116,7 +116,10 @@ def _by_name(circumstances: str) -> dict[str, str]:
 
 
 def save_model(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
-    """The model's state as safetensors: `model.load_state_dict(safetensors.torch.load_file(path))` reads it."""
+    """The model's state as safetensors: `model.load_state_dict(safetensors.torch.load_file(path))` reads it.
+
+    Adapters of PEFT are also written beside it in PEFT's own format, for `PeftModel.from_pretrained(base, folder)`.
+    """
     state = model.state_dict()
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
@@ -124,5 +127,11 @@ def save_model(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
                 f"{name!r} of the model's state_dict is a {type(value).__name__} but must be a tensor, since nothing "
                 "is pickled: keep it out of get_extra_state"
             )
+    if hasattr(model, "peft_config") and hasattr(model, "save_pretrained"):
+        readme = path.with_name("README.md")
+        kept = readme.exists()
+        model.save_pretrained(str(path.parent))  # type: ignore[operator]
+        if not kept:
+            readme.unlink(missing_ok=True)  # PEFT's template; the guarantee stands in card.md
     tensors = {name: tensor.contiguous().clone() for name, tensor in state.items()}
     save_file(tensors, path, metadata)

@@ -105,7 +105,7 @@ class Circumstances:
         chosen = {**(same or {}), **settings}
         self._text = "".join(f"{name} = {toml_value(value)}\n" for name, value in chosen.items() if value is not None)
         self._text += "".join(f"{name}: {value}\n" for name, value in facts.items())
-        model = training.model_at(training.init())
+        model = training.problem.model.evaluated(training.problem.model.initial)
         self._model = _in_thread(lambda: model_fingerprint(model))
         self._data = _in_thread(training.population.fingerprint)
 
