@@ -24,7 +24,7 @@ Origin = Literal["original", "substitute", "own"]
 _TYPES: dict[str, type] = {
     "version": int, "fields": list, "user_ids": bool, "users": int, "examples": int, "source": str, "made_by": str,
     "sha256": dict, "tasks": list, "origin": str, "shared_users": bool,
-    "column_options": dict,
+    "column_options": dict, "example_level": bool,
 }  # fmt: skip
 
 
@@ -44,6 +44,7 @@ class Manifest:
     origin: Origin = "own"
     shared_users: bool = False  # whether users of the train store are users of the test store too
     column_options: dict[str, Any] = field(default_factory=dict)  # how columns became fields: `ColumnOptions`
+    example_level: bool = False  # whether every user is one example: `Population.one_each`
 
 
 def write_manifest(
@@ -58,6 +59,7 @@ def write_manifest(
     origin: Origin = "own",
     shared_users: bool = False,
     column_options: Mapping[str, Any] | None = None,
+    example_level: bool = False,
 ) -> Manifest:
     """Write the manifest of a store whose other files are all there, with a checksum of each.
 
@@ -66,7 +68,7 @@ def write_manifest(
     checksums = {path.name: sha256(path) for path in sorted(folder.iterdir())}
     manifest = Manifest(
         VERSION, check_field_names(fields), user_ids, users, examples, source, f"clipline {__version__}", checksums,
-        list(tasks), origin, shared_users, dict(column_options or {}),
+        list(tasks), origin, shared_users, dict(column_options or {}), example_level,
     )  # fmt: skip
     (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
     return manifest

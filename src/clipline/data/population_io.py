@@ -36,6 +36,7 @@ def save_population(population: Population, folder: str | Path) -> Path:
         write_manifest(
             new, fields=population.fields, user_ids=population.user_ids is not None, users=len(population),
             examples=population.examples, source="Population.save", column_options=population.column_options,
+            example_level=population.example_level,
         )  # fmt: skip
     return Path(folder)
 
@@ -59,7 +60,7 @@ def open_population(folder: str | Path) -> Population:
     offsets, user_ids = _mapped(path / "offsets.npy"), _mapped(path / "user_ids.npy") if with_ids else None
     try:
         options = ColumnOptions.of(manifest.get("column_options") or {}).entries()
-        return Population(offsets, fields, user_ids, options)
+        return Population(offsets, fields, user_ids, options, manifest.get("example_level") is True)
     except (PopulationError, SettingError, AttributeError) as error:
         raise PopulationError(f"{str(path)!r}: {error}") from None
 
@@ -124,6 +125,20 @@ def population_from_dataset(
     """The items of a torch `Dataset`, grouped by user in memory."""
     ids, columns = read_dataset(dataset, user_ids, fields)
     return population_from_arrays(ids, columns, known_users, column_options)
+
+
+def population_one_each(
+    dataset: Any, names: Sequence[str], arrays: Mapping[str, Any], column_options: Mapping[str, Any]
+) -> Population:
+    """Every item of a torch `Dataset`, or every row of the arrays, as a user of its own."""
+    if (dataset is None) == (not arrays):
+        given = "both a dataset and arrays" if arrays else "neither a dataset nor arrays"
+        raise PopulationError(f"one_each got {given} but needs one of them: give a torch Dataset, or x=... and y=...")
+    options = ColumnOptions.of(column_options)
+    fields = fields_of_arrays(arrays if dataset is None else read_dataset(dataset, None, names)[1], options)
+    first = next(iter(fields.values()))
+    count = len(first) if first.ndim else 0
+    return Population(np.arange(count + 1), fields, np.arange(count), options.entries(), example_level=True)
 
 
 def fields_like(population: Population, frame: Any, text: Text | None) -> dict[str, NDArray[Any]]:

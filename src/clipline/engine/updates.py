@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .single_step.updates import FactoredUpdates
 from .sparse.updates import OuterProductUpdates
 
 try:
@@ -154,7 +155,7 @@ class Rows:
         return Rows(self.start, self.height, self.places[chosen], self.values[chosen], used)
 
 
-Piece = Dense | Rows | OuterProductUpdates
+Piece = Dense | Rows | OuterProductUpdates | FactoredUpdates
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +205,7 @@ class Updates:
 
     def dense(self, dim: int) -> Tensor:
         """The updates as a dense matrix (users, dim)."""
-        values = next((piece.values for piece in self.pieces if not isinstance(piece, OuterProductUpdates)), None)
+        values = next((piece.values for piece in self.pieces if isinstance(piece, Dense | Rows)), None)
         rows = torch.zeros(len(self), dim, dtype=self.pieces[0].dtype, device=None if values is None else values.device)
         for piece in self.pieces:
             piece.write_to(rows)

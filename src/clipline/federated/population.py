@@ -34,6 +34,7 @@ class Population:
     fields: Mapping[str, NDArray[Any]]  # name -> (examples, ...)
     user_ids: NDArray[Any] | None = None  # (users,), the caller's own names of the users
     column_options: Mapping[str, Any] = field(default_factory=dict)  # how columns became fields, for `fields_of`
+    example_level: bool = False  # whether every user is one example, by the way the population was made: `one_each`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", _checked_offsets(self.offsets))
@@ -45,6 +46,8 @@ class Population:
                 check_finite(f"field {name!r}", values)
         if self.user_ids is not None:
             _check_user_ids(self.user_ids, len(self))
+        if self.example_level and (self.examples != len(self) or self.largest() != 1):
+            raise PopulationError("example_level=True but some user has not one example: use Population.one_each")
 
     @classmethod
     def from_arrays(
@@ -146,6 +149,18 @@ class Population:
         return population
 
     @classmethod
+    def one_each(
+        cls, dataset: Any = None, *, fields: Sequence[str] = ("x", "y"), missing: float | str | None = None, **arrays: Any
+    ) -> Population:
+        """Every example is a user of its own: `one_each(x=images, y=labels)`, or the items of a torch `Dataset`.
+
+        Privacy is then for one example, as the guarantee says; whoever has several is protected in each, not in all.
+        Ids are whole numbers from 0. `fields` and `missing` are as in `from_dataset`. See docs/example_level.md.
+        """
+        population: Population = _data().population_one_each(dataset, fields, arrays, _options(missing, None, None, None))
+        return population
+
+    @classmethod
     def open(cls, folder: str | Path) -> Population:
         """Open a store (of `save` or `clipline data prepare`) as memory maps: a user's examples are read when needed.
 
@@ -231,7 +246,7 @@ class Population:
         np.cumsum(sizes[chosen], out=offsets[1:])
         rows = np.repeat(chosen, sizes)
         fields = {name: _copied_rows(field, rows, int(offsets[-1])) for name, field in self.fields.items()}
-        return Population(offsets, fields, np.array(ids[chosen]), self.column_options)
+        return Population(offsets, fields, np.array(ids[chosen]), self.column_options, self.example_level)
 
     def fingerprint(self, *, times: bool = True) -> str:
         """A checksum of offsets, user ids and every field: name, type, shape and values. Two are equal if the data are.

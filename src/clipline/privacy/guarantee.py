@@ -31,7 +31,8 @@ class Guarantee:
     `sampler` is "none", "poisson", "truncated-poisson" or "fixed", or "mixed" when the rounds differ in it.
     `accountant` says which of the two gave epsilon. `order` is the Renyi order that gave it, and None for the
     privacy-loss accountant. `noisy` is whether every round had noise. `from_seed` is whether cohorts and noise were
-    drawn from a seed: the guarantee then holds against those who do not know it, and says so.
+    drawn from a seed: the guarantee then holds against those who do not know it, and says so. `example_level` is
+    whether each user is one example (`Population.one_each`), and what is protected is one example alone.
     """
 
     epsilon: float
@@ -43,6 +44,7 @@ class Guarantee:
     rounds: int
     noisy: bool = True
     from_seed: bool = False
+    example_level: bool = False
 
     @property
     def private(self) -> bool:
@@ -74,6 +76,9 @@ class Guarantee:
                 f"move the sum by one clip norm where it moves it by two ({terms})"
             )
         seed = f"; {KNOWN_SEED}" if self.from_seed else ""
+        if self.example_level:
+            one_example = f"{self.relation.phrase_for('example')}, where each user is one example"
+            return f"{promise}-DP for {one_example}, {terms}{seed}"
         return f"{promise}-DP for {self.relation.phrase}, {terms}{seed}"
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..engine.choose import choose_trainer
+from ..engine.choose import choose_trainer, engine_in_words
 from ..engine.one_by_one import OneByOne
 from ..engine.parallel.choose import choose_backend
 from ..engine.parallel.torchrun import TorchrunBackend, from_rank_0
@@ -156,6 +156,11 @@ class Training:
         return self.problem.device
 
     @property
+    def engine(self) -> str:
+        """What trains the users, in words: "auto" has chosen."""
+        return engine_in_words(self.trainer)
+
+    @property
     def workers(self) -> int:
         """Number of processes that train."""
         return self.backend.size
@@ -203,7 +208,8 @@ class Training:
 
     def accounting(self, ledger: Ledger) -> Callable[[], Guarantee]:
         """What computes `guarantee_of(ledger)`; holds neither data nor loss, and can be pickled."""
-        return partial(_guarantee, ledger, self.delta, self.relation, self.privacy.noise_source == "seed")
+        from_seed, example_level = self.privacy.noise_source == "seed", self.population.example_level
+        return partial(_guarantee, ledger, self.delta, self.relation, from_seed, example_level)
 
     def affordable(self, spent: Ledger, remaining: int) -> int:
         """How many of the `remaining` rounds the budget allows after what is spent.
@@ -223,8 +229,9 @@ class Training:
         )
 
 
-def _guarantee(ledger: Ledger, delta: float, relation: Relation, from_seed: bool) -> Guarantee:
-    return replace(account(ledger, delta=delta, relation=relation), from_seed=from_seed)
+def _guarantee(ledger: Ledger, delta: float, relation: Relation, from_seed: bool, example_level: bool) -> Guarantee:
+    found = account(ledger, delta=delta, relation=relation)
+    return replace(found, from_seed=from_seed, example_level=example_level)
 
 
 def _streams(seed: int | None, noise_source: NoiseSource, *, shared: bool) -> Streams:

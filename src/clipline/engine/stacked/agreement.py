@@ -67,7 +67,7 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
         for piece in starting_params(torch.stack(params), problem.model.named_shapes, rows, owners).values()
     ]
 
-    plain = _plain_gradients(problem, params, stack, random_keys, batch, counts)
+    plain = plain_gradients(problem, params, stack, random_keys, batch, counts)
     # With steps as long as the parameters, their difference keeps the digits of the gradient.
     lengths = [1 + float(one.norm()) for one in params]
     rates = torch.tensor(
@@ -87,10 +87,10 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
         if gradients is None:
             continue
         stacked = [(a[user] - b[user]).double() / -rates[user].double() for a, b in zip(stack, before, strict=True)]
-        _compare(problem, dict(zip(stack_step.names, stacked, strict=True)), gradients)
+        compare(problem, dict(zip(stack_step.names, stacked, strict=True)), gradients)
 
 
-def _plain_gradients(
+def plain_gradients(
     problem: Problem,
     params: Sequence[Tensor],
     stack: Sequence[Tensor],
@@ -131,7 +131,8 @@ def _plain_gradients(
     return found
 
 
-def _compare(problem: Problem, stacked: dict[str, Tensor], plain: Sequence[Tensor]) -> None:
+def compare(problem: Problem, stacked: dict[str, Tensor], plain: Sequence[Tensor]) -> None:
+    """Refuse with `WrongStack` if a user's gradients by a stack and by plain autograd differ."""
     tolerance, whole = _tolerance(problem), _norm(plain)
     for (name, got), wanted in zip(stacked.items(), plain, strict=True):
         length = float(wanted.double().norm())

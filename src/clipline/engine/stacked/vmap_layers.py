@@ -193,7 +193,8 @@ class Linear(nn.Linear):
 
     def forward(self, values: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
-        if not is_batched(values, self.weight):
+        shared = self.weight.requires_grad and not is_batched(self.weight)  # by all users: see engine/single_step
+        if shared or not is_batched(values, self.weight):
             return F.linear(values, self.weight, self.bias)
         device_type = values.device.type
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else self.weight.dtype
