@@ -3,7 +3,7 @@
 vmap keeps users apart: a model sees one user's example, and nothing of the others. A weight that is not batched is the
 same for all of them, so a layer's products run as one product over all users. autograd would add up the users' gradients
 of such a weight. The functions here form none: their backward passes note the layer's inputs and the gradients of its
-outputs, user by user, and pass on the gradient of the inputs.
+outputs, user by user, and pass on the gradient of the inputs. Convolutions note gradients of the weight.
 """
 
 from __future__ import annotations
@@ -20,17 +20,23 @@ from torch.nn.grad import conv2d_input
 from torch.overrides import TorchFunctionMode
 
 from ..stacked.vmap_axis import is_batched
-from .aligned import product, product_backward
+from .aligned import outer_products, product, product_backward
+
+_PATCHED = 32  # images whose patches are formed at a time: more do not fit the cache
 
 Kind = Literal["linear", "convolution", "embedding"]
 
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """One use of a weight, by all users: the inputs, and the gradients of what came out. PRIVATE."""
+    """One use of a weight, by all users: the inputs, and the gradients of what came out. PRIVATE.
+
+    A convolution has no inputs here, and its gradients are those of the weight itself, (users, numbers in it), channels
+    last: it has so many positions and so few weights that forming them is less work than anything else.
+    """
 
     kind: Kind
-    inputs: Tensor = field(repr=False)  # (users, positions, in); for an embedding (users, positions) row numbers
+    inputs: Tensor | None = field(repr=False)  # (users, positions, in); for an embedding (users, positions) row numbers
     gradients: Tensor = field(repr=False)  # (users, positions, out)
 
 
@@ -45,7 +51,8 @@ class Notes:
         """Note a use. Refused outside the step's own backward pass, as where a loss takes a gradient itself."""
         if not self.open:
             raise NotImplementedError("a gradient that is taken inside the loss has no version for shared weights")
-        self.uses.setdefault(name, []).append(Use(use.kind, use.inputs.detach(), use.gradients.detach()))
+        inputs = None if use.inputs is None else use.inputs.detach()
+        self.uses.setdefault(name, []).append(Use(use.kind, inputs, use.gradients.detach()))
 
 
 class SharedWeights(TorchFunctionMode):
@@ -169,15 +176,14 @@ class _StackedLinear(Function):
     def forward(ctx: Any, values: Tensor, weight: Tensor, notes: Notes, name: str) -> Tensor:
         """One product over all users."""
         ctx.save_for_backward(values, weight)
-        ctx.note = notes, name
+        ctx.notes, ctx.name = notes, name
         return product(values, weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Note inputs and gradients."""
         values, weight = ctx.saved_tensors
-        notes, name = ctx.note
-        notes.add(name, Use("linear", _rows(values), _rows(gradient)))
+        ctx.notes.add(ctx.name, Use("linear", _rows(values), _rows(gradient)))
         return product_backward(gradient, weight) if ctx.needs_input_grad[0] else None, None, None, None
 
 
@@ -195,16 +201,15 @@ class _StackedEmbedding(Function):
     def forward(ctx: Any, numbers: Tensor, weight: Tensor, notes: Notes, name: str) -> Tensor:
         """One look-up for all users."""
         ctx.save_for_backward(numbers)
-        ctx.note = notes, name
+        ctx.notes, ctx.name = notes, name
         return F.embedding(numbers, weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:  # type: ignore[override]
         """Note numbers and gradients."""
         (numbers,) = ctx.saved_tensors
-        notes, name = ctx.note
         users, positions = len(numbers), numbers[0].numel()
-        notes.add(name, Use("embedding", numbers.reshape(users, positions), gradient.reshape(users, positions, -1)))
+        ctx.notes.add(ctx.name, Use("embedding", numbers.reshape(users, positions), gradient.reshape(users, positions, -1)))
         return None, None, None, None
 
 
@@ -216,31 +221,50 @@ class _Embedding(_UnderVmap):
 
 
 class _StackedConvolution(Function):
-    """(users * images, channels, height, width) by (out, channels, [1,] height, width), as `F.conv2d`."""
+    """(users * images, channels, height, width) by (out, channels, [1,] height, width), as `F.conv2d`.
+
+    Channels are last in memory, in which torch pools several times faster.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, images: Tensor, weight: Tensor, notes: Notes, name: str, users: int, *how: tuple[int, ...]
     ) -> Tensor:
         """One convolution of all users' images."""
-        kernel = weight if weight.ndim == 4 else weight.unsqueeze(2)
+        images = images.contiguous(memory_format=torch.channels_last)
+        kernel = (weight if weight.ndim == 4 else weight.unsqueeze(2)).contiguous(memory_format=torch.channels_last)
         ctx.save_for_backward(images, kernel)
-        ctx.note, ctx.users, ctx.how = (notes, name), users, how
-        return F.conv2d(images, kernel, None, *how)
+        ctx.notes, ctx.name, ctx.users, ctx.how = notes, name, users, how
+        return F.conv2d(images, kernel, None, *how).contiguous(memory_format=torch.channels_last)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Note patches and gradients."""
+        """Note the users' gradients of the weight, (users, out * height * width * channels)."""
         images, kernel = ctx.saved_tensors
-        (notes, name), (stride, padding, dilation) = ctx.note, ctx.how
-        patches = F.unfold(images, kernel.shape[2:], dilation, padding, stride)  # (users * images, in, places)
-        sizes = ctx.users, len(images) // ctx.users
-        noted = (rows.unflatten(0, sizes).transpose(2, 3).flatten(1, 2) for rows in (patches, gradient.flatten(2)))
-        notes.add(name, Use("convolution", *noted))
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        images_each = len(images) // ctx.users
+        step, formed = max(1, _PATCHED // images_each) * images_each, []
+        for some, outputs in zip(images.split(step), gradient.split(step), strict=True):
+            rows = (_patches(some, kernel.shape, *ctx.how), outputs.permute(0, 2, 3, 1).flatten(1, 2))
+            inputs, outputs = (one.unflatten(0, (-1, images_each)).flatten(1, 2) for one in rows)
+            formed.append(outer_products(outputs, inputs))
+        ctx.notes.add(ctx.name, Use("convolution", None, torch.cat(formed)))
         found = None
         if ctx.needs_input_grad[0]:
-            found = conv2d_input(images.shape, kernel, gradient, stride, padding, dilation)
+            found = conv2d_input(images.shape, kernel, gradient, *ctx.how)  # type: ignore[no-untyped-call]
         return found, None, None, None, None, None, None, None
+
+
+def _patches(
+    images: Tensor, kernel: torch.Size, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Tensor:
+    """(images, channels, ...) -> (images, places, height * width * channels): what the kernel sees at each place."""
+    (down, right), zeros = padding, any(padding)
+    maps = (F.pad(images, (right, right, down, down)) if zeros else images).permute(0, 2, 3, 1)
+    for axis in (0, 1):
+        covered = dilation[axis] * (kernel[2 + axis] - 1) + 1
+        maps = maps.unfold(1 + axis, covered, stride[axis])[..., :: dilation[axis]]
+    return maps.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
 
 
 class _Convolution(_UnderVmap):

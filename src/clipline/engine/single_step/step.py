@@ -18,11 +18,15 @@ from torch.func import functional_call, vmap
 from ...errors import ModuleError
 from ...federated.local_sgd import Batch, Loss, LossOf, per_example
 from ..stacked.vmap_layers import StackSafe
-from ..updates import Dense, Piece, Rows, Updates
+from ..updates import ChannelsLast, Dense, Piece, Rows, Updates
 from ..working_model import WorkingModel
 from .aligned import outer_products
 from .shared_weights import Notes, SharedWeights, Use
 from .updates import FactoredUpdates
+
+# A sum of outer products is kept as factors if all pairs of them take so many times fewer operations than the sum itself:
+# pairs are multiplied in float64, and the sum is then formed anyway, over all users at once.
+_FACTORS_PAY = 8
 
 
 class NotShared(ModuleError):
@@ -74,7 +78,7 @@ class SharedStep:
         finally:
             self._notes.open = False
         gradients = dict(zip([*own, *shared], found, strict=True))
-        mixed = {name for name, uses in self._notes.uses.items() if len({use.kind == "embedding" for use in uses}) > 1}
+        mixed = {name for name, uses in self._notes.uses.items() if len({use.kind for use in uses}) > 1}
         if wrong := sorted(mixed | {name for name in shared if gradients[name] is not None}):
             raise NotShared(wrong)
         updates: list[Piece] = [Dense(self._starts[name], gradient.reshape(users, -1))
@@ -108,14 +112,23 @@ class SharedStep:
     def _piece(self, name: str, uses: Sequence[Use]) -> Piece:
         """The updates of a shared weight: as factors, unless those take more work than the updates themselves."""
         start, shape = self._starts[name], self._shapes[name]
-        inputs, outputs = (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
-                           for parts in ([use.inputs for use in uses], [use.gradients for use in uses]))  # fmt: skip
+        if uses[0].kind == "convolution":
+            out, channels, *kernel = shape
+            sizes = (out, channels, *[1] * (2 - len(kernel)), *kernel)
+            return ChannelsLast(start, sum((use.gradients for use in uses[1:]), uses[0].gradients), sizes)
+        inputs = _joined([use.inputs for use in uses if use.inputs is not None])
+        outputs = _joined([use.gradients for use in uses])
         if uses[0].kind == "embedding":
             return _rows(start, shape[0], inputs, outputs)
         positions, width, height = inputs.shape[1], inputs.shape[2], outputs.shape[2]
-        if positions == 1 or positions * (width + height) < width * height:
+        if positions == 1 or _FACTORS_PAY * positions * (width + height) < width * height:
             return FactoredUpdates(start, inputs, outputs)
         return Dense(start, outer_products(outputs, inputs))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """All positions of a weight's uses."""
+    return torch.cat(list(parts), dim=1) if len(parts) > 1 else parts[0]
 
 
 def _rows(start: int, height: int, numbers: Tensor, gradients: Tensor) -> Rows:
@@ -136,6 +149,8 @@ def _spoiled(piece: Piece, lost: Tensor) -> Piece:
         return FactoredUpdates(piece.start, piece.inputs, _with_nan(piece.outputs, lost))
     if isinstance(piece, Rows):
         return Rows(piece.start, piece.height, piece.places, _with_nan(piece.values, lost))
+    if isinstance(piece, ChannelsLast):
+        return ChannelsLast(piece.start, _with_nan(piece.values, lost), piece.shape)
     assert isinstance(piece, Dense)
     return Dense(piece.start, _with_nan(piece.values, lost))
 

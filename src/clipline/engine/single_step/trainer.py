@@ -24,10 +24,11 @@ from ..problem import Problem
 from ..updates import Dense, Updates
 from ..user_random import random_layer_keys
 from .step import NotShared
-from .trial import check_rounding, shared_step
+from .trial import equal_widths, shared_step
 
 _MAX_BLOCK = 512  # users: more do not make a core faster
 _MAX_BLOCK_VALUES = 1 << 24  # numbers in the parameters that every user has a copy of: 64 MiB of float32
+_GRAIN = 16  # users by which widths of blocks differ
 _KNOWN = ("lr", "batch_size", "epochs", "max_examples", "reduction")  # settings of LocalSGD that are taken care of here
 
 
@@ -64,8 +65,8 @@ class SingleStep:
     Equal to `plain`, whose working copy of the model it uses, up to the order of additions. `CannotStack` if no weight
     can be shared, or if the model cannot run under vmap.
 
-    A block always has the same number of examples, so that libraries compute, and round, each user's in the same way:
-    places without a user repeat the first one's example.
+    A block has one of a few `widths`, for which libraries were found to round every user's update alike; places without
+    a user repeat the first one's example.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class SingleStep:
         self.problem, self._plain = plain.problem, plain
         self._step = shared_step(plain.problem, plain.made_up)
         self.block_size = block_size or self._choose_block_size(cohort_size, varying)
-        check_rounding(plain.problem, plain.made_up, self._step, self.block_size)
+        self.widths = equal_widths(plain.problem, plain.made_up, self._step, _widths(self.block_size))
 
     @property
     def in_words(self) -> str:
@@ -119,7 +120,8 @@ class SingleStep:
     def _run(self, request: CohortRequest, users: NDArray[np.int64]) -> Updates:
         """One step of a block."""
         problem, run = self.problem, self.problem.runs[request.run]
-        padded = np.concatenate([users, np.full(self.block_size - len(users), users[0])])
+        width = next(width for width in self.widths if width >= len(users))
+        padded = np.concatenate([users, np.full(width - len(users), users[0])])
         examples = problem.examples.gather(np.asarray(problem.population.offsets[padded], np.int64))
         keys, version = self._random_keys(request, padded), request.params._version
         problem.model.module.train()
@@ -132,9 +134,7 @@ class SingleStep:
                 problem.isolation.after_stack()
         if request.params._version != version:
             raise ModuleError("the round's parameters changed while users trained: train on the model that is given")
-        if len(users) == self.block_size:
-            return updates
-        return updates.of_users(torch.arange(self.block_size) < len(users))
+        return updates if len(users) == width else updates.of_users(torch.arange(width) < len(users))
 
     def _random_keys(self, request: CohortRequest, users: NDArray[np.int64]) -> Tensor:
         """(users, layers, 2): the keys of every `UserRandom` of the model."""
@@ -153,3 +153,9 @@ class SingleStep:
         expected = cohort_size + (math.ceil(3 * math.sqrt(cohort_size)) if varying else 0)
         blocks = -(-expected // most)
         return max(2, min(most, 8 * -(-expected // (8 * blocks))))
+
+
+def _widths(block_size: int) -> list[int]:
+    """Widths to try: near the block's own size, where cohorts vary, and some for what is left over."""
+    near = {block_size - _GRAIN * step for step in range(7)}
+    return sorted(width for width in near | {block_size // 2, block_size // 4, block_size // 8} if width >= min(8, block_size))

@@ -6,7 +6,7 @@ Users are kept apart by vmap, whatever the trial finds; a weight that is used ot
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import torch
@@ -21,7 +21,7 @@ from ..problem import Problem
 from ..stacked.agreement import compare, plain_gradients
 from ..stacked.probe import CannotStack
 from ..stacked.vmap_layers import Bypass
-from ..updates import Dense, Rows, Updates
+from ..updates import ChannelsLast, Dense, Rows, Updates
 from .step import NotShared, SharedStep
 from .updates import FactoredUpdates
 
@@ -36,28 +36,42 @@ def shared_step(problem: Problem, made_up: Callable[[int], Batch]) -> SharedStep
     while shared:
         step = SharedStep(problem.model, problem.loss, shared)
         try:
-            trial.run(step, problem.model.initial, _USERS)
+            trial.run(step, problem.model.initial)
         except NotShared as error:  # at first also those that no layer multiplies with, such as biases
             shared = (shared & step.seen) - error.names
             continue
         if shared <= step.seen:
             with Bypass():  # type: ignore[no-untyped-call]
-                trial.run(step, problem.model.initial, _USERS)
+                trial.run(step, problem.model.initial)
             trial.check_agreement(step)
             return step
         shared &= step.seen
     raise CannotStack("no layer of the model has a weight that users could share")
 
 
-def check_rounding(problem: Problem, made_up: Callable[[int], Batch], step: SharedStep, users: int) -> None:
-    """Refuse with `CannotStack` if a user's update depends on the place in a block of so many users, in any bit."""
-    trial = _Trial(problem, made_up)
-    shift = users // 2 + 1
-    for params in list(parameters_to_try(problem.model.initial))[1:2]:
-        rows, moved = trial.run(step, params, users), trial.run(step, params, users, shift)
-        for one, other in zip(_tensors(rows), _tensors(moved), strict=True):
-            if not torch.equal(one.nan_to_num().roll(-shift, 0), other.nan_to_num()):
-                raise CannotStack("a user's update would be rounded otherwise at another place among the users")
+def equal_widths(
+    problem: Problem, made_up: Callable[[int], Batch], step: SharedStep, widths: Sequence[int]
+) -> list[int]:
+    """Those of the widths at which a block gives users the same updates, to the last bit, as the widest does.
+
+    Refused with `CannotStack` if at the widest itself a user's update depends on the place in the block.
+    """
+    trial, widest = _Trial(problem, made_up), max(widths)
+    params = list(parameters_to_try(problem.model.initial))[1]
+    places = torch.arange(widest, device=problem.device)
+    shift = widest // 2 + 1
+
+    def numbers(users: Tensor) -> list[Tensor]:
+        return [one.nan_to_num() for one in _tensors(trial.run(step, params, users, of=widest))]
+
+    rows = numbers(places)
+    if not all(map(torch.equal, (one.roll(-shift, 0) for one in rows), numbers(places.roll(-shift)))):
+        raise CannotStack("a user's update would be rounded otherwise at another place among the users")
+    return [
+        width
+        for width in sorted(widths)
+        if width == widest or all(map(torch.equal, (one[:width] for one in rows), numbers(places[:width])))
+    ]
 
 
 class _Trial:
@@ -66,11 +80,11 @@ class _Trial:
     def __init__(self, problem: Problem, made_up: Callable[[int], Batch]) -> None:
         self._problem, self._made_up = problem, made_up
 
-    def run(self, step: SharedStep, params: Tensor, users: int, shift: int = 0) -> Updates:
-        """A step of so many users, in another order if there is a `shift`; `CannotStack` where it fails."""
-        problem, keys = self._problem, self._keys(users)
-        order = torch.arange(users, device=problem.device).roll(-shift)
-        examples = {name: problem.examples.select_rows(field, order) for name, field in self._made_up(users).items()}
+    def run(self, step: SharedStep, params: Tensor, users: Tensor | None = None, of: int = _USERS) -> Updates:
+        """A step of these users `of` so many, or all of them; `CannotStack` where it fails."""
+        problem, keys = self._problem, self._keys(of)
+        order = torch.arange(of, device=problem.device) if users is None else users
+        examples = {name: problem.examples.select_rows(field, order) for name, field in self._made_up(of).items()}
         problem.model.module.train()
         with preserve_generators(), precision_context("float32", problem.device), torch.enable_grad():
             problem.isolation.seed(0)
@@ -102,7 +116,7 @@ class _Trial:
         batch = {name: field.unsqueeze(1) for name, field in self._made_up(_USERS).items()}
         shapes = problem.model.named_shapes
         for params in parameters_to_try(problem.model.initial):
-            rows = self.run(step, params, _USERS).dense(problem.model.dim).double() / -_RATE
+            rows = self.run(step, params).dense(problem.model.dim).double() / -_RATE
             plain = plain_gradients(problem, [params] * _USERS, [], keys, batch, [1] * _USERS)
             for row, gradients in zip(rows, plain, strict=True):
                 if gradients is not None:
@@ -122,6 +136,6 @@ def _tensors(updates: Updates) -> list[Tensor]:
     for piece in updates.pieces:
         if isinstance(piece, FactoredUpdates):
             found += [piece.inputs, piece.outputs]
-        elif isinstance(piece, Dense | Rows):
+        elif isinstance(piece, Dense | Rows | ChannelsLast):
             found.append(piece.values)
     return found
