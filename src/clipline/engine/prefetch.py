@@ -17,9 +17,11 @@ from torch import Tensor
 
 from ..cuda_streams import side_stream
 from ..errors import RunError
-from ..federated.draws import Noise, part_generators
+from ..federated.draws import Noise, NoiseNow, part_generators
 from ..federated.sampling import Cohort, Sampler
 from ..streams import Streams
+
+_FEW = 1 << 15  # numbers that are drawn in less time than threads take to wake up
 
 
 class BackgroundNoise:
@@ -102,7 +104,11 @@ class Prefetch:
         self._drawn.clear()
         cohort = self._sampler.draw(self._streams.sampling(round_index))
         rng = self._streams.noise(round_index)
-        noise = BackgroundNoise(rng, self._dim + 1, self._device, threads=self._threads)
+        noise: Noise
+        if self._dim < _FEW and torch.device(self._device).type == "cpu":
+            noise = NoiseNow(rng, self._dim + 1, self._device)
+        else:
+            noise = BackgroundNoise(rng, self._dim + 1, self._device, threads=self._threads)
         self._drawn[round_index] = cohort, noise
 
 

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn.grad import conv2d_input
+from torch._C import _functorch
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
 from ..stacked.vmap_axis import is_batched
@@ -38,6 +40,10 @@ class Use:
     kind: Kind
     inputs: Tensor | None = field(repr=False)  # (users, positions, in); for an embedding (users, positions) row numbers
     gradients: Tensor = field(repr=False)  # (users, positions, out)
+
+    def first(self, count: int | None) -> Use:
+        """That of the first `count` users, or of all."""
+        return Use(self.kind, None if self.inputs is None else self.inputs[:count], self.gradients[:count])
 
 
 class Notes:
@@ -82,7 +88,7 @@ class SharedWeights(TorchFunctionMode):
         values, function, more, bias, squeezed = prepared
         # What no user's data enter, such as positions, is batched too: its gradient would else be a sum over users.
         values = values if is_batched(values) else values + self._zero.to(values.dtype)
-        out = function.apply(values, args[1], self._notes, name, *more)
+        out = _for_all_users(function, values, args[1], self._notes, name, *more)
         for axis in squeezed:
             out = out.squeeze(axis)
         return out if bias is None else out + bias
@@ -154,22 +160,21 @@ def _each(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
     return numbers * axes if len(numbers) == 1 else numbers
 
 
-class _UnderVmap(Function):
-    """A function of one user's values and a weight that all share. Under vmap, `stacked` runs for all users."""
+def _for_all_users(function: type[Function], values: Tensor, *arguments: Any) -> Tensor:
+    """`function` of the values of all users at once, (users, ...), where `values` are one user's under vmap.
 
-    stacked: type[Function]
+    Below vmap, as a rule of vmap for `function` would run, but without its search for tensors among all arguments, which
+    takes longer than a small product. Within a further transform, of a loss for instance, `function` refuses to run.
+    """
+    level, axis = _functorch.maybe_get_level(values), _functorch.maybe_get_bdim(values)
+    rows = _functorch.get_unwrapped(values).movedim(axis, 0)
+    with temporarily_pop_interpreter_stack():  # type: ignore[no-untyped-call]
+        out = function.apply(rows, *arguments)  # type: ignore[no-untyped-call]
+    batched: Tensor = _functorch._add_batch_dim(out, 0, level)
+    return batched
 
-    @staticmethod
-    def forward(*arguments: Any) -> Any:
-        """Never called: the values are batched."""
-        raise NotImplementedError("a shared weight needs users")
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept here."""
-
-
-class _StackedLinear(Function):
+class _Linear(Function):
     """(users, ..., in) by (out, in) -> (users, ..., out)."""
 
     @staticmethod
@@ -187,14 +192,7 @@ class _StackedLinear(Function):
         return product_backward(gradient, weight) if ctx.needs_input_grad[0] else None, None, None, None
 
 
-class _Linear(_UnderVmap):
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, values: Tensor, weight: Tensor, *more: Any) -> tuple[Tensor, int]:
-        """All users at once."""
-        return _StackedLinear.apply(values.movedim(in_dims[0], 0), weight, *more), 0  # type: ignore[no-untyped-call]
-
-
-class _StackedEmbedding(Function):
+class _Embedding(Function):
     """(users, ...) numbers of rows of (height, out) -> (users, ..., out)."""
 
     @staticmethod
@@ -213,36 +211,30 @@ class _StackedEmbedding(Function):
         return None, None, None, None
 
 
-class _Embedding(_UnderVmap):
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, numbers: Tensor, weight: Tensor, *more: Any) -> tuple[Tensor, int]:
-        """All users at once."""
-        return _StackedEmbedding.apply(numbers.movedim(in_dims[0], 0), weight, *more), 0  # type: ignore[no-untyped-call]
-
-
-class _StackedConvolution(Function):
-    """(users * images, channels, height, width) by (out, channels, [1,] height, width), as `F.conv2d`.
+class _Convolution(Function):
+    """(users, images, channels, height, width) by (out, channels, [1,] height, width), as `F.conv2d`.
 
     Channels are last in memory, in which torch pools several times faster.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, images: Tensor, weight: Tensor, notes: Notes, name: str, users: int, *how: tuple[int, ...]
+        ctx: Any, images: Tensor, weight: Tensor, notes: Notes, name: str, *how: tuple[int, ...]
     ) -> Tensor:
         """One convolution of all users' images."""
-        images = images.contiguous(memory_format=torch.channels_last)
+        sizes, images = images.shape[:2], images.flatten(0, 1).contiguous(memory_format=torch.channels_last)
         kernel = (weight if weight.ndim == 4 else weight.unsqueeze(2)).contiguous(memory_format=torch.channels_last)
         ctx.save_for_backward(images, kernel)
-        ctx.notes, ctx.name, ctx.users, ctx.how = notes, name, users, how
-        return F.conv2d(images, kernel, None, *how).contiguous(memory_format=torch.channels_last)
+        ctx.notes, ctx.name, ctx.sizes, ctx.how = notes, name, sizes, how
+        out = F.conv2d(images, kernel, None, *how).contiguous(memory_format=torch.channels_last)
+        return out.unflatten(0, sizes)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Note the users' gradients of the weight, (users, out * height * width * channels)."""
         images, kernel = ctx.saved_tensors
-        gradient = gradient.contiguous(memory_format=torch.channels_last)
-        images_each = len(images) // ctx.users
+        gradient = gradient.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+        images_each = ctx.sizes[1]
         step, formed = max(1, _PATCHED // images_each) * images_each, []
         for some, outputs in zip(images.split(step), gradient.split(step), strict=True):
             rows = (_patches(some, kernel.shape, *ctx.how), outputs.permute(0, 2, 3, 1).flatten(1, 2))
@@ -251,8 +243,8 @@ class _StackedConvolution(Function):
         ctx.notes.add(ctx.name, Use("convolution", None, torch.cat(formed)))
         found = None
         if ctx.needs_input_grad[0]:
-            found = conv2d_input(images.shape, kernel, gradient, *ctx.how)  # type: ignore[no-untyped-call]
-        return found, None, None, None, None, None, None, None
+            found = conv2d_input(images.shape, kernel, gradient, *ctx.how).unflatten(0, ctx.sizes)  # type: ignore[no-untyped-call]
+        return found, None, None, None, None, None, None
 
 
 def _patches(
@@ -265,17 +257,6 @@ def _patches(
         covered = dilation[axis] * (kernel[2 + axis] - 1) + 1
         maps = maps.unfold(1 + axis, covered, stride[axis])[..., :: dilation[axis]]
     return maps.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
-
-
-class _Convolution(_UnderVmap):
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, images: Tensor, weight: Tensor, notes: Notes, name: str, *how: Any
-    ) -> tuple[Tensor, int]:
-        """All users at once."""
-        stacked = images.movedim(in_dims[0], 0)
-        out = _StackedConvolution.apply(stacked.flatten(0, 1), weight, notes, name, len(stacked), *how)  # type: ignore[no-untyped-call]
-        return out.unflatten(0, stacked.shape[:2]), 0
 
 
 def _rows(values: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -56,10 +57,14 @@ class SharedStep:
         self._keys = ["model." + f"{name}.key".lstrip(".") for name in model.random_layers]
         self._random_layers = list(model.random_layers.values())
         self._notes = Notes()
-        self._losses = vmap(self._loss_of_one, in_dims=(0, None, 0, 0, 0), randomness="error")
 
-    def __call__(self, params: Tensor, examples: Batch, random_keys: Tensor, lr: float) -> Updates:
-        """The updates -lr * gradient, PRIVATE, from examples (users, ...) and random keys (users, layers, 2)."""
+    def __call__(
+        self, params: Tensor, examples: Batch, random_keys: Tensor, lr: float, count: int | None = None
+    ) -> Updates:
+        """The updates -lr * gradient, PRIVATE, from examples (users, ...) and random keys (users, layers, 2).
+
+        With `count`, only of the first users: the others fill the block.
+        """
         users, pieces = len(random_keys), torch.split(params, [shape.numel() for shape in self._shapes.values()])
         named = {name: piece.view(self._shapes[name]) for name, piece in zip(self._shapes, pieces, strict=True)}
         shared = {name: named[name].detach().requires_grad_() for name in self.shared}
@@ -70,7 +75,9 @@ class SharedStep:
         }
         zeros = params.new_zeros(users)
         self._notes = Notes()
-        losses = self._losses(own, shared, random_keys, examples, zeros)
+        # Tensors alone, one after the other: vmap looks through nested arguments, which takes as long as a small product.
+        loss_of_one = partial(self._loss_of_one, shared, list(own), list(examples))
+        losses = vmap(loss_of_one, randomness="error")(zeros, random_keys, *own.values(), *examples.values())
         self._notes.open = True
         leaves = [*own.values(), *shared.values()]
         try:
@@ -81,27 +88,33 @@ class SharedStep:
         mixed = {name for name, uses in self._notes.uses.items() if len({use.kind for use in uses}) > 1}
         if wrong := sorted(mixed | {name for name in shared if gradients[name] is not None}):
             raise NotShared(wrong)
-        updates: list[Piece] = [Dense(self._starts[name], gradient.reshape(users, -1))
+        updates: list[Piece] = [Dense(self._starts[name], gradient.reshape(users, -1)[:count])
                                 for name in own if (gradient := gradients[name]) is not None]  # fmt: skip
-        updates += [self._piece(name, uses) for name, uses in self._notes.uses.items()]
+        updates += [self._piece(name, [use.first(count) for use in uses]) for name, uses in self._notes.uses.items()]
         self._notes = Notes()
         if not updates:
             raise ModuleError("the loss does not depend on the model's trainable parameters: return what it computed")
-        lost = ~losses.detach().isfinite()
+        lost = ~losses.detach()[:count].isfinite()
         if bool(lost.any()):  # who has such a loss adds nothing: some of torch's gradients at NaN depend on alignment
             updates = [_spoiled(piece, lost) for piece in updates]
         return Updates(updates)
 
     def _loss_of_one(
-        self, own: dict[str, Tensor], shared: dict[str, Tensor], random_keys: Tensor, example: Batch, zero: Tensor
+        self,
+        shared: dict[str, Tensor],
+        own: Sequence[str],
+        fields: Sequence[str],
+        zero: Tensor,
+        random_keys: Tensor,
+        *tensors: Tensor,
     ) -> Tensor:
-        """The loss of one user, under vmap: the model sees a batch of one example."""
-        named = own | shared
+        """The loss of one user, under vmap: the model sees a batch of one example. `tensors`: own, then fields."""
+        named = dict(zip(own, tensors[: len(own)], strict=True)) | shared
         state = {f"model.{name}": param for name, param in named.items()}
         state |= dict(zip(self._keys, random_keys.unbind(0), strict=True))
         for source in self._random_layers:
             source.draws = 0
-        batch = {name: field.unsqueeze(0) for name, field in example.items()}
+        batch = {name: field.unsqueeze(0) for name, field in zip(fields, tensors[len(own) :], strict=True)}
         with SharedWeights(named, self.shared, self._notes, zero) as weights, StackSafe() as safe:
             losses: Tensor = functional_call(self._loss, state, (batch,))
         self.seen |= weights.seen

@@ -129,12 +129,12 @@ class SingleStep:
             # A model that draws from NumPy's or Python's generator draws the same numbers, whoever the users are.
             problem.isolation.seed(run.streams.user_key("stack", request.round_index, 0))
             try:
-                updates = self._step(request.params, examples, keys, run.lr)
+                updates = self._step(request.params, examples, keys, run.lr, len(users))
             finally:
                 problem.isolation.after_stack()
         if request.params._version != version:
             raise ModuleError("the round's parameters changed while users trained: train on the model that is given")
-        return updates if len(users) == width else updates.of_users(torch.arange(width) < len(users))
+        return updates
 
     def _random_keys(self, request: CohortRequest, users: NDArray[np.int64]) -> Tensor:
         """(users, layers, 2): the keys of every `UserRandom` of the model."""
