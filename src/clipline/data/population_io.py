@@ -127,18 +127,16 @@ def population_from_dataset(
     return population_from_arrays(ids, columns, known_users, column_options)
 
 
-def population_one_each(
-    dataset: Any, names: Sequence[str], arrays: Mapping[str, Any], column_options: Mapping[str, Any]
-) -> Population:
+def population_one_each(dataset: Any, names: Sequence[str], arrays: Mapping[str, Any]) -> Population:
     """Every item of a torch `Dataset`, or every row of the arrays, as a user of its own."""
     if (dataset is None) == (not arrays):
         given = "both a dataset and arrays" if arrays else "neither a dataset nor arrays"
         raise PopulationError(f"one_each got {given} but needs one of them: give a torch Dataset, or x=... and y=...")
-    options = ColumnOptions.of(column_options)
+    options = ColumnOptions.of({})
     fields = fields_of_arrays(arrays if dataset is None else read_dataset(dataset, None, names)[1], options)
     first = next(iter(fields.values()))
     count = len(first) if first.ndim else 0
-    return Population(np.arange(count + 1), fields, np.arange(count), options.entries(), example_level=True)
+    return Population(np.arange(count + 1), fields, np.arange(count), example_level=True)
 
 
 def fields_like(population: Population, frame: Any, text: Text | None) -> dict[str, NDArray[Any]]:

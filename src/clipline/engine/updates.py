@@ -183,7 +183,7 @@ class ChannelsLast:
         return Dense(0, self.values).squares(unit)
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
-        """Add sum over users of scale (users,) times their values, in float64, to total (dim,); scale 0 adds nothing."""
+        """Add sum over users of scale (users,) times their values, in float64, to total (dim,); 0 adds nothing."""
         summed = total.new_zeros(self.values.shape[1])
         Dense(0, self.values).add_to(summed, scale)
         total[self.start : self.start + len(summed)] += self._channels_first(summed.unsqueeze(0))[0]

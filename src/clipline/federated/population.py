@@ -46,8 +46,8 @@ class Population:
                 check_finite(f"field {name!r}", values)
         if self.user_ids is not None:
             _check_user_ids(self.user_ids, len(self))
-        if self.example_level and (self.examples != len(self) or self.largest() != 1):
-            raise PopulationError("example_level=True but some user has not one example: use Population.one_each")
+        if self.example_level and not self.examples == len(self) == self.largest() * len(self):
+            raise PopulationError("example_level=True but a user has not one example: use Population.one_each")
 
     @classmethod
     def from_arrays(
@@ -149,15 +149,12 @@ class Population:
         return population
 
     @classmethod
-    def one_each(
-        cls, dataset: Any = None, *, fields: Sequence[str] = ("x", "y"), missing: float | str | None = None, **arrays: Any
-    ) -> Population:
+    def one_each(cls, dataset: Any = None, *, fields: Sequence[str] = ("x", "y"), **arrays: Any) -> Population:
         """Every example is a user of its own: `one_each(x=images, y=labels)`, or the items of a torch `Dataset`.
 
-        Privacy is then for one example, as the guarantee says; whoever has several is protected in each, not in all.
-        Ids are whole numbers from 0. `fields` and `missing` are as in `from_dataset`. See docs/example_level.md.
+        The guarantee is then for one example, and says so. Ids are numbers from 0; items are as in `from_dataset`.
         """
-        population: Population = _data().population_one_each(dataset, fields, arrays, _options(missing, None, None, None))
+        population: Population = _data().population_one_each(dataset, fields, arrays)
         return population
 
     @classmethod

@@ -1,7 +1,7 @@
 """Matrix products in which a row is rounded alike, wherever it stands.
 
-Libraries take other instructions for a matrix, or a row, that does not begin at a multiple of 64 bytes, and these add up
-in another order. A user's result would then differ in its last bits with the place among the users. So widths are
+Libraries take other instructions for a matrix, or a row, that does not begin at a multiple of 64 bytes, and these add
+up in another order. A user's result would then differ in its last bits with the place among the users. So widths are
 padded with zeros to a multiple of 64 bytes: of 300 shapes 68 differed without (MKL, AMD EPYC), none with.
 """
 

@@ -1,8 +1,8 @@
 """Products with a weight that all users share under vmap, which note what each user's gradient consists of.
 
 vmap keeps users apart: a model sees one user's example, and nothing of the others. A weight that is not batched is the
-same for all of them, so a layer's products run as one product over all users. autograd would add up the users' gradients
-of such a weight. The functions here form none: their backward passes note the layer's inputs and the gradients of its
+same for all of them, so a layer's products run as one product over all users. autograd would add up their gradients of
+such a weight. The functions here form none: their backward passes note the layer's inputs and the gradients of its
 outputs, user by user, and pass on the gradient of the inputs. Convolutions note gradients of the weight.
 """
 
@@ -15,10 +15,10 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
-from torch.nn.grad import conv2d_input
 from torch._C import _functorch
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch.autograd import Function
+from torch.nn.grad import conv2d_input
 from torch.overrides import TorchFunctionMode
 
 from ..stacked.vmap_axis import is_batched
@@ -94,8 +94,8 @@ class SharedWeights(TorchFunctionMode):
         return out if bias is None else out + bias
 
 
-# A function's inputs; the function below that notes it and what that takes; the bias, in shape to be added; axes of size
-# 1 to remove from the output.
+# A function's inputs; the function below that notes it and what that takes; the bias, in shape to be added; axes of
+# size 1 to remove from the output.
 Prepared = tuple[Tensor, type[Function], tuple[Any, ...], Tensor | None, Sequence[int]]
 
 
@@ -163,12 +163,12 @@ def _each(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
 def _for_all_users(function: type[Function], values: Tensor, *arguments: Any) -> Tensor:
     """`function` of the values of all users at once, (users, ...), where `values` are one user's under vmap.
 
-    Below vmap, as a rule of vmap for `function` would run, but without its search for tensors among all arguments, which
-    takes longer than a small product. Within a further transform, of a loss for instance, `function` refuses to run.
+    Below vmap, as a rule of vmap for `function` would run, but without its search for tensors among all arguments,
+    which takes longer than a small product. Within a further transform, as of a loss, `function` refuses to run.
     """
     level, axis = _functorch.maybe_get_level(values), _functorch.maybe_get_bdim(values)
     rows = _functorch.get_unwrapped(values).movedim(axis, 0)
-    with temporarily_pop_interpreter_stack():  # type: ignore[no-untyped-call]
+    with temporarily_pop_interpreter_stack():
         out = function.apply(rows, *arguments)  # type: ignore[no-untyped-call]
     batched: Tensor = _functorch._add_batch_dim(out, 0, level)
     return batched
@@ -185,7 +185,7 @@ class _Linear(Function):
         return product(values, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Note inputs and gradients."""
         values, weight = ctx.saved_tensors
         ctx.notes.add(ctx.name, Use("linear", _rows(values), _rows(gradient)))
@@ -203,11 +203,13 @@ class _Embedding(Function):
         return F.embedding(numbers, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
         """Note numbers and gradients."""
         (numbers,) = ctx.saved_tensors
         users, positions = len(numbers), numbers[0].numel()
-        ctx.notes.add(ctx.name, Use("embedding", numbers.reshape(users, positions), gradient.reshape(users, positions, -1)))
+        ctx.notes.add(
+            ctx.name, Use("embedding", numbers.reshape(users, positions), gradient.reshape(users, positions, -1))
+        )
         return None, None, None, None
 
 
@@ -218,27 +220,25 @@ class _Convolution(Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, images: Tensor, weight: Tensor, notes: Notes, name: str, *how: tuple[int, ...]
-    ) -> Tensor:
+    def forward(ctx: Any, images: Tensor, weight: Tensor, notes: Notes, name: str, *how: Any) -> Tensor:
         """One convolution of all users' images."""
         sizes, images = images.shape[:2], images.flatten(0, 1).contiguous(memory_format=torch.channels_last)
         kernel = (weight if weight.ndim == 4 else weight.unsqueeze(2)).contiguous(memory_format=torch.channels_last)
         ctx.save_for_backward(images, kernel)
         ctx.notes, ctx.name, ctx.sizes, ctx.how = notes, name, sizes, how
         out = F.conv2d(images, kernel, None, *how).contiguous(memory_format=torch.channels_last)
-        return out.unflatten(0, sizes)
+        return out.reshape(*sizes, *out.shape[1:])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Note the users' gradients of the weight, (users, out * height * width * channels)."""
         images, kernel = ctx.saved_tensors
         gradient = gradient.flatten(0, 1).contiguous(memory_format=torch.channels_last)
         images_each = ctx.sizes[1]
         step, formed = max(1, _PATCHED // images_each) * images_each, []
-        for some, outputs in zip(images.split(step), gradient.split(step), strict=True):
+        for some, outputs in zip(torch.split(images, step), torch.split(gradient, step), strict=True):
             rows = (_patches(some, kernel.shape, *ctx.how), outputs.permute(0, 2, 3, 1).flatten(1, 2))
-            inputs, outputs = (one.unflatten(0, (-1, images_each)).flatten(1, 2) for one in rows)
+            inputs, outputs = (one.reshape(-1, images_each * one.shape[1], one.shape[2]) for one in rows)
             formed.append(outer_products(outputs, inputs))
         ctx.notes.add(ctx.name, Use("convolution", None, torch.cat(formed)))
         found = None

@@ -25,8 +25,8 @@ from .aligned import outer_products
 from .shared_weights import Notes, SharedWeights, Use
 from .updates import FactoredUpdates
 
-# A sum of outer products is kept as factors if all pairs of them take so many times fewer operations than the sum itself:
-# pairs are multiplied in float64, and the sum is then formed anyway, over all users at once.
+# A sum of outer products is kept as factors if all pairs of them take so many times fewer operations than the sum
+# itself: pairs are multiplied in float64, and the sum is then formed anyway, over all users at once.
 _FACTORS_PAY = 8
 
 
@@ -65,7 +65,8 @@ class SharedStep:
 
         With `count`, only of the first users: the others fill the block.
         """
-        users, pieces = len(random_keys), torch.split(params, [shape.numel() for shape in self._shapes.values()])
+        users, copied = len(random_keys), params.clone()  # a model may write into its parameters
+        pieces = torch.split(copied, [shape.numel() for shape in self._shapes.values()])
         named = {name: piece.view(self._shapes[name]) for name, piece in zip(self._shapes, pieces, strict=True)}
         shared = {name: named[name].detach().requires_grad_() for name in self.shared}
         own = {
@@ -75,7 +76,7 @@ class SharedStep:
         }
         zeros = params.new_zeros(users)
         self._notes = Notes()
-        # Tensors alone, one after the other: vmap looks through nested arguments, which takes as long as a small product.
+        # Tensors alone, one after the other: vmap looks through nested arguments, which takes as long as a product.
         loss_of_one = partial(self._loss_of_one, shared, list(own), list(examples))
         losses = vmap(loss_of_one, randomness="error")(zeros, random_keys, *own.values(), *examples.values())
         self._notes.open = True
@@ -84,6 +85,11 @@ class SharedStep:
             found = torch.autograd.grad(losses, leaves, torch.full_like(losses, -lr), allow_unused=True)
         finally:
             self._notes.open = False
+        if not torch.equal(_bits(copied), _bits(params)):
+            raise ModuleError(
+                "the model writes into a parameter that all users share, or its loss does: compute from it without "
+                "writing, or use FastParts(single_step=False)"
+            )
         gradients = dict(zip([*own, *shared], found, strict=True))
         mixed = {name for name, uses in self._notes.uses.items() if len({use.kind for use in uses}) > 1}
         if wrong := sorted(mixed | {name for name in shared if gradients[name] is not None}):
@@ -126,9 +132,9 @@ class SharedStep:
         """The updates of a shared weight: as factors, unless those take more work than the updates themselves."""
         start, shape = self._starts[name], self._shapes[name]
         if uses[0].kind == "convolution":
-            out, channels, *kernel = shape
-            sizes = (out, channels, *[1] * (2 - len(kernel)), *kernel)
-            return ChannelsLast(start, sum((use.gradients for use in uses[1:]), uses[0].gradients), sizes)
+            out, channels, height, width = (*shape[:2], *[1] * (4 - len(shape)), *shape[2:])
+            values = sum((use.gradients for use in uses[1:]), uses[0].gradients)
+            return ChannelsLast(start, values, (out, channels, height, width))
         inputs = _joined([use.inputs for use in uses if use.inputs is not None])
         outputs = _joined([use.gradients for use in uses])
         if uses[0].kind == "embedding":
@@ -137,6 +143,11 @@ class SharedStep:
         if positions == 1 or _FACTORS_PAY * positions * (width + height) < width * height:
             return FactoredUpdates(start, inputs, outputs)
         return Dense(start, outer_products(outputs, inputs))
+
+
+def _bits(values: Tensor) -> Tensor:
+    """The same memory as whole numbers, among which there is no NaN that differs from itself."""
+    return values.view(torch.int32 if values.dtype == torch.float32 else torch.int64)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -17,13 +17,11 @@ from ...federated.local_sgd import LocalSGD, users_own
 from ...federated.population import Population
 from ...federated.sampling import Cohort
 from ..isolation.generators import preserve_generators
-from ..isolation.guard import IsolationError
 from ..one_by_one import OneByOne
 from ..precision import precision_context
 from ..problem import Problem
 from ..updates import Dense, Updates
 from ..user_random import random_layer_keys
-from .step import NotShared
 from .trial import equal_widths, shared_step
 
 _MAX_BLOCK = 512  # users: more do not make a core faster
@@ -40,7 +38,8 @@ def takes_single_steps(local: LocalSGD, population: Population) -> bool:
     """
     one_example = local.max_examples == 1 or population.example_level
     plain = type(local) is LocalSGD and all(
-        getattr(local, field.name) == (field.default_factory() if field.default_factory is not MISSING else field.default)
+        getattr(local, field.name)
+        == (field.default_factory() if field.default_factory is not MISSING else field.default)
         for field in fields(local)
         if field.name not in _KNOWN
     )
@@ -50,8 +49,8 @@ def takes_single_steps(local: LocalSGD, population: Population) -> bool:
 def can_share_weights(problem: Problem) -> bool:
     """Whether `SingleStep` may be tried on this problem: where it was measured to be faster, in float32 or float64."""
     return (
-        problem.fast.single_step
-        and problem.device.type == "cpu"
+        problem.device.type == "cpu"
+        and problem.fast.single_step
         and problem.precision != "bf16"
         and problem.model.vector.dtype in (torch.float32, torch.float64)
         and not problem.row_fields
@@ -105,7 +104,7 @@ class SingleStep:
         try:
             updates = self._run(request, users)
         except Exception as error:
-            fatal = isinstance(error, IsolationError | NotShared) or not users_own(error)
+            fatal = isinstance(error, ModuleError) or not users_own(error)  # of the model, and not of one user's data
             if fatal or self.problem.on_error == "raise":
                 raise
             if len(users) == 1:
@@ -158,4 +157,6 @@ class SingleStep:
 def _widths(block_size: int) -> list[int]:
     """Widths to try: near the block's own size, where cohorts vary, and some for what is left over."""
     near = {block_size - _GRAIN * step for step in range(7)}
-    return sorted(width for width in near | {block_size // 2, block_size // 4, block_size // 8} if width >= min(8, block_size))
+    return sorted(
+        width for width in near | {block_size // 2, block_size // 4, block_size // 8} if width >= min(8, block_size)
+    )

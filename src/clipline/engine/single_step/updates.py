@@ -1,7 +1,7 @@
 """Updates of a matrix as factors: a user's is a sum of outer products, which is never formed.
 
-For one outer product the norm is that of one factor times that of the other. For several it comes from the inner products
-of all pairs: |sum_p b_p a_p^T|^2 = sum_pq (a_p . a_q)(b_p . b_q).
+For one outer product the norm is that of one factor times that of the other. For several it comes from the inner
+products of all pairs: |sum_p b_p a_p^T|^2 = sum_pq (a_p . a_q)(b_p . b_q).
 
 Plain twin: `Dense`, the update as it is. Held equal by: tests/engine/single_step/test_updates.py.
 """
@@ -59,8 +59,10 @@ class FactoredUpdates:
             outputs = outputs / sizes[1][:, None, None] * (sizes[0] * (sizes[1] / unit))[:, None, None]
         if inputs.shape[1] == 1:
             # Its kernel adds in 32 places at a time: 10^5 numbers are summed with an error far below the clip's margin.
-            lengths = [torch.linalg.vector_norm(one, dim=(1, 2)) for one in (inputs, outputs)]
-            return (lengths[0] * lengths[1]).square()
+            products: Tensor = torch.linalg.vector_norm(inputs, dim=(1, 2)) * torch.linalg.vector_norm(
+                outputs, dim=(1, 2)
+            )
+            return products.square()
         among_inputs, among_outputs = (torch.bmm(one, one.transpose(1, 2)) for one in (inputs, outputs))
         lengths = (among_inputs.diagonal(dim1=1, dim2=2) * among_outputs.diagonal(dim1=1, dim2=2)).sqrt().sum(dim=1)
         rounded = (inputs.shape[2] + outputs.shape[2] + inputs.shape[1] ** 2) * _EPS * lengths.square()
@@ -90,7 +92,7 @@ class FactoredUpdates:
 
     @cached_property
     def _chunks(self) -> Iterable[tuple[slice, Tensor, Tensor]]:
-        """Some users at a time, with their factors in float64. Where all fit one chunk, it is kept for the next time."""
+        """Some users at a time, with their factors in float64. A single chunk is kept for the next time."""
         step = max(1, _CHUNK // max(1, self.inputs[:1].numel() + self.outputs[:1].numel()))
         chunks = _Chunks(self.inputs, self.outputs, step)
         return chunks if len(self) > step else list(chunks)
