@@ -68,3 +68,10 @@ def test_a_model_that_writes_into_its_parameters_is_left_to_the_other_engines():
     plain = plain_trainer(lambda: nn.Sequential(Clamped(16, 3)))
     with pytest.raises(CannotStack, match="writes into a parameter"):
         trial.shared_step(plain.problem, plain.made_up)
+
+
+def test_the_memory_of_a_user_holds_all_activations():
+    plain = plain_trainer(lambda: nn.Sequential(nn.Linear(16, 1000), nn.Tanh(), nn.Linear(1000, 3)))
+    step = trial.shared_step(plain.problem, plain.made_up)
+    taken = trial.bytes_a_user(plain.problem, plain.made_up, step)
+    assert 2 * 8000 < taken < 40_000 * 8  # the hidden layer is kept twice at least; weights are few beside it

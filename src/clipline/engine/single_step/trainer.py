@@ -22,10 +22,10 @@ from ..precision import precision_context
 from ..problem import Problem
 from ..updates import Dense, Updates
 from ..user_random import random_layer_keys
-from .trial import equal_widths, shared_step
+from .trial import bytes_a_user, equal_widths, shared_step
 
 _MAX_BLOCK = 512  # users: more do not make a core faster
-_MAX_BLOCK_VALUES = 1 << 24  # numbers in the parameters that every user has a copy of: 64 MiB of float32
+_MAX_BYTES = 1 << 29  # in what a block keeps for its backward pass, and in its updates
 _GRAIN = 16  # users by which widths of blocks differ
 _KNOWN = ("lr", "batch_size", "epochs", "max_examples", "reduction")  # settings of LocalSGD that are taken care of here
 
@@ -146,9 +146,8 @@ class SingleStep:
 
     def _choose_block_size(self, cohort_size: int, varying: bool) -> int:
         """Users in a block: nearly always the whole cohort, or equal parts of it if that is large."""
-        shapes = self.problem.model.named_shapes
-        copied = sum(shape.numel() for name, shape in shapes.items() if name not in self._step.shared)
-        most = max(1, min(_MAX_BLOCK, _MAX_BLOCK_VALUES // max(1, copied)))
+        each = bytes_a_user(self.problem, self._plain.made_up, self._step)
+        most = max(1, min(_MAX_BLOCK, _MAX_BYTES // each))
         expected = cohort_size + (math.ceil(3 * math.sqrt(cohort_size)) if varying else 0)
         blocks = -(-expected // most)
         return max(2, min(most, 8 * -(-expected // (8 * blocks))))

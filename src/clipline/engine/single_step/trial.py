@@ -49,6 +49,20 @@ def shared_step(problem: Problem, made_up: Callable[[int], Batch]) -> SharedStep
     raise CannotStack("no layer of the model has a weight that users could share")
 
 
+def bytes_a_user(problem: Problem, made_up: Callable[[int], Batch], step: SharedStep) -> int:
+    """Bytes that a user takes in a step: what the backward pass needs, and the updates."""
+    kept: list[int] = []
+
+    def counted(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(counted, lambda tensor: tensor):
+        updates = _Trial(problem, made_up).run(step, problem.model.initial)
+    formed = sum(one.numel() * one.element_size() for one in _tensors(updates))
+    return max(1, (sum(kept) + formed) // _USERS)
+
+
 def equal_widths(
     problem: Problem, made_up: Callable[[int], Batch], step: SharedStep, widths: Sequence[int]
 ) -> list[int]:
