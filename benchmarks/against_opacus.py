@@ -59,7 +59,7 @@ def images(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Made-up images: one of ten fixed patterns each, under noise."""
     rng, patterns = np.random.default_rng(seed), np.random.default_rng(2021).normal(size=(10, 1, 28, 28))
     y = rng.integers(0, 10, count)
-    x = 0.15 * patterns[y] + 0.5 * rng.normal(size=(count, 1, 28, 28))
+    x = 0.06 * patterns[y] + 0.5 * rng.normal(size=(count, 1, 28, 28))
     return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y)
 
 
