@@ -8,6 +8,10 @@ rate. *logistic*: one linear layer, 784 to 10. *cnn*: two convolutions and two l
 MNIST. All in one process, by turns; of each the least time counts, as other processes only ever add. A turn of ours is
 `Training.run()` as it is, with the accounting at its end; one of Opacus' is the loop that its documentation shows. The
 epsilons are those of the same noise. At the end all train a small learnable set, and their accuracies are compared.
+
+Last result (2026-11-16, x86_64, 1 of 2 cores, torch 2.13, Opacus 1.6): logistic 0.58 s an epoch, Opacus 1.39 by hooks
+and 0.70 by ghost norms; cnn 7.4 s, Opacus 12.2 and 12.8. Epsilon of ten epochs 1.1013; Opacus 1.1114 (PRV), 1.3534
+(RDP). On busy cores give --threads 1: with more, all systems wait for threads that have no core.
 """
 
 from __future__ import annotations
@@ -181,6 +185,13 @@ def accuracies(seeds: int) -> dict[str, tuple[float, float]]:
     return found
 
 
+def opacus_version() -> str:
+    """The version that was measured."""
+    from importlib.metadata import version
+
+    return version("opacus")
+
+
 def main() -> None:
     """Measure, print, and record if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -206,8 +217,9 @@ def main() -> None:
     text += ", ".join(f"{k} {mean:.3f} ({spread:.3f})" for k, (mean, spread) in accuracies(wanted.seeds).items()) + "."
     print(text)
     if wanted.record:
-        about = f"`{recording.command_line()}`, {recording.machine('cpu')}, {wanted.threads} threads; least of turns."
-        recording.record("Example-level privacy, against Opacus", f"{about}\n\n{text}")
+        about = f"`{recording.command_line()}`, {recording.machine('cpu')}, Opacus {opacus_version()}; least of turns."
+        threads = f"{wanted.threads} thread{'' if wanted.threads == 1 else 's'}"
+        recording.record(f"Example-level privacy, against Opacus, {threads}", f"{about}\n\n{text}")
 
 
 if __name__ == "__main__":

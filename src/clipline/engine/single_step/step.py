@@ -2,7 +2,8 @@
 
 Plain twin: one user after the other, `OneByOne`. Switch: `FastParts.single_step`.
 Held equal by: tests/engine/single_step/test_trainer.py, and by `trial.py` on the user's own model.
-Buys: see benchmarks/against_opacus.py and docs/results/performance.md.
+Buys: an epoch of 60,000 images in 7.4 s instead of 29 (small CNN), in 0.6 instead of 6.0 (logistic regression); Opacus
+takes 12.2 and 0.7 at best (benchmarks/against_opacus.py, 1 thread, 2026-11-16; those without: 2 cores, another day).
 """
 
 from __future__ import annotations
