@@ -2,8 +2,8 @@
 
 Plain twin: one user after the other, `OneByOne`. Switch: `FastParts.single_step`.
 Held equal by: tests/engine/single_step/test_trainer.py, and by `trial.py` on the user's own model.
-Buys: an epoch of 60,000 images in 7.4 s instead of 29 (small CNN), in 0.6 instead of 6.0 (logistic regression); Opacus
-takes 12.2 and 0.7 at best (benchmarks/against_opacus.py, 1 thread, 2026-11-16; those without: 2 cores, another day).
+Buys: an epoch of 60,000 images in 7.4 s instead of 52 (small CNN), in 0.6 instead of 6.7 (logistic regression), on one
+thread of 2 cores, 2026-11-16. Opacus takes 12.2 and 0.7 at best (benchmarks/against_opacus.py).
 """
 
 from __future__ import annotations
