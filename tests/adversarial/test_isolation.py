@@ -27,6 +27,24 @@ BY_TWO = [  # of those that are stacked, and of those that are not
     "moving average in a buffer",
     "memory of huge values alone",
 ]
+BY_SINGLE_STEPS = [  # which share weights in most of these; all of the zoo was tried, which takes minutes
+    "no randomness but the order of batches",
+    "dropout",
+    "functional dropout",
+    "clamped in place",
+    "default dtype left changed",
+    "batch norm without statistics",
+    "attention between examples",
+    "scalar loss behind batch statistics and a zero head",
+    "tied weights",
+    "frozen base",
+    "convolution",
+    "multihead attention",
+    "embedding with padding",
+    "parameter hook that averages gradients",
+    "last input kept and added",
+    "moving average in a buffer",
+]
 ON_GPU = [  # few, as each of their worlds is compiled
     "dropout",
     "functional dropout",
@@ -86,4 +104,11 @@ def test_users_on_a_gpu_are_kept_apart(name, engine):
 
 def test_the_zoo_is_large_and_names_what_exists():
     assert len(ZOO) >= 60
-    assert {*MUST_STACK, *BY_ITSELF, *BY_TWO, *ON_GPU} <= set(ZOO)
+    assert {*MUST_STACK, *BY_ITSELF, *BY_TWO, *BY_SINGLE_STEPS, *ON_GPU} <= set(ZOO)
+
+
+@pytest.mark.parametrize("name", BY_SINGLE_STEPS)
+def test_users_of_single_steps_are_kept_apart(name):
+    """By the trainer that shares weights, where it takes the entry; one neighbour is gone, and one's data are bad."""
+    case = Case(ZOO[name], AUTO, local=LocalSGD(lr=0.1, max_examples=1))
+    assert_kept(case, ("first and largest user removed", "NaN"))

@@ -25,7 +25,7 @@ Origin = Literal["original", "substitute", "own"]
 _TYPES: dict[str, type] = {
     "version": int, "fields": list, "user_ids": bool, "users": int, "examples": int, "source": str, "made_by": str,
     "sha256": dict, "tasks": list, "origin": str, "shared_users": bool,
-    "column_options": dict, "charges": list,
+    "column_options": dict, "charges": list, "example_level": bool,
 }  # fmt: skip
 
 
@@ -46,6 +46,7 @@ class Manifest:
     shared_users: bool = False  # whether users of the train store are users of the test store too
     column_options: dict[str, Any] = field(default_factory=dict)  # how columns became fields: `ColumnOptions`
     charges: list[dict[str, Any]] = field(default_factory=list)  # private statistics they were made by: `GaussianEvent`
+    example_level: bool = False  # whether every user is one example: `Population.one_each`
 
 
 def write_manifest(
@@ -61,6 +62,7 @@ def write_manifest(
     shared_users: bool = False,
     column_options: Mapping[str, Any] | None = None,
     charges: Iterable[GaussianEvent] = (),
+    example_level: bool = False,
 ) -> Manifest:
     """Write the manifest of a store whose other files are all there, with a checksum of each.
 
@@ -70,6 +72,7 @@ def write_manifest(
     manifest = Manifest(
         VERSION, check_field_names(fields), user_ids, users, examples, source, f"clipline {__version__}", checksums,
         list(tasks), origin, shared_users, dict(column_options or {}), [event.to_json() for event in charges],
+        example_level,
     )  # fmt: skip
     (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
     return manifest

@@ -44,6 +44,7 @@ def save_population(population: Population, folder: str | Path) -> Path:
             new, fields=population.fields, user_ids=population.user_ids is not None, users=len(population),
             examples=population.examples, source="Population.save", column_options=population.column_options,
             charges=population.charges,
+            example_level=population.example_level,
         )  # fmt: skip
     return Path(folder)
 
@@ -70,7 +71,9 @@ def open_population(folder: str | Path) -> Population:
     try:
         options = ColumnOptions.of(manifest.get("column_options") or {}).entries()
         charges = tuple(GaussianEvent.from_json(entries) for entries in manifest.get("charges") or ())
-        return Population(offsets, fields, user_ids, options, charges)
+        return Population(
+            offsets, fields, user_ids, options, charges=charges, example_level=manifest.get("example_level") is True
+        )
     except (PopulationError, SettingError, AttributeError, TypeError) as error:
         raise PopulationError(f"{str(path)!r}: {error}") from None
 
@@ -160,6 +163,18 @@ def population_from_images(
     ids, arrays = read_dataframe(frame, user, fields=labels, options=options)
     pictures = read_images(folder, files, size, channels)
     return _grouped(ids, {field: pictures, **arrays}, known_users, options, charges_of(column_options))
+
+
+def population_one_each(dataset: Any, names: Sequence[str], arrays: Mapping[str, Any]) -> Population:
+    """Every item of a torch `Dataset`, or every row of the arrays, as a user of its own."""
+    if (dataset is None) == (not arrays):
+        given = "both a dataset and arrays" if arrays else "neither a dataset nor arrays"
+        raise PopulationError(f"one_each got {given} but needs one of them: give a torch Dataset, or x=... and y=...")
+    options = ColumnOptions.of({})
+    fields = fields_of_arrays(arrays if dataset is None else read_dataset(dataset, None, names, ())[1], options)
+    first = next(iter(fields.values()))
+    count = len(first) if first.ndim else 0
+    return Population(np.arange(count + 1), fields, np.arange(count), example_level=True)
 
 
 def fields_like(population: Population, frame: Any, text: Text | None) -> dict[str, NDArray[Any]]:

@@ -1,14 +1,16 @@
-"""Chooses how a cohort is trained: one user after the other, or stacked."""
+"""Chooses how a cohort is trained: one user after the other, stacked, or by single steps with shared weights."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from contextlib import suppress
 from typing import Literal
 
 from ..errors import check_choice
 from .one_by_one import OneByOne
 from .problem import Problem
+from .single_step.trainer import SingleStep, can_share_weights
 from .stacked.agreement import WrongStack
 from .stacked.probe import CannotStack
 from .stacked.step import SlowEngineWarning
@@ -20,8 +22,13 @@ SMALL_WORK = 1 << 28  # tokens times parameters in a step of one user: above, a 
 ENGINES: tuple[Engine, ...] = ("auto", "one-by-one", "stacked")
 
 
-def choose_trainer(engine: Engine, plain: OneByOne, cohort_size: int, varying: bool = True) -> OneByOne | Stacked:
-    """`plain` itself, or a stacked trainer on top of it.
+def choose_trainer(
+    engine: Engine, plain: OneByOne, cohort_size: int, varying: bool = True
+) -> OneByOne | Stacked | SingleStep:
+    """`plain` itself, or a trainer of many users at once on top of it.
+
+    "auto" lets users of one example and one step share the round's weights, where the model can (`SingleStep`). Else it
+    stacks or trains one by one.
 
     "auto" stacks where one user is too little work for the device: on a GPU, and on CPU cores for models that train few
     parameters and do little in a step, frozen parameters included. If the model cannot be stacked, users train one by
@@ -29,6 +36,9 @@ def choose_trainer(engine: Engine, plain: OneByOne, cohort_size: int, varying: b
     that cohort sizes vary around `cohort_size`, as under Poisson sampling. The trainer's `in_words` says what runs.
     """
     check_choice("engine", engine, ENGINES)
+    if engine == "auto" and can_share_weights(plain.problem):
+        with suppress(CannotStack):
+            return SingleStep(plain, cohort_size, varying=varying)
     on_gpu = plain.problem.device.type == "cuda"
     if engine == "one-by-one":
         return plain

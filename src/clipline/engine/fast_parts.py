@@ -21,6 +21,7 @@ class FastParts:
         True  # on a GPU: a program that was compiled in this process serves every training of its shape
     )
     straggler_streams: bool = True  # on a GPU: users with many more steps run on a stream beside the others
+    single_step: bool = True  # on CPU cores: users of one example share the round's weights, see docs/example_level.md
     prefetch: bool = True  # the next round's cohort and noise are drawn while this one ends
     compile_c: bool = declared("compile_c")  # sparse rows by C code that is compiled when the training is made
     keep_freed_memory: bool = False  # glibc keeps what is freed, for the rest of the process

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .single_step.updates import FactoredUpdates
 from .sparse.updates import OuterProductUpdates
 
 try:
@@ -154,7 +155,54 @@ class Rows:
         return Rows(self.start, self.height, self.places[chosen], self.values[chosen], used)
 
 
-Piece = Dense | Rows | OuterProductUpdates
+@dataclass(frozen=True, eq=False)
+class ChannelsLast:
+    """Updates of the weight of a convolution at offset `start`, each with its channels last: only the sum is reordered.
+
+    `values` (users, out * kernel height * kernel width * channels) holds the updates, `shape` is that of the weight.
+    """
+
+    start: int
+    values: Tensor = field(repr=False)
+    shape: tuple[int, int, int, int]  # out, channels, kernel height, kernel width
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the updates."""
+        return self.values.dtype
+
+    def greatest(self) -> Tensor:
+        """(users,): the largest absolute value of each user."""
+        return Dense(0, self.values).greatest()
+
+    def squares(self, unit: Tensor | None = None) -> Tensor:
+        """(users,) float64: sums of squares, of the values divided by unit (users,) if given."""
+        return Dense(0, self.values).squares(unit)
+
+    def add_to(self, total: Tensor, scale: Tensor) -> None:
+        """Add sum over users of scale (users,) times their values, in float64, to total (dim,); 0 adds nothing."""
+        summed = total.new_zeros(self.values.shape[1])
+        Dense(0, self.values).add_to(summed, scale)
+        total[self.start : self.start + len(summed)] += self._channels_first(summed.unsqueeze(0))[0]
+
+    def write_to(self, rows: Tensor) -> None:
+        """Write the updates into rows (users, dim)."""
+        rows[:, self.start : self.start + self.values.shape[1]] = self._channels_first(self.values)
+
+    def of_users(self, chosen: Tensor) -> ChannelsLast:
+        """The updates of the users for whom `chosen` (users,) is true."""
+        return ChannelsLast(self.start, self.values[chosen], self.shape)
+
+    def _channels_first(self, values: Tensor) -> Tensor:
+        """(rows, numbers) with channels last -> (rows, numbers) as in the weight."""
+        out, channels, height, width = self.shape
+        return values.view(-1, out, height, width, channels).permute(0, 1, 4, 2, 3).flatten(1)
+
+
+Piece = Dense | Rows | ChannelsLast | OuterProductUpdates | FactoredUpdates
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +252,7 @@ class Updates:
 
     def dense(self, dim: int) -> Tensor:
         """The updates as a dense matrix (users, dim)."""
-        values = next((piece.values for piece in self.pieces if not isinstance(piece, OuterProductUpdates)), None)
+        values = next((piece.values for piece in self.pieces if isinstance(piece, Dense | Rows | ChannelsLast)), None)
         rows = torch.zeros(len(self), dim, dtype=self.pieces[0].dtype, device=None if values is None else values.device)
         for piece in self.pieces:
             piece.write_to(rows)

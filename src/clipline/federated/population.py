@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypedDict, Unpack
@@ -44,6 +44,7 @@ class Population:
     user_ids: NDArray[Any] | None = None  # (users,), the caller's own names of the users
     column_options: Mapping[str, Any] = field(default_factory=dict)  # how columns became fields, for `fields_of`
     charges: tuple[GaussianEvent, ...] = ()  # private statistics that fields were made by; a training counts them
+    example_level: bool = False  # whether every user is one example, by the way the population was made: `one_each`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", _checked_offsets(self.offsets))
@@ -55,6 +56,8 @@ class Population:
                 check_finite(f"field {name!r}", values)
         if self.user_ids is not None:
             _check_user_ids(self.user_ids, len(self))
+        if self.example_level and not self.examples == len(self) == self.largest() * len(self):
+            raise PopulationError("example_level=True but a user has not one example: use Population.one_each")
 
     @classmethod
     def from_arrays(
@@ -187,6 +190,15 @@ class Population:
         return population
 
     @classmethod
+    def one_each(cls, dataset: Any = None, *, fields: Sequence[str] = ("x", "y"), **arrays: Any) -> Population:
+        """Every example is a user of its own: `one_each(x=images, y=labels)`, or the items of a torch `Dataset`.
+
+        The guarantee is then for one example, and says so. Ids are numbers from 0; items are as in `from_dataset`.
+        """
+        population: Population = _data().population_one_each(dataset, fields, arrays)
+        return population
+
+    @classmethod
     def open(cls, folder: str | Path) -> Population:
         """Open a store (of `save` or `clipline data prepare`) as memory maps: a user's examples are read when needed.
 
@@ -244,7 +256,7 @@ class Population:
         np.cumsum(sizes[chosen], out=offsets[1:])
         rows = np.repeat(chosen, sizes)
         fields = {name: _data().copied_rows(field, rows, int(offsets[-1])) for name, field in self.fields.items()}
-        return Population(offsets, fields, np.array(ids[chosen]), self.column_options, self.charges)
+        return replace(self, offsets=offsets, fields=fields, user_ids=np.array(ids[chosen]))
 
     def fingerprint(self, *, times: bool = True) -> str:
         """A checksum of offsets, user ids and every field: name, type, shape and values. Two are equal if the data are.

@@ -32,7 +32,8 @@ class Guarantee:
     `accountant` says which of the two gave epsilon. `order` is the Renyi order that gave it, and None for the
     privacy-loss accountant. `noisy` is whether every round had noise. `from_seed` is whether cohorts and noise were
     drawn from a seed: the guarantee then holds against those who do not know it, and says so. `statistics` names what
-    was released of the data beside the rounds, by private preprocessing; epsilon and delta cover it.
+    was released of the data beside the rounds, by private preprocessing; epsilon and delta cover it. `example_level` is
+    whether each user is one example (`Population.one_each`), and what is protected is one example alone.
     """
 
     epsilon: float
@@ -45,6 +46,7 @@ class Guarantee:
     noisy: bool = True
     from_seed: bool = False
     statistics: tuple[str, ...] = ()
+    example_level: bool = False
 
     @property
     def private(self) -> bool:
@@ -78,6 +80,9 @@ class Guarantee:
                 f"move the sum by one clip norm where it moves it by two ({terms})"
             )
         seed = f"; {KNOWN_SEED}" if self.from_seed else ""
+        if self.example_level:
+            one_example = f"{self.relation.phrase_for('example')}, where each user is one example"
+            return f"{promise}-DP for {one_example}, {terms}{seed}"
         return f"{promise}-DP for {self.relation.phrase}, {terms}{seed}"
 
     @property

@@ -33,11 +33,15 @@ class Relation(StrEnum):
     @property
     def phrase(self) -> str:
         """What a neighbour does to one user, as it stands in a guarantee: "replace one user"."""
+        return self.phrase_for("user")
+
+    def phrase_for(self, unit: str) -> str:
+        """`phrase` for another unit of privacy than "user": "replace one example"."""
         if self is Relation.PAPER:
             return "the paper's convention"
         if self is Relation.ZERO_OUT:
-            return "zero-out one user (the number of users is public)"
-        return f"{self.value.removesuffix('-one')} one user"
+            return f"zero-out one {unit} (the number of {unit}s is public)"
+        return f"{self.value.removesuffix('-one')} one {unit}"
 
 
 _MEANINGS = {

@@ -244,7 +244,8 @@ class Training:
 
     def accounting(self, ledger: Ledger) -> Callable[[], Guarantee]:
         """What computes `guarantee_of(ledger)`; holds neither data nor loss, and can be pickled."""
-        return partial(_guarantee, ledger, self.delta, self.relation, self.privacy.noise_source == "seed")
+        from_seed, example_level = self.privacy.noise_source == "seed", self.population.example_level
+        return partial(_guarantee, ledger, self.delta, self.relation, from_seed, example_level)
 
     def affordable(self, spent: Ledger, remaining: int) -> int:
         """How many of the `remaining` rounds the budget allows after what is spent.
@@ -264,9 +265,9 @@ class Training:
         )
 
 
-def _guarantee(ledger: Ledger, delta: float, relation: Relation, from_seed: bool) -> Guarantee:
-    guarantee = account(ledger, delta=delta, relation=relation)
-    return replace(guarantee, from_seed=from_seed or guarantee.from_seed)
+def _guarantee(ledger: Ledger, delta: float, relation: Relation, from_seed: bool, example_level: bool) -> Guarantee:
+    found = account(ledger, delta=delta, relation=relation)
+    return replace(found, from_seed=from_seed or found.from_seed, example_level=example_level)
 
 
 def _streams(seed: int | None, noise_source: NoiseSource, *, shared: bool) -> Streams:

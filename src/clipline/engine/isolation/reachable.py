@@ -297,7 +297,8 @@ def _installed(thing: Any) -> bool:
     """
     if isinstance(thing, types.FunctionType):
         return _from_installed(str(thing.__globals__.get("__name__", "")))
-    return _from_installed(getattr(thing, "__module__", None) or "builtins")
+    name = getattr(thing, "__module__", None)
+    return _from_installed(name if isinstance(name, str) and name else "builtins")  # of Cython's classes it is no text
 
 
 def _article(word: str) -> str:

@@ -69,7 +69,7 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
     first |= problem.model.personal_pieces(problem.model.initial_personal.repeat(users, 1))
     stack = [piece.clone() for piece in stack_step.complete(first).values()]
 
-    plain = _plain_gradients(problem, params, stack, random_keys, batch, counts)
+    plain = plain_gradients(problem, params, stack, random_keys, batch, counts)
     # With steps as long as the parameters, their difference keeps the digits of the gradient.
     lengths = [1 + float(one.norm()) for one in params]
     rates = torch.tensor(
@@ -90,10 +90,10 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
             continue
         moved = list(zip(stack, before, strict=True))[: len(stack_step.names)]
         stacked = [(a[user] - b[user]).double() / -rates[user].double() for a, b in moved]
-        _compare(problem, dict(zip(stack_step.names, stacked, strict=True)), gradients)
+        compare(problem, dict(zip(stack_step.names, stacked, strict=True)), gradients)
 
 
-def _plain_gradients(
+def plain_gradients(
     problem: Problem,
     params: Sequence[Tensor],
     stack: Sequence[Tensor],
@@ -109,9 +109,9 @@ def _plain_gradients(
         with problem.users_apart(), precision_context("float32", problem.device), torch.enable_grad():
             problem.isolation.seed(0)
             model.set_keys(random_keys[user])
+            pieces = dict(zip(model.trainable, stack, strict=False))
+            reference = {name: pieces[name][user].clone() for name in model.named_shapes if name in pieces}
             try:
-                pieces = dict(zip(model.trainable, stack, strict=False))
-                reference = {name: pieces[name][user].clone() for name in model.named_shapes}
                 if problem.row_fields:
                     leaves = [piece[user].clone().requires_grad_() for piece in pieces.values()]
                     with model.substituting(dict(zip(pieces, leaves, strict=True))):
@@ -137,7 +137,8 @@ def _plain_gradients(
     return found
 
 
-def _compare(problem: Problem, stacked: dict[str, Tensor], plain: Sequence[Tensor]) -> None:
+def compare(problem: Problem, stacked: dict[str, Tensor], plain: Sequence[Tensor]) -> None:
+    """Refuse with `WrongStack` if a user's gradients by a stack and by plain autograd differ."""
     tolerance, whole = _tolerance(problem), _norm(plain)
     for (name, got), wanted in zip(stacked.items(), plain, strict=True):
         length = float(wanted.double().norm())

@@ -196,7 +196,7 @@ class Linear(nn.Linear):
 
     def forward(self, values: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
-        if not is_batched(self.weight):  # a frozen weight: one product over the rows of all users
+        if not is_batched(self.weight):  # frozen, or shared: one product over the rows of all users
             return F.linear(values, self.weight, self.bias)
         device_type = values.device.type
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else self.weight.dtype
@@ -220,7 +220,7 @@ class Conv2d(nn.Conv2d):
         if images.ndim != 4 or not (usual and square and is_batched(images, self.weight)):
             return super().forward(images)
         zeros = self._reversed_padding_repeated_twice
-        if fast and self.in_channels == 1 and not needs_gradient(images):
+        if fast and self.in_channels == 1 and is_batched(self.weight) and not needs_gradient(images):
             return self._of_gray(F.pad(images, zeros))
         if fast:
             return super().forward(images)

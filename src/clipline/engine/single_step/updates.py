@@ -1,0 +1,112 @@
+"""Updates of a matrix as factors: a user's is a sum of outer products, which is never formed.
+
+For one outer product the norm is that of one factor times that of the other. For several it comes from the inner
+products of all pairs: |sum_p b_p a_p^T|^2 = sum_pq (a_p . a_q)(b_p . b_q).
+
+Plain twin: `Dense`, the update as it is. Held equal by: tests/engine/single_step/test_updates.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+_CHUNK = 1 << 20  # numbers of a factor converted to float64 at a time
+_EPS = torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredUpdates:
+    """Updates of a matrix parameter at offset `start` of the vector: sum over positions of output times input."""
+
+    start: int
+    inputs: Tensor = field(repr=False)  # (users, positions, in)
+    outputs: Tensor = field(repr=False)  # (users, positions, out)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the updates."""
+        return self.inputs.dtype
+
+    def greatest(self) -> Tensor:
+        """(users,): at least the largest absolute value of each user; equal to it for one position."""
+        if not self.inputs.numel() or not self.outputs.numel():
+            return self.inputs.new_zeros(len(self))
+        return (self.inputs.abs().amax(dim=2) * self.outputs.abs().amax(dim=2)).sum(dim=1)
+
+    def squares(self, unit: Tensor | None = None) -> Tensor:
+        """(users,) float64: sums of squares, of the values divided by unit (users,) if given.
+
+        Never too small by more than rounding of the result itself: where outer products cancel each other, what
+        rounding may have hidden is added.
+        """
+        found = [self._squares(inputs, outputs, None if unit is None else unit[users])
+                 for users, inputs, outputs in self._chunks]  # fmt: skip
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+
+    @staticmethod
+    def _squares(inputs: Tensor, outputs: Tensor, unit: Tensor | None) -> Tensor:
+        if unit is not None:  # squares of float64 may overflow or underflow: bring both factors near 1
+            sizes = [one.abs().amax(dim=(1, 2)).clamp(min=torch.finfo(torch.float64).tiny) for one in (inputs, outputs)]
+            inputs = inputs / sizes[0][:, None, None]
+            outputs = outputs / sizes[1][:, None, None] * (sizes[0] * (sizes[1] / unit))[:, None, None]
+        if inputs.shape[1] == 1:
+            # Its kernel adds in 32 places at a time: 10^5 numbers are summed with an error far below the clip's margin.
+            products: Tensor = torch.linalg.vector_norm(inputs, dim=(1, 2)) * torch.linalg.vector_norm(
+                outputs, dim=(1, 2)
+            )
+            return products.square()
+        among_inputs, among_outputs = (torch.bmm(one, one.transpose(1, 2)) for one in (inputs, outputs))
+        lengths = (among_inputs.diagonal(dim1=1, dim2=2) * among_outputs.diagonal(dim1=1, dim2=2)).sqrt().sum(dim=1)
+        rounded = (inputs.shape[2] + outputs.shape[2] + inputs.shape[1] ** 2) * _EPS * lengths.square()
+        return (among_inputs * among_outputs).sum(dim=(1, 2)).clamp(min=0.0) + rounded
+
+    def add_to(self, total: Tensor, scale: Tensor) -> None:
+        """Add sum over users of scale (users,) times their values, in float64, to total (dim,).
+
+        A user whose scale is 0 adds nothing, whatever the values: 0 times infinity is not 0.
+        """
+        height, width = self.outputs.shape[2], self.inputs.shape[2]
+        own = total[self.start : self.start + height * width].view(height, width)
+        for users, inputs, outputs in self._chunks:
+            counts, factors = scale[users] > 0, scale[users]
+            if not bool(counts.all()):
+                inputs, outputs, factors = inputs[counts], outputs[counts], factors[counts]
+            own.addmm_((outputs * factors[:, None, None]).flatten(0, 1).t(), inputs.flatten(0, 1))
+
+    def write_to(self, rows: Tensor) -> None:
+        """Write the updates into rows (users, dim)."""
+        formed = torch.bmm(self.outputs.transpose(1, 2), self.inputs).flatten(1)
+        rows[:, self.start : self.start + formed.shape[1]] = formed
+
+    def of_users(self, chosen: Tensor) -> FactoredUpdates:
+        """The updates of the users for whom `chosen` (users,) is true."""
+        return FactoredUpdates(self.start, self.inputs[chosen], self.outputs[chosen])
+
+    @cached_property
+    def _chunks(self) -> Iterable[tuple[slice, Tensor, Tensor]]:
+        """Some users at a time, with their factors in float64. A single chunk is kept for the next time."""
+        step = max(1, _CHUNK // max(1, self.inputs[:1].numel() + self.outputs[:1].numel()))
+        chunks = _Chunks(self.inputs, self.outputs, step)
+        return chunks if len(self) > step else list(chunks)
+
+
+@dataclass(frozen=True, eq=False)
+class _Chunks:
+    """Two factors, some users at a time, in float64."""
+
+    inputs: Tensor
+    outputs: Tensor
+    step: int
+
+    def __iter__(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        for start in range(0, len(self.inputs), self.step):
+            users = slice(start, start + self.step)
+            yield users, self.inputs[users].double(), self.outputs[users].double()

@@ -1,0 +1,67 @@
+"""Factors are measured and summed as the matrices that they stand for."""
+
+import pytest
+import torch
+
+from clipline.engine.single_step.updates import FactoredUpdates
+from clipline.engine.updates import ChannelsLast, Dense, Updates
+
+
+@pytest.mark.parametrize("positions", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_and_sums_are_those_of_the_formed_updates(positions, dtype):
+    generator = torch.Generator().manual_seed(0)
+    inputs, outputs = (torch.randn(6, positions, width, generator=generator).to(dtype) for width in (4, 3))
+    factored = FactoredUpdates(2, inputs, outputs)
+    formed = torch.einsum("upo,upi->uoi", outputs.double(), inputs.double()).flatten(1)
+    updates = Updates([factored])
+    torch.testing.assert_close(updates.norms(), formed.norm(dim=1), rtol=1e-12, atol=0)
+    scale = torch.tensor([1.0, 0.5, 0.0, 1.0, 0.25, 1.0], dtype=torch.float64)
+    total = torch.zeros(1, 16, dtype=torch.float64)
+    updates.add_to(total, scale)
+    torch.testing.assert_close(total[0, 2:14], scale @ formed, rtol=1e-12, atol=1e-14)
+    assert not total[0, :2].any()
+    assert not total[0, 14:].any()
+    torch.testing.assert_close(updates.dense(16)[:, 2:14], formed.to(dtype))
+    torch.testing.assert_close(updates.of_users(scale == 1).norms(), formed[scale == 1].norm(dim=1), rtol=1e-12, atol=0)
+
+
+def test_a_norm_is_never_too_small_where_outer_products_cancel():
+    inputs = torch.tensor([[[1.0, 1e-5], [1.0, 0.0]]], dtype=torch.float64)
+    outputs = torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64)  # their sum is (0, 1e-5)
+    norm = float(Updates([FactoredUpdates(0, inputs, outputs)]).norms())
+    assert 1e-5 <= norm < 1.01e-5
+    inputs[0, 0, 1] = 1e-12  # lost among the rounding of the pairs: what may be lost is added
+    assert float(Updates([FactoredUpdates(0, inputs, outputs)]).norms()) >= 1e-12
+
+
+def test_huge_and_tiny_factors_neither_overflow_nor_vanish():
+    inputs, outputs = (
+        torch.full((2, 1, 1), 1e200, dtype=torch.float64),
+        torch.full((2, 1, 1), 1e-200, dtype=torch.float64),
+    )
+    inputs[1], outputs[1] = 1e-160, 1e-10
+    norms = Updates([FactoredUpdates(0, inputs, outputs)]).norms()
+    torch.testing.assert_close(norms, torch.tensor([1.0, 1e-170], dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_who_has_no_finite_update_has_no_finite_norm_and_adds_nothing(bad):
+    inputs, outputs = torch.ones(2, 1, 3), torch.ones(2, 1, 2)
+    outputs[0, 0, 1] = bad
+    updates, total = Updates([FactoredUpdates(0, inputs, outputs)]), torch.zeros(1, 6, dtype=torch.float64)
+    assert not updates.norms()[0].isfinite()
+    updates.add_to(total, torch.tensor([0.0, 1.0], dtype=torch.float64))
+    assert torch.equal(total[0], torch.ones(6, dtype=torch.float64))
+
+
+def test_channels_last_updates_are_those_of_the_weight():
+    weights = torch.randn(5, 3, 2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    last = ChannelsLast(1, weights.permute(0, 1, 3, 4, 2).flatten(1), (3, 2, 4, 4))
+    plain, scale = Dense(1, weights.flatten(1)), torch.arange(5, dtype=torch.float64)
+    totals = torch.zeros(2, 1, 98, dtype=torch.float64)
+    for piece, total in zip((last, plain), totals, strict=True):
+        Updates([piece]).add_to(total, scale)
+    torch.testing.assert_close(*totals)
+    torch.testing.assert_close(Updates([last]).norms(), Updates([plain]).norms())
+    assert torch.equal(Updates([last]).dense(98), Updates([plain]).dense(98))

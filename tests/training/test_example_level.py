@@ -1,0 +1,108 @@
+"""Privacy for single examples: the page and the example run as printed, and the guarantee says what it is for."""
+
+import re
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from samples import ROOT, load_script
+from torch.utils.data import TensorDataset
+
+from clipline import FixedClip, LocalSGD, Population, Privacy, Training
+from clipline.errors import PopulationError
+
+PAGE = (ROOT / "docs" / "example_level.md").read_text(encoding="utf-8")
+
+
+def test_the_page_runs_as_printed(capsys):
+    (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    scope = {}
+    exec(compile(block, "docs/example_level.md", "exec"), scope)
+    shown = capsys.readouterr().out.splitlines()
+    promised = [line[2:].removesuffix("...") for line in block.splitlines() if line.startswith("# ")]
+    assert len(shown) == len(promised) == 2
+    assert all(line.startswith(start) for line, start in zip(shown, promised, strict=True))
+    guess = scope["result"].model(torch.from_numpy(scope["x"])).argmax(dim=1).numpy()
+    assert (guess == scope["y"]).mean() > 0.9
+
+
+def test_every_link_of_the_page_leads_somewhere():
+    for target in re.findall(r"\]\(([^)#]+)", PAGE):
+        assert (ROOT / "docs" / target).exists(), target
+
+
+def test_the_example_is_short_quick_and_learns(capsys):
+    path = ROOT / "examples" / "example_level_images.py"
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 60
+    begin = time.process_time()
+    made = load_script(path)
+    assert time.process_time() - begin < 20
+    assert made.accuracy > 0.6  # a guess gives 0.1
+    assert "one example" in capsys.readouterr().out
+
+
+def test_each_item_is_a_user_with_a_number_for_an_id():
+    x, y = np.arange(12.0).reshape(6, 2), np.arange(6)
+    arrays = Population.one_each(x=x, y=y)
+    items = Population.one_each(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)))
+    named = Population.one_each([{"x": row, "y": label} for row, label in zip(x, y, strict=True)])
+    for population in (arrays, items, named):
+        assert len(population) == population.examples == 6
+        assert population.user_ids.dtype.kind == "i"
+        assert population.example_level
+        assert np.array_equal(population.of(4)["x"], [[8.0, 9.0]])
+        assert population.of(4)["y"] == [4]
+    assert arrays.fingerprint() == items.fingerprint()
+
+
+def test_halves_subsets_and_stores_stay_at_the_level_of_examples(tmp_path):
+    population = Population.one_each(x=np.arange(40.0))
+    train, test = population.split(test=10)
+    assert train.example_level
+    assert test.example_level
+    assert sorted([*train.user_ids, *test.user_ids]) == list(range(40))  # who leaves takes nobody's number along
+    assert np.array_equal(train.fields["x"], train.user_ids)
+    assert Population.open(test.save(tmp_path / "store")).example_level
+    users = Population.from_arrays([0, 0, 1], x=np.arange(3.0))
+    assert not Population.open(users.save(tmp_path / "users")).example_level
+
+
+@pytest.mark.parametrize("given", [{}, {"dataset": [(1.0, 2)], "x": np.zeros(1)}])
+def test_either_a_dataset_or_arrays(given):
+    with pytest.raises(PopulationError, match="needs one of them"):
+        Population.one_each(**given)
+
+
+def test_arrays_of_unequal_length_and_gaps_are_refused():
+    with pytest.raises(PopulationError, match="field 'y' has 2 rows but must have 3"):
+        Population.one_each(x=np.zeros(3), y=np.zeros(2))
+    with pytest.raises(PopulationError, match="missing"):
+        Population.one_each(x=np.array([1.0, np.nan]))
+    with pytest.raises(PopulationError, match="one_each"):
+        Population(np.array([0, 2, 3]), {"x": np.zeros(3)}, example_level=True)
+
+
+def training(population, **privacy):
+    def loss(model, batch):
+        return model(batch["x"]).square().sum(dim=1)
+
+    with warnings.catch_warnings(action="ignore"):
+        return Training(
+            torch.nn.Linear(2, 1), loss, population, rounds=3, cohort_size=20, local=LocalSGD(1.0),
+            clip=FixedClip(1.0), privacy=Privacy(noise_multiplier=1.0, delta=1e-3, **privacy),
+        )  # fmt: skip
+
+
+def test_the_guarantee_is_for_one_example_and_says_that_each_user_is_one():
+    x = np.zeros((100, 2), np.float32)
+    examples, users = Population.one_each(x=x), Population.from_arrays(np.arange(100), x=x)
+    added = str(training(examples, population_size=100).run().guarantee)
+    assert "for add-or-remove one example, where each user is one example, Poisson" in added
+    silent = str(training(examples).planned)
+    assert "zero-out one example (the number of examples is public), where each user is one example" in silent
+    assert "one user" not in added + silent
+    ordinary = training(users, population_size=100).planned
+    assert "for add-or-remove one user, Poisson" in str(ordinary)  # one row each, but not by the way it was made
+    assert ordinary.epsilon == training(examples, population_size=100).planned.epsilon
