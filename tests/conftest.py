@@ -1,5 +1,9 @@
 import inspect
+import os
 from types import ModuleType
+
+# Tests run in a process a core. More threads would wait for each other, also in the programs that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

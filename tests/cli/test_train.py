@@ -18,7 +18,7 @@ from clipline.privacy.accountant import account
 from clipline.privacy.ledger import Ledger
 from clipline.tasks.handwriting.task import HandwritingNet
 
-SMALL = ["--population-size", "300", "--cohort-size", "30", "--rounds", "4"]
+SMALL = ["--population-size", "300", "--cohort-size", "30", "--rounds", "4", "--workers", "1"]
 FILES = ["curves.png", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "report.html", "settings.toml"]
 
 
