@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
@@ -159,3 +160,18 @@ def test_options_are_checked_whoever_wrote_them(tmp_path):
     with pytest.raises(PopulationError, match="cannot be opened") as error:
         Population.open(store)
     assert "4711" not in str(error.value)  # NumPy would quote the first bytes
+
+
+def test_categories_of_which_none_occurs_are_refused_in_memory_in_a_file_and_in_a_store(tmp_path):
+    table = pa.table({"user": [1, 1, 2], "plan": ["free", "pro", "free"]})
+    pyarrow.csv.write_csv(table, tmp_path / "plans.csv")
+    wrong, some = {"plan": ["Free", "Pro"]}, {"plan": ["free"]}
+    words = "none of the 3 values of 'plan' is among its 2 categories"
+    for make in (
+        lambda listed: Population.from_dataframe(table, user="user", categories=listed),
+        lambda listed: Population.from_table(tmp_path / "plans.csv", user="user", categories=listed),
+    ):
+        with pytest.raises(PopulationError, match=words):
+            make(wrong)
+        assert sorted(make(some).fields["plan"].tolist()) == [0, 0, 1]
+    assert make(some).fields_of(pa.table({"plan": ["team"]}))["plan"].tolist() == [1]  # new rows may all be others

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numbers
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from ..errors import PopulationError, SettingError, check_whole, nearest, refuse
 from ..privacy.events import GaussianEvent
+from .chunks import Chunk
 
 ZERO_UPDATE = "zero-update"
 _SINCE = re.compile(r"(seconds|minutes|hours|days) since (\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?)")
 _SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 _BY_COLUMN = ("fill", "categories", "timestamps", "lengths", "scale")
+
 _WIDEST = 1 << 24  # entries of a list, more than which no batch could hold
 
 
@@ -156,6 +158,24 @@ class ColumnOptions:
             )
         with np.errstate(over="ignore"):  # what becomes infinite is refused where fields are checked
             return np.asarray((array.astype(np.float64) - subtract) / divide)
+
+    def checked(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        """The chunks of a population, refused at their end if no value of a column is among its categories.
+
+        These are then misspelt, most likely: as categories all values would be "anything else", and easy to predict.
+        """
+        rows = dict.fromkeys(self.categories, 0)
+        for ids, columns in chunks:
+            for name in [name for name in rows if name in columns]:
+                none_listed = bool((columns[name] == len(self.categories[name])).all())
+                rows[name] = rows[name] + len(columns[name]) if none_listed else -(2**62)
+            yield ids, columns
+        for name, unlisted in rows.items():
+            if unlisted > 0:
+                raise PopulationError(
+                    f"none of the {unlisted} values of {name!r} is among its {len(self.categories[name])} categories: "
+                    "give them as they are written in the data, capitals and spaces too"
+                )
 
     def applied(self, name: str, column: NDArray[Any]) -> NDArray[Any]:
         """A column with its options applied but for widths and scales; as it is, where none concerns it."""

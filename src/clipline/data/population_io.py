@@ -109,8 +109,8 @@ def population_from_table(
             store = Path(temporary) / "store"
             with closing(read_table(path, user, fields=fields, text=text, options=options)) as chunks:
                 write_store(
-                    store, chunks, source=Path(path).name, known_users=known_users, column_options=options.entries(),
-                    charges=charges_of(column_options),
+                    store, options.checked(chunks), source=Path(path).name, known_users=known_users,
+                    column_options=options.entries(), charges=charges_of(column_options),
                 )  # fmt: skip
             return open_population(store)
     except OSError as error:
@@ -212,6 +212,7 @@ def _grouped(
                 f"field {name!r} has {rows} rows but must have {len(ids)}, one for each entry of user_ids: "
                 "give arrays of equal length"
             )
+    list(options.checked([(ids, dict(arrays))]))
     if known is not None and len(known):  # an empty list has no type to go by
         check_ids("known_users", known, "give one id for each user")
         if len(ids) and known.dtype.kind != ids.dtype.kind:  # joined they would become another type

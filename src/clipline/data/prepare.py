@@ -79,7 +79,7 @@ def _prepare(
     with closing(chunks):  # before the scratch folder goes, also after an error
         return write_store(
             folder,
-            converted(chunks, convert),
+            options.checked(converted(chunks, convert)),
             source=f"{name} from {file.name}" if known is None else f"{known.name} {split} from {file.name}",
             tasks=() if known is None else known.read_by(name),
             origin="own" if known is None else "original",

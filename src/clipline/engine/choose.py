@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from contextlib import suppress
 from typing import Literal
 
 from ..errors import check_choice
@@ -36,17 +35,23 @@ def choose_trainer(
     that cohort sizes vary around `cohort_size`, as under Poisson sampling. The trainer's `in_words` says what runs.
     """
     check_choice("engine", engine, ENGINES)
+    not_single = ""
     if engine == "auto" and can_share_weights(plain.problem):
-        with suppress(CannotStack):
+        try:
             return SingleStep(plain, cohort_size, varying=varying)
+        except CannotStack as error:
+            not_single = f"; not in single steps: {error}"
     on_gpu = plain.problem.device.type == "cuda"
     if engine == "one-by-one":
         return plain
     if engine == "auto" and not on_gpu and (enough := _enough_for_a_core(plain.problem)):
-        plain.reason = enough
+        plain.reason = enough + not_single
         return plain
     try:
-        return Stacked(plain, cohort_size, varying=varying)
+        stacked = Stacked(plain, cohort_size, varying=varying)
+        if not_single:
+            stacked.reason = not_single
+        return stacked
     except CannotStack as error:
         if engine == "stacked":
             raise

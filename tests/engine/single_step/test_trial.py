@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 import torch
 from engine.single_step.models import MODELS, plain_trainer
-from samples import cross_entropies
+from samples import cross_entropies, one_by_one, small_population
 from torch import nn
 
+from clipline import LocalSGD, Population
+from clipline.engine.choose import choose_trainer
 from clipline.engine.single_step import step as single_step
 from clipline.engine.single_step import trial
 from clipline.engine.stacked.agreement import WrongStack
 from clipline.engine.stacked.probe import CannotStack
+from clipline.streams import Streams
 
 
 def test_a_wrong_gradient_is_found_before_any_training(monkeypatch):
@@ -75,3 +78,15 @@ def test_the_memory_of_a_user_holds_all_activations():
     step = trial.shared_step(plain.problem, plain.made_up)
     taken = trial.bytes_a_user(plain.problem, plain.made_up, step)
     assert 2 * 8000 < taken < 40_000 * 8  # the hidden layer is kept twice at least; weights are few beside it
+
+
+def test_why_users_do_not_train_in_single_steps_is_said(monkeypatch):
+    def refused(*arguments, **options):
+        raise CannotStack("no layer of the model has a weight that users could share")
+
+    monkeypatch.setattr("clipline.engine.choose.SingleStep", refused)
+    population = Population.one_each(**small_population().fields)
+    plain = one_by_one(nn.Linear(6, 3), cross_entropies, population, LocalSGD(0.1), Streams(0))
+    assert choose_trainer("auto", plain, 3).in_words.endswith(
+        "; not in single steps: no layer of the model has a weight that users could share"
+    )

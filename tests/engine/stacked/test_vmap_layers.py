@@ -3,14 +3,16 @@
 import copy
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
-from samples import one_by_one, small_population
+from samples import cross_entropies, one_by_one, population_of, rows_of, small_population
 from torch import nn
 from torch.func import functional_call, vmap
 
 from clipline import LocalSGD
 from clipline.engine.stacked import vmap_layers as layers
+from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.stacked.vmap_layers import Dropout, GroupNorm, Linear, replace_layers
 from clipline.engine.working_model import WorkingModel
 from clipline.streams import Streams
@@ -179,6 +181,20 @@ def test_convolution_of_gray_images_is_torchs_on_cores_with_and_without_a_gradie
     found = torch.autograd.grad(weighted(out), list(ours.values()))
     expected = torch.autograd.grad(weighted(torch.stack(alone)), list(theirs.values()))
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_a_view_works_in_a_stack_where_it_works_for_one_user():
+    class Viewed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.out = nn.Conv2d(1, 4, 3), nn.Linear(4 * 4, 3)
+
+        def forward(self, x):
+            return self.out(nn.functional.relu(self.conv(x.view(-1, 1, 4, 4))).view(-1, 4 * 2 * 2))
+
+    engine = one_by_one(Viewed(), cross_entropies, population_of([3, 5, 2], features=16), LocalSGD(0.1), Streams(0))
+    users = np.arange(3)
+    torch.testing.assert_close(rows_of(Stacked(engine, 3), users), rows_of(engine, users), rtol=1e-4, atol=1e-6)
 
 
 def test_group_norm_without_further_axes_is_torchs_too():

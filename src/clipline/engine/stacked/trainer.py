@@ -79,6 +79,7 @@ class Stacked:
             longest = -(-most_examples // problem.local.batch_size) * problem.local.epochs
         bytes_a_user += 2 * longest * width * problem.examples.bytes_each  # as gathered, and in the static buffers
         self.block_size = block_size or self._choose_block_size(cohort_size, varying, bytes_a_user)
+        self.reason = ""  # why not in a faster way, if there is one
         self._stragglers: StragglerStreams | None = None
         if compiled:
             self._stragglers = StragglerStreams(
@@ -98,7 +99,7 @@ class Stacked:
         parts = [f"stacked, up to {self.block_size} users at a time, {how}"]
         parts += ["one product over all users' rows where weights are frozen"] * frozen
         parts += [self.problem.model.attention] * bool(self.problem.model.attention)
-        return "; ".join(parts)
+        return "; ".join(parts) + self.reason
 
     def _check_agreement(self, plain: OneByOne) -> None:
         """Refuse a stack that would train wrongly. Where a GPU has no room or no plain step to compare with, say so."""

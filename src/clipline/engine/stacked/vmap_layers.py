@@ -141,6 +141,16 @@ def _index_fill(values: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     return torch.index_fill(values, dim, index, value)
 
 
+def _view(values: Tensor, *shape: Any, **options: Any) -> Tensor:
+    """`Tensor.view`, or a copy where users' values lie in memory otherwise than one user's would."""
+    try:
+        return values.view(*shape, **options)
+    except RuntimeError:
+        if options or any(isinstance(one, torch.dtype) for one in shape):
+            raise
+        return values.reshape(*shape)
+
+
 _CHECKED: dict[Any, Callable[..., Any]] = {
     F.embedding: _embedding,
     F.cross_entropy: _with_labels(F.cross_entropy),
@@ -149,6 +159,7 @@ _CHECKED: dict[Any, Callable[..., Any]] = {
 }
 _SAFE: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: explicit_attention,
+    Tensor.view: _view,
     torch.prod: _prod,
     Tensor.prod: _prod,
     torch.select_scatter: _select_scatter,
