@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import check_number
-from ..lr_schedules import LrSchedule, lr_factor
+from ..lr_schedules import LrSchedule, lr_factor, tabulated
 from ..settings import check, check_declared, declared
 from .mechanism import Release
 
@@ -127,8 +127,9 @@ class ScheduledServer:
 
 
 def scheduled(optimiser: ServerOptimiser, rounds: int) -> ServerOptimiser:
-    """The optimiser over so many rounds: itself, if it has no schedule."""
+    """The optimiser over so many rounds: itself, if it has no schedule. A function is asked here, and never again."""
     if isinstance(optimiser, ServerSGD | ServerAdam | ServerYogi) and optimiser.lr_schedule is not None:
+        optimiser = replace(optimiser, lr_schedule=tabulated(optimiser.lr_schedule, rounds))
         return ScheduledServer(optimiser, rounds)
     return optimiser
 
