@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any, overload
@@ -66,7 +66,7 @@ def keys_by_user(user_ids: Any, values: Any, most: int, candidates: Sequence[Key
     for user, row in zip(ids.tolist(), rows, strict=True):
         mine = counts.setdefault(user, Counter())
         for key in row if isinstance(row, list | tuple) else (row,):
-            if _is_gap(key) or (known is not None and isinstance(key, Hashable) and key not in known):
+            if _is_gap(key) or (known is not None and not _among(key, known)):
                 continue
             mine[_checked(key)] += 1
     kinds = {type(key) for mine in counts.values() for key in mine}
@@ -138,7 +138,7 @@ def _checked(key: object) -> Key:
         return key
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         return int(key)
-    raise PopulationError(f"values hold {type(key).__name__} but keys are text or whole numbers: convert them")
+    raise _no_key(key)
 
 
 def _is_gap(key: object) -> bool:
@@ -146,6 +146,18 @@ def _is_gap(key: object) -> bool:
     if key is None or type(key).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(key, numbers.Number) and bool(key != key)
+
+
+def _among(key: object, known: set[Key]) -> bool:
+    """Whether a key is among those that were declared. What holds lists or dicts can be no key, and is refused."""
+    try:
+        return key in known
+    except TypeError:
+        raise _no_key(key) from None
+
+
+def _no_key(key: object) -> PopulationError:
+    return PopulationError(f"values hold {type(key).__name__} but keys are text or whole numbers: convert them")
 
 
 def _plain_rows(values: Any) -> list[Any]:
