@@ -251,14 +251,14 @@ def test_a_schedule_that_remembers_its_calls_is_asked_once_a_round_whoever_train
     def run(schedules, users):
         local, server = (schedule() for schedule in schedules)
         options = {"local": LocalSGD(0.1, lr_schedule=local), "server": ServerSGD(1.0, lr_schedule=server)}
-        made = training(small_population(users), engine=engine, rounds=2, **options)
-        return made.run().state.params
+        settings = {"rounds": 2, "cohort_size": users, "sampling": "fixed", "workers": 1}
+        return training(small_population(users), engine=engine, **settings, **options).run().state.params
 
     def counting():
         calls = []
         return lambda t: calls.append(t) or 0.5 ** len(calls)
 
-    for users in (30, 31):  # as many calls, and the same rates, for any number of users
+    for users in (64, 65):  # one block of users, and two
         assert torch.equal(run([counting] * 2, users), run([lambda: lambda t: 0.5 ** (t + 1)] * 2, users))
 
 
