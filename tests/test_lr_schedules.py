@@ -1,8 +1,10 @@
+import pickle
+
 import pytest
 import torch
 
 from clipline import LocalSGD, ServerSGD, SettingError
-from clipline.lr_schedules import check_schedule, lr_factor, schedule_text
+from clipline.lr_schedules import check_schedule, lr_factor, schedule_text, tabulated
 
 ROUNDS = 40
 
@@ -73,3 +75,41 @@ def test_a_function_gives_the_factor_and_is_recorded_by_what_it_gives():
     for bad in (-1.0, float("nan"), "half", None):
         with pytest.raises(SettingError, match=r"in round 3 but must give a finite number at least 0"):
             lr_factor(lambda t, bad=bad: bad, 3, ROUNDS)
+
+
+def test_a_table_asks_once_a_round_in_order_and_gives_the_same_ever_after():
+    asked = []
+
+    def halves(t):
+        asked.append(t)
+        return 0.5 ** len(asked)  # depends on the calls, not on the round
+
+    table = tabulated(halves, 4)
+    again = [[lr_factor(table, t, 4) for t in (3, 0, 2, 1)] for _ in range(2)]
+    assert again == [[0.0625, 0.5, 0.125, 0.25]] * 2
+    assert asked == [0, 1, 2, 3]
+    assert tabulated(table, 4) is table
+    assert schedule_text(table, 4) == schedule_text(lambda t: 0.5 ** (t + 1), 4)
+    assert pickle.loads(pickle.dumps(table))(2) == 0.125
+    assert (tabulated("cosine", 4), tabulated(None, 4)) == ("cosine", None)
+    with pytest.raises(SettingError, match="round 4 must be below 4, the rounds that lr_schedule was tabulated for"):
+        tabulated(table, 5)
+
+
+def fails(t):
+    return 1.0 if t < 2 else 1 / 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (torch.optim.lr_scheduler.CosineAnnealingLR, r"CosineAnnealingLR must .* in round 0 \(TypeError.*a function"),
+        (fails, r"lr_schedule=fails must give .* failed in round 2 \(ZeroDivisionError"),
+        (lambda t: [1.0, 1.0, -2.0][t], "gave -2.0 in round 2 but"),
+        (lambda t: torch.ones(2), "gave Tensor in round 0 but"),
+        (lambda t: 10**400, "in round 0 but"),
+    ],
+)
+def test_a_function_that_does_not_give_a_factor_is_refused_with_the_round(schedule, words):
+    with pytest.raises(SettingError, match=words):
+        tabulated(schedule, 3)

@@ -1,6 +1,7 @@
 """Learning rates over the rounds: a factor for every round, from a short text or from a function.
 
-A schedule is public: it depends on the round alone, and neither on data nor on what was released.
+A schedule is public: it depends on the round alone, and neither on data nor on what was released. A function that
+remembers its calls would break this if it were asked as often as users train: its factors are tabulated once, before.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from array import array
 from collections.abc import Callable
 
 from .errors import SettingError, nearest, refuse
@@ -50,7 +52,7 @@ def lr_factor(schedule: LrSchedule | None, round_index: int, rounds: int) -> flo
     if schedule is None:
         return 1.0
     if not isinstance(schedule, str):
-        return _checked(schedule(round_index), round_index)
+        return _asked(schedule, round_index)
     factor = 1.0
     for part in schedule.split(","):
         kind, *given = part.strip().split(":")
@@ -67,6 +69,40 @@ def lr_factor(schedule: LrSchedule | None, round_index: int, rounds: int) -> flo
     return factor
 
 
+class FactorTable:
+    """The factors of a function, asked once for each of `rounds` in order and only read afterwards.
+
+    Refused with the round, where the function fails or does not give a finite number at least 0.
+    """
+
+    def __init__(self, schedule: Callable[[int], float], rounds: int) -> None:
+        self._factors = array("d", (_asked(schedule, t) for t in range(rounds)))
+
+    def __len__(self) -> int:
+        return len(self._factors)
+
+    def __call__(self, round_index: int) -> float:
+        """The factor of this round; a round beyond the table is refused."""
+        if not 0 <= round_index < len(self):
+            raise SettingError(
+                f"round {round_index} must be below {len(self)}, the rounds that lr_schedule was tabulated for: give "
+                "the function itself, not that of another training"
+            )
+        return self._factors[round_index]
+
+    def __repr__(self) -> str:
+        return f"FactorTable({len(self)} rounds)"
+
+
+def tabulated(schedule: LrSchedule | None, rounds: int) -> LrSchedule | None:
+    """The schedule as something that gives the same factor however often it is asked: a text is so already."""
+    if schedule is None or isinstance(schedule, str):
+        return schedule
+    if isinstance(schedule, FactorTable) and len(schedule) == rounds:
+        return schedule
+    return FactorTable(schedule, rounds)
+
+
 def schedule_text(schedule: LrSchedule | None, rounds: int) -> str | None:
     """A schedule as it is recorded: a text as it is; of a function its first and last factor and a checksum of all.
 
@@ -80,11 +116,26 @@ def schedule_text(schedule: LrSchedule | None, rounds: int) -> str | None:
     return f"a function, {factors[0]:.6g} in the first round, {factors[-1]:.6g} in the last, checksum {checksum}"
 
 
-def _checked(factor: object, round_index: int) -> float:
-    number = float(factor) if isinstance(factor, int | float) or hasattr(factor, "__float__") else math.nan
-    if not 0 <= number < math.inf:
+def _asked(schedule: Callable[[int], float], round_index: int) -> float:
+    """The factor that a function gives for this round, checked. A class such as torch's schedulers is refused."""
+    if isinstance(schedule, FactorTable):
+        return schedule(round_index)
+    try:
+        factor = schedule(round_index)
+    except Exception as error:
+        named = getattr(schedule, "__name__", type(schedule).__name__)
         raise SettingError(
-            f"lr_schedule gave {factor!r} in round {round_index} but must give a finite number at least 0: return the "
+            f"lr_schedule={named} must give a factor for every round and failed in round {round_index} "
+            f"({type(error).__name__}: {error}): {WAY_OUT}"
+        ) from error
+    try:
+        number = float(factor) if hasattr(factor, "__float__") else math.nan
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # an array of several numbers, say
+        number = math.nan
+    if not 0 <= number < math.inf:
+        shown = repr(factor) if isinstance(factor, float | int | str) or factor is None else type(factor).__name__
+        raise SettingError(
+            f"lr_schedule gave {shown} in round {round_index} but must give a finite number at least 0: return the "
             "factor by which the rate is multiplied"
         )
     return number

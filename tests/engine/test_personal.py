@@ -150,7 +150,7 @@ def test_a_resumed_run_ends_as_the_whole_one_and_what_is_saved_has_no_users_para
     def made(**changes):
         return training(people(4.0, -2.0, 1.0), rounds=6, cohort_size=2, noise_multiplier=0.5, **changes)
 
-    whole = made()
+    whole, kept = made(), []
     expected = whole.run([RunDirectory(tmp_path / "whole")])
     with pytest.raises(Stop):
         made().run([RunDirectory(tmp_path / "r", checkpoint_every=2), stop_after(5)])
@@ -159,11 +159,15 @@ def test_a_resumed_run_ends_as_the_whole_one_and_what_is_saved_has_no_users_para
     assert 'personal = ["own.*"]' in (tmp_path / "r" / "settings.toml").read_text()
     with pytest.raises(RunError, match="personal"):
         made(personal=["shared"]).resume(tmp_path / "r")
+    cut = tmp_path / "r" / "checkpoint.safetensors.partial"  # what a write that was killed leaves
+    cut.write_bytes((tmp_path / "r" / "checkpoint.safetensors").read_bytes())
     resumed = made(model=Two(own=9.0))  # other values of personal parameters: those of the first start count
-    again = resumed.resume(tmp_path / "r")
+    again = resumed.resume(tmp_path / "r", [Observer(lambda report, state: kept.append(cut.exists()))])
     assert torch.equal(again.state.params, expected.state.params)
     assert rows_of(resumed) == rows_of(whole)
-    assert not (tmp_path / "r" / "checkpoint.safetensors").exists()
+    assert kept
+    assert not any(kept)
+    assert not [left for left in (tmp_path / "r").iterdir() if "checkpoint" in left.name]
     expected.save(tmp_path / "saved")
     for folder in ("whole", "saved"):
         assert load_file(tmp_path / folder / "model.safetensors")["own.shift"].item() == 0.0

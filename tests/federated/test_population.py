@@ -229,6 +229,10 @@ def test_a_share_or_number_out_of_range_is_refused(test):
 def test_an_empty_half_is_refused_with_a_way_out():
     with pytest.raises(PopulationError, match="test=1e-09 of 400 users leaves nobody to test on: give a whole number"):
         people(NAMES["text"]).split(test=1e-9)
+    half, _ = people(NAMES["text"]).split(test=0.2, seed=5)
+    with pytest.raises(PopulationError, match="or another seed than 5 if these users are half of a split by it"):
+        half.split(test=0.1, seed=5)
+    assert len(half.split(test=0.1, seed=6)[1]) > 0
     with pytest.raises(PopulationError, match=r"test=0\.999999999 of 400 users leaves nobody to train on"):
         people(NAMES["text"]).split(test=1 - 1e-9)
     with pytest.raises(PopulationError, match="population has 1 user but a split needs at least 2"):

@@ -110,3 +110,14 @@ def test_a_schedule_scales_each_rounds_step_and_nothing_else(kind):
     assert scheduled(kind(0.5), rounds=4) == kind(0.5)  # nothing is wrapped without need
     stopped, _ = run(scheduled(kind(0.5, lr_schedule=lambda t: 0.0), rounds=4), means)
     assert stopped.tolist() == pytest.approx([0.0, 1.0], abs=1e-300)
+
+
+@pytest.mark.parametrize("kind", [ServerSGD, ServerAdam, ServerYogi])
+def test_a_function_is_asked_once_a_round_and_before_the_first(kind):
+    asked = []
+    optimiser = scheduled(kind(0.5, lr_schedule=lambda t: asked.append(t) or 1.0), rounds=3)
+    first, second = (run(optimiser, [[1.0, 2.0]] * 3)[0] for _ in range(2))
+    assert asked == [0, 1, 2]
+    assert torch.equal(first, second)
+    with pytest.raises(SettingError, match=r"lr_schedule gave 1e\+300 in round 1, a rate above 1e\+30"):
+        scheduled(kind(0.5, lr_schedule=lambda t: 1e300 if t == 1 else 1.0), rounds=3)

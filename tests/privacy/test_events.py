@@ -18,6 +18,7 @@ EVENTS = [
     GaussianEvent(FixedSizeSampling(100, 3400), 0.513),
     GaussianEvent(TruncatedPoissonSampling(0.1, 3400, 400), 0.7),
     GaussianEvent(NoSampling(), 20.0, Statistic("vocabulary of city", "0f", 1e-8, True)),
+    GaussianEvent(NoSampling(), 20.0, Statistic("vocabulary of city", "0f", 1e-8, True, example_level=True)),
 ]
 
 

@@ -16,6 +16,7 @@ from clipline import (
     Relation,
     ScheduledClip,
     ServerAdam,
+    ServerSGD,
     SettingError,
 )
 from clipline.errors import ModuleError
@@ -243,6 +244,29 @@ def test_bad_settings_are_refused_before_any_work(changes, words):
 def test_a_model_that_cannot_be_trained_is_refused_when_the_training_is_made(model, words):
     with pytest.raises(ModuleError, match=words):
         training(model=model)
+
+
+@pytest.mark.parametrize("engine", ["one-by-one", "stacked"])
+def test_a_schedule_that_remembers_its_calls_is_asked_once_a_round_whoever_trains(engine):
+    def run(schedules, users):
+        local, server = (schedule() for schedule in schedules)
+        options = {"local": LocalSGD(0.1, lr_schedule=local), "server": ServerSGD(1.0, lr_schedule=server)}
+        settings = {"rounds": 2, "cohort_size": users, "sampling": "fixed", "workers": 1}
+        return training(small_population(users), engine=engine, **settings, **options).run().state.params
+
+    def counting():
+        calls = []
+        return lambda t: calls.append(t) or 0.5 ** len(calls)
+
+    for users in (64, 65):  # one block of users, and two
+        assert torch.equal(run([counting] * 2, users), run([lambda: lambda t: 0.5 ** (t + 1)] * 2, users))
+
+
+def test_a_schedule_that_fails_is_refused_when_the_training_is_made():
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR
+    for changes in ({"local": LocalSGD(0.1, lr_schedule=scheduler)}, {"server": ServerSGD(1.0, lr_schedule=scheduler)}):
+        with pytest.raises(SettingError, match="lr_schedule=CosineAnnealingLR must give a factor for every round"):
+            training(**changes)
 
 
 def test_local_epochs_move_the_model_further():

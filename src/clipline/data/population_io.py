@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -249,7 +250,8 @@ def users_to_test(population: Population, test: float | int, seed: int) -> NDArr
     if chosen.all() or not chosen.any():
         half = "train" if chosen.all() else "test"
         raise PopulationError(
-            f"test={test} of {users} users leaves nobody to {half} on: give a whole number, such as test=1"
+            f"test={test} of {users} users leaves nobody to {half} on: give a whole number, such as test=1; or another "
+            f"seed than {seed} if these users are half of a split by it, which has taken all with such hashes"
         )
     return chosen
 
@@ -270,7 +272,7 @@ def scaled_population(population: Population, scale: Mapping[str, Any], charge: 
             out[start : start + step] = checked.scaled(name, field[start : start + step])
         fields[name] = out
     charges = population.charges if charge is None else (*population.charges, charge)
-    return Population(population.offsets, fields, population.user_ids, checked.entries(), charges)
+    return replace(population, fields=fields, column_options=checked.entries(), charges=charges)
 
 
 def users_at(population: Population, users: ArrayLike) -> NDArray[np.bool_]:

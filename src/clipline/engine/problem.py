@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..errors import ModuleError, check_choice
 from ..federated.backend import PersonalRows
 from ..federated.local_sgd import Batch, LocalTraining, Loss, OnError, Reference, takes_reference
 from ..federated.population import Population
+from ..lr_schedules import tabulated
 from ..streams import Streams
 from .batches import Examples
 from .fast_parts import FastParts
@@ -72,6 +73,8 @@ class Problem:
         self.fast = FastParts() if fast is None else fast
         self.model = WorkingModel(model, device, personal)
         self.loss = loss
+        # Asked while users train, a function that counts its calls would make one user's rate depend on others.
+        local = replace(local, lr_schedule=tabulated(local.lr_schedule, rounds))
         self.local, self.rounds = local, rounds
         schedule = None if local.lr_schedule is None else partial(local.rate, rounds=rounds)
         self.runs: Sequence[LocalRun] = (LocalRun(streams, local.lr, schedule),)

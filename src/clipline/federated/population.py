@@ -221,7 +221,8 @@ class Population:
         A fraction `test` sends each user to the test half with this chance, by a hash of the seed and the user's own
         id: users who are added, removed or reordered move nobody else. So the number of test users is near
         `test * len(self)`, not equal to it: 100 of 1000, give or take 10. A whole number `test` takes exactly so many,
-        those with the lowest hashes; then one user more or less can move one other.
+        those with the lowest hashes; then one user more or less can move one other. To split a half again, give another
+        `seed`: by the same one, those with low hashes are gone already.
 
         Users without ids are told apart by their place in this population, which becomes their id in the halves; who
         is removed then moves those who come after. A half without users is refused. Rows are copied; those of large

@@ -10,12 +10,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..errors import check_number
-from ..lr_schedules import LrSchedule, lr_factor
+from ..errors import SettingError, check_number
+from ..lr_schedules import FactorTable, LrSchedule, lr_factor, tabulated
 from ..settings import check, check_declared, declared
 from .mechanism import Release
 
 ServerState = Mapping[str, Tensor]
+_HIGHEST_RATE = 1e30  # that of the setting server_lr
 
 
 class ServerOptimiser(Protocol):
@@ -127,8 +128,17 @@ class ScheduledServer:
 
 
 def scheduled(optimiser: ServerOptimiser, rounds: int) -> ServerOptimiser:
-    """The optimiser over so many rounds: itself, if it has no schedule."""
+    """The optimiser over so many rounds: itself, if it has no schedule. A function is asked here, and never again."""
     if isinstance(optimiser, ServerSGD | ServerAdam | ServerYogi) and optimiser.lr_schedule is not None:
+        schedule = tabulated(optimiser.lr_schedule, rounds)
+        if isinstance(schedule, FactorTable):  # a rate that is no setting would end the run at this round
+            highest = max(range(rounds), key=schedule)
+            if optimiser.lr * schedule(highest) > _HIGHEST_RATE:
+                raise SettingError(
+                    f"lr_schedule gave {schedule(highest)!r} in round {highest}, a rate above {_HIGHEST_RATE:g}: "
+                    "return the factor by which the rate is multiplied"
+                )
+        optimiser = replace(optimiser, lr_schedule=schedule)
         return ScheduledServer(optimiser, rounds)
     return optimiser
 

@@ -116,12 +116,14 @@ class Statistic:
 
     `identity` says which release it was, so that a ledger holds it once. `threshold_delta` is the chance, at most, that
     a key shows which one user alone has; it is taken off the delta. `from_seed` is whether its noise came from a seed.
+    `example_level`: whom it protects is one example, as in `Population.one_each`, and not a user.
     """
 
     name: str
     identity: str
     threshold_delta: float = 0.0
     from_seed: bool = False
+    example_level: bool = False
 
     def __post_init__(self) -> None:
         for name in ("name", "identity"):
@@ -134,6 +136,8 @@ class Statistic:
         object.__setattr__(self, "threshold_delta", checked)
         if not isinstance(self.from_seed, bool):
             raise refuse("from_seed", self.from_seed, "true or false", "say where the noise came from")
+        if not isinstance(self.example_level, bool):
+            raise refuse("example_level", self.example_level, "true or false", "say whom it protects")
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ class GaussianEvent:
             "sampling": self.sampling.name,
             **asdict(self.sampling),
             "noise_multiplier": self.noise_multiplier,
-            **({} if self.statistic is None else {"statistic": asdict(self.statistic)}),
+            **({} if self.statistic is None else {"statistic": _statistic_entries(self.statistic)}),
         }
 
     @classmethod
@@ -194,6 +198,11 @@ class GaussianEvent:
         values: dict[str, Any] = dict(entries)
         statistic = _statistic_from(values["statistic"]) if "statistic" in values else None
         return cls(kind(**{name: values[name] for name in settings}), values["noise_multiplier"], statistic)
+
+
+def _statistic_entries(statistic: Statistic) -> dict[str, Any]:
+    entries = asdict(statistic)
+    return entries if statistic.example_level else {name: entries[name] for name in entries if name != "example_level"}
 
 
 def _statistic_from(entries: object) -> Statistic:

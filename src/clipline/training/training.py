@@ -27,7 +27,8 @@ from ..federated.mechanism import GaussianMechanism
 from ..federated.population import Population
 from ..federated.round import Algorithm, TrainState
 from ..federated.sampling import relation_for, sampler_named
-from ..federated.server_optimisers import ServerOptimiser, ServerSGD, scheduled
+from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi, scheduled
+from ..lr_schedules import tabulated
 from ..privacy.accountant import account
 from ..privacy.calibration import noise_multiplier_for, rounds_within
 from ..privacy.delta import default_delta, warn_of_delta
@@ -100,6 +101,9 @@ class Training:
         compute = compute.resolved(sum(p.numel() for p in model.parameters() if p.requires_grad), cohort_size)
         check("rounds", rounds)
         self.rounds = rounds
+        local = replace(local, lr_schedule=tabulated(local.lr_schedule, rounds))  # a function is asked here only
+        if isinstance(server, ServerSGD | ServerAdam | ServerYogi):
+            server = replace(server, lr_schedule=tabulated(server.lr_schedule, rounds))
         noise_source = privacy.noise_source or ("system" if seed is None else "seed")
         privacy = replace(privacy, noise_source=noise_source)
         streams = _streams(seed, noise_source, shared=compute.workers == "torchrun")
@@ -119,6 +123,7 @@ class Training:
         single = hasattr(preprocessing, "event") or not isinstance(preprocessing, Iterable)  # the latter is refused
         named: list[Any] = [getattr(one, "event", one) for one in ([preprocessing] if single else preprocessing)]
         self.preprocessing = Ledger().with_statistics([*population.charges, *named])  # before the first round
+        _check_units(self.preprocessing, population)
         if privacy.noise_multiplier is not None:
             self.noise_multiplier = privacy.noise_multiplier
         else:
@@ -268,6 +273,21 @@ class Training:
 def _guarantee(ledger: Ledger, delta: float, relation: Relation, from_seed: bool, example_level: bool) -> Guarantee:
     found = account(ledger, delta=delta, relation=relation)
     return replace(found, from_seed=from_seed or found.from_seed, example_level=example_level)
+
+
+def _check_units(statistics: Ledger, population: Population) -> None:
+    """Refuse a statistic of another unit of privacy: one example counts for 1 in it, where a user may have many.
+
+    The other way round is no better: one example changes its user's vector, by up to 2.
+    """
+    for event in statistics.events:
+        assert event.statistic is not None, "no rounds yet"
+        if event.statistic.example_level != population.example_level:
+            made, here = ("example", "user") if event.statistic.example_level else ("user", "example")
+            raise refuse(
+                "preprocessing", event.statistic.name, f"{here}-level, as this training is, and it is {made}-level",
+                "release it again from the population that is trained on (a vocabulary of one_each: user_ids=None)",
+            )  # fmt: skip
 
 
 def _streams(seed: int | None, noise_source: NoiseSource, *, shared: bool) -> Streams:

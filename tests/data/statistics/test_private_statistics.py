@@ -1,7 +1,9 @@
 """What is read from noisy sums, what it costs, and that a training counts it."""
 
+import copy
 import json
 import math
+import pickle
 
 import numpy as np
 import pyarrow as pa
@@ -230,6 +232,8 @@ def test_budgets_that_statistics_have_spent_are_refused():
         (lambda s: s.vocabulary([1], ["a"], noise_multiplier=1, threshold_delta=0), "threshold_delta=0 must be"),
         (lambda s: s.vocabulary([1], ["a"], noise_multiplier=1, candidates=[]), "candidates='a list' must be"),
         (lambda s: s.vocabulary([1], [4711.25], noise_multiplier=1), "values hold float but keys are text"),
+        (lambda s: s.vocabulary([1], [[["4711"]]], noise_multiplier=1, candidates=["a"]), "values hold list but keys"),
+        (lambda s: s.vocabulary([1], [[("4711", [])]], noise_multiplier=1, candidates=["a"]), "values hold tuple but"),
     ],
 )  # fmt: skip
 def test_what_is_out_of_range_is_refused_and_not_charged(ask, words):
@@ -238,3 +242,77 @@ def test_what_is_out_of_range_is_refused_and_not_charged(ask, words):
         ask(statistics)
     assert "4711" not in str(error.value)
     assert len(statistics) == 0
+
+
+def test_gaps_of_pandas_are_left_out_of_a_vocabulary():
+    pandas = pytest.importorskip("pandas")
+    column = pandas.Series(["a", pandas.NA, "b"] * 40, dtype="string")
+    words = cl.PrivateStatistics(seed=1).vocabulary(range(120), column, noise_multiplier=0.1)
+    assert sorted(words) == ["a", "b"]
+
+
+def test_parts_of_a_statistic_carry_its_charge():
+    statistics = cl.PrivateStatistics(seed=1)
+    town = np.array(["Bern", "Rome", "Oslo"])[OWNERS % 3]
+    towns = statistics.vocabulary(OWNERS, town, noise_multiplier=2.0)
+    first = towns[:2]
+    assert (len(first), first.event, first.users) == (2, towns.event, towns.users[:2])
+    made = cl.Population.from_arrays(OWNERS, town=town, categories={"town": first})
+    assert made.charges == (towns.event,)
+    for released in (
+        statistics.moments(PEOPLE, {"age": (0, 100)}, noise_multiplier=4.0),
+        statistics.ranges(PEOPLE, {"age": (0, 100)}, noise_multiplier=4.0),
+    ):
+        whole = cl.Population.from_arrays(OWNERS, age=AGE, scale=released)
+        for part in ({"age": released["age"]}, dict(released), copy.deepcopy(dict(released))):
+            scaled = cl.Population.from_arrays(OWNERS, age=AGE, scale=part)
+            assert scaled.charges == (released.event,)
+            np.testing.assert_array_equal(scaled.fields["age"], whole.fields["age"])
+        assert pickle.loads(pickle.dumps(released["age"])).event == released.event
+
+
+def test_a_statistic_of_examples_is_for_no_training_of_users_nor_the_other_way_round(tmp_path):
+    options = {"privacy": cl.Privacy(noise_multiplier=1.0, delta=1e-5)}
+    ones, statistics = cl.Population.one_each(v=V, y=(AGE > 40).astype(np.int64)), cl.PrivateStatistics(seed=1)
+    moments = statistics.moments(ones, {"v": (-10, 10)}, noise_multiplier=4.0)
+    scaled = cl.Population.open(moments.apply(ones).save(tmp_path / "store"))
+    assert scaled.example_level
+    words = statistics.vocabulary(None, OWNERS % 3, noise_multiplier=4.0)
+    assert "one example" in str(make(scaled, preprocessing=words, **options).planned)
+    assert statistics.guarantee(delta=1e-5).example_level
+    for wrong in (statistics, words):
+        with pytest.raises(SettingError, match="must be user-level, as this training is, and it is example-level"):
+            make(PEOPLE, preprocessing=wrong, **options)
+    with pytest.raises(SettingError, match="must be user-level"):
+        make(cl.Population.from_arrays(OWNERS, v=V, y=AGE > 40, scale=moments), **options)
+    statistics.vocabulary(OWNERS, OWNERS % 3, noise_multiplier=4.0)
+    with pytest.raises(SettingError, match="must be example-level, as this training is, and it is user-level"):
+        make(ones, preprocessing=statistics, **options)
+    with pytest.raises(SettingError, match="all of one unit of privacy"):
+        statistics.guarantee(delta=1e-5)
+
+
+def test_with_one_seed_another_question_is_another_release_with_other_noise():
+    def released(ask):
+        return ask(cl.PrivateStatistics(seed=7)).event
+
+    asks = [
+        lambda s: s.moments(PEOPLE, {"age": (0, 1000000)}, noise_multiplier=2.0),
+        lambda s: s.moments(PEOPLE, {"age": (0, 1000001)}, noise_multiplier=2.0),  # the same in six digits
+        lambda s: s.ranges(PEOPLE, AGES, noise_multiplier=2.0, bins=8),
+        lambda s: s.ranges(PEOPLE, AGES, noise_multiplier=2.0, bins=64),
+        lambda s: s.ranges(PEOPLE, AGES, noise_multiplier=2.0, bins=64, quantiles=(0.1, 0.9)),
+        *(
+            lambda s, options=options: s.vocabulary(OWNERS, OWNERS % 3, noise_multiplier=2.0, **options)
+            for options in ({}, {"name": "job"}, {"most_per_user": 2}, {"size": 2}, {"candidates": [0, 1]},
+                            {"candidates": [0, 2]}, {"threshold_delta": 1.00000001e-8})
+        ),
+    ]  # fmt: skip
+    events = [released(ask) for ask in asks]
+    assert len({event.statistic.identity for event in events}) == len(asks)
+    assert [released(ask) for ask in asks] == events
+    one, other = (
+        cl.PrivateStatistics(seed=7).vocabulary(OWNERS, OWNERS % 3, noise_multiplier=2.0, name=name).users
+        for name in ("town", "job")
+    )
+    assert set(one).isdisjoint(other)

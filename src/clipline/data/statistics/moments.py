@@ -19,8 +19,24 @@ Range = tuple[float, float]
 _LEAST_STDDEV = 1e-3  # of half a range: below, dividing would blow noise up
 
 
+class ChargedPair(tuple[NDArray[np.float64], NDArray[np.float64]]):
+    """(subtract, divide) of one field with the event that released it: the charge goes wherever the pair does."""
+
+    event: GaussianEvent
+
+    def __new__(cls, subtract: NDArray[np.float64], divide: NDArray[np.float64], event: GaussianEvent) -> ChargedPair:
+        """A pair of this event."""
+        pair = super().__new__(cls, (subtract, divide))
+        pair.event = event
+        return pair
+
+    def __getnewargs__(self) -> tuple[NDArray[np.float64], NDArray[np.float64], GaussianEvent]:
+        """For copies and pickles."""
+        return (*self, self.event)
+
+
 @dataclass(frozen=True, eq=False)
-class Moments(Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]):
+class Moments(Mapping[str, ChargedPair]):
     """Private means and standard deviations by field, as scale: `scale=moments` or `moments.apply(population)`.
 
     `mean[name]` and `stddev[name]` have the shape of a row. `noise_stddev[name]` is that of the noise on the mean, in
@@ -33,8 +49,8 @@ class Moments(Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]):
     users: float  # noisy number of users with an example
     noise_stddev: Mapping[str, float] = field(repr=False)
 
-    def __getitem__(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return self.mean[name], self.stddev[name]
+    def __getitem__(self, name: str) -> ChargedPair:
+        return ChargedPair(self.mean[name], self.stddev[name], self.event)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.mean)

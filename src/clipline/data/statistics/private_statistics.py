@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,10 @@ class PrivateStatistics:
     Pass it on as `Training(..., preprocessing=statistics)`: noise, budget and guarantee then count everything that it
     has released. A population that was scaled by a statistic, or whose categories are a vocabulary, carries the charge
     itself. Noise comes from the operating system; with a `seed` it can be drawn again, and whoever knows the seed can
-    subtract it, as the guarantee says. Never use one seed on different data.
+    subtract it, as the guarantee says. Never use one seed on different data: equal questions, of the same
+    fields or `name` and with the same numbers, then get equal noise and are charged once.
+
+    Statistics of a `one_each` population protect one example, and a training of users refuses them; so the other way.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -62,7 +66,14 @@ class PrivateStatistics:
 
     def guarantee(self, *, delta: float, relation: Relation | str = Relation.ADD_OR_REMOVE) -> Guarantee:
         """What everything released so far costs, without any training."""
-        return account(Ledger().with_statistics(self), delta=delta, relation=Relation.named(relation))
+        units = {event.statistic.example_level for event in self._begun if event.statistic is not None}
+        if len(units) > 1:
+            raise refuse(
+                "statistics", "of examples and of users", "all of one unit of privacy",
+                "use one PrivateStatistics for one_each populations and another for those of users",
+            )  # fmt: skip
+        found = account(Ledger().with_statistics(self), delta=delta, relation=Relation.named(relation))
+        return replace(found, example_level=units == {True})
 
     def moments(self, population: Population, ranges: Mapping[str, Range], *, noise_multiplier: float) -> Moments:
         """Means and standard deviations of fields, together in one event: `moments(people, {"age": (0, 120)}, ...)`.
@@ -73,7 +84,8 @@ class PrivateStatistics:
         """
         checked = checked_ranges(population, ranges)
         dim = 1 + 2 * sum(widths(population, checked).values())
-        event, rng = self._charge(f"mean and standard deviation of {_named(checked)}", noise_multiplier, dim)
+        name, declared = f"mean and standard deviation of {_named(checked)}", (checked, widths(population, checked))
+        event, rng = self._charge(name, declared, noise_multiplier, dim, example_level=population.example_level)
         noisy, _ = noisy_sum(moment_vectors(population, checked), dim, event.noise_multiplier, rng)
         return moments_from(noisy, event, population, checked)
 
@@ -91,13 +103,14 @@ class PrivateStatistics:
         The declared range is cut into equal bins, and the answer lies on their edges; values beyond count as its ends.
         """
         checked = checked_ranges(population, ranges)
-        check_whole("bins", bins, at_least=2, at_most=1 << 16, way_out="64 is a usual choice")
+        bins = check_whole("bins", bins, at_least=2, at_most=1 << 16, way_out="64 is a usual choice")
         if not isinstance(quantiles, tuple | list) or len(quantiles) != 2:
             raise refuse("quantiles", quantiles, "(lower, upper)", "give (0.01, 0.99)")
         lower = check_number("quantiles[0]", quantiles[0], at_least=0, below=1, way_out="give (0.01, 0.99)")
         upper = check_number("quantiles[1]", quantiles[1], above=lower, at_most=1, way_out="give (0.01, 0.99)")
         dim = bins * sum(widths(population, checked).values())
-        event, rng = self._charge(f"ranges of {_named(checked)}", noise_multiplier, dim)
+        name, declared = f"ranges of {_named(checked)}", (checked, widths(population, checked), bins, lower, upper)
+        event, rng = self._charge(name, declared, noise_multiplier, dim, example_level=population.example_level)
         noisy, _ = noisy_sum(histogram_vectors(population, checked, bins), dim, event.noise_multiplier, rng)
         return ranges_from(noisy, event, population, checked, bins, (lower, upper))
 
@@ -120,18 +133,20 @@ class PrivateStatistics:
         deviations of the noise or above are given. Otherwise keys come from the data, and one is shown only above a
         threshold so high that a key of a single user shows with a chance of `threshold_delta` at most, for all of the
         user's keys together; this is taken off the delta of the guarantee. `size` keeps the most frequent; `name` is
-        for the guarantee.
+        for the guarantee. `user_ids=None` counts every row as a user of its own, for a training on `one_each`.
         """
         way_out = "8 is a usual choice; more show rarer keys, with more noise on each"
         most = check_whole("most_per_user", most_per_user, at_least=1, at_most=1 << 16, way_out=way_out)
         if size is not None:
-            check_whole("size", size, at_least=1, way_out="give how many keys to keep, or leave it out")
+            size = check_whole("size", size, at_least=1, way_out="give how many keys to keep, or leave it out")
         declared = None if candidates is None else checked_candidates(candidates)
         delta = 0.0 if declared is not None else checked_delta(threshold_delta)
         chosen = keys_by_user(user_ids, values, most, declared)
         keys = declared if declared is not None else tuple(sorted({key for mine in chosen for key in mine}))
         what = f"vocabulary of {name}" + (f", threshold delta {delta:g}" if delta else "")
-        event, rng = self._charge(what, noise_multiplier, len(keys), delta)
+        # The number of keys is not among what is declared: without candidates it is read from the data.
+        told = (most, declared, delta, size)
+        event, rng = self._charge(what, told, noise_multiplier, len(keys), delta, example_level=user_ids is None)
         z = event.noise_multiplier
         threshold = threshold_for(most, z, delta) if delta else 3 * z
         places = {key: place for place, key in enumerate(keys)}
@@ -139,9 +154,20 @@ class PrivateStatistics:
         return shown(event, keys, noisy, most, threshold, size)
 
     def _charge(
-        self, name: str, noise_multiplier: float, entries: int, threshold_delta: float = 0.0
+        self,
+        name: str,
+        declared: tuple[object, ...],
+        noise_multiplier: float,
+        entries: int,
+        threshold_delta: float = 0.0,
+        *,
+        example_level: bool,
     ) -> tuple[GaussianEvent, np.random.Generator]:
-        """Put one release on record, before anything of it is computed: its event, and the generator of its noise."""
+        """Put one release on record, before anything of it is computed: its event, and the generator of its noise.
+
+        With a seed, all that the caller `declared` decides which release it is and which noise it gets: another
+        question is another release. Nothing of it may come from the data.
+        """
         way_out = "20 is a usual choice for thousands of users: more noise costs less epsilon"
         z = check_number("noise_multiplier", noise_multiplier, above=0, at_most=1e9, way_out=way_out)
         if entries > _MOST_ENTRIES:
@@ -149,9 +175,9 @@ class PrivateStatistics:
         from_seed = self._streams.noise_source == "seed"
         identity = secrets.token_hex(8)
         if from_seed:
-            told = f"{self._streams.seed}/{len(self._begun)}/{name}/{z!r}"
+            told = f"{self._streams.seed}/{len(self._begun)}/{name}/{z!r}/{declared!r}/{example_level}"
             identity = hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        statistic = Statistic(name, identity, threshold_delta, from_seed)
+        statistic = Statistic(name, identity, threshold_delta, from_seed, example_level)
         event = GaussianEvent(NoSampling(), z, statistic)
         self._begun.append(event)
         return event, self._streams.statistic(identity)

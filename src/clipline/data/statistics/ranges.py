@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from ...federated.population import Population
 from ...privacy.events import GaussianEvent
 from ..population_io import scaled_population
-from .moments import Range, widths
+from .moments import ChargedPair, Range, widths
 from .noisy_sum import Vectors, dense, user_blocks
 
 
 @dataclass(frozen=True, eq=False)
-class Ranges(Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]):
+class Ranges(Mapping[str, ChargedPair]):
     """Private ranges by field, as scale: the lower end becomes 0 and the upper one 1.
 
     `low[name]` and `high[name]` have the shape of a row and lie on the edges of the bins.
@@ -27,8 +27,8 @@ class Ranges(Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]):
     low: Mapping[str, NDArray[np.float64]]
     high: Mapping[str, NDArray[np.float64]]
 
-    def __getitem__(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return self.low[name], self.high[name] - self.low[name]
+    def __getitem__(self, name: str) -> ChargedPair:
+        return ChargedPair(self.low[name], self.high[name] - self.low[name], self.event)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.low)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any, overload
 
@@ -27,7 +28,8 @@ class Vocabulary(Sequence[Key]):
     """Keys that many users have, the most frequent first: give it as `categories={"city": vocabulary}`.
 
     `users[k]` is the noisy number of users with key k among the ones each may count for, `noise_stddev` that of its
-    noise, `threshold` the number at or above which a key is shown; both in users.
+    noise, `threshold` the number at or above which a key is shown; both in users. A slice is a vocabulary too, with the
+    same charge.
     """
 
     event: GaussianEvent = field(repr=False)
@@ -39,8 +41,10 @@ class Vocabulary(Sequence[Key]):
     @overload
     def __getitem__(self, place: int) -> Key: ...
     @overload
-    def __getitem__(self, place: slice) -> tuple[Key, ...]: ...
-    def __getitem__(self, place: int | slice) -> Key | tuple[Key, ...]:
+    def __getitem__(self, place: slice) -> Vocabulary: ...
+    def __getitem__(self, place: int | slice) -> Key | Vocabulary:
+        if isinstance(place, slice):
+            return replace(self, keys=self.keys[place], users=self.users[place])
         return self.keys[place]
 
     def __len__(self) -> int:
@@ -51,9 +55,10 @@ def keys_by_user(user_ids: Any, values: Any, most: int, candidates: Sequence[Key
     """The keys that each user counts for, PRIVATE: the user's most frequent ones, at most so many, ties in order.
 
     `values` has one key for each id, or a list of keys. Gaps are left out, and so is what is not among `candidates`.
+    With `user_ids=None` every row is a user of its own.
     """
-    ids = ids_array("user_ids", user_ids)
     rows = _plain_rows(values)
+    ids = np.arange(len(rows)) if user_ids is None else ids_array("user_ids", user_ids)
     if len(rows) != len(ids):
         raise PopulationError(f"values are {len(rows)} but user_ids are {len(ids)}: give as many of each")
     known = None if candidates is None else set(candidates)
@@ -61,7 +66,7 @@ def keys_by_user(user_ids: Any, values: Any, most: int, candidates: Sequence[Key
     for user, row in zip(ids.tolist(), rows, strict=True):
         mine = counts.setdefault(user, Counter())
         for key in row if isinstance(row, list | tuple) else (row,):
-            if key is None or key != key or (known is not None and key not in known):
+            if _is_gap(key) or (known is not None and not _among(key, known)):
                 continue
             mine[_checked(key)] += 1
     kinds = {type(key) for mine in counts.values() for key in mine}
@@ -133,7 +138,26 @@ def _checked(key: object) -> Key:
         return key
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         return int(key)
-    raise PopulationError(f"values hold {type(key).__name__} but keys are text or whole numbers: convert them")
+    raise _no_key(key)
+
+
+def _is_gap(key: object) -> bool:
+    """None, NaN, and the gaps of pandas, which cannot be compared."""
+    if key is None or type(key).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(key, numbers.Number) and bool(key != key)
+
+
+def _among(key: object, known: set[Key]) -> bool:
+    """Whether a key is among those that were declared. What holds lists or dicts can be no key, and is refused."""
+    try:
+        return key in known
+    except TypeError:
+        raise _no_key(key) from None
+
+
+def _no_key(key: object) -> PopulationError:
+    return PopulationError(f"values hold {type(key).__name__} but keys are text or whole numbers: convert them")
 
 
 def _plain_rows(values: Any) -> list[Any]:

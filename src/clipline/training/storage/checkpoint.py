@@ -49,9 +49,14 @@ def save_checkpoint(
         "ledger": json.dumps(runs),
         "circumstances": circumstances,
     }
-    partial = path.with_name(path.name + ".partial")
+    partial = partial_path(path)
     save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, partial, metadata)
     partial.replace(path)
+
+
+def partial_path(path: Path) -> Path:
+    """Where `save_checkpoint` writes before it renames: what a cut leaves there is as private as the file itself."""
+    return path.with_name(path.name + ".partial")
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstances: str = "") -> TrainState:

@@ -19,7 +19,7 @@ from ...privacy.ledger import Ledger, ledger_line
 from ..callbacks import Callback
 from ..curves import draw_curves, quantile_of
 from ..reports import RoundReport, round_json
-from .checkpoint import load_checkpoint, load_personal, save_checkpoint, save_model
+from .checkpoint import load_checkpoint, load_personal, partial_path, save_checkpoint, save_model
 from .circumstances import Circumstances, describe, resolved, to_toml, where_it_ran
 from .directory_lock import DirectoryLock
 from .model_card import MODEL, card_metadata, card_of
@@ -111,6 +111,7 @@ class RunDirectory(Callback):
         with ExitStack() as on_error:
             lock = on_error.enter_context(self._take_lock())
             checkpoint = self.path / CHECKPOINT
+            partial_path(checkpoint).unlink(missing_ok=True)  # of a write that was cut; it may hold personal parameters
             if not checkpoint.is_file():
                 if (self.path / MODEL).is_file():
                     raise RunError(
@@ -180,7 +181,8 @@ class RunDirectory(Callback):
             personal = self._training.personal
             save_checkpoint(self.path / CHECKPOINT, result.state, str(self._circumstances), personal)
         else:
-            (self.path / CHECKPOINT).unlink(missing_ok=True)
+            for left in (self.path / CHECKPOINT, partial_path(self.path / CHECKPOINT)):
+                left.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let other processes use the folder. Nothing is written afterwards."""
