@@ -136,6 +136,9 @@ def test_a_loss_that_asks_for_the_rounds_parameters_gets_them_and_cannot_move_th
     for trainer in trainers(weight(9.0), writes, numbers([4.0, 4.0], [1.0]), LocalSGD(0.5)):
         assert rows_of(trainer, users, params=params).flatten().tolist() == pytest.approx([1.5, 0.0])
         assert params.tolist() == [1.0]
+    # The anchor of FedProx stays at 1 too: the first step leads to 2.5, the second to 2.5 + (4 - 2.5 - (2.5 - 1)) / 2.
+    for trainer in trainers(weight(9.0), writes, numbers([4.0], [1.0]), LocalSGD(0.5, epochs=2, proximal=1.0)):
+        assert rows_of(trainer, users, params=params).flatten().tolist() == pytest.approx([1.5, 0.0])
 
 
 @pytest.mark.parametrize("local", [LocalSGD(0.1, momentum=0.9, proximal=0.5), LocalAdam(0.1, clip_norm=1.0)])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import cross_entropies, cross_entropy, flat_training, linear_model, one_by_one, small_population
+from samples import cross_entropies, cross_entropy, flat_training, linear_model, one_by_one, rows_of, small_population
 from torch import nn
 
 from clipline import Evaluate, LocalSGD
@@ -138,6 +138,7 @@ def held_bytes():
         for one in gc.get_objects()
         if type(one) in (torch.Tensor, nn.Parameter)
         and one.device.type == "cpu"
+        and one.layout == torch.strided
         and not torch._C._functorch.is_functorch_wrapped_tensor(one)  # left by other tests; it has no memory of its own
     ]
     return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
@@ -186,3 +187,83 @@ def test_a_model_that_writes_into_its_long_frozen_weights_is_refused_and_told_th
 
     with pytest.raises(ModuleError, match=r"frozen parameter 'base.weight' .*shared with the model that you gave"):
         one_by_one(Writing().double(), cross_entropies, small_population(), LocalSGD(0.1), Streams(0))
+
+
+class Beside(nn.Module):
+    """Multiplies by what `carried` finds in the frozen parameter, having left something there."""
+
+    def __init__(self, held, carried):
+        super().__init__()
+        self.held, self.carried, self.out = held, carried, nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(x) * self.carried(self.held)
+
+
+class Own(nn.Parameter):
+    pass
+
+
+def flip_signs(held):
+    held.data.neg_()
+    return held[0]
+
+
+def flip_highest_bits(held):
+    held.data[1:3] ^= torch.iinfo(torch.int64).min
+    return 1.0 if held[1] < 0 else 2.0
+
+
+def ask_for_gradient(held):
+    held.requires_grad_(not held.requires_grad)
+    return 1.0 if held.requires_grad else 2.0
+
+
+def frozen(*size, kind=nn.Parameter, dtype=torch.float64):
+    return kind(torch.ones(*size, dtype=dtype), requires_grad=False)
+
+
+CARRIERS = {
+    "signs": (lambda: frozen(10_000), flip_signs),
+    "highest bits of whole numbers": (lambda: frozen(10_000, dtype=torch.int64), flip_highest_bits),
+    "a class of one's own": (lambda: frozen(10_000, kind=Own), flip_signs),
+    "a short one of such a class": (lambda: frozen(3, kind=Own), flip_signs),
+    "requires_grad": (lambda: frozen(10_000), ask_for_gradient),
+}
+
+
+@pytest.mark.parametrize(("make", "carried"), CARRIERS.values(), ids=CARRIERS)
+def test_nothing_is_carried_in_frozen_parameters(make, carried):
+    model = Beside(make(), carried).double()
+    with pytest.raises(ModuleError, match="frozen parameter 'held' of the model changed"):
+        one_by_one(model, cross_entropies, small_population(), LocalSGD(0.1), Streams(0))
+
+
+def test_of_a_frozen_view_only_what_it_shows_is_copied_and_nothing_beside_it():
+    model = nn.Linear(6, 3)
+    large = torch.arange(20.0)
+    model.part = nn.Parameter(large[3:7], requires_grad=False)
+    model.register_buffer("row", large.view(4, 5)[1])
+    model.register_buffer("wide", large[:1].expand(4))
+    working = WorkingModel(model)
+    for name, values in (("part", [3.0, 4.0, 5.0, 6.0]), ("row", [5.0, 6.0, 7.0, 8.0, 9.0]), ("wide", [0.0] * 4)):
+        ours = getattr(working.module, name)
+        assert ours.tolist() == values
+        assert ours.untyped_storage().nbytes() == 4 * len(values)
+    assert working.shared == []
+    assert model.part.data_ptr() == large[3:].data_ptr()
+
+
+def test_a_model_with_sparse_buffers_trains_as_without():
+    class Graph(nn.Linear):
+        def forward(self, x):
+            return super().forward(torch.sparse.mm(self.edges, x.t()).t())
+
+    model = Graph(6, 3, bias=False, dtype=torch.float64)
+    nn.init.zeros_(model.weight)
+    model.register_buffer("edges", torch.eye(6, dtype=torch.float64).to_sparse())
+    model.register_buffer("codes", torch.eye(3, dtype=torch.int64).to_sparse())
+    made = [
+        one_by_one(m, cross_entropies, small_population(), LocalSGD(0.1), Streams(0)) for m in (model, linear_model())
+    ]
+    torch.testing.assert_close(*(rows_of(engine, np.array([1, 3])) for engine in made))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import ModuleError, nearest, refuse
-from .isolation.snapshots import SHORT
+from .isolation.snapshots import SHORT, has_own_memory
 from .stacked.attention import use_stackable_attention
 from .stacked.vmap_layers import replace_layers
 from .user_random import UserRandom
@@ -31,8 +31,8 @@ class WorkingModel:
     with their user: `named_shapes`, `dim` and `initial` are of the others, which are released.
 
     Frozen parameters are not copied: on the caller's device they are the caller's own memory, read and never written.
-    `shared` has those tensors, for the checks that they stay as they are. Adapters of PEFT train in float32, whatever
-    the type of the base.
+    `shared` has those tensors, for the checks that they stay as they are. Views of larger memory and sparse ones are
+    copied. Adapters of PEFT train in float32, whatever the type of the base.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu", personal: Sequence[str] = ()) -> None:
@@ -228,11 +228,17 @@ def _frozen(module: nn.Module) -> dict[str, Tensor]:
         name: tensor
         for name, tensor in _tensors(module).items()
         if (not tensor.requires_grad if isinstance(tensor, nn.Parameter) else _quantised(tensor))
+        and (type(tensor) not in (Tensor, nn.Parameter) or has_own_memory(tensor))
     }
 
 
 def _quantised(buffer: Tensor) -> bool:
-    return buffer.nbytes > SHORT and not buffer.is_floating_point() and not buffer.is_complex()
+    return (
+        buffer.layout == torch.strided
+        and buffer.nbytes > SHORT
+        and not buffer.is_floating_point()
+        and not buffer.is_complex()
+    )
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -269,6 +275,9 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
             if inner is not None:
                 part._modules[name] = uncompiled(inner)
         part._compiled_call_impl = None  # set by `module.compile()`
+    for tensor in _tensors(copied).values():
+        if type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not has_own_memory(tensor):
+            tensor.data = tensor.data.clone()  # what lies beside a view could carry state
     return copied
 
 

@@ -144,6 +144,44 @@ def frozen_parameter_moved_through_data():
     return Average()
 
 
+@zoo.add(REFUSED)
+def buffer_that_asks_for_a_gradient():
+    class Asking(Buffered):
+        def seen(self, x):
+            sign = -1.0 if self.average.requires_grad else 1.0
+            self.average.requires_grad_()
+            return sign * x
+
+    return Asking()
+
+
+@zoo.add(EITHER)
+def list_on_a_buffer():
+    class Noting(Buffered):
+        def __init__(self):
+            super().__init__()
+            self.average.noted = [0.0]
+
+        def seen(self, x):
+            self.average.noted[0] += float(x.detach().abs().sum()) if type(x) is torch.Tensor else 1.0
+            return x * self.average.noted[0]
+
+    return Noting()
+
+
+@zoo.add(ISOLATED)
+def sparse_buffer():
+    class Graph(Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("edges", torch.eye(4).to_sparse())
+
+        def seen(self, x):
+            return torch.sparse.mm(self.edges, x.t()).t()
+
+    return Graph()
+
+
 @zoo.add(EITHER)
 def spectral_norm_old():
     layer = nn.utils.spectral_norm(nn.Linear(4, 5))

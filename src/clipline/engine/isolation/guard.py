@@ -122,7 +122,8 @@ class Isolation:
                 raise IsolationError(_remembered(snapshot.label))
         for constant in self._state.constants:
             if not constant.same():
-                constant.restore()
+                for one in self._state.constants:  # another may hold a copy of the same memory
+                    one.restore()
                 raise IsolationError(_changed(constant, self._module))
 
     def after_stack(self) -> None:

@@ -194,10 +194,17 @@ class _Walk:
         self.found.restorable += [Attribute(label, owner, name) for name in names]
 
     def _visit_tensor(self, value: Tensor, label: str) -> None:
+        shared = id(value) in self._shared_ids
         if id(value) not in self._trainable_ids and id(value) not in self._key_ids:
-            self.found.constants.append(Constant(label, value, shared=id(value) in self._shared_ids))
+            self.found.constants.append(Constant(label, value, shared=shared))
         self._add_special(label, value, "__class__", "__dict__")
         self._add(Container(label, vars(value)))
+        for name, entry in list(vars(value).items()):
+            if shared and isinstance(entry, Tensor):  # what a quantised tensor is made of
+                self._shared_ids.add(id(entry))
+            self.visit(entry, f"{label}.{name}")
+        self._visit_slots(value, label)
+        self.visit(type(value), label)
         self.visit(value._backward_hooks, f"a hook on {label}")
 
     def _visit_module(self, module: nn.Module, label: str) -> None:

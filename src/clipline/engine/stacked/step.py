@@ -59,12 +59,15 @@ class StackStep:
     def complete(self, first: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All pieces of a stack whose parameters begin as `first` (1 or users, *shape).
 
-        These are the parameters, then the round's parameters once more if they are asked for, which do not move, then
-        the optimiser's state. Pieces may share memory: copy them.
+        These are the parameters, then the round's parameters once more for a loss that asks for them, and once more to
+        be pulled to, then the optimiser's state. Pieces may share memory: copy them.
         """
         pieces = dict(first)
-        if self._takes_reference or self._pulled:
-            pieces |= {f"{name} of the round": piece for name, piece in list(first.items())[: self._shared]}
+        released = list(first.items())[: self._shared]
+        if self._takes_reference:
+            pieces |= {f"{name} of the round": piece for name, piece in released}
+        if self._pulled:  # not those of the loss, which may write into them
+            pieces |= {f"{name} pulled to": piece for name, piece in released}
         if self._optimiser is not None:
             state = self._optimiser.init([piece[:1] for piece in first.values()])
             pieces |= {f"state {number}": piece for number, piece in enumerate(state)}
@@ -79,10 +82,11 @@ class StackStep:
         `random_keys` (users, layers, 2) are the keys of the model's random layers, `kept` (users, width) is false for
         padding in a batch, and `rates` is the learning rate, or one for each user.
         """
-        own, count = stack[: len(self.names)], len(self.names)
+        own, rest = stack[: len(self.names)], stack[len(self.names) :]
         leaves = [piece.detach().requires_grad_() for piece in own]
-        reference = stack[count : count + self._shared] if self._takes_reference or self._pulled else []
-        seen = dict(zip(self.names, reference, strict=False)) if self._takes_reference else {}
+        reference, rest = _split(rest, self._shared if self._takes_reference else 0)
+        anchor, state = _split(rest, self._shared if self._pulled else 0)
+        seen = dict(zip(self.names, reference, strict=False))
         losses = self._losses(dict(zip(self.names, leaves, strict=True)), random_keys, batch, kept, seen)
         # A user's loss depends on that user's parameters only: the gradient of the sum holds each user's own.
         gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
@@ -91,8 +95,7 @@ class StackStep:
         rates = rates + 0.0 * losses.detach().to(stack[0].dtype)
         working = kept.any(dim=1)
         if self._optimiser is not None:
-            state = stack[count + len(reference) :]
-            self._optimiser.step(own, gradients, state, reference, rates, working if self.per_example else None)
+            self._optimiser.step(own, gradients, state, anchor, rates, working if self.per_example else None)
             return
         for piece, gradient in zip(own, gradients, strict=True):
             if gradient is None:  # the loss does not use it
@@ -257,6 +260,10 @@ def graph_width(users: int) -> int:
     while users > grain * _FINE_WIDTHS // 2:
         grain *= 2
     return max(2, -(-users // grain) * grain)
+
+
+def _split(pieces: Sequence[Tensor], count: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    return pieces[:count], pieces[count:]
 
 
 def _select_step(field: Tensor, place: Tensor) -> Tensor:
