@@ -201,6 +201,10 @@ def test_what_cannot_be_is_refused_before_any_work(mine, tmp_path, changed, word
         (["handwriting", "--epsilon", 4, "--users", 1000, "--proxy", "proxy.npz"], ("proxy='proxy.npz'", "generates")),
         (["handwriting", "--epsilon", 4, "--users", 1000, "--proxy-users", 0], ("population_size=0",)),
         (["mine.py", "--epsilon", 4, "--users", 1000], ("proxy=None", "--proxy DATA", "--private-search")),
+        (
+            ["mine.py", "--epsilon", 4, "--users", 1000, "--proxy", "prox.npz"],
+            ("proxy='prox.npz' does not", "'proxy.npz'?"),
+        ),
         (["missing.toml", "--epsilon", 4, "--users", 1000], ("missing.toml", "does not exist")),
         (["missing.py", "--epsilon", 4, "--users", 1000, "--proxy", "proxy.npz"], ("missing.py", "there is none")),
     ],
