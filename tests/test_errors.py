@@ -1,9 +1,12 @@
 import math
+from pathlib import PurePosixPath
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
-from clipline.errors import SettingError, check_choice, check_number, check_whole, nearest
+from clipline.errors import SettingError, check_choice, check_number, check_whole, nearest, refuse
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1", None, True, 0, -1, 11])
@@ -53,3 +56,24 @@ def test_whole_numbers_of_more_than_64_bits_are_refused_without_their_digits(val
 def test_there_may_be_nothing_to_choose_or_something_other_than_text():
     assert nearest("x", []) == "there is none to choose"
     assert nearest("x", [None, b"a", 3]) == "choose among None, b'a', 3"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (pd.DataFrame({"diagnosis": ["SECRET"]}), "<DataFrame>"),
+        (np.array([7781]), "<ndarray>"),
+        (torch.tensor(7781.0), "<Tensor>"),
+        ([1, np.array([7781])], "[1, <ndarray>]"),
+        ({"a": (1, "b"), "c": [None]}, "{'a': (1, 'b'), 'c': [None]}"),
+        ((1.5,), "(1.5,)"),
+        (list(range(7781, 7802)), "<list>"),
+        ([[[7781]]], "[[<list>]]"),
+        (torch.device("cpu"), "device(type='cpu')"),
+        (torch.float32, "torch.float32"),
+        (PurePosixPath("a/b"), "PurePosixPath('a/b')"),
+        (True, "True"),
+    ],
+)
+def test_what_may_hold_data_is_shown_by_its_type_alone(value, shown):
+    assert str(refuse("clip", value, "above 0", "give 1")) == f"clip={shown} must be above 0: give 1"

@@ -9,7 +9,9 @@ import difflib
 import math
 import numbers
 from collections.abc import Iterable
+from pathlib import PurePath
 
+_MOST_SHOWN = 20  # entries of a list or dict in a message
 _WHOLE_LIMIT = 2**63  # whole numbers beyond 64 bits are no setting, and neither NumPy nor torch take them
 
 
@@ -42,8 +44,27 @@ class WorkerError(CliplineError, RuntimeError):
 
 
 def refuse(name: str, value: object, limit: str, way_out: str) -> SettingError:
-    """The error to raise for a setting outside its limit, such as `refuse("clip", -1, "above 0", "give more")`."""
-    return SettingError(f"{name}={value!r} must be {limit}: {way_out}")
+    """The error to raise for a setting outside its limit, such as `refuse("clip", -1, "above 0", "give more")`.
+
+    Whatever might hold data, such as an array or a dataframe, is shown by its type alone: messages end up in logs.
+    """
+    return SettingError(f"{name}={shown(value)} must be {limit}: {way_out}")
+
+
+def shown(value: object, depth: int = 2) -> str:
+    """A value as Python writes it if it is of the kind that settings are made of; otherwise `<its type>`."""
+    kind = type(value)
+    if value is None or isinstance(value, str | numbers.Number | PurePath):
+        return repr(value)
+    if kind.__module__ == "torch" and kind.__name__ in ("device", "dtype"):  # without importing torch
+        return repr(value)
+    if kind in (list, tuple, dict) and depth and len(value) <= _MOST_SHOWN:  # type: ignore[arg-type]
+        if isinstance(value, dict):
+            pairs = (f"{shown(key, 0)}: {shown(one, depth - 1)}" for key, one in value.items())
+            return f"{{{', '.join(pairs)}}}"
+        inner = ", ".join(shown(one, depth - 1) for one in value)  # type: ignore[attr-defined]
+        return f"[{inner}]" if kind is list else f"({inner}{',' if len(value) == 1 else ''})"  # type: ignore[arg-type]
+    return f"<{kind.__name__}>"
 
 
 def check_number(
@@ -100,8 +121,8 @@ def check_whole(
         or (at_most is not None and int(value) > at_most)
         or abs(int(value)) >= _WHOLE_LIMIT
     ):
-        shown = "a number of too many digits" if isinstance(value, int) and abs(value) >= _WHOLE_LIMIT else value
-        raise refuse(name, shown, f"a whole number {' and '.join(limits)}".rstrip(), way_out)
+        told = "a number of too many digits" if isinstance(value, int) and abs(value) >= _WHOLE_LIMIT else value
+        raise refuse(name, told, f"a whole number {' and '.join(limits)}".rstrip(), way_out)
     return int(value)
 
 

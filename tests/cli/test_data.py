@@ -313,7 +313,7 @@ def test_column_options_go_from_the_command_line_through_the_store_to_prediction
         "zip,start,age,city\n007,2026-01-01 01:30:00,,Bern\n7,2025-12-31 00:00:00,21,Rome\n"
     )
     expected = [[0, 1, 1.5, 40], [1, 2, -24, 21]]
-    saved = cl.load(tmp_path / "run")
+    saved = cl.load(tmp_path / "run", model="task.py")
     assert saved.predict(tmp_path / "new.csv").tolist() == expected
     rows = {"zip": ["007", "7"], "start": [datetime(2026, 1, 1, 1, 30), datetime(2025, 12, 31)], "age": [None, 21],
             "city": ["Bern", "Rome"]}  # fmt: skip

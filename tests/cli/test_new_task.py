@@ -162,6 +162,7 @@ def test_a_folder_in_use_is_left_alone(clipline, tmp_path):
     assert [path.name for path in (tmp_path / "shop").iterdir()] == ["task.py"]
 
 
+@pytest.mark.filterwarnings("ignore:'plain.py' is not the file")
 def test_predictions_are_the_same_in_every_kind_of_file(sales, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
@@ -175,7 +176,7 @@ def test_predictions_are_the_same_in_every_kind_of_file(sales, tmp_path):
     code, _, err = sales("train", "mine.py", "--data", "sales.parquet", "--workers", 1, "--out", "run")
     assert code == 0, err
     for ending in ("csv", "jsonl", "parquet", "npz"):
-        code, out, err = sales("predict", "run", "--data", "sales.csv", "--out", f"said.{ending}")
+        code, out, err = sales("predict", "run", "--model", "mine.py", "--data", "sales.csv", "--out", f"said.{ending}")
         assert code == 0, err
         assert f"said.{ending}: {len(ROWS)} predictions (each_0, each_1, kind)" in out
     expected = np.array([row["kind"] == "big" for row in ROWS])
@@ -183,9 +184,17 @@ def test_predictions_are_the_same_in_every_kind_of_file(sales, tmp_path):
     assert (pa.parquet.read_table("said.parquet")["kind"].to_numpy() == expected).all()
     lines = (tmp_path / "said.jsonl").read_text().splitlines()
     assert ([json.loads(line)["kind"] for line in lines] == expected).all()
-    each = cl.load("run").predict("sales.parquet")["each"]
+    each = cl.load("run", model="mine.py").predict("sales.parquet")["each"]
     with np.load("said.npz") as said:
         np.testing.assert_array_equal(said["each_1"], each[:, 1])
+    (tmp_path / "plain.py").write_text("from torch import nn\ndef model():\n    return nn.Linear(1, 2)\n")
+    (tmp_path / "header.csv").write_text("share,late,kind\n")
+    (tmp_path / "renamed.csv").write_text("Share,late\n0.5,1\n")
+    (tmp_path / "late.csv").write_text("late\n1\n")
+    (tmp_path / "others.csv").write_text("Kind\nbig\n")
+    np.savez("empty.npz", share=np.zeros(0), kind=np.zeros(0, str))
+    np.savez("renamed.npz", Share=np.zeros(2), late=np.zeros(2, int))
+    mine = ["--model", "mine.py"]
     for arguments, words in (
         (["run", "--data", "sales.csv", "--out", "said.csv"], "out='said.csv' is there already"),
         (["run", "--data", "sales.csv", "--out", "said.txt"], "ending of out='.txt' must be one of .csv"),
@@ -193,7 +202,31 @@ def test_predictions_are_the_same_in_every_kind_of_file(sales, tmp_path):
             ["nowhere", "--data", "sales.csv", "--out", "new.csv"],
             "path='nowhere' must be a folder with model.safetensors",
         ),
-        (["run", "--data", "none.csv", "--out", "new.csv"], "none.csv"),
+        (["run", *mine, "--data", "none.csv", "--out", "new.csv"], "none.csv"),
+        (
+            ["run", "--data", "sales.csv", "--out", "new.csv"],
+            "the file 'mine.py', and no code is run that you have not",
+        ),
+        (["run", "--data", "sales.csv", "--out", "new.csv"], "then give --model FILE.py"),
+        (["run", *mine, "--data", "header.csv", "--out", "new.csv"], "'header.csv' has no rows"),
+        (["run", *mine, "--data", "empty.npz", "--out", "new.csv"], "data='empty.npz' has no rows"),
+        (
+            ["run", *mine, "--data", "renamed.csv", "--out", "new.csv"],
+            "no field 'share' but late: did you mean 'Share'?",
+        ),
+        (
+            ["run", *mine, "--data", "renamed.npz", "--out", "new.csv"],
+            "no field 'share' but late: did you mean 'Share'?",
+        ),
+        (["run", *mine, "--data", "others.csv", "--out", "new.csv"], "data has Kind and none of the fields trained on"),
+        (
+            ["run", "--model", "plain.py", "--data", "sales.csv", "--out", "new.csv"],
+            "define predict(model, batch) in FILE",
+        ),
+        (
+            ["run", "--model", "plain.py", "--data", "late.csv", "--out", "new.csv"],
+            "no 'share', 'kind', which the training",
+        ),
     ):
         code, _, err = sales("predict", *arguments)
         assert code == 2

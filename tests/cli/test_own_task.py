@@ -305,7 +305,7 @@ def test_one_file_may_hold_several_tasks(mine, tmp_path):
     answer = json.loads(out)
     assert (answer["task"], answer["rounds"], answer["metric_name"]) == ("mine-wide", 2, "accuracy")
     assert len(load_file(tmp_path / "run" / "model.safetensors")) == 4  # two layers
-    saved = cl.load("run")
+    saved = cl.load("run", model="mine.py:wide")
     assert len(saved.model) == 2
     assert saved.card["task"]["name"] == "mine.py:wide"
     code, out, err = mine("plan", "--model", "mine.py:wide", "--population-size", 1000, "--epsilon", 4, "--json")
@@ -334,7 +334,7 @@ def test_a_table_is_read_as_the_file_says_in_training_and_in_prediction(mine, tm
     code, _, err = mine("train", "mine.py", "--data", "t.csv", "--user-column", "user", *FLAGS)
     assert code == 0, err
     # Not listed is 1, the first of January is 0, and a gap is 7.
-    assert cl.load("run").predict("t.csv")[:2].tolist() == [[1, 0, 7], [0, 1, 1]]
+    assert cl.load("run", model="mine.py").predict("t.csv")[:2].tolist() == [[1, 0, 7], [0, 1, 1]]
 
 
 def test_halves_of_the_test_users_are_measured_apart(mine, tmp_path):
@@ -387,7 +387,12 @@ def test_a_figure_of_the_paper_is_made_of_a_file(mine, tmp_path):
         (["nowhere.py", "--data", "store"], "task='nowhere.py' must be the path of a Python file, and there is none"),
         (["mine.py"], "data=None must be given for 'mine.py', which generates no users: give --data DIR or FILE"),
         (["mine.py", "--data", "stand-in"], "data='stand-in' must be given for 'mine.py'"),
-        (["mine.py", "--data", "nowhere"], "data='nowhere' must be a folder made by clipline data prepare, or a table"),
+        (
+            ["mine.py", "--data", "nowhere"],
+            "data='nowhere' does not exist: give a table (.parquet, .csv, .jsonl or .npz)",
+        ),
+        (["mine.py", "--data", "tabel.npz"], "data='tabel.npz' does not exist: did you mean 'table.npz'?"),
+        (["mine.py", "--data", "empty"], "data='empty' must be a folder made by clipline data prepare, or a table"),
         (["mine.py", "--data", "table.npz"], "user_column=None must be given for the table 'table.npz'"),
         (["mine.py", "--data", "table.npz", "--user-column", "usr"], "has no user column 'usr': did you mean 'user'?"),
         (["mine.py", "--data", "mine.py", "--user-column", "user"], "'mine.py' is of no known kind"),
@@ -398,6 +403,7 @@ def test_a_figure_of_the_paper_is_made_of_a_file(mine, tmp_path):
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_in_one_sentence(mine, tmp_path, arguments, words):
+    (tmp_path / "empty").mkdir()
     shutil.copytree(tmp_path / "store", tmp_path / "damaged")
     (tmp_path / "damaged" / "field.y.npy").write_bytes((tmp_path / "store" / "field.x.npy").read_bytes())
     code, out, err = mine("train", *arguments, *FLAGS)

@@ -61,6 +61,7 @@ def planned(run):
     return json.loads(out)
 
 
+@pytest.mark.filterwarnings("ignore::clipline.federated.sampling.SmallCohortsWarning")
 def test_a_task_of_ones_own_from_the_search_to_the_final_training(mine, tmp_path):
     code, out, err = mine("tune", "mine.py", *ASKED, *FLAGS, "--data", "private.npz")
     assert code == 0, err
@@ -200,6 +201,10 @@ def test_what_cannot_be_is_refused_before_any_work(mine, tmp_path, changed, word
         (["handwriting", "--epsilon", 4, "--users", 1000, "--proxy", "proxy.npz"], ("proxy='proxy.npz'", "generates")),
         (["handwriting", "--epsilon", 4, "--users", 1000, "--proxy-users", 0], ("population_size=0",)),
         (["mine.py", "--epsilon", 4, "--users", 1000], ("proxy=None", "--proxy DATA", "--private-search")),
+        (
+            ["mine.py", "--epsilon", 4, "--users", 1000, "--proxy", "prox.npz"],
+            ("proxy='prox.npz' does not", "'proxy.npz'?"),
+        ),
         (["missing.toml", "--epsilon", 4, "--users", 1000], ("missing.toml", "does not exist")),
         (["missing.py", "--epsilon", 4, "--users", 1000, "--proxy", "proxy.npz"], ("missing.py", "there is none")),
     ],

@@ -149,5 +149,5 @@ def test_what_is_given_with_a_folder_is_checked_too(stored, tmp_path):
 def test_a_run_of_a_paper_task_is_loaded_without_its_data(tmp_path):
     model = code_of({"name": "emnist_cr", "options": {}}, None, tmp_path).make()
     assert sum(parameter.numel() for parameter in model.parameters()) == 1_206_590  # as the original's
-    with pytest.raises(RunError, match="there is no such file here"):
+    with pytest.raises(RunError, match="no code is run that you have not named"):
         code_of({"name": "a" * 5000 + ".py"}, None, tmp_path)

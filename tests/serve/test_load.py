@@ -1,6 +1,7 @@
 import shutil
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -8,7 +9,7 @@ from samples import small_training
 from torch import nn
 
 import clipline as cl
-from clipline.errors import ModuleError, RunError, SettingError
+from clipline.errors import ModuleError, PopulationError, RunError, SettingError
 
 
 def linear():
@@ -167,3 +168,38 @@ def test_a_run_directory_of_the_library_loads_too(tmp_path):
     saved = cl.load(tmp_path / "run", linear)
     assert saved.guarantee == result.guarantee
     assert torch.equal(saved.model.weight, result.model.weight)
+
+
+def letters(texts):
+    return np.array([[text.count(letter) for letter in "ab"] for text in texts], np.float32)
+
+
+def test_a_model_that_was_trained_on_texts_predicts_with_the_function_that_reads_them(tmp_path):
+    table = pa.table(
+        {"who": [f"u{place % 9}" for place in range(30)], "x": ["aab", "b", "ab"] * 10, "y": [0, 1, 1] * 10}
+    )
+    population = cl.Population.from_dataframe(table, user="who", text=letters)
+    training = cl.Training(
+        nn.Linear(2, 2), lambda model, batch: nn.functional.cross_entropy(model(batch["x"]), batch["y"]), population,
+        rounds=1, cohort_size=5, local=cl.LocalSGD(lr=0.1), privacy=cl.Privacy(noise_multiplier=1.0), seed=1,
+    )  # fmt: skip
+    result = training.run()
+    saved = cl.load(result.save(tmp_path / "saved"), nn.Linear(2, 2), predict=scores)
+    weight, bias = (param.detach().numpy() for param in result.model.parameters())
+    by_hand = np.array([[2, 1], [0, 0]], np.float32) @ weight.T + bias  # "baa" has two a and one b
+    (tmp_path / "new.csv").write_text("x\nbaa\nzoo\n")
+    for data in (tmp_path / "new.csv", pa.table({"x": ["baa", "zoo"]}), {"x": ["baa", "zoo"]}):
+        np.testing.assert_allclose(saved.predict(data, text=letters), by_hand, rtol=1e-5, atol=1e-6)
+    with pytest.raises(PopulationError, match="field 'x' is text"):
+        saved.predict(tmp_path / "new.csv")
+
+
+def test_a_field_that_is_missing_is_named_with_the_column_that_may_be_meant(folder):
+    with pytest.raises(SettingError, match=r"data has no field 'x' but y: did you mean 'X'\? Then rename it to 'x'"):
+        cl.load(folder, linear, predict=scores).predict({"X": X, "y": np.zeros(7, np.int64)})
+    with pytest.raises(PopulationError, match=r"data has no 'x', which the training had, .* give it, by that name"):
+        cl.load(folder, linear).predict({"y": np.zeros(7, np.int64)})
+    with pytest.raises(
+        PopulationError, match=r"none of the fields trained on, .* did you mean 'X'\? Then rename it to 'x'"
+    ):
+        cl.load(folder, linear).predict({"X": X})

@@ -1,8 +1,8 @@
 """Models of `clipline train` are found by the name of the task or by its file."""
 
 import hashlib
-import json
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import clipline as cl
 from clipline.cli import main
 from clipline.errors import RunError, SettingError
-from clipline.serve.rebuild import code_of
+from clipline.serve.rebuild import OtherCodeWarning, code_of
 
 TASK = """
 import torch
@@ -67,7 +67,7 @@ def trained(tmp_path_factory):
 
 def test_a_run_of_a_file_is_loaded_by_that_file_and_predicts_by_its_function(trained, monkeypatch):
     monkeypatch.chdir(trained)
-    saved = cl.load("run")
+    saved = cl.load("run", model="mine.py")
     tensors = load_file("run/model.safetensors")
     x = np.random.default_rng(1).normal(size=(9, 3)).astype(np.float32)
     best = (x @ tensors["weight"].numpy().T + tensors["bias"].numpy()).argmax(axis=1)
@@ -82,38 +82,30 @@ def test_neither_seed_nor_place_of_the_data_is_stored_with_the_model(trained):
     assert b"user_column" not in stored
 
 
-def test_a_file_that_is_gone_or_changed_or_in_the_folder_is_not_run_unless_named(trained, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError, match=r"defined in 'mine.py', and there is no such file here: give load"):
-        cl.load(trained / "run")
-    (tmp_path / "mine.py").write_text(TASK + "\nraise AssertionError\n")
-    with pytest.raises(RunError, match="that file has changed since: give load"):
-        cl.load(trained / "run")
-    (tmp_path / "mine.py").write_text(TASK)
-    code = json.loads(json.dumps(cl.load(trained / "run").card["task"]))
-    with pytest.raises(RunError, match="a file inside the folder that is loaded"):
-        code_of(code, None, tmp_path)
-    elsewhere = tmp_path / "other.py"
-    elsewhere.write_text(TASK + "\n# mended\n")
-    assert cl.load(trained / "run", model=str(elsewhere)).function is not None
-
-
-def test_a_link_out_of_the_folder_is_a_file_inside_it(tmp_path, monkeypatch):
+def test_no_file_is_run_that_is_not_named_wherever_it_lies(tmp_path, monkeypatch):
     harm = "raise AssertionError('this was run')\n"
     (tmp_path / "run").mkdir()
-    (tmp_path / "beside").mkdir()
-    (tmp_path / "beside" / "task.py").write_text(harm)
-    (tmp_path / "run" / "task.py").symlink_to(tmp_path / "beside" / "task.py")
-    (tmp_path / "run" / "linked").symlink_to(tmp_path / "beside")
-    (tmp_path / "link").symlink_to(tmp_path / "run")
+    for name in ("beside.py", "run/task.py"):
+        (tmp_path / name).write_text(harm)
     monkeypatch.chdir(tmp_path)
-    checksum = hashlib.sha256(harm.encode()).hexdigest()
-    for name in ("run/task.py", "run/linked/task.py", "beside/../run/task.py", str(tmp_path / "run" / "task.py")):
-        for folder in ("run", tmp_path / "run"):
-            with pytest.raises(RunError, match="a file inside the folder that is loaded"):
-                code_of({"name": name, "code": checksum}, None, Path(folder))
-    with pytest.raises(RunError, match="a file inside the folder that is loaded"):
-        code_of({"name": "link/task.py", "code": checksum}, None, Path("link"))
+    checksum = hashlib.sha256(harm.encode()).hexdigest()  # whoever wrote the card may have written the file too
+    for name in ("beside.py", "run/task.py", "run/../beside.py", str(tmp_path / "beside.py"), "gone.py", "beside.py:x"):
+        with pytest.raises(RunError) as error:
+            code_of({"name": name, "code": checksum}, None, Path("run"))
+        assert str(error.value) == (
+            f"the model was defined in the file {name!r}, and no code is run that you have not named: read that file, "
+            'then give load(path, model="FILE.py")'
+        )
+
+
+def test_a_file_that_has_changed_is_warned_of(trained, tmp_path):
+    (tmp_path / "other.py").write_text(TASK + "\n# mended\n")
+    with pytest.warns(OtherCodeWarning, match=r"other.py' is not the file that the model was trained with") as caught:
+        assert cl.load(trained / "run", model=str(tmp_path / "other.py")).function is not None
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cl.load(trained / "run", model=str(trained / "mine.py"))
 
 
 def test_a_file_with_a_task_of_its_own_needs_the_model(tmp_path):

@@ -20,6 +20,7 @@ GIVEN = {"rounds": 2, "cohort_size": 20, "local": LocalSGD(0.1)}
         ({"server_lr": 0.7}, "give server=ServerSGD(lr=0.7)"),
         ({"device": "cuda"}, "give compute=Compute(device='cuda')"),
         ({"cohort": 5}, "cohort=5 is no argument of Training, nor of its parts: did you mean 'cohort_size'?"),
+        ({"data": torch.tensor([7781])}, "data=<Tensor> is no argument of Training"),
     ],
 )
 def test_a_misplaced_keyword_is_told_its_place_even_where_the_part_is_missing(keyword, place):

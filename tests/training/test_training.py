@@ -1,8 +1,10 @@
 import math
 import os
 import signal
+import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from samples import LOCAL, Observer, cross_entropies, flat_training, linear_model, small_population
@@ -20,6 +22,7 @@ from clipline import (
     SettingError,
 )
 from clipline.errors import ModuleError
+from clipline.federated.sampling import SmallCohortsWarning
 from clipline.privacy.accountant import account
 from clipline.privacy.events import GaussianEvent, PoissonSampling
 from clipline.privacy.ledger import Ledger
@@ -28,7 +31,12 @@ from clipline.training.interrupt import StopOnInterrupt
 
 def training(population=None, model=None, loss=cross_entropies, **changes):
     settings = {"rounds": 6, "cohort_size": 20, "local": LOCAL, "seed": 0, "noise_multiplier": 0.5, **changes}
-    return flat_training(model or linear_model(dtype=torch.float32), loss, population or small_population(), **settings)
+    return flat_training(
+        model or linear_model(dtype=torch.float32),
+        loss,
+        small_population() if population is None else population,
+        **settings,
+    )
 
 
 def accuracy(population):
@@ -273,3 +281,21 @@ def test_local_epochs_move_the_model_further():
     once = training(local=LocalSGD(0.05, 8), noise_multiplier=0, clip=FixedClip(math.inf), rounds=1).run()
     thrice = training(local=LocalSGD(0.05, 8, epochs=3), noise_multiplier=0, clip=FixedClip(math.inf), rounds=1).run()
     assert thrice.state.params.norm() > 1.5 * once.state.params.norm()
+
+
+def test_far_more_users_declared_than_are_there_are_warned_of_with_the_users_a_round():
+    with pytest.warns(SmallCohortsWarning, match=r"about 5 users and not cohort_size=20: declare") as caught:
+        training(small_population(50), population_size=200)  # 20 of 200 is a tenth, of 50 users
+    assert caught[0].filename == flat_training.__code__.co_filename
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        training(small_population(50), population_size=100)
+
+
+def test_data_that_are_no_population_are_refused_by_type_with_how_to_make_one():
+    frame = pd.DataFrame({"who": [1, 2], "diagnosis": ["SECRET", "SECRET"]})
+    with pytest.raises(SettingError) as error:
+        training(frame)
+    assert str(error.value) == (
+        'population=<DataFrame> must be a Population: give Population.from_dataframe(frame, user="...")'
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..errors import RunError, SettingError, check_choice
+from ..errors import PopulationError, RunError, SettingError, check_choice
 from .parser import Argument, Command, Option
 
 _ENDINGS = (".csv", ".jsonl", ".parquet", ".npz")
@@ -17,20 +17,24 @@ _ENDINGS = (".csv", ".jsonl", ".parquet", ".npz")
 def predict(run: Path, data: Path, out: Path, model: str | None, as_json: bool) -> None:
     """Predict with a trained model, a row for each row of a table, in its order.
 
-    clipline predict runs/rides --data new_rides.csv --out predicted.csv
+    clipline predict runs/rides --model rides.py --data new_rides.csv --out predicted.csv
 
-    RUN is a run directory of clipline train, or a folder of result.save with --model FILE.py. Columns are read as in
-    the training; the label and the user column may be missing.
+    RUN is a run directory of clipline train, or a folder of result.save. --model names the file that defines the model,
+    which is run; it is left out for clipline's own tasks. Columns are read as in the training; the label and the user
+    column may be missing.
     """
     check_choice("ending of out", out.suffix, _ENDINGS)
     if out.exists():
         raise RunError(f"out={str(out)!r} is there already: give a new file")
-    from ..serve.load import load
+    from ..serve.load import load_for
+    from ..serve.ways_out import COMMAND_LINE
 
-    saved = load(run, model)
+    saved = load_for(COMMAND_LINE, run, model, predict=None, device="cpu")
     answer = saved.predict(data)
+    rows = len(next(iter(answer.values())) if isinstance(answer, dict) else answer)
+    if rows == 0:
+        raise PopulationError(f"data={str(data)!r} has no rows: give a table with examples")
     columns = _columns(answer)
-    rows = len(next(iter(columns.values())))
     _write(columns, out)
     if as_json:
         click.echo(json.dumps({"out": str(out), "rows": rows, "columns": list(columns), "guarantee": str(saved)}))
@@ -93,8 +97,8 @@ command = Command(
         Option(
             ["--model"],
             metavar="FILE.py|TASK",
-            unset="that of the training",
-            help="Where the model is defined, if the file has moved or changed.",
+            unset="that of the training, if it is clipline's own",
+            help="Where the model is defined; the file is run.",
         ),
         Option(["--json", "as_json"], is_flag=True, help="Print one JSON object."),
     ],

@@ -126,6 +126,7 @@ def _resolved(
     proxy_users: int | None,
 ) -> tuple[Any, Any, str | None]:
     """The task, the settings of its trial, and where the private data lie, if that is known."""
+    from ..data.chunks import check_exists
     from ..data.task_stores import find_store
     from ..study.tune.question import GENERATED
     from ..tasks import is_task_file, task_named
@@ -139,6 +140,7 @@ def _resolved(
                 "give --data DATA" if private_search
                 else "give --proxy DATA, non-private data of the same kind; or --private-search to charge the search",
             )  # fmt: skip
+        check_exists("data" if private_search else "proxy", Path(where))
         chosen, trial = resolve(task, None, {**settings, "data": where})
         return chosen, trial, data
     known = task_named(task)

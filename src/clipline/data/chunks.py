@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,6 +45,17 @@ def _asked(there: Callable[[], bool]) -> bool:
         return there()
     except (OSError, ValueError):  # a name that is too long, or has a NUL in it
         return False
+
+
+def check_exists(name: str, path: Path) -> None:
+    """Refuse a path where nothing is, with the nearest name beside it, if there is one."""
+    if is_file(path) or is_folder(path):
+        return
+    way_out = "give a table (.parquet, .csv, .jsonl or .npz), or a folder made by clipline data prepare"
+    if is_folder(path.parent):
+        beside = difflib.get_close_matches(path.name, [one.name for one in path.parent.iterdir()], n=1, cutoff=0.75)
+        way_out = f"did you mean {str(path.with_name(beside[0]))!r}?" if beside else way_out
+    raise PopulationError(f"{name}={str(path)[:200]!r} does not exist: {way_out}")
 
 
 def existing_file(path: str | Path) -> Path:

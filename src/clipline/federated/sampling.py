@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,6 +112,23 @@ def sampler_named(
     if not poisson:
         raise refuse("population_size", population_size, "left out where sampling='fixed'", FIXED_IS_PUBLIC)
     return PoissonSampler(population_size, cohort_size, users)
+
+
+class SmallCohortsWarning(UserWarning):
+    """Far more users are declared than are there, so that cohorts are much smaller than asked for."""
+
+
+def warn_of_small_cohorts(population_size: int, users: int, cohort_size: int, stacklevel: int = 4) -> None:
+    """A `SmallCohortsWarning` where more than twice the actual `users` are declared."""
+    if population_size > 2 * users:
+        expected = cohort_size * users / population_size
+        warnings.warn(
+            f"population_size={population_size} is more than twice the number of users at hand, so that a round has "
+            f"about {expected:.2g} users and not cohort_size={cohort_size}: declare a number nearer to theirs, or "
+            "raise cohort_size",
+            SmallCohortsWarning,
+            stacklevel=stacklevel,
+        )
 
 
 FIXED_IS_PUBLIC = "leave it out, a fixed-size cohort is drawn from the users at hand, whose number is public"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,16 @@ from torch import Tensor, nn
 
 from ..data.chunks import is_file, short
 from ..engine.working_model import uncompiled
-from ..errors import ModuleError, RunError, SettingError, check_whole, refuse
+from ..errors import ModuleError, PopulationError, RunError, SettingError, check_whole, refuse
 from ..federated.local_sgd import Batch
 from ..privacy.guarantee import Guarantee
 from ..training.storage.circumstances import layers_text
 from ..training.storage.model_card import CARD_KEY, MODEL
 from ..training.storage.run_directory import checked_path
 from .checked_card import CheckedCard, checked_card, described
-from .new_data import arrays_of, field_like
-from .rebuild import Code, code_of
+from .new_data import arrays_of, field_like, perhaps_renamed
+from .rebuild import Code, OtherCodeWarning, code_of
+from .ways_out import PYTHON, WaysOut
 
 Predict = Callable[[nn.Module, Batch], Tensor | Mapping[str, Tensor]]  # (examples, ...) of a batch, or several by name
 _ONLY = ""  # the name of an array that was given without one
@@ -40,11 +41,12 @@ class SavedModel:
     metrics: Mapping[str, float | None]  # at the end of the training; None where one was not finite
     card: Mapping[str, Any] = field(repr=False)  # settings, fields and the rest, as in card.json
     function: Predict | None = field(default=None, repr=False)
+    ways_out: WaysOut = field(default=PYTHON, repr=False)  # in the caller's words
 
     def __str__(self) -> str:
         return str(self.guarantee)
 
-    def predict(self, data: Any, *, batch_size: int = 256) -> Any:
+    def predict(self, data: Any, *, text: Callable[[Sequence[str]], Any] | None = None, batch_size: int = 256) -> Any:
         """What the model says of each example, as a NumPy array (examples, ...), or several by name.
 
         `data` is a dataframe (pandas, polars, pyarrow), a table file (Parquet, CSV, JSONL, NPZ), a `Population` or the
@@ -54,12 +56,15 @@ class SavedModel:
         tables and mappings, which have columns as they were before. Numbers become what they were in the training:
         fractions take the model's type, and whole numbers where the training had fractions become fractions.
 
+        A column of text needs the function `text` that the training's population was made with, as in
+        `Population.from_dataframe`: functions are not stored.
+
         The function `predict` of `load` or of the task's file is asked. Without one the model is called: with the
         fields that the arguments of its `forward` name, else with the only field there is.
         """
         check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")
         trained: Mapping[str, Any] = self.card.get("fields", {})
-        arrays = arrays_of(data, list(trained), only=_ONLY, options=described(self.card))
+        arrays, unread = arrays_of(data, list(trained), only=_ONLY, options=described(self.card), text=text)
         if _ONLY in arrays and self.function is not None:
             raise refuse(
                 "data", type(data).__name__, "fields by name, as predict(model, batch) takes them", 'give {"x": array}'
@@ -71,28 +76,36 @@ class SavedModel:
         with torch.no_grad():
             for start in range(0, max(examples, 1), batch_size):  # no examples: one empty batch tells the shape
                 stop = min(start + batch_size, examples)
-                batch = _Fields({name: _tensor(array[start:stop], like) for name, array in fields.items()})
-                parts.append(_checked(self._asked(batch, fields, trained), stop - start))
+                batch = _Fields({name: _tensor(array[start:stop], like) for name, array in fields.items()}, unread)
+                parts.append(_checked(self._asked(batch, fields, trained), stop - start, self.ways_out))
         joined = {name: _numpy(torch.cat([part[name] for part in parts])) for name in parts[0]}
         return joined[_ONLY] if list(joined) == [_ONLY] else joined
 
-    def _asked(self, batch: Batch, fields: Mapping[str, NDArray[Any]], trained: Mapping[str, Any]) -> Any:
-        """The model's answer; an error that comes with other shapes than those of the training says so."""
+    def _asked(self, batch: _Fields, fields: Mapping[str, NDArray[Any]], trained: Mapping[str, Any]) -> Any:
+        """The model's answer; an error that comes with other shapes or fewer fields than in the training says so."""
         try:
-            return self.function(self.model, batch) if self.function is not None else _called(self.model, batch)
+            if self.function is not None:
+                return self.function(self.model, batch)
+            return _called(self.model, batch, self.ways_out)
         except SettingError:
             raise
         except Exception as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             for name, array in fields.items():
                 shape = tuple(trained.get(name, {}).get("shape", array.shape[1:]))
                 if array.shape[1:] != shape:
-                    first = (str(error).strip() or type(error).__name__).splitlines()[0]
                     raise refuse(
                         f"shape of {name!r}",
                         array.shape[1:],
                         f"{shape} for each example, as in the training ({first})",
                         "prepare new data as those that were trained on",
                     ) from error
+            missing = [name for name in trained if name not in fields]
+            if missing and self.function is None and _ONLY not in fields:  # a function's own errors stay
+                raise PopulationError(
+                    f"data has no {', '.join(map(repr, missing))}, which the training had, and the model cannot "
+                    f"predict from {', '.join(map(repr, fields))} alone ({first}): {batch.way_out(missing[0])}"
+                ) from error
             raise
 
 
@@ -106,19 +119,26 @@ def load(
     """The model in a folder of `TrainResult.save`, `RunDirectory` or `clipline train`, with its guarantee.
 
     A folder holds numbers and text, and no code. So `model` says what they belong to: an untrained module of the same
-    class and shapes, which is copied, or a function that makes one. It is left out for a run of `clipline train`: the
-    model is found by the name of the task, or in the task's file, if that still has the checksum it had; a file inside
-    `path` is not run unless you give it as `model`. Either may be given as text.
+    class and shapes, which is copied, or a function that makes one. For a run of `clipline train FILE.py` it is the
+    path of that file, as text, which is run; one that has changed since is warned of. For a run of one of clipline's
+    own tasks it is left out. No file is run that you do not name, whatever the folder says.
 
     A model with other parameters, shapes or types is refused; one with the same ones and other layers is warned of.
     `predict(model, batch)` makes the predictions of a batch, which maps field names to tensors; see
     `SavedModel.predict`. Nothing is unpickled.
     """
+    return load_for(PYTHON, path, model, predict=predict, device=device)
+
+
+def load_for(
+    ways_out: WaysOut, path: str | Path, model: object, *, predict: Predict | None, device: torch.device | str
+) -> SavedModel:
+    """`load`, with messages in the words of whoever asks."""
     folder = checked_path(path)
     if predict is not None and not callable(predict):
         raise refuse("predict", predict, "a function", 'give predict=lambda model, batch: model(batch["x"])')
     tensors, card = _read(folder)
-    code = _code(model, card.task, folder)
+    code = _code(model, card.task, folder, ways_out)
     module = _made(code)
     if not isinstance(module, nn.Module):
         raise ModuleError(f"model gave {type(module).__name__} but must give a torch.nn.Module: return the module")
@@ -126,12 +146,12 @@ def load(
     if layers_text(module) != card.layers:
         warnings.warn(
             f"the model given prints other layers than the one saved in {str(path)!r}: compare it with its card",
-            stacklevel=2,
+            OtherCodeWarning,
+            stacklevel=3,
         )
     module.load_state_dict(tensors)
-    return SavedModel(
-        _moved(module, device).eval(), card.guarantee, card.metrics, card.entries, predict or code.predict
-    )
+    trained = _moved(module, device).eval()
+    return SavedModel(trained, card.guarantee, card.metrics, card.entries, predict or code.predict, ways_out)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], CheckedCard]:
@@ -160,12 +180,12 @@ def _read(path: Path) -> tuple[dict[str, Tensor], CheckedCard]:
     return tensors, checked_card(text, file)
 
 
-def _code(model: object, task: Mapping[str, Any], folder: Path) -> Code:
+def _code(model: object, task: Mapping[str, Any], folder: Path, ways_out: WaysOut) -> Code:
     """What makes the model, given or found."""
     if isinstance(model, nn.Module):
         return Code(lambda: copy.deepcopy(uncompiled(model)))
     if model is None or isinstance(model, str):
-        return code_of(task, model, folder)
+        return code_of(task, model, folder, ways_out)
     if callable(model):
         return Code(model)
     raise refuse("model", model, "a module, a function that makes one, or the name of a task", "give model=MyModel()")
@@ -211,13 +231,21 @@ def _described(tensor: Tensor | None) -> str:
 
 
 class _Fields(dict[str, Tensor]):
-    """A batch that says what it has when it is asked for something else."""
+    """A batch that says what it has when it is asked for something else; `unread` are the data's other columns."""
+
+    def __init__(self, fields: Mapping[str, Tensor], unread: Sequence[str] = ()) -> None:
+        super().__init__(fields)
+        self.unread = unread
 
     def __missing__(self, name: str) -> Tensor:
-        raise SettingError(f"data has no field {name!r} but {', '.join(self) or 'none'}: give it, by that name")
+        raise SettingError(f"data has no field {name!r} but {', '.join(self) or 'none'}: {self.way_out(name)}")
+
+    def way_out(self, name: str) -> str:
+        """What to do about a field that is not there; a column that may have been renamed is pointed at."""
+        return perhaps_renamed(name, self.unread) or "give it, by that name"
 
 
-def _called(model: nn.Module, batch: Batch) -> Any:
+def _called(model: nn.Module, batch: Batch, ways_out: WaysOut) -> Any:
     """The model called with the fields that its `forward` names, or else with the only field."""
     if len(batch) == 1:
         return model(*batch.values())
@@ -230,13 +258,15 @@ def _called(model: nn.Module, batch: Batch) -> Any:
         "predict",
         None,
         f"given where the model takes {', '.join(needed) or 'nothing by name'} and the data have {', '.join(batch)}",
-        'give load(..., predict=lambda model, batch: model(batch["x"])), say, or data with one field',
+        f"{ways_out.predict}, or data with one field",
     )
 
 
-def _checked(answer: object, examples: int) -> Mapping[str, Tensor]:
+def _checked(answer: object, examples: int, ways_out: WaysOut) -> Mapping[str, Tensor]:
     """Predictions by name, one for each example."""
     named = dict(answer) if isinstance(answer, Mapping) else {_ONLY: answer}
+    if not named:
+        raise refuse("prediction", {}, "at least one, by name", ways_out.predict)
     for name, value in named.items():
         if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != examples:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -244,7 +274,7 @@ def _checked(answer: object, examples: int) -> Mapping[str, Tensor]:
                 f"prediction {name!r}" if name else "prediction",
                 got,
                 f"a tensor with {examples} rows, one for each example",
-                "give load a function predict(model, batch) that returns one",
+                ways_out.predict,
             )
     return named  # type: ignore[return-value]  # checked above
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..data.chunks import is_file, is_folder, short
+from ..data.chunks import Text, is_file, is_folder, short
 from ..data.column_options import NO_OPTIONS, ZERO_UPDATE, ColumnOptions
 from ..data.fields import fields_of_arrays
 from ..data.readers.dataframes import column_names, read_fields
 from ..data.readers.tables import whole_table
 from ..data.sequences import without_lengths
-from ..errors import PopulationError, refuse
+from ..errors import PopulationError, nearest, refuse
 from ..federated.population import Population, check_finite
 
 _WAY_OUT = "give a dataframe, a table file, a Population, or arrays by field name"
@@ -24,26 +24,30 @@ _SHAPING = ("categories", "timestamps", "lengths", "pad", "scale")  # options th
 
 
 def arrays_of(
-    data: Any, trained: Sequence[str], *, only: str, options: ColumnOptions = NO_OPTIONS
-) -> dict[str, NDArray[Any]]:
-    """Fields by name, all with as many examples; a single array is named `only`.
+    data: Any, trained: Sequence[str], *, only: str, options: ColumnOptions = NO_OPTIONS, text: Text | None = None
+) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Fields by name, all with as many examples, and names of what was not read; a single array is named `only`.
 
     Of a table only columns in `trained` are read, or all if that is empty. `options` are those of the training: columns
-    of tables and of mappings become fields by them. A population has fields already, which must have come about so.
+    of tables and of mappings become fields by them, and those of text by `text`. A population has fields already, which
+    must have come about so.
     """
     if isinstance(data, str | Path):
         data = _read_file(Path(data), trained, options)
+    given: list[Any] = []
     if isinstance(data, Population):
         _check_alike(data, trained, options)
         fields = dict(data.fields)
     elif isinstance(data, Mapping):
         chosen = [name for name in without_lengths(map(str, data), options.entries()) if not trained or name in trained]
-        _check_some(chosen, list(data), trained)
+        given = list(data)
+        _check_some(chosen, given, trained)
         fields = {}
         for name in chosen:
-            fields |= _mapped(name, data[name], options)
+            fields |= _mapped(name, data[name], options, text)
     elif _is_frame(data):
-        fields = _columns(data, trained, options)
+        given = column_names(data)
+        fields = _columns(data, given, trained, options, text)
     elif any(option in _SHAPING for option in options.entries()):
         raise refuse(
             "data", type(data).__name__, "columns by name where the training had column options", 'give {"x": values}'
@@ -53,7 +57,15 @@ def arrays_of(
     sizes = {name: len(array) for name, array in fields.items()}
     if len(set(sizes.values())) > 1:
         raise refuse("numbers of examples", sizes, "the same in all fields", "give as many of each")
-    return fields
+    return fields, [str(name) for name in given if name not in fields]
+
+
+def perhaps_renamed(name: str, others: Iterable[object]) -> str:
+    """A way out where a field is missing and one of the `others` may be meant; empty where none is near."""
+    known = list(map(str, others))
+    same = [one for one in known if one.lower() == name.lower()]
+    close = f"did you mean {same[0]!r}?" if same else nearest(name, known)
+    return f"{close} Then rename it to {name!r}" if close.startswith("did you mean") else ""
 
 
 def field_like(name: str, array: NDArray[Any], trained: Mapping[str, Any]) -> NDArray[Any]:
@@ -96,18 +108,21 @@ def _is_frame(data: Any) -> bool:
     )
 
 
-def _columns(frame: Any, trained: Sequence[str], options: ColumnOptions) -> dict[str, NDArray[Any]]:
+def _columns(
+    frame: Any, given: Sequence[Any], trained: Sequence[str], options: ColumnOptions, text: Text | None
+) -> dict[str, NDArray[Any]]:
     """The columns of a dataframe that were trained on, by the rules of `Population.from_dataframe`."""
-    given = column_names(frame)
     names = [name for name in without_lengths(given, options.entries()) if not trained or name in trained]
     _check_some(names, given, trained)
-    fields = read_fields(frame, names, options=options)
+    fields = read_fields(frame, names, text=text, options=options)
     _check_numbers(fields, options)
     return fields
 
 
-def _mapped(name: str, values: Any, options: ColumnOptions) -> dict[str, NDArray[Any]]:
+def _mapped(name: str, values: Any, options: ColumnOptions, text: Text | None) -> dict[str, NDArray[Any]]:
     """A column of a mapping as a field, or as two where it has a declared length."""
+    if text is not None and name not in options.categories and _is_text(values):
+        values = text(list(values))
     if not options.concern(name):
         return {name: _array(name, values)}
     if isinstance(values, Tensor):
@@ -115,6 +130,11 @@ def _mapped(name: str, values: Any, options: ColumnOptions) -> dict[str, NDArray
     fields = fields_of_arrays({name: values}, options.only_of(name))
     _check_numbers(fields, options)
     return fields
+
+
+def _is_text(values: Any) -> bool:
+    """Whether a column of a mapping holds texts, one an example."""
+    return not isinstance(values, str | Tensor) and len(values) > 0 and all(isinstance(one, str) for one in values)
 
 
 def _check_numbers(fields: Mapping[str, NDArray[Any]], options: ColumnOptions) -> None:
@@ -138,9 +158,9 @@ def _check_alike(population: Population, trained: Sequence[str], options: Column
 def _check_some(found: Any, given: Sequence[Any], trained: Sequence[str]) -> None:
     if not found:
         known = ", ".join(trained) or "any"
+        way_out = (perhaps_renamed(trained[0], given) if trained else "") or "rename its columns"
         raise PopulationError(
-            f"data has {', '.join(map(str, given)) or 'no field'} and none of the fields trained on, {known}: rename "
-            "its columns"
+            f"data has {', '.join(map(str, given)) or 'no field'} and none of the fields trained on, {known}: {way_out}"
         )
 
 
@@ -154,6 +174,7 @@ def _read_file(path: Path, trained: Sequence[str], options: ColumnOptions) -> An
         return whole_table(path, options)
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files if not trained or name in trained}
+            # Others are not read, but their names may tell of a column that was renamed.
+            return {name: arrays[name] if not trained or name in trained else None for name in arrays.files}
     except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways
         raise PopulationError(f"{str(path)!r} cannot be read ({short(error)}): mend it or copy it again") from None

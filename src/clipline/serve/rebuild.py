@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,14 +11,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..data.chunks import is_file
 from ..errors import RunError, SettingError
 from ..federated.local_sgd import Batch
 from ..settings import SETTINGS, STAND_IN
-from ..tasks import file_and_name, is_task_file, task_named
+from ..tasks import is_task_file, task_named
 from ..tasks.own.own_task import model_of
 from ..tasks.own.task_file import file_checksum
 from ..tasks.task import Task
+from .ways_out import PYTHON, WaysOut
+
+
+class OtherCodeWarning(UserWarning):
+    """A model is loaded with another file, or with other layers, than it was trained with."""
 
 
 @dataclass(frozen=True)
@@ -29,34 +33,35 @@ class Code:
     predict: Callable[[nn.Module, Batch], Tensor | Mapping[str, Tensor]] | None = None
 
 
-def code_of(task: Mapping[str, Any], named: str | None, folder: Path) -> Code:
-    """The code of a task by name or of a task's file: `named` by the caller, or else what the card says in `task`."""
+def code_of(task: Mapping[str, Any], named: str | None, folder: Path, ways_out: WaysOut = PYTHON) -> Code:
+    """The code of a task by name or of a task's file: `named` by the caller, or else what the card says in `task`.
+
+    A file is run only if the caller names it: who wrote the card also wrote the name and the checksum in it, and may
+    have put a file of that name beside the folder.
+    """
     name = named or task.get("name")
     if not isinstance(name, str):
         raise SettingError(
-            f"path={str(folder)!r} does not say what makes its model, as it was not written by clipline train: give "
-            "load(path, model=MyModel()), an untrained one of the same class and shapes"
+            f"path={str(folder)!r} does not say what makes its model, as it was not written by clipline train: "
+            f"{ways_out.saved}"
         )
     if not is_task_file(name):
         options = task.get("options") if isinstance(task.get("options"), dict) else {}
         return Code(partial(_built_in, task_named(name), dict(options or {})))
     if named is None:
-        _check_file(name, task.get("code"), folder)
-    return Code(*model_of(name))
-
-
-def _check_file(name: str, checksum: object, folder: Path) -> None:
-    """Refuse to run a file that nobody named, unless it is the one that was trained with, outside the folder."""
-    way_out = "give load(path, model=FILE), the file that defines it, or model=MyModel()"
-    path = Path(file_and_name(name)[0])
-    if not is_file(path):
-        raise RunError(f"the model was defined in {name[:200]!r}, and there is no such file here: {way_out}")
-    # As written too: a link inside the folder may lead to a file that came along, outside of it.
-    written = Path(os.path.normpath(path.absolute())), Path(os.path.normpath(folder.absolute()))
-    if written[0].is_relative_to(written[1]) or path.resolve().is_relative_to(folder.resolve()):
-        raise RunError(f"the model was defined in {name!r}, a file inside the folder that is loaded: {way_out}")
-    if file_checksum(name) != checksum:
-        raise RunError(f"the model was defined in {name!r}, and that file has changed since: {way_out}")
+        raise RunError(
+            f"the model was defined in the file {name[:200]!r}, and no code is run that you have not named: read that "
+            f"file, then {ways_out.file}"
+        )
+    code = Code(*model_of(name, ways_out.module))
+    if isinstance(stored := task.get("code"), str) and file_checksum(name) != stored:
+        warnings.warn(
+            f"{name!r} is not the file that the model was trained with, or has changed since: compare what it predicts "
+            "with the metrics of the card",
+            OtherCodeWarning,
+            stacklevel=5,
+        )
+    return code
 
 
 def _built_in(task: Task, options: Mapping[str, Any]) -> nn.Module:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import ParamSpec
 
-from ..errors import SettingError, nearest
+from ..errors import SettingError, nearest, shown
 from ..federated.clip_controllers import QuantileClip
 from ..federated.local_sgd import LocalSGD
 from ..federated.server_optimisers import ServerSGD
@@ -41,6 +41,10 @@ def _misplaced(name: str, value: object, known: Iterable[str]) -> SettingError:
     for keyword, part in _PARTS.items():
         for taken in fields(part):
             if name in (taken.name, taken.metadata.get("setting")):
-                place = f"{keyword}={part.__name__}({taken.name}={value!r})"
-                return SettingError(f"{name}={value!r} is no argument of Training but of {part.__name__}: give {place}")
-    return SettingError(f"{name}={value!r} is no argument of Training, nor of its parts: {nearest(name, [*known][1:])}")
+                place = f"{keyword}={part.__name__}({taken.name}={shown(value)})"
+                return SettingError(
+                    f"{name}={shown(value)} is no argument of Training but of {part.__name__}: give {place}"
+                )
+    return SettingError(
+        f"{name}={shown(value)} is no argument of Training, nor of its parts: {nearest(name, [*known][1:])}"
+    )

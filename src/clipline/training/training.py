@@ -26,7 +26,7 @@ from ..federated.local_sgd import LocalTraining, Loss, OnError
 from ..federated.mechanism import GaussianMechanism
 from ..federated.population import Population
 from ..federated.round import Algorithm, TrainState
-from ..federated.sampling import relation_for, sampler_named
+from ..federated.sampling import relation_for, sampler_named, warn_of_small_cohorts
 from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi, scheduled
 from ..lr_schedules import tabulated
 from ..privacy.accountant import account
@@ -118,6 +118,7 @@ class Training:
                 "population_size", privacy.population_size, "left out where users have no ids",
                 "give user_ids: the place in the population would change for others when one user goes",
             )  # fmt: skip
+        warn_of_small_cohorts(sampler.population_size, len(population), cohort_size)
         self.relation = relation_for(sampler.sampling, privacy.relation, declared=self.declared)
         self.delta = default_delta(sampler.population_size) if privacy.delta is None else privacy.delta
         single = hasattr(preprocessing, "event") or not isinstance(preprocessing, Iterable)  # the latter is refused
@@ -301,6 +302,12 @@ def _streams(seed: int | None, noise_source: NoiseSource, *, shared: bool) -> St
     return Streams(drawn if seed is None else seed, noise_source, secret if noise_source == "system" else "")
 
 
+def _users_of(data: object) -> str:
+    """How to make a population of what was given, as an example."""
+    frame = hasattr(data, "columns") or hasattr(data, "column_names")
+    return 'Population.from_dataframe(frame, user="...")' if frame else "Population.from_arrays(user_ids, x=x, y=y)"
+
+
 def _check_parts(
     population: Population,
     local: LocalTraining,
@@ -311,7 +318,7 @@ def _check_parts(
 ) -> None:
     """Refuse objects of another kind: an old keyword's value, say."""
     for name, part, kind, example in (
-        ("population", population, Population, "Population.from_arrays(user_ids, x=x, y=y)"),
+        ("population", population, Population, _users_of(population)),
         ("local", local, LocalTraining, "LocalSGD(lr=0.1)"),
         ("privacy", privacy, Privacy, "Privacy(epsilon=4.0)"),
         ("compute", compute, Compute, 'Compute(device="cuda")'),

@@ -91,6 +91,11 @@ def test_values_are_read_with_the_keyboard_and_stand_in_a_table(browser, report)
 
 def test_a_phone_a_dark_room_and_paper(browser, report, tmp_path):
     browser.open(report.as_uri(), width=375, height=800)
+    tile = "<div class=tiles><div class=tile><span>error_of_saying_the_middle</span></div><div class=tile></div></div>"
+    browser.run(f"document.querySelector('main').insertAdjacentHTML('afterbegin', '{tile}')")
+    assert browser.run(
+        "(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth)(document.querySelector('.tile'))"
+    )
     assert browser.run("document.documentElement.scrollWidth") <= 375
     browser.open(report.as_uri(), dark=True)
     light = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((a, b) => a + Number(b), 0)"

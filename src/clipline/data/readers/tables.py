@@ -68,7 +68,9 @@ def whole_table(path: str | Path, options: ColumnOptions = NO_OPTIONS) -> Any:
         if kind in (".csv", ".jsonl"):
             with file.open("rb") as raw, _opened(raw, codec) as stream:
                 rows = _rows(stream, options.as_text()) if kind == ".csv" else _objects(stream, file)
-                return pa.Table.from_batches(list(rows))
+                if batches := list(rows):
+                    return pa.Table.from_batches(batches)
+                raise PopulationError(f"{str(file)!r} has no rows: give a table with examples")
     except (pa.ArrowException, OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
         raise PopulationError(f"{str(file)!r} cannot be read ({short(error)}): mend it or copy it again") from None
     raise PopulationError(f"{str(file)!r} is no table that can be read at once: {_WAY_OUT}")

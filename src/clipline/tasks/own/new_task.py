@@ -42,7 +42,7 @@ def new_task(
     file, run = folder / FILE, folder / "run"
     commands = [
         _command("train", file, "--data", data, "--out", run),
-        _command("predict", run, "--data", data, "--out", folder / "predicted.csv"),
+        _command("predict", run, "--model", file, "--data", data, "--out", folder / "predicted.csv"),
     ]
     text = task_text(chosen, title, commands[0])
     compile(text, FILE, "exec")  # a mistake of ours, should there be one, is seen here and not by whoever trains

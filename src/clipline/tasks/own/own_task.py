@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...data.chunks import check_exists
 from ...data.column_options import ColumnOptions
 from ...data.manifest import MANIFEST, read_entries, verify_store
 from ...data.task_stores import CHECKSUM_BYTES, INSIDERS, OUTSIDERS, DataUsed
@@ -90,13 +91,14 @@ def own_model(task: str) -> nn.Module:
     return file.make_model()()
 
 
-def model_of(task: str) -> tuple[Callable[[], nn.Module], Any]:
-    """What makes the model of a task's file, and its `predict(model, batch)`, or None. The file is run."""
+def model_of(task: str, way_out: str) -> tuple[Callable[[], nn.Module], Any]:
+    """What makes the model of a task's file, and its `predict(model, batch)`, or None. The file is run.
+
+    `way_out` ends the message where the file makes a `Task` itself.
+    """
     file = TaskFile(task)
     if file.makes_task:
-        raise SettingError(
-            f"task={task!r} defines TASK, whose model cannot be made without its data: give load(path, model=MyModel())"
-        )
+        raise SettingError(f"task={task!r} defines TASK, whose model cannot be made without its data: {way_out}")
     return file.make_model(), file.optional("predict")
 
 
@@ -130,6 +132,7 @@ def _describe(task: str, settings: TrainSettings) -> DataUsed:
             way_out = "give --user-column, the column that says whose row it is"
             raise refuse("user_column", None, f"given for the table {str(data)!r}", way_out)
         return DataUsed("own", f"{task} on {data}", f"table {data.name}", OUTSIDERS)
+    check_exists("data", data)
     folder = data / "train" if (data / "train" / MANIFEST).is_file() else data
     if not (folder / MANIFEST).is_file():
         limit = "a folder made by clipline data prepare, or a table that ends in .parquet, .csv, .jsonl or .npz"
