@@ -2,7 +2,7 @@ import math
 from pathlib import PurePosixPath
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 
@@ -61,7 +61,7 @@ def test_there_may_be_nothing_to_choose_or_something_other_than_text():
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        (pd.DataFrame({"diagnosis": ["SECRET"]}), "<DataFrame>"),
+        (pa.table({"diagnosis": ["SECRET"]}), "<Table>"),
         (np.array([7781]), "<ndarray>"),
         (torch.tensor(7781.0), "<Tensor>"),
         ([1, np.array([7781])], "[1, <ndarray>]"),

@@ -4,7 +4,7 @@ import signal
 import warnings
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from samples import LOCAL, Observer, cross_entropies, flat_training, linear_model, small_population
@@ -293,9 +293,9 @@ def test_far_more_users_declared_than_are_there_are_warned_of_with_the_users_a_r
 
 
 def test_data_that_are_no_population_are_refused_by_type_with_how_to_make_one():
-    frame = pd.DataFrame({"who": [1, 2], "diagnosis": ["SECRET", "SECRET"]})
+    frame = pa.table({"who": [1, 2], "diagnosis": ["SECRET", "SECRET"]})
     with pytest.raises(SettingError) as error:
         training(frame)
     assert str(error.value) == (
-        'population=<DataFrame> must be a Population: give Population.from_dataframe(frame, user="...")'
+        'population=<Table> must be a Population: give Population.from_dataframe(frame, user="...")'
     )
