@@ -19,6 +19,7 @@ from .kernels import convolution
 from .kernels import lstm as lstm_ops
 from .sparse.recorded_weight import bag
 from .stacked.vmap_axis import is_batched
+from .stacked.vmap_layers import product
 
 Padding = int | Literal["same", "valid"]
 
@@ -130,14 +131,20 @@ class MatrixLSTM(nn.Module):
         return held * (real > 0).unsqueeze(2)
 
     def _step_by_step(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
-        gate_inputs = inputs.transpose(0, 1) @ self.weight_ih.T + self.bias
-        if torch.is_autocast_enabled(inputs.device.type):  # under vmap adding the bias promotes to float32
-            gate_inputs = gate_inputs.to(torch.get_autocast_dtype(inputs.device.type))
+        rows = inputs.transpose(0, 1).reshape(-1, inputs.shape[2])  # one product over all steps of a user
+        kind = inputs.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight_ih.dtype
+        if is_batched(self.weight_ih):
+            gate_inputs = product(rows.to(dtype), self.weight_ih.to(dtype))
+        else:
+            gate_inputs = rows @ self.weight_ih.T
+        gate_inputs = (gate_inputs + self.bias).to(dtype)  # under vmap adding the bias promotes to float32
+        gate_inputs = gate_inputs.view(inputs.shape[1], len(inputs), -1)
         active = torch.ones_like(gate_inputs[..., 0], dtype=torch.bool) if mask is None else mask.transpose(0, 1)
         if is_batched(inputs, self.weight_ih, self.weight_hh):
-            stacked_outputs: Tensor = lstm_ops.lstm(gate_inputs, self.weight_hh, active)
+            stacked_outputs: Tensor = lstm_ops.lstm(gate_inputs, self.weight_hh.to(dtype), active)
             return stacked_outputs.transpose(0, 1)
-        with_user_axis = (tensor.unsqueeze(0) for tensor in (gate_inputs, self.weight_hh, active))
+        with_user_axis = (tensor.unsqueeze(0) for tensor in (gate_inputs, self.weight_hh.to(dtype), active))
         outputs: Tensor = lstm_ops.stacked_lstm(*with_user_axis)[0]
         return outputs.squeeze(0).transpose(0, 1)
 

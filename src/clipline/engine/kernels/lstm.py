@@ -3,9 +3,9 @@
 It is a custom op ("clipline::...") so that `torch.func.vmap` and `torch.compile` treat it as one operation and do not
 unroll it into thousands of small steps.
 
-Plain twin: the loop over time in `stacked_lstm` and `_lstm_loop_backward`, used where `fused` is false.
+Three ways: in bfloat16 `lstm.cu`, which keeps the weights on chip; else the kernels of Triton, which read them again in
+every time step; else the plain twin, the loop over time in `stacked_lstm` and `_lstm_loop_backward`.
 Held equal by: tests/engine/kernels/test_lstm.py (against a textbook recurrence; the GPU part needs a GPU).
-Buys: shakespeare on an H200 in bfloat16: 226 ms a round without, 67 with (docs/results/performance.md).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..stacked.vmap_axis import users_first
+from . import lstm_cuda
 
 try:
     from . import lstm_triton as triton_recurrence
@@ -26,6 +27,13 @@ def fused(tensor: Tensor) -> bool:
     return tensor.device.type == "cuda" and tensor.dtype != torch.float64 and triton_recurrence is not None
 
 
+def units_on_chip(gate_inputs: Tensor) -> int:
+    """How many units' weights a block of GPU threads keeps on chip in `lstm.cu`; 0 where the kernels of Triton serve."""
+    if gate_inputs.dtype != torch.bfloat16:
+        return 0
+    return lstm_cuda.units_on_chip(gate_inputs.shape[3] // 4, gate_inputs.shape[2], gate_inputs.device)
+
+
 @torch.library.custom_op("clipline::stacked_lstm", mutates_args=())
 def stacked_lstm(gate_inputs: Tensor, weight: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(users, time, batch, 4 hidden) by (users, 4 hidden, hidden) -> outputs, activated gates, cells.
@@ -34,6 +42,8 @@ def stacked_lstm(gate_inputs: Tensor, weight: Tensor, active: Tensor) -> tuple[T
     Computed in the type of `gate_inputs`.
     """
     if fused(gate_inputs):
+        if units := units_on_chip(gate_inputs):
+            return lstm_cuda.lstm_forward(gate_inputs, weight, active, units)
         exact = not torch.backends.cuda.matmul.allow_tf32
         return triton_recurrence.lstm_forward(gate_inputs, weight, active, exact)
     users, time, batch, width = gate_inputs.shape
@@ -62,10 +72,13 @@ def stacked_lstm_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients with respect to `gate_inputs` and the weights."""
     if fused(grad):
-        exact = not torch.backends.cuda.matmul.allow_tf32
-        grad_gate_inputs = triton_recurrence.lstm_backward(
-            grad.to(gates.dtype), outputs, gates, cells, weight, active, exact
-        )
+        if units := units_on_chip(gates):
+            grad_gate_inputs = lstm_cuda.lstm_backward(grad.to(gates.dtype), gates, cells, weight, active, units)
+        else:
+            exact = not torch.backends.cuda.matmul.allow_tf32
+            grad_gate_inputs = triton_recurrence.lstm_backward(
+                grad.to(gates.dtype), outputs, gates, cells, weight, active, exact
+            )
     else:
         grad_gate_inputs = _lstm_loop_backward(grad, outputs, gates, cells, weight, active)
     previous = torch.cat([torch.zeros_like(outputs[:, :1]), outputs[:, :-1]], dim=1)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..user_random import UserRandom
-from .vmap_axis import is_batched
+from .vmap_axis import in_vmap
 
 _PREFIX = "clipline_"  # of these forms of attention in transformers' registry
 _FORMS = ("sdpa", "eager")
@@ -117,7 +117,7 @@ def _attention(form: str, module: nn.Module, *args: Any, dropout: float = 0.0, *
 
 def _mask(form: str, *args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
     """The mask of this form; in a stack in full, as whether it can be left out depends on values."""
-    if attention_mask is not None and is_batched(attention_mask):
+    if attention_mask is not None and in_vmap():
         kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     make = sys.modules["transformers"].AttentionMaskInterface()[form]
     mask: Tensor | None = make(*args, attention_mask=attention_mask, **kwargs)

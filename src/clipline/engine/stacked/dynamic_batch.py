@@ -55,7 +55,21 @@ def traced(
             node.kwargs = _generalise(node.kwargs, other.kwargs, node, users)
     graph.lint()
     programs[0].recompile()
+    _alias_constants(programs[0])
     return programs[0]
+
+
+def _alias_constants(program: GraphModule) -> None:
+    """Let the program read its constants, weights that are not trained say, through tensors of its own.
+
+    The compiler leaves notes on the tensors that it meets, and those of a model may not change while users train.
+    """
+    for name, tensor in [*program.named_parameters(recurse=False), *program.named_buffers(recurse=False)]:
+        delattr(program, name)
+        program.register_buffer(name, tensor.detach(), persistent=False)
+    for name, value in list(vars(program).items()):
+        if isinstance(value, torch.Tensor):
+            setattr(program, name, value.detach())
 
 
 def copied(step: Callable[..., None], arguments: tuple[Any, ...]) -> dict[int, torch.dtype]:

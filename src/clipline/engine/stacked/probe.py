@@ -6,8 +6,10 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import ModuleError
 from ...federated.local_sgd import Batch, per_example
@@ -32,6 +34,7 @@ class Probed:
 
     paddable: bool  # whether a batch may be padded without changing the result
     bytes_a_user: int
+    operations: int  # of torch in a step
 
 
 def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackStep) -> Probed:
@@ -54,6 +57,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
     first |= problem.model.personal_pieces(problem.model.initial_personal.unsqueeze(0))
     stack = [piece.expand(2, *piece.shape[1:]).clone() for piece in stack_step.complete(first).values()]
     on_gpu = problem.device.type == "cuda"
+    operations = _Operations()  # type: ignore[no-untyped-call]
     before = torch.cuda.memory_allocated(problem.device) if on_gpu else 0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(problem.device)
@@ -71,7 +75,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
                 # vmap warns where it falls back to a loop over the users
                 warnings.filterwarnings("error", message=".*performance drop.*")
                 stack_step(stack, random_keys, like, mask, 1.0)
-            with Bypass():  # type: ignore[no-untyped-call]
+            with Bypass(), operations:  # type: ignore[no-untyped-call]
                 stack_step(stack, random_keys, like, mask, 1.0)
             if generators_state() != states_before:
                 raise CannotStack(
@@ -89,7 +93,18 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
                 reason = "gradient checkpointing has no version for a stack"  # as Hugging Face models name it
             raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
     peak = torch.cuda.max_memory_allocated(problem.device) if on_gpu else 0
-    return Probed(paddable, max(1, (peak - before) // 2))
+    return Probed(paddable, max(1, (peak - before) // 2), operations.count)
+
+
+class _Operations(TorchDispatchMode):
+    """Counts torch's operations."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """`func`, counted."""
+        self.count += 1
+        return func(*args, **(kwargs or {}))
 
 
 def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[bool, bool]:
@@ -106,6 +121,9 @@ def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[b
     padded[half:] = 0  # as batches are padded: with the first example
     batches.append({name: problem.examples.select_rows(field, padded) for name, field in examples.items()})
     problem.model.module.train()
+    # A frozen base in bfloat16 rounds otherwise for another number of rows: by up to 2^-8 a product.
+    narrow = any(p.is_floating_point() and p.element_size() < 4 for p in problem.model.module.parameters())
+    rtol = 2e-2 if narrow else 1e-3
     same = finite = False
     for params in parameters_to_try(problem.model.initial):
         losses = []
@@ -123,8 +141,7 @@ def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[b
             return False, False
         unpadded_losses, padded_losses = losses[0].double(), losses[1][:half].double()
         if bool(unpadded_losses.isfinite().all()):
-            same = bool(torch.isclose(unpadded_losses, padded_losses, rtol=1e-3, atol=1e-6).all()) and (
-                same or not finite
-            )
+            alike = torch.isclose(unpadded_losses, padded_losses, rtol=rtol, atol=1e-6)
+            same = bool(alike.all()) and (same or not finite)
             finite = True
     return True, same

@@ -120,12 +120,16 @@ class StackStep:
 class CompiledStep:
     """A `StackStep`, traced and compiled on the first call, for any number of users."""
 
-    def __init__(self, step: StackStep, *, kept: bool = True) -> None:
-        """`kept`: share the compiled program with other trainings of this process that compute the same."""
+    def __init__(self, step: StackStep, *, kept: bool = True, compiled: bool = True) -> None:
+        """`kept`: share the compiled program with other trainings of this process that compute the same.
+
+        Without `compiled` it runs as written: where compiling takes longer than it saves.
+        """
         self.step = step
         self._kept = kept
         self._program: Program | None = None
-        self._compiled: Callable[..., Any] | None = None  # the program, or the step itself if it cannot be compiled
+        # The program, or the step itself if it cannot be compiled; None before the first call.
+        self._compiled: Callable[..., Any] | None = None if compiled else self._as_written
         self._copies: dict[int, torch.dtype] | None = None
         self.recordable = True  # until a recording fails
 
@@ -144,7 +148,7 @@ class CompiledStep:
         """The pieces of the stack whose cast is kept from step to step, and the type: each step would cast again."""
         if self._copies is None:
             self._copies = {}
-            if torch.is_autocast_enabled(arguments[0][0].device.type):
+            if self._compiled is None and torch.is_autocast_enabled(arguments[0][0].device.type):
                 with suppress(Exception):  # an error is reported when the step is called
                     self._copies = copied(self.step, arguments)
         return self._copies
@@ -152,6 +156,9 @@ class CompiledStep:
     def __call__(self, arguments: Arguments, copies: Mapping[int, Tensor]) -> None:
         """Run the step; see `StackStep` for the arguments. `copies` are casts as chosen by `self.copies`."""
         given = (*arguments, list(copies.values()))
+        if self._compiled == self._as_written:
+            self._as_written(*given)
+            return
         for tensor in tree_leaves(given):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
         if self._compiled is not None:
@@ -168,12 +175,13 @@ class CompiledStep:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             slow = f"the step of many users cannot be compiled ({reason}); it runs as it is written, which is slower"
             warnings.warn(slow, SlowEngineWarning, stacklevel=2)
-
-            def program(*given: Any) -> None:
-                self.step(*given[:-1])
-
+            program = self._as_written
             program(*given)
         self._compiled = program
+
+
+    def _as_written(self, *given: Any) -> None:
+        self.step(*given[:-1])
 
 
 class GraphedStep:

@@ -33,9 +33,17 @@ class StragglerStreams:
     """Trains blocks of at most `users` users, with at most `steps` steps of `width` examples."""
 
     def __init__(
-        self, step: StackStep, *, users: int, steps: int, width: int, apart: bool = True, kept: bool = True
+        self,
+        step: StackStep,
+        *,
+        users: int,
+        steps: int,
+        width: int,
+        apart: bool = True,
+        kept: bool = True,
+        compiled: bool = True,
     ) -> None:
-        self._step, self._kept = step, kept
+        self._step, self._kept, self._compiled = step, kept, compiled
         self._capacities = (
             users,
             users // _STRAGGLER_PART if apart else 0,
@@ -49,7 +57,7 @@ class StragglerStreams:
     def in_words(self) -> str:
         """How steps run; before the first one, how they are going to."""
         slower = {program.in_words for program in self._programs.values()}
-        return " and ".join(sorted(slower)) or "compiled and recorded"
+        return " and ".join(sorted(slower)) or ("compiled" if self._compiled else "as written") + " and recorded"
 
     def train(
         self,
@@ -100,7 +108,7 @@ class StragglerStreams:
     def _graphed_step(self, group: int, first: dict[str, Tensor], examples: Batch) -> GraphedStep:
         shapes = tuple(piece.shape[1:] for piece in first.values())
         if shapes not in self._programs:
-            self._programs[shapes] = CompiledStep(self._step, kept=self._kept)
+            self._programs[shapes] = CompiledStep(self._step, kept=self._kept, compiled=self._compiled)
         if (group, shapes) not in self._recordings:
             self._recordings[group, shapes] = GraphedStep(
                 self._programs[shapes],

@@ -18,6 +18,11 @@ def is_batched(*tensors: Tensor) -> bool:
     )
 
 
+def in_vmap() -> bool:
+    """Whether this runs inside `torch.func.vmap` or another transform, or is being compiled; see `is_batched`."""
+    return torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None
+
+
 def needs_gradient(tensor: Tensor) -> bool:
     """Whether a gradient flows back to this tensor. One that is batched over users says no itself, always."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):

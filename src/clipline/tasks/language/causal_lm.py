@@ -72,6 +72,8 @@ def _sums(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     if "attention_mask" in batch:
         given["attention_mask"] = batch["attention_mask"].long()
         counted = counted & (batch["attention_mask"][:, 1:] != 0)
+    elif is_batched(ids):  # without one, transformers looks at values, which a stack of users cannot
+        given["attention_mask"] = torch.ones(ids.shape, dtype=torch.long, device=ids.device)
     labels = torch.where(counted, labels, 0)
     inner = _with_plain_head(model)
     if inner is None:
