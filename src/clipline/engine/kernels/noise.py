@@ -131,28 +131,28 @@ def word_generator(rng: NormalGenerator) -> WordGenerator | None:
     return Philox((first, second))
 
 
-def plain_numbers(generator: WordGenerator, count: int) -> NDArray[np.float64]:
-    """(count,) standard normal numbers of this key, by one core."""
-    sizes = [min(PART, count - start) for start in range(0, count, PART)]
+def plain_numbers(generator: WordGenerator, count: int, part_size: int = PART) -> NDArray[np.float64]:
+    """(count,) standard normal numbers of this key, by one core: part p is numbers p * part_size and following."""
+    sizes = [min(part_size, count - start) for start in range(0, count, part_size)]
     parts = [from_words(generator.words(part, words_for(size)), size) for part, size in enumerate(sizes)]
     return np.concatenate([*parts, np.empty(0)])
 
 
-def device_numbers(generator: WordGenerator, count: int, device: torch.device) -> Tensor:
+def device_numbers(generator: WordGenerator, count: int, device: torch.device, part_size: int = PART) -> Tensor:
     """The same on a GPU, (count,) float64; launched on the current stream."""
     # NaN, so that a number which was not drawn would spoil its release instead of leaving a sum without noise.
     numbers = torch.full((count,), torch.nan, dtype=torch.float64, device=device)
-    width = _multiple(words_for(min(count, PART)), noise_triton.SEGMENT)
-    for first in range(0, -(-count // PART), _PARTS_AT_ONCE):
-        some = numbers[first * PART : (first + _PARTS_AT_ONCE) * PART]
-        words = torch.empty(-(-len(some) // PART), width, dtype=torch.int64, device=device)
+    width = _ceil(words_for(min(count, part_size)), noise_triton.SEGMENT) * noise_triton.SEGMENT
+    for first in range(0, _ceil(count, part_size), _PARTS_AT_ONCE):
+        some = numbers[first * part_size : (first + _PARTS_AT_ONCE) * part_size]
+        words = torch.empty(_ceil(len(some), part_size), width, dtype=torch.int64, device=device)
         generator.fill(words, first)
-        noise_triton.numbers_from(words, *_tables(device), some, PART)
+        noise_triton.numbers_from(words, *_tables(device), some, part_size)
     return numbers
 
 
-def _multiple(number: int, of: int) -> int:
-    return -(-number // of) * of
+def _ceil(number: int, by: int) -> int:
+    return -(-number // by)
 
 
 @cache
@@ -163,7 +163,7 @@ def _tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def usable(device: torch.device, count: int) -> bool:
-    """Whether `count` numbers of noise are drawn on this device: a GPU with Triton, and numbers enough to gain by it."""
+    """Whether a GPU draws so many numbers of noise itself: it has Triton, and draws right, and it gains time."""
     return device.type == "cuda" and noise_triton is not None and count >= FEW and _agrees(device)
 
 
@@ -174,15 +174,17 @@ class DeviceNoiseWarning(UserWarning):
 @cache
 def _agrees(device: torch.device) -> bool:
     """Whether the kernels draw what the plain twin draws, tried once: noise that is wrong would protect nobody."""
+    count, part_size = (1 << 14) + 5, 1 << 12  # five parts
     for generator in (Philox((1, 2)), ChaCha20(bytes(range(32)))):
         try:
-            drawn = SideStreamTensor(device, partial(device_numbers, generator, FEW, device))().cpu().numpy()
+            compute = partial(device_numbers, generator, count, device, part_size)
+            drawn = SideStreamTensor(device, compute)().cpu().numpy()
         except Exception as error:  # whatever Triton raises where it has no compiler or does not know the GPU
             warnings.warn(
                 f"noise is drawn by processor cores, as {device} cannot ({error})", DeviceNoiseWarning, stacklevel=2
             )
             return False
-        if not agree(drawn, plain_numbers(generator, FEW)):
+        if not agree(drawn, plain_numbers(generator, count, part_size)):
             warnings.warn(
                 f"noise is drawn by processor cores, as {device} draws other numbers than NumPy: report this with the "
                 "versions of torch, Triton and NumPy",

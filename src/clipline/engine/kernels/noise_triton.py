@@ -19,6 +19,8 @@ from torch import Tensor
 
 # mypy: ignore-errors
 
+# No number is specialised (`do_not_specialize`): Triton would compile again for a key, or a count, of another kind.
+
 SEGMENT = 128  # words through which one lane walks
 WARM_UP = tl.constexpr(64)
 _LONGEST = tl.constexpr(101)  # words of an attempt: fifty tries in the tail, of which one in 14 fails
@@ -34,7 +36,7 @@ def philox_words(words: Tensor, key: tuple[int, int], first_part: int) -> None:
     _philox_words[grid](words, *halves, first_part + _WIDE, width // 4, 256, num_warps=4)
 
 
-@triton.jit(do_not_specialize=["low0", "high0", "low1", "high1", "first_part"])
+@triton.jit(do_not_specialize=["low0", "high0", "low1", "high1", "first_part", "blocks"])
 def _philox_words(words, low0, high0, low1, high1, first_part, blocks, BLOCK: tl.constexpr):
     """Philox-4x64-10 (Salmon et al., 2011). The counter of block b of part p is (b + 1, 0, p, 0)."""
     part = tl.program_id(1).to(tl.int64)
@@ -89,7 +91,7 @@ def _pair(low, high):
     return (low.to(tl.uint64) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "first_part"])
+@triton.jit(do_not_specialize=["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "first_part", "blocks"])
 def _chacha20_words(words, k0, k1, k2, k3, k4, k5, k6, k7, first_part, blocks, BLOCK: tl.constexpr):
     """RFC 8439, section 2.3. The block counter is the block's number in its part, the nonce is (part, 0, 0)."""
     part = tl.program_id(1).to(tl.int64)
@@ -158,7 +160,7 @@ def _tail(units):
     return tl.load(units + 255) * 4503599627370496.0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def _spans(words, units, limits, heights, spans, width, BLOCK: tl.constexpr):
     """How many words an attempt takes that begins here, negative if it gives no number."""
     row = tl.program_id(1).to(tl.int64) * width
@@ -187,7 +189,7 @@ def _spans(words, units, limits, heights, spans, width, BLOCK: tl.constexpr):
     tl.store(spans + row + place, span.to(tl.int8), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["segments"])
 def _counts(spans, counts, segments, SEGMENT: tl.constexpr, LANES: tl.constexpr):
     """How many numbers begin in each segment."""
     row = tl.program_id(1).to(tl.int64) * segments
@@ -203,7 +205,7 @@ def _counts(spans, counts, segments, SEGMENT: tl.constexpr, LANES: tl.constexpr)
     tl.store(counts + row + segment, count, mask=segment < segments)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total", "part_size", "segments"])
 def _place(
     words, spans, before, units, numbers, total, part_size, segments, SEGMENT: tl.constexpr, LANES: tl.constexpr
 ):
