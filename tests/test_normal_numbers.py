@@ -96,6 +96,18 @@ def test_another_way_of_drawing_is_refused_instead_of_used(monkeypatch):
     assert numpy_layers().limits[1] == 0
 
 
+def test_the_tail_goes_as_far_as_is_said():
+    """The height is at most 53 ln 2, and must be above half the square of what is beyond 3.65."""
+    most = math.sqrt(2 * 53 * math.log(2))  # 8.57
+    words = np.full(600, 2**64 - 512, np.uint64)  # an attempt in the tail, then the greatest height
+    numbers = []
+    for beyond in (most - 1e-3, most + 1e-3):
+        words[1] = int((1 - math.exp(-beyond * numpy_layers().tail)) * 2**53) << 11
+        numbers.append(abs(from_words(words, 1)[0]))
+    assert numbers[0] == pytest.approx(12.225, abs=0.02)
+    assert not numbers[1] > 12.3  # refused
+
+
 # The law --------------------------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,8 @@
 NumPy's `Generator.standard_normal` is a ziggurat (Marsaglia and Tsang, 2000): it cuts the bell curve into 256 layers of
 equal area. A word holds a layer (8 bits), a sign (1 bit) and a whole number of 52 bits; whole number times the layer's
 unit is the normal number, unless it falls outside the part of the layer that is certainly under the curve (1.5% of
-words). Then further words decide, or make a number of the tail, which goes to 3.65 + 36.7 / 3.65 = 13.7 deviations.
+words). Then further words decide, or make a number of the tail, which goes to 12.2 deviations: beyond that not
+even the rarest pair of words, of 53 bits each, is accepted.
 
 `from_words` does this with arrays instead of one number after the other and gives the same numbers to the last bit,
 so words of any generator can be used: those of OpenSSL here, those that a GPU has made in `engine/kernels/noise.py`.

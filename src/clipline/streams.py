@@ -34,8 +34,9 @@ class Streams:
 
     `noise_source="seed"` makes cohorts and noise repeatable, for simulations; whoever knows the seed can then tell who
     took part, and subtract the noise. `noise_source="system"` keys both from the operating system's entropy and stores
-    the keys nowhere: use it when the model will be published. Users' own randomness then depends on such a key as
-    well, drawn when the streams are made. Never use one seed twice on different data.
+    the keys nowhere: use it when the model will be published; the noise then comes from a cryptographic generator.
+    Users' own randomness then depends on such a key as well, drawn when the streams are made. Never use one seed twice
+    on different data.
     """
 
     seed: int

@@ -38,7 +38,7 @@ except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent els
     noise_triton = None  # type: ignore[assignment]
 
 FEW = 1 << 15  # fewer numbers are drawn sooner by one core than kernels are launched
-_PARTS_AT_ONCE = 64  # parts whose words are in memory together: 138 MiB
+_PARTS_AT_ONCE = 64  # parts whose words are in memory together: 132 MiB
 _UNITS_OFF = 2  # how far numbers of the tail may differ, in units in the last place
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 SEGMENT = 128  # words through which one lane walks
 WARM_UP = tl.constexpr(64)
 _LONGEST = tl.constexpr(101)  # words of an attempt: fifty tries in the tail, of which one in 14 fails
-_LANES = 128
+_LANES = 32  # of one warp, which need not wait for others
 _WIDE = 1 << 40  # added to the halves of a key, so that Triton sees one type for all keys and compiles once
 
 
@@ -137,14 +137,16 @@ def numbers_from(
     parts, width = words.shape
     spans = torch.empty(parts, width, dtype=torch.int8, device=words.device)
     # Without fused multiplications and additions, which NumPy's numbers do not have.
-    exact = {"num_warps": 4, "enable_fp_fusion": False}
-    _spans[triton.cdiv(width, 512), parts](words, units, limits, heights, spans, width, 512, **exact)
+    exact = {"enable_fp_fusion": False}
+    _spans[triton.cdiv(width, 512), parts](words, units, limits, heights, spans, width, 512, num_warps=4, **exact)
     segments = width // SEGMENT
     counts = torch.empty(parts, segments, dtype=torch.int32, device=words.device)
     grid = (triton.cdiv(segments, _LANES), parts)
-    _counts[grid](spans, counts, segments, SEGMENT, _LANES, num_warps=4)
+    _counts[grid](spans, counts, segments, SEGMENT, _LANES, num_warps=1)
     before = counts.cumsum(1, dtype=torch.int32) - counts
-    _place[grid](words, spans, before, units, numbers, len(numbers), part_size, segments, SEGMENT, _LANES, **exact)
+    _place[grid](
+        words, spans, before, units, numbers, len(numbers), part_size, segments, SEGMENT, _LANES, num_warps=1, **exact
+    )
 
 
 @triton.jit
