@@ -53,6 +53,7 @@ ON_GPU = {
     "compiled_steps": Bench("emnist_cr", 100, 20, precision="bf16"),
     "straggler_streams": Bench("emnist_cr", 100, 40, precision="bf16", uneven=True),
     "prefetch": Bench("so_lr", 100, 20),
+    "device_noise": Bench("so_lr", 100, 20),
     "lstm_kernel": Bench("shakespeare", 100, 10, precision="bf16"),
     "convolution_kernels": Bench("emnist_cr", 100, 20, precision="bf16"),
     "kept_copies": Bench("emnist_cr", 100, 20, precision="bf16"),  # of weights in bfloat16, `stacked/dynamic_batch.py`

@@ -15,6 +15,7 @@ LEVELS = {
     "errors": 0,
     "lr_schedules": 0.5,
     "settings": 1,
+    "normal_numbers": 1,
     "streams": 2,
     "cuda_streams": 2,
     "plotting": 1,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -27,6 +27,31 @@ def side_stream(device: torch.device) -> Iterator[list[Tensor]]:
     now.wait_stream(stream)
     for tensor in made:
         tensor.record_stream(now)  # the allocator must not reuse it before the current stream is done
+
+
+class SideStreamTensor:
+    """A tensor that is computed on a side stream from construction on. Calling this makes the current stream wait.
+
+    What `compute` reads must be finished, or made on the side stream too. Without CUDA it is computed at once.
+    """
+
+    def __init__(self, device: torch.device, compute: Callable[[], Tensor]) -> None:
+        self._done: torch.cuda.Event | None = None
+        if device.type != "cuda":
+            self._tensor = compute()
+            return
+        stream = _stream(torch.cuda.current_stream(device).device)
+        with torch.cuda.stream(stream):
+            self._tensor = compute()
+            self._done = stream.record_event()
+
+    def __call__(self) -> Tensor:
+        """The tensor, for work that is launched on the current stream."""
+        if self._done is not None:
+            now = torch.cuda.current_stream(self._tensor.device)
+            now.wait_event(self._done)
+            self._tensor.record_stream(now)  # the allocator must not reuse it before the current stream is done
+        return self._tensor
 
 
 class LateScalar:

@@ -1,6 +1,7 @@
 """Independent random streams from one seed, each named by its purpose.
 
-Server-side randomness (who is sampled, the noise) comes as NumPy generators keyed by seed, purpose and round.
+Server-side randomness (who is sampled, the noise) comes as NumPy generators keyed by seed, purpose and round; noise
+from the system comes from a cryptographic generator.
 A user's randomness (order of examples, dropout) is counter-based: a hash of seed, purpose, round, the user's identity
 (`Population.identities`: the user's own id, not the position in a list) and index. What a user draws does not depend on
 blocks, workers or devices, nor on other users who are added, removed or renamed.
@@ -17,12 +18,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .normal_numbers import SystemNormal
 from .settings import check
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the step of the splitmix64 sequence
 _MASK = (1 << 64) - 1
 
 NoiseSource = Literal["seed", "system"]
+NormalGenerator = np.random.Generator | SystemNormal  # of the noise
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,9 @@ class Streams:
 
     `noise_source="seed"` makes cohorts and noise repeatable, for simulations; whoever knows the seed can then tell who
     took part, and subtract the noise. `noise_source="system"` keys both from the operating system's entropy and stores
-    the keys nowhere: use it when the model will be published. Users' own randomness then depends on such a key as
-    well, drawn when the streams are made. Never use one seed twice on different data.
+    the keys nowhere: use it when the model will be published; the noise then comes from a cryptographic generator.
+    Users' own randomness then depends on such a key as well, drawn when the streams are made. Never use one seed twice
+    on different data.
     """
 
     seed: int
@@ -49,13 +53,13 @@ class Streams:
         """The generator that samples this round's cohort. As secret as the noise: amplification needs it."""
         return self._fresh() if self.noise_source == "system" else self._generator("sampling", round_index)
 
-    def noise(self, round_index: int) -> np.random.Generator:
-        """The generator of the noise on this round's release."""
-        return self._fresh() if self.noise_source == "system" else self._generator("noise", round_index)
+    def noise(self, round_index: int) -> NormalGenerator:
+        """The generator of the noise on this round's release; a cryptographic one for "system"."""
+        return SystemNormal() if self.noise_source == "system" else self._generator("noise", round_index)
 
-    def statistic(self, identity: str) -> np.random.Generator:
+    def statistic(self, identity: str) -> NormalGenerator:
         """The generator of the noise on one private statistic; no round's noise, whatever the seed."""
-        return self._fresh() if self.noise_source == "system" else self._generator(f"statistic {identity}", 0)
+        return SystemNormal() if self.noise_source == "system" else self._generator(f"statistic {identity}", 0)
 
     def initial(self) -> int:
         """The 63-bit seed of the model's initial parameters."""
@@ -71,6 +75,7 @@ class Streams:
 
     @staticmethod
     def _fresh() -> np.random.Generator:
+        # Not cryptographic, but nobody sees what it draws, and every round has a key of its own.
         return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
 
     def _generator(self, purpose: str, round_index: int) -> np.random.Generator:

@@ -23,6 +23,7 @@ class FastParts:
     straggler_streams: bool = True  # on a GPU: users with many more steps run on a stream beside the others
     single_step: bool = True  # on CPU cores: users of one example share the round's weights, see docs/example_level.md
     prefetch: bool = True  # the next round's cohort and noise are drawn while this one ends
+    device_noise: bool = True  # on a GPU: it draws the noise itself, the same numbers as processor cores
     compile_c: bool = declared("compile_c")  # sparse rows by C code that is compiled when the training is made
     keep_freed_memory: bool = False  # glibc keeps what is freed, for the rest of the process
 

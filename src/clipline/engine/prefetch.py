@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +18,10 @@ from ..cuda_streams import side_stream
 from ..errors import RunError
 from ..federated.draws import Noise, part_generators
 from ..federated.sampling import Cohort, Sampler
-from ..streams import Streams
+from ..streams import NormalGenerator, Streams
+from .kernels import noise as device_noise
+from .kernels.noise import DeviceNoise
+from .problem import Problem
 
 _FEW = 1 << 15  # numbers that are drawn in less time than threads take to wake up
 
@@ -33,7 +35,7 @@ class BackgroundNoise:
 
     def __init__(
         self,
-        rng: np.random.Generator,
+        rng: NormalGenerator,
         count: int,
         device: torch.device | str = "cpu",
         *,
@@ -73,7 +75,7 @@ class BackgroundNoise:
 class Prefetch:
     """Cohort and noise of the rounds below `until`; `prefetch` draws those of one round in the background.
 
-    Its threads start with the first draw and end with `close`.
+    Its threads start with the first draw and end with `close`. With `on_device` the GPU draws the noise.
     """
 
     def __init__(
@@ -83,9 +85,11 @@ class Prefetch:
         dim: int,
         device: torch.device | str,
         until: int,
+        *,
+        on_device: bool = False,
     ) -> None:
         self._sampler, self._streams, self._dim, self._device = sampler, streams, dim, device
-        self._until = until
+        self._until, self._on_device = until, on_device
         self._drawn: dict[int, tuple[Cohort, Noise]] = {}
         self._threads = new_threads()
 
@@ -108,9 +112,17 @@ class Prefetch:
     def _draw(self, round_index: int) -> None:
         self._drawn.clear()
         cohort = self._sampler.draw(self._streams.sampling(round_index))
-        rng = self._streams.noise(round_index)
-        noise = BackgroundNoise(rng, self._dim + 1, self._device, threads=self._threads)
-        self._drawn[round_index] = cohort, noise
+        self._drawn[round_index] = cohort, self._noise(self._streams.noise(round_index))
+
+    def _noise(self, rng: NormalGenerator) -> Noise:
+        if self._on_device:
+            return DeviceNoise(rng, self._dim + 1, self._device)
+        return BackgroundNoise(rng, self._dim + 1, self._device, threads=self._threads)
+
+
+def draws_on_device(problem: Problem) -> bool:
+    """Whether the noise of a training is drawn by its GPU."""
+    return problem.fast.device_noise and device_noise.usable(problem.device, problem.model.dim + 1)
 
 
 def new_threads() -> ThreadPoolExecutor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError
-from ..streams import Streams
+from ..streams import NormalGenerator, Streams
 from .sampling import Cohort, Sampler
 
 PART = 1 << 18  # numbers drawn from one generator
@@ -41,23 +41,24 @@ class Draws(Protocol):
         ...
 
 
-def part_generators(rng: np.random.Generator, count: int) -> Iterator[tuple[np.random.Generator, slice]]:
+def part_generators(rng: NormalGenerator, count: int) -> Iterator[tuple[NormalGenerator, slice]]:
     """Generators for `count` numbers, each with the part that it fills, so that parts can be drawn in parallel.
 
-    Part p uses `rng` jumped ahead p times, by 2^128 draws each; `rng` must not be used for anything else.
+    Part p uses `rng` jumped ahead p times, by 2^128 draws each; `rng` must not be used for anything else. Noise from
+    the system has one generator for all parts, which never draws anything twice.
     """
-    bits = rng.bit_generator
-    size = PART if isinstance(bits, np.random.Philox) else max(1, count)  # other generators cannot jump: one part
+    bits = rng.bit_generator if isinstance(rng, np.random.Generator) else None
+    size = PART if bits is None or isinstance(bits, np.random.Philox) else max(1, count)  # others cannot jump: one part
     for part, start in enumerate(range(0, count, size)):
-        ahead = np.random.Generator(bits.jumped(part)) if part else rng  # type: ignore[attr-defined]
+        ahead = np.random.Generator(bits.jumped(part)) if bits is not None and part else rng  # type: ignore[attr-defined]
         yield ahead, slice(start, min(start + size, count))
 
 
 class NoiseNow:
     """`count` independent standard normal numbers, drawn when `numbers` is called."""
 
-    def __init__(self, rng: np.random.Generator, count: int, device: torch.device | str = "cpu") -> None:
-        self._rng: np.random.Generator | None = rng
+    def __init__(self, rng: NormalGenerator, count: int, device: torch.device | str = "cpu") -> None:
+        self._rng: NormalGenerator | None = rng
         self._count, self._device = count, device
 
     def numbers(self) -> Tensor:
@@ -73,17 +74,21 @@ class NoiseNow:
 
 @dataclass(frozen=True, eq=False)
 class PlainDraws:
-    """Draws on demand, for a sum of `dim` coordinates and the bit. `engine.prefetch` draws the same numbers earlier."""
+    """Draws on demand, for a sum of `dim` coordinates and the bit. `engine.prefetch` draws the same numbers earlier.
+
+    `noise` makes the noise from a generator, a count and a device.
+    """
 
     sampler: Sampler
     streams: Streams
     dim: int
     device: torch.device | str = "cpu"
+    noise: Callable[[NormalGenerator, int, torch.device | str], Noise] = NoiseNow
 
     def take(self, round_index: int) -> tuple[Cohort, Noise]:
         """The cohort now, the noise when its numbers are read."""
         cohort = self.sampler.draw(self.streams.sampling(round_index))
-        return cohort, NoiseNow(self.streams.noise(round_index), self.dim + 1, self.device)
+        return cohort, self.noise(self.streams.noise(round_index), self.dim + 1, self.device)
 
     def prefetch(self, round_index: int) -> None:
         """Does nothing."""

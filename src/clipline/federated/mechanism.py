@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from ..errors import check_number, refuse
 from ..privacy.events import GaussianEvent
 from ..privacy.noise_split import DeltaNoise, split_noise
 from ..settings import check
+from ..streams import NormalGenerator
 from .clipping import ClippedSum
 from .draws import Noise, NoiseNow
 
@@ -80,7 +80,7 @@ class GaussianMechanism:
         stddev = _check_stddev("delta_noise_multiplier * clip", float(self.delta_noise_multiplier) * bound)
         return stddev * (1 + rounding_slack(self.cohort_size))
 
-    def release(self, total: ClippedSum, noise: Noise | np.random.Generator) -> Release:
+    def release(self, total: ClippedSum, noise: Noise | NormalGenerator) -> Release:
         """Add noise made for the sum's bound, round to a public grid, divide by the declared cohort size.
 
         The rounding matters: the noise sampler cannot produce every float64, so the low bits of an unrounded sum could
@@ -90,7 +90,7 @@ class GaussianMechanism:
         delta_stddev = self.delta_stddev(total.bound)
         private = _open(total)
         dim = len(private) - 1
-        if isinstance(noise, np.random.Generator):
+        if isinstance(noise, NormalGenerator):
             noise = NoiseNow(noise, dim + 1, private.device)
         numbers = noise.numbers()
         if len(numbers) != dim + 1:

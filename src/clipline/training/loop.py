@@ -11,11 +11,12 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..engine.prefetch import Prefetch
+from ..engine.kernels.noise import DeviceNoise
+from ..engine.prefetch import Prefetch, draws_on_device
 from ..errors import refuse
 from ..federated.backend import Backend, CohortRequest
 from ..federated.clipping import ClippedSum
-from ..federated.draws import Draws, PlainDraws
+from ..federated.draws import Draws, NoiseNow, PlainDraws
 from ..federated.mechanism import Release
 from ..federated.round import Algorithm, TrainState
 from ..privacy.guarantee import Guarantee
@@ -75,9 +76,10 @@ def draws_of(training: Training, until: int) -> Draws:
     """Cohort and noise of the rounds below `until`, drawn ahead unless that is switched off."""
     sampler, problem = training.algorithm.sampler, training.problem
     streams, dim, fast = problem.runs[0].streams, problem.model.dim, problem.fast
+    on_device = draws_on_device(problem)
     if not fast.prefetch:
-        return PlainDraws(sampler, streams, dim, problem.device)
-    return Prefetch(sampler, streams, dim, problem.device, until)
+        return PlainDraws(sampler, streams, dim, problem.device, DeviceNoise if on_device else NoiseNow)
+    return Prefetch(sampler, streams, dim, problem.device, until, on_device=on_device)
 
 
 def _checked(callbacks: Sequence[Callback]) -> list[Callback]:

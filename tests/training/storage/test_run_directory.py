@@ -514,6 +514,7 @@ def test_what_changes_no_release_may_differ(tmp_path):
         ("numpy.__version__", "0.9", r"'numpy version: .*' then, 'numpy version: 0\.9' now"),
         ("torch.__version__", "0.9.0", r"'torch version: .*' then, 'torch version: 0\.9\.0' now"),
         ("clipline.training.storage.circumstances.__version__", "0.9", r"then, 'clipline version: 0\.9' now"),
+        ("clipline.training.storage.circumstances.draws_on_device", lambda _: True, "'noise: drawn by the GPU' now"),
         ("torch.backends.cpu.get_cpu_capability", lambda: "ABACUS", "'device in use: cpu, .* ABACUS' now"),
     ],
 )  # fmt: skip

@@ -18,6 +18,7 @@ from ...federated.clipping import PartialSums
 from ...federated.mechanism import GaussianMechanism
 from ...federated.population import Population
 from ...privacy.events import GaussianEvent, NoSampling
+from ...streams import NormalGenerator
 
 _GRID = 2.0**-24
 _BLOCK = 1 << 20  # numbers looked at in one go, or those of one user
@@ -60,7 +61,7 @@ def on_grid(weights: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def noisy_sum(
-    vectors: Iterable[Vectors], dim: int, noise_multiplier: float, rng: np.random.Generator
+    vectors: Iterable[Vectors], dim: int, noise_multiplier: float, rng: NormalGenerator
 ) -> tuple[NDArray[np.float64], GaussianEvent]:
     """The sum of all users' vectors with noise of `noise_multiplier`, rounded to the grid of the mechanism: PUBLIC."""
     sums = PartialSums(torch.zeros(1, dim + 1, dtype=torch.float64))

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ...errors import check_number, check_whole, refuse
 from ...federated.population import Population
 from ...privacy.accountant import account
@@ -17,7 +15,7 @@ from ...privacy.events import GaussianEvent, NoSampling, Statistic
 from ...privacy.guarantee import Guarantee
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
-from ...streams import Streams
+from ...streams import NormalGenerator, Streams
 from .moments import Moments, Range, checked_ranges, moment_vectors, moments_from, widths
 from .noisy_sum import noisy_sum
 from .ranges import Ranges, histogram_vectors, ranges_from
@@ -162,7 +160,7 @@ class PrivateStatistics:
         threshold_delta: float = 0.0,
         *,
         example_level: bool,
-    ) -> tuple[GaussianEvent, np.random.Generator]:
+    ) -> tuple[GaussianEvent, NormalGenerator]:
         """Put one release on record, before anything of it is computed: its event, and the generator of its noise.
 
         With a seed, all that the caller `declared` decides which release it is and which noise it gets: another

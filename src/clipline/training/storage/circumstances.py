@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ... import __version__
+from ...engine.prefetch import draws_on_device
 from ...lr_schedules import schedule_text
 from .checkpoint import DATA_FINGERPRINT
 
@@ -100,6 +101,8 @@ class Circumstances:
             "engine in use": engine,
             "C routines": "in use" if native else "not in use",
         }
+        if draws_on_device(training.problem):  # its logarithms, in numbers of the tail, are rounded otherwise
+            facts["noise"] = "drawn by the GPU"
         if training.privacy.noise_source == "seed":  # else a round that is run again draws afresh, whatever the seed
             facts["hash of the seed"] = hashlib.sha256(f"clipline seed {training.seed}".encode()).hexdigest()[:16]
         chosen = {**(same or {}), **settings}
