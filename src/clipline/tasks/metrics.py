@@ -15,6 +15,7 @@ from ..federated.local_sgd import Batch
 from ..federated.population import Population
 from ..training.evaluation import EvaluateModel
 
+_GPU_BATCH = 2000  # examples: 1.6 GB of logits of so_nwp
 # A metric of a batch: numerator and denominator, each summed over batches. Without a denominator it is a plain sum.
 Counts = Mapping[str, tuple[Tensor, Tensor | int | None]]
 
@@ -29,7 +30,8 @@ def evaluator(
 ) -> EvaluateModel:
     """The metrics over the examples of `held_out(test, part)`: summed numerators over summed denominators, or 0 over 0.
 
-    On "validation" and "original" only the first `max_examples` examples count.
+    On "validation" and "original" only the first `max_examples` examples count. Batches have `batch_size` examples on
+    CPU cores, and more on a GPU, which is not filled by so few.
     """
     rows = held_out(test, part)
     kept: dict[torch.device, Batch] = {}  # examples stay on the device from one evaluation to the next
@@ -38,7 +40,9 @@ def evaluator(
 
     def evaluate(model: nn.Module) -> Mapping[str, float]:
         sums: dict[str, list[tuple[Tensor, Tensor | int | None]]] = defaultdict(list)
-        for batch in batches(test, rows, batch_size, next(model.parameters()), kept):
+        like = next(model.parameters())
+        size = batch_size if like.device.type == "cpu" else max(batch_size, _GPU_BATCH)
+        for batch in batches(test, rows, size, like, kept):
             for name, pair in count(model, batch).items():
                 sums[name].append(pair)  # added up at the end, so that the host does not wait for the device in between
         return {name: _ratio(pairs) for name, pairs in sums.items()}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 EvaluateModel = Callable[[nn.Module], Mapping[str, float]]  # the metrics of a model, on data of its own
 Metric = Callable[[nn.Module, Batch], Tensor | Mapping[str, Tensor]]  # (examples,) numbers, or several by name
+
+
+_one_on_a_gpu = threading.Lock()  # runs side by side measure by turns: a batch fills the GPU, and takes its memory
 
 
 class Evaluate(Measuring):
@@ -101,7 +106,8 @@ class Evaluate(Measuring):
             self._thread = None
 
     def _measure(self, params: Tensor, ready: torch.cuda.Event | None) -> Metrics:
-        with torch.no_grad(), torch.cuda.stream(self._stream):  # without a stream, the latter does nothing
+        alone: AbstractContextManager[object] = nullcontext() if self._stream is None else _one_on_a_gpu
+        with alone, torch.no_grad(), torch.cuda.stream(self._stream):  # without a stream, the latter does nothing
             if self._stream is not None and ready is not None:
                 self._stream.wait_event(ready)
             pieces = torch.split(params.clone(), [param.numel() for param in self._trainable])  # a metric may write

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import functional_call, stack_module_state, vmap
 
-from clipline.engine.kernels import convolution
+from clipline.engine.kernels import convolution, lstm, lstm_cuda
 from clipline.engine.layers import MatrixLSTM
 
 DOUBLE = torch.float64
@@ -109,3 +109,50 @@ def test_a_recurrence_alone_on_a_gpu_equals_the_plain_one_whatever_is_held(mask)
     assert relative(ours, expected.detach()) < 1e-5
     for gradient, theirs in zip(gradients, wanted, strict=True):
         assert relative(gradient, theirs) < 1e-5
+
+
+on_chip = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0), reason="needs a GPU of 2020 or newer"
+)
+
+
+@on_chip
+@pytest.mark.parametrize(
+    ("users", "batch", "time", "hidden"),
+    [(2, 4, 80, 256), (150, 4, 9, 256), (40, 16, 5, 670), (3, 37, 7, 64), (5, 3, 4, 34)],
+    ids=["few users", "more than fit at once", "hidden size 670", "sequences in groups", "a last slice in part"],
+)
+def test_weights_on_chip_give_the_recurrence_in_float64_up_to_bfloat16(users, batch, time, hidden):
+    assert lstm_cuda.units_on_chip(hidden, batch, torch.device("cuda")) > 0
+    generator = torch.Generator("cuda").manual_seed(users)
+    gate_inputs = torch.randn(users, time, batch, 4 * hidden, device="cuda", generator=generator).bfloat16()
+    weight = torch.randn(users, 4 * hidden, hidden, device="cuda", generator=generator).bfloat16() / hidden**0.5
+    active = torch.rand(users, time, batch, device="cuda", generator=generator) < 0.8
+    grad = torch.randn(users, time, batch, hidden, device="cuda", generator=generator).bfloat16()
+    outputs, gates, cells = lstm.stacked_lstm(gate_inputs, weight, active)
+    grad_inputs, grad_weight = lstm.stacked_lstm_backward(grad, outputs, gates, cells, weight, active)
+    some = slice(users - 2, users)  # the last to start: the loop in float64 takes its time
+    plain = lstm.stacked_lstm(gate_inputs[some].double(), weight[some].double(), active[some])
+    wanted = lstm.stacked_lstm_backward(grad[some].double(), *plain, weight[some].double(), active[some])
+    for ours, expected in zip((outputs, gates, cells, grad_inputs, grad_weight), (*plain, *wanted), strict=True):
+        assert relative(ours[some], expected.cpu()) < 6e-3  # bfloat16 has 8 bits: 2e-3 for each rounding
+    again = lstm.stacked_lstm(gate_inputs, weight, active)
+    assert all(map(torch.equal, again, (outputs, gates, cells)))
+
+
+@on_chip
+def test_without_gradients_a_gpu_takes_the_library_s_recurrence_of_the_same_values():
+    torch.manual_seed(0)
+    layer, inputs = MatrixLSTM(5, 32).cuda(), torch.randn(2, 7, 5, device="cuda")
+    for name, mask in LSTM_MASKS.items():
+        with torch.no_grad():
+            ours = layer(inputs, mask.cuda())
+        expected = written_out(layer.double(), inputs.double(), mask.cuda())
+        layer.float()
+        assert relative(ours, expected.detach().cpu()) < 2e-3, name  # cuDNN may round products to tf32
+
+
+def test_shared_memory_of_a_block_holds_weights_and_partial_sums():
+    # By hand, hidden size 256, 32 units, 8 rows: 128 rows of 256 weights in 576 bytes each and 4 parts of 8 x 136 sums;
+    # backward 1024 rows of 32 weights and 8 parts of 8 x 40 sums.
+    assert lstm_cuda._shared_bytes(256, 32, 8) == (128 * 576 + 4 * 8 * 136 * 4, 1024 * 64 + 8 * 8 * 40 * 4)

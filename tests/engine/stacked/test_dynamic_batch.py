@@ -111,3 +111,18 @@ def test_copies_are_renewed_when_all_pieces_have_moved():
         for one, other, copy in zip(ours, expected, copies, strict=True):
             assert torch.equal(one, other)
             assert torch.equal(copy, one.bfloat16())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_program_reads_weights_that_are_not_trained_where_they_are_through_tensors_of_its_own():
+    frozen = torch.nn.Parameter(torch.tensor([1.0, 2.0]), requires_grad=False)
+    beside = torch.tensor([10.0, 20.0])
+    program = traced(
+        lambda stack, rates: stack[0].sub_(frozen * rates.view(-1, 1) + beside), ([torch.zeros(3, 2)], torch.ones(3))
+    )
+    own = [*program.parameters(), *program.buffers(), *(one for one in vars(program).values() if torch.is_tensor(one))]
+    assert {one.data_ptr() for one in own} == {frozen.data_ptr(), beside.data_ptr()}
+    assert not any(one is frozen or one is beside for one in own)
+    stack = torch.zeros(1, 2)
+    program([stack], torch.full((1,), 3.0), [])
+    assert stack.tolist() == [[-13.0, -26.0]]

@@ -47,6 +47,30 @@ def test_a_model_that_looks_across_its_examples_is_not_padded():
     assert not found.paddable
 
 
+class RoundsByRows(nn.Module):
+    """Its products come out half a percent larger for more than two rows, as those of a library in bfloat16 might."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.linear = nn.Linear(6, 3).double()
+        self.base = nn.Parameter(torch.ones(1, dtype=dtype), requires_grad=False)
+
+    def forward(self, inputs):
+        return self.linear(inputs) * self.base.double() * (1.005 if len(inputs) > 2 else 1.0)
+
+
+@pytest.mark.parametrize(("dtype", "paddable"), [(torch.bfloat16, True), (torch.float64, False)])
+def test_a_base_in_bfloat16_may_round_otherwise_for_another_number_of_rows(dtype, paddable):
+    torch.manual_seed(0)
+    assert probed(plain(RoundsByRows(dtype)))[0].paddable == paddable
+
+
+def test_a_probe_counts_the_operations_of_a_step():
+    few = probed(plain(linear_model()))[0].operations
+    many = probed(plain(Mixed().double(), features=16))[0].operations
+    assert 10 < few < many
+
+
 def test_a_probe_leaves_model_and_generators_as_they_were():
     engine = plain(Mixed().double(), features=16)
     np.random.seed(3)  # noqa: NPY002

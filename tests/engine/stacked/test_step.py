@@ -10,6 +10,7 @@ from clipline import LocalSGD, Population
 from clipline.engine.kernels import convolution
 from clipline.engine.one_by_one import OneByOne
 from clipline.engine.stacked import step as program
+from clipline.engine.stacked import trainer
 from clipline.engine.stacked.step import CompiledStep, GraphedStep, SlowEngineWarning, StackStep
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.working_model import WorkingModel
@@ -168,3 +169,15 @@ def test_a_step_that_can_be_neither_compiled_nor_recorded_runs_as_written(monkey
     with pytest.warns(SlowEngineWarning, match=r"cannot be (compiled|recorded)"):
         compare(plain, recorded, 1e-5)
     assert recorded.in_words.endswith("as written, not recorded")
+
+
+def test_a_step_of_very_many_operations_is_recorded_as_written_and_not_compiled(monkeypatch):
+    def fails(*args, **options):
+        raise AssertionError("compiling it would take minutes")
+
+    monkeypatch.setattr(program, "traced", fails)
+    monkeypatch.setattr(program, "copied", fails)
+    monkeypatch.setattr(trainer, "_MOST_COMPILED", 10)
+    plain, recorded = stacks("cpu")
+    assert recorded.in_words.endswith("as written and recorded")
+    compare(plain, recorded, 1e-5)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hugging_face import WORDS, base, needs_adapters, texts, with_lora
+from hugging_face import LENGTH, WORDS, base, needs_adapters, texts, with_lora
 from samples import ROOT, load_script
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from clipline import Evaluate, LocalSGD, Perplexity, Population, Privacy, SettingError, Training, causal_lm_loss, load
 from clipline.engine.working_model import WorkingModel
@@ -103,6 +104,21 @@ def test_the_base_is_the_callers_memory_in_its_own_type_and_adapters_train_in_fl
     own = dict(result.model.named_parameters())
     assert all(own[name].data_ptr() != p.data_ptr() for name, p in frozen.items())  # to merge into, say
     assert any(not torch.equal(own[name], p) for name, p in before.items() if name not in frozen)
+
+
+@needs_adapters
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["gpt2", "qwen2"])
+def test_a_step_of_a_stack_looks_at_no_values_so_that_it_can_be_compiled_and_recorded(name):
+    model = with_lora(base(name))
+    local, privacy = LocalSGD(0.5, batch_size=2), Privacy(noise_multiplier=0.0)
+    training = Training(model, causal_lm_loss, texts(), rounds=1, cohort_size=6, local=local, privacy=privacy, seed=0)
+    step, shapes = training.trainer._step, training.problem.model.named_shapes
+    batch = {"input_ids": torch.zeros(2, 2, LENGTH, dtype=torch.long)}
+    keys = torch.zeros(2, step.random_keys, 2, dtype=torch.int32)
+    stack = [torch.zeros(2, *shape) for shape in shapes.values()]
+    graph = make_fx(lambda *given: step(*given))(stack, keys, batch, torch.ones(2, 2, dtype=torch.bool), torch.ones(2))
+    assert not any("scalar_dense" in str(node.target) for node in graph.graph.nodes)
 
 
 def _bf16_adapted():

@@ -9,7 +9,7 @@ import ctypes
 import site
 import sys
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -54,7 +54,7 @@ def cuda_kernel(
         return _kernel(path, name, tuple(sorted(constants.items())), shared_bytes, torch.cuda.current_device())
 
 
-@lru_cache(maxsize=None)
+@cache
 def _kernel(
     path: Path, name: str, constants: tuple[tuple[str, int], ...], shared_bytes: int, device: int
 ) -> CudaKernel:
@@ -66,7 +66,7 @@ def _kernel(
     return CudaKernel(function, shared_bytes)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _compiled(path: Path, constants: tuple[tuple[str, int], ...], architecture: str) -> bytes:
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
     flags = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-D{name}={value}" for name, value in constants)]

@@ -28,7 +28,7 @@ def fused(tensor: Tensor) -> bool:
 
 
 def units_on_chip(gate_inputs: Tensor) -> int:
-    """How many units' weights a block of GPU threads keeps on chip in `lstm.cu`; 0 where the kernels of Triton serve."""
+    """How many units' weights a block of GPU threads keeps on chip in `lstm.cu`; 0 where Triton's kernels serve."""
     if gate_inputs.dtype != torch.bfloat16:
         return 0
     return lstm_cuda.units_on_chip(gate_inputs.shape[3] // 4, gate_inputs.shape[2], gate_inputs.device)

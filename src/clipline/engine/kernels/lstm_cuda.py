@@ -5,7 +5,7 @@ Plain twin, switch, test and what it buys: see `lstm.py`.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -30,7 +30,7 @@ def lstm_forward(gate_inputs: Tensor, weight: Tensor, active: Tensor, units: int
     groups = users * -(-batch // rows)
     exchange, sync = _shared_by_blocks(groups, rows, hidden, gate_inputs)
     kernel = _kernels(hidden, units, rows, gate_inputs.device)[0]
-    arguments = [gate_inputs, weight, active, outputs, gates, cells, exchange, sync, time, batch]
+    arguments: list[Tensor | int] = [gate_inputs, weight, active, outputs, gates, cells, exchange, sync, time, batch]
     kernel(groups * -(-hidden // units), _THREADS, arguments)
     return outputs, gates, cells
 
@@ -45,17 +45,17 @@ def lstm_backward(grad: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, ac
     groups = users * -(-batch // rows)
     exchange, sync = _shared_by_blocks(groups, rows, 4 * hidden, gates)
     kernel = _kernels(hidden, units, rows, gates.device)[1]
-    arguments = [grad, gates, cells, weight, active, grad_gate_inputs, exchange, sync, time, batch]
+    arguments: list[Tensor | int] = [grad, gates, cells, weight, active, grad_gate_inputs, exchange, sync, time, batch]
     kernel(groups * -(-hidden // units), _THREADS, arguments)
     return grad_gate_inputs
 
 
-@lru_cache(maxsize=None)
+@cache
 def units_on_chip(hidden: int, batch: int, device: torch.device) -> int:
     """How many units a block of threads keeps on chip; 0 if this device or size cannot."""
     if torch.cuda.get_device_capability(device) < (8, 0) or hidden % 2:
         return 0
-    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 1024
+    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 1024  # type: ignore[attr-defined]
     fitting = [units for units in _UNITS if max(_shared_bytes(hidden, units, _rows(batch))) <= room]
     for units in fitting[:1]:
         try:
@@ -66,7 +66,7 @@ def units_on_chip(hidden: int, batch: int, device: torch.device) -> int:
     return 0
 
 
-@lru_cache(maxsize=None)
+@cache
 def _kernels(hidden: int, units: int, rows: int, device: torch.device) -> tuple[CudaKernel, CudaKernel]:
     constants = {"HIDDEN": hidden, "UNITS": units, "ROWS": rows}
     sizes = _shared_bytes(hidden, units, rows)

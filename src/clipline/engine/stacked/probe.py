@@ -96,7 +96,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
     return Probed(paddable, max(1, (peak - before) // 2), operations.count)
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts torch's operations."""
 
     count = 0

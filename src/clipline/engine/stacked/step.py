@@ -179,7 +179,6 @@ class CompiledStep:
             program(*given)
         self._compiled = program
 
-
     def _as_written(self, *given: Any) -> None:
         self.step(*given[:-1])
 
