@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from peers.systems import OURS, PEERS, System, UnavailableError, environment_of, python_of
 from peers.workload import NOISE_MULTIPLIER, WORKLOADS
 from recording import RESULTS, gpu_name, with_section
+from trainings import whole
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,9 @@ takes by default: medians and ranges of {wanted.rounds} turns of {wanted.in_a_ro
 
 def main() -> None:
     """Measure, print, and record if asked to."""
+    if any(flag.split("=")[0] == "--data" for flag in sys.argv[1:]):
+        whole.main()
+        return
     wanted = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing it has started outlives it
     measured, missing = measure(wanted)
