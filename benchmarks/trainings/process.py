@@ -94,6 +94,7 @@ def summed(found: Record, system: str, batches: Sequence[int], threads: int | No
         "first_round_s": seconds[0],
         "later_round_s": statistics.mean(seconds[first:]),
         "seconds": measured + missing * sum(seconds[first:]) / usual,
+        "usual_round_s": sum(seconds[first:]) / usual * (1 if system == OURS else statistics.mean(batches)),
         "batches": sum(batches),
     }
     if threads == 1:  # else there are processes which the number does not hold
