@@ -19,9 +19,9 @@ Bars = dict[str, dict[str, dict[str, float]]]  # machine -> task -> bar -> times
 BARS = {  # label -> colour
     "whole training, real users, against pfl-research": "#0b6e8f",
     "whole training, even users, against pfl-research": "#7fb6c8",
-    "a warm round, even users, against pfl-research": "#e07a1f",
-    "a warm round, even users, against FedJAX": "#3f8f4f",
-    "a warm round, even users, against Flower": "#6b4fa0",
+    "a warm round, made-up users, against pfl-research": "#e07a1f",
+    "a warm round, made-up users, against FedJAX": "#3f8f4f",
+    "a warm round, made-up users, against Flower": "#6b4fa0",
 }
 
 
@@ -71,15 +71,18 @@ def _panel(axis: Axes, machine: str, tasks: dict[str, dict[str, float]]) -> None
             axis.annotate(f"{times:.3g}", (times, y), (3, 0), textcoords="offset points", va="center", fontsize=8)
         if not found:
             axis.annotate("not measured", (1, place), (4, 0), textcoords="offset points", va="center", color="0.5")
-    most = max((x for found in tasks.values() for x in found.values()), default=1)
-    axis.set_xlim(0.8, max(10, most * 2))
+    drawn = [times for found in tasks.values() for times in found.values()]
+    least, most = min([1.0, *drawn]), max([1.0, *drawn])
+    axis.set_xlim(0.8 * least, max(10, most * 2))
     axis.axvline(1, color="0.3", linewidth=1)
     axis.set_yticks(range(len(tasks)), list(tasks))
     axis.invert_yaxis()
     axis.grid(False, axis="y")
     axis.grid(True, axis="x", color="0.92")
-    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500) if tick <= max(10, most * 2)]
-    axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    ticks = [
+        tick for tick in (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500) if 0.8 * least <= tick <= max(10, most * 2)
+    ]
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.set_xticks([], minor=True)
-    axis.set_xlabel("times as long as clipline")
+    axis.set_xlabel("times as long as clipline (1: equally fast)")
     axis.set_title(machine)

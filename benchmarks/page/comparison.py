@@ -70,7 +70,8 @@ class Comparison:
     def by_processor(self, data: str) -> bool:
         """Whether `times` is of processor seconds."""
         both = [self.trainings[data, system] for system in (OURS, "pfl") if (data, system) in self.trainings]
-        return any(one.disturbed for one in both) and all(one.processor_seconds is not None for one in both)
+        measured = len(both) == 2 and all(one.processor_seconds is not None for one in both)
+        return measured and any(one.disturbed for one in both)
 
     def round_times(self, system: str) -> float | None:
         """How much longer a peer's warm round takes than ours."""

@@ -34,7 +34,7 @@ def _row(row: Comparison) -> list[str]:
     cells = [row.machine, f"`{row.task}`", _size(row)]
     for data in DATA:
         cells += [_training(row.trainings.get((data, system))) for system in (OURS, "pfl")]
-        times = _times(row.times(data)) + ("*" if row.by_processor(data) else "")
+        times = _times(row.times(data)) + (" †" if row.by_processor(data) else "")
         cells.append(f"**{times}**" if times and data == "real" else times)
     cells += [_round(row.rounds.get(system)) for system in SYSTEMS]
     return [*cells, _times(row.round_times("pfl")), _measured(row)]
@@ -64,7 +64,7 @@ def seconds(value: float) -> str:
     """In the unit that a reader would use."""
     if value < 1:
         return f"{1e3 * value:.0f} ms"
-    return f"{value:.2g} s" if value < 10 else f"{value:.0f} s" if value < 600 else f"{value / 60:.0f} min"
+    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s" if value < 600 else f"{value / 60:.0f} min"
 
 
 def _measured(row: Comparison) -> str:

@@ -41,7 +41,8 @@ def timed(command: Sequence[str], environment: Mapping[str, str], limit: float) 
         timer.start()
         try:
             assert process.stdout is not None
-            marks = [json.loads(line) for line in process.stdout]
+            with process.stdout:
+                marks = [json.loads(line) for line in process.stdout if line.endswith("\n")]  # or it was ended in it
             process.wait()
             wall = time.monotonic() - begun
         finally:
@@ -51,11 +52,11 @@ def timed(command: Sequence[str], environment: Mapping[str, str], limit: float) 
         errors.seek(0)
         said = [line for line in errors.read().splitlines() if line.strip()]
     found = {"wall_s": wall, **times_of(marks, begun)}
+    done = found["rounds_done"]
     if process.returncode and not ended:
-        found["failed"] = f"stopped with code {process.returncode}: {said[-1] if said else 'without a word'}"
-    elif found["rounds_done"] < 2:
-        found["failed"] = f"did {found['rounds_done']} of its rounds in {limit:.0f} s"
-    return found
+        why = f"stopped with code {process.returncode}: {said[-1] if said else 'without a word'}"
+        return {"failed": why, "rounds_done": done}
+    return found if done > 1 else {"failed": f"did {done} of its rounds in {limit:.0f} s", "rounds_done": done}
 
 
 def times_of(marks: Sequence[Mapping[str, Any]], begun: float) -> Record:
