@@ -55,6 +55,7 @@ def page() -> str:
     rows = comparisons(read(sorted(RESULTS.glob("*.jsonl"))))
     parts = {
         "top": tables.top(rows),
+        "sizes": tables.sizes(rows),
         "paper": tables.at_paper_rounds(rows, {name: facts.rounds for name, facts in FACTS.items()}),
         "empty": tables.empty_cells(rows),
         "parts": tables.parts(rows),
@@ -65,8 +66,8 @@ def page() -> str:
     }
     text = TEMPLATE.read_text(encoding="utf-8")
     for name, part in parts.items():
-        text = text.replace(f"{{{{{name}}}}}\n", f"{part}\n" if part else "")
-    return re.sub(r"\n{3,}", "\n\n", text)
+        text = text.replace(f"{{{{{name}}}}}", part)
+    return re.sub(r"\n{3,}", "\n\n", text.rstrip() + "\n")
 
 
 def write() -> None:

@@ -93,7 +93,7 @@ def _one(machine: str, task: str, kept: Sequence[Record]) -> Comparison:
     for data in DATA:
         for system in (OURS, "pfl"):
             found = [record for record in whole if (record["data"], record["system"]) == (data, system)]
-            good = _of_latest_size([record for record in found if "failed" not in record])
+            good = _like_the_latest([record for record in found if "failed" not in record])
             if good:
                 row.trainings[data, system] = Training(tuple(good))
             elif found:
@@ -101,10 +101,10 @@ def _one(machine: str, task: str, kept: Sequence[Record]) -> Comparison:
     return row
 
 
-def _of_latest_size(records: Sequence[Record]) -> list[Record]:
-    """Those with as many rounds and users as the last one: others are no turns of the same training."""
+def _like_the_latest(records: Sequence[Record]) -> list[Record]:
+    """Those with rounds, users and threads of the last one: others are no turns of the same training."""
 
-    def size(record: Record) -> tuple[Any, Any]:
-        return record["rounds"], record["users"]
+    def size(record: Record) -> tuple[Any, ...]:
+        return record["rounds"], record["users"], record.get("threads")
 
     return [record for record in records if size(record) == size(records[-1])]

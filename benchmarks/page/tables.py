@@ -10,6 +10,7 @@ from trainings.records import Record
 
 from .comparison import DATA, NAMES, SYSTEMS, Comparison, Training
 
+NO_BREAK, LINE = "\u00a0", "\u2028"  # in cells; a line is a tag in the end
 PAPER_USERS = 100  # in a round
 PAPER = """## At the paper's rounds
 
@@ -20,33 +21,49 @@ GOAL = 50  # times pfl-research, whole trainings at the paper's rounds on a GPU
 
 def top(rows: Sequence[Comparison]) -> str:
     """One row for each task on each machine."""
-    head = [
-        "machine", "task", "rounds x users",
-        "**real users**: clipline", "pfl-research", "**times**",
-        "even users: clipline", "pfl-research", "times",
-        "one warm round: clipline", "pfl-research", "FedJAX", "Flower", "times pfl",
-        "measured, commit",
-    ]  # fmt: skip
-    return table(head, [_row(row) for row in rows])
+    head = ["machine", "task", "**real users**: ours / pfl", "**times**", "even users: ours / pfl", "times",
+            "warm round: ours", "pfl", "FedJAX", "Flower", "times pfl", "date, commit"]  # fmt: skip
+    return table(head, [[cell.replace(" ", NO_BREAK) for cell in _row(row)] for row in rows]).replace(LINE, "<br>")
 
 
 def _row(row: Comparison) -> list[str]:
-    cells = [row.machine, f"`{row.task}`", _size(row)]
+    cells = [short(row.machine), f"`{row.task}`"]
     for data in DATA:
-        cells += [_training(row.trainings.get((data, system))) for system in (OURS, "pfl")]
-        times = _times(row.times(data)) + (" †" if row.by_processor(data) else "")
-        cells.append(f"**{times}**" if times and data == "real" else times)
+        processor = row.by_processor(data)
+        both = " / ".join(_training(row.trainings.get((data, system)), processor) for system in (OURS, "pfl"))
+        times = _times(row.times(data))
+        cells += [
+            "" if both == " / " else both + (" †" if processor else ""),
+            f"**{times}**" if times and data == "real" else times,
+        ]
     cells += [_round(row.rounds.get(system)) for system in SYSTEMS]
     return [*cells, _times(row.round_times("pfl")), _measured(row)]
 
 
-def _size(row: Comparison) -> str:
-    sizes = {(turn["rounds"], turn["users"]) for one in row.trainings.values() for turn in one.turns}
-    return ", ".join(f"{rounds} x {users}" for rounds, users in sorted(sizes))
+def short(machine: str) -> str:
+    """A GPU without its maker."""
+    return machine.removeprefix("NVIDIA ")
 
 
-def _training(one: Training | None) -> str:
-    return "" if one is None else ("≈ " if one.estimated else "") + seconds(one.seconds)
+def sizes(rows: Sequence[Comparison]) -> str:
+    """How long the trainings are, in a sentence for each machine."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        for rounds, users in sorted({(x["rounds"], x["users"]) for one in row.trainings.values() for x in one.turns}):
+            found.setdefault(row.machine, {}).setdefault(f"{rounds} rounds of {users} users", []).append(row.task)
+    return " ".join(
+        f"On {'the ' if 'NVIDIA' in machine else ''}{short(machine)}: "
+        + "; ".join(f"{size} ({', '.join(tasks)})" for size, tasks in of.items())
+        + "."
+        for machine, of in found.items()
+    )
+
+
+def _training(one: Training | None, processor: bool) -> str:
+    if one is None:
+        return ""
+    value = one.processor_seconds if processor and one.processor_seconds is not None else one.seconds
+    return ("≈ " if one.estimated else "") + seconds(value)
 
 
 def _round(one: Record | None) -> str:
@@ -69,12 +86,8 @@ def seconds(value: float) -> str:
 
 def _measured(row: Comparison) -> str:
     trainings = [turn for one in row.trainings.values() for turn in one.turns]
-    parts = [
-        f"{name} {record['date']} `{record['commit']}`"
-        for name, found in (("trainings", trainings), ("rounds", list(row.rounds.values())))
-        for record in found[-1:]
-    ]
-    return "; ".join(parts)
+    latest = [found[-1] for found in (trainings, list(row.rounds.values())) if found]
+    return LINE.join(dict.fromkeys(f"{record['date']} `{record['commit']}`" for record in latest))
 
 
 def empty_cells(rows: Sequence[Comparison]) -> str:
@@ -100,26 +113,36 @@ def _joined(places: Sequence[str]) -> str:
     for place in places:
         task, _, machine = place.partition(" on ")
         tasks.setdefault(machine, []).append(task)
-    return "; ".join(f"{', '.join(found)} on {machine}" for machine, found in tasks.items())
+    return "; ".join(f"{', '.join(found)} on {short(machine)}" for machine, found in tasks.items())
 
 
 def parts(rows: Sequence[Comparison]) -> str:
     """What whole trainings are made of, one line for each process that was started."""
     head = ["machine", "task", "users", "system", "whole, s", "rounds done", "start, s", "first round, s",
-            "later round, s", "processor, s", "load", "arithmetic", "versions", "date, commit"]  # fmt: skip
+            "later round, s", "threads", "processor, s", "load", "arithmetic", "versions", "date, commit"]  # fmt: skip
     lines = [
-        [
-            row.machine, f"`{row.task}`", data, NAMES[system], f"{turn['seconds']:.1f}",
-            f"{turn['rounds_done']} of {turn['rounds']}", f"{turn['start_s']:.1f}", f"{turn['first_round_s']:.3f}",
-            f"{turn['later_round_s']:.3f}", f"{turn['processor_seconds']:.1f}" if "processor_seconds" in turn else "",
-            f"{turn['load'][0]:.1f} to {turn['load'][1]:.1f}", turn.get("precision", ""), turn["versions"],
-            f"{turn['date']} `{turn['commit']}`",
-        ]
+        [short(row.machine), f"`{row.task}`", data, NAMES[system], *_process(turn)]
         for row in rows
         for (data, system), one in row.trainings.items()
         for turn in one.turns
-    ]  # fmt: skip
+    ]
     return table(head, lines)
+
+
+def _process(turn: Record) -> list[str]:
+    return [
+        f"{turn['seconds']:.1f}",
+        f"{turn['rounds_done']} of {turn['rounds']}",
+        f"{turn['start_s']:.1f}",
+        f"{turn['first_round_s']:.3f}",
+        f"{turn['later_round_s']:.3f}",
+        str(turn.get("threads", "default")),
+        f"{turn['processor_seconds']:.1f}" if "processor_seconds" in turn else "",
+        f"{turn['load'][0]:.1f} to {turn['load'][1]:.1f}",
+        turn.get("precision", ""),
+        turn["versions"],
+        f"{turn['date']} `{turn['commit']}`",
+    ]
 
 
 def at_paper_rounds(rows: Sequence[Comparison], rounds: dict[str, int]) -> str:
@@ -131,7 +154,7 @@ def at_paper_rounds(rows: Sequence[Comparison], rounds: dict[str, int]) -> str:
             continue
         ours, pfl = (_continued(one, rounds[row.task]) for one in both if one is not None)
         reached = "yes" if pfl / ours >= GOAL else "no"
-        cells = [row.machine, f"`{row.task}`", f"{rounds[row.task]:,}", seconds(ours), seconds(pfl)]
+        cells = [short(row.machine), f"`{row.task}`", f"{rounds[row.task]:,}", seconds(ours), seconds(pfl)]
         lines.append([*cells, _times(pfl / ours), reached])
     head = ["machine", "task", "rounds", "clipline", "pfl-research", "times", f"at least {GOAL}"]
     return f"{PAPER}\n\n{table(head, lines)}" if lines else ""

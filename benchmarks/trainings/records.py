@@ -11,7 +11,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 Record = dict[str, Any]
 
 # What tells two measurements apart; a later record of the same replaces the earlier one.
-TRAINING_KEY = ("machine", "task", "data", "system", "users", "rounds", "turn")
+TRAINING_KEY = ("machine", "task", "data", "system", "users", "rounds", "threads", "turn")
 ROUND_KEY = ("machine", "task", "system")
 
 

@@ -134,7 +134,8 @@ def plan(wanted: argparse.Namespace, machine: str) -> list[Measurement]:
         if task in wanted.tasks
         for system in wanted.systems
     ]
-    return [one for one in every if key({"kind": "training", "machine": machine, **vars(one)}) not in done]
+    about = {"kind": "training", "machine": machine, "threads": wanted.threads}
+    return [one for one in every if key({**about, **vars(one)}) not in done]
 
 
 def users_of(task: str, device: str) -> int:
