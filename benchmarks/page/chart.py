@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .comparison import NAMES, Comparison
+from peers.systems import PEERS
+
+from .comparison import Comparison
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
@@ -30,7 +32,7 @@ def bars(rows: Sequence[Comparison]) -> Bars:
     found: Bars = {}
     for row in rows:
         whole = [row.times(data) for data in ("real", "even")]
-        rounds = [row.round_times(system) for system in NAMES if system != "clipline"]
+        rounds = [row.round_times(system) for system in PEERS]
         drawn = zip(BARS, [*whole, *rounds], strict=True)
         found.setdefault(row.machine, {})[row.task] = {name: round(x, 2) for name, x in drawn if x is not None}
     return found

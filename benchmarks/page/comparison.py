@@ -9,12 +9,19 @@ from typing import Any
 
 from peers.systems import OURS, PEERS
 from trainings.records import Record, newest
+from trainings.whole import SECOND
 
 TASKS = ("emnist_cr", "emnist_ae", "cifar100", "shakespeare", "so_nwp", "so_lr")
 MACHINES = ("NVIDIA H200", "2 cores")  # others follow
 DATA = ("real", "even")
 SYSTEMS = (OURS, *PEERS)
-NAMES = {OURS: "clipline", "pfl": "pfl-research", "fedjax": "FedJAX", "flower": "Flower"}
+NAMES = {
+    OURS: "clipline",
+    SECOND: "clipline, second start",
+    "pfl": "pfl-research",
+    "fedjax": "FedJAX",
+    "flower": "Flower",
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def _one(machine: str, task: str, kept: Sequence[Record]) -> Comparison:
     row = Comparison(machine, task, rounds={record["system"]: record for record in mine if record["kind"] == "round"})
     whole = [record for record in mine if record["kind"] == "training"]
     for data in DATA:
-        for system in (OURS, "pfl"):
+        for system in (OURS, SECOND, "pfl"):
             found = [record for record in whole if (record["data"], record["system"]) == (data, system)]
             good = _like_the_latest([record for record in found if "failed" not in record])
             if good:

@@ -16,6 +16,8 @@ start to its end: imports, data, compilation and all rounds. pfl does --pfl-roun
 those after the first, by the number of batches. A training that meets the end of its share of --budget is estimated in
 the same way, clipline's by the mean of the later half of its rounds.
 
+--systems clipline,second,pfl starts clipline a second time, with the compiled programs of the first process at hand.
+
 Each result is a line in --results at once, and what stands there is not measured again (--again does): a run that was
 ended is repeated with the same command. `python benchmarks/performance_page.py` then writes the page.
 """
@@ -46,7 +48,8 @@ from .records import RESULTS, Record, append, key, newest, read
 from .users import StoredUsers
 
 ROOT = Path(__file__).resolve().parents[2]
-SYSTEMS = (OURS, "pfl")
+SECOND = "second"  # clipline once more, in a new process that finds the programs of the one before
+SYSTEMS = (OURS, SECOND, "pfl")
 STORES = {  # task -> substitute data of studies/data, and its folder of the shared data
     "so_lr": ("articles", "stackoverflow_lr"),
     "emnist_cr": ("emnist62", "emnist"),
@@ -63,7 +66,8 @@ DEMAND = {
     "cpu": {"so_lr": (15, 30), "emnist_cr": (30, 25), "emnist_ae": (25, 25), "so_nwp": (50, 35), "cifar100": (80, 50),
             "shakespeare": (45, 30)},
 }  # fmt: skip
-CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")  # of compiled programs: a new one for each
+# Of compiled programs: new and empty for each measurement, but for a second start.
+CACHES = ("CLIPLINE_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")
 MIN_SHARE_S = 5.0  # less than this starts no process
 
 
@@ -80,7 +84,13 @@ class Measurement:
 
     def demand(self, device: str) -> float:
         """Its part of the budget, in parts."""
-        return float(DEMAND[device][self.task][SYSTEMS.index(self.system)])
+        ours, pfl = DEMAND[device][self.task]
+        return float({OURS: ours, SECOND: 0.7 * ours, "pfl": pfl}[self.system])
+
+    @property
+    def program(self) -> str:
+        """The system that runs."""
+        return OURS if self.system == SECOND else self.system
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -88,7 +98,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="real", help="real, even, or real,even")
     parser.add_argument("--tasks", default=",".join(STORES), help="some of %(default)s")
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="some of %(default)s")
+    parser.add_argument("--systems", default=f"{OURS},pfl", help=f"some of {', '.join(SYSTEMS)}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", help="of clipline: float32, tf32 or bf16")
     parser.add_argument("--users", type=int, help="in every round; 100, on cores 4 to 100 by task")
@@ -184,37 +194,37 @@ def settings_of(task: str) -> dict[str, Any]:
     }
 
 
-def measure(one: Measurement, wanted: argparse.Namespace, limit: float) -> Record:
-    """Start one training, and say what came of it."""
+def measure(one: Measurement, wanted: argparse.Namespace, limit: float, scratch: Path) -> Record:
+    """Start one training, and say what came of it. Compiled programs stay in `scratch`, for a second start."""
+    caches = scratch / f"{one.task}-{one.data}-{one.turn}-{one.program}"
+    if one.system == SECOND and not caches.exists():
+        return {"failed": f"needs {OURS} before it in the same command", "rounds_done": 0}
     try:
         store = store_of(one.task, wanted)
-        python = python_of(one.system, wanted.here)
+        python = python_of(one.program, wanted.here)
     except UnavailableError as error:
         return {"failed": str(error), "rounds_done": 0}
-    settings, ours = settings_of(one.task), one.system == OURS
+    settings, ours = settings_of(one.task), one.program == OURS
     stored = StoredUsers(store, even=one.data == "even", max_examples=settings["max_examples"])
     cohorts = cohorts_of(stored, one.users, one.rounds, settings["batch_size"], seed=one.turn)
     rounds = one.rounds if ours else min(one.rounds, wanted.pfl_rounds)
-    command = [python, str(ROOT / "benchmarks" / "trainings" / f"{one.system}_training.py")]
+    command = [python, str(ROOT / "benchmarks" / "trainings" / f"{one.program}_training.py")]
     command += ["--task", one.task, "--store", str(store), "--users", str(one.users), "--rounds", str(rounds)]
     command += ["--device", wanted.device, "--settings", json.dumps(settings)]
     command += ["--even"] if one.data == "even" else []
-    environment = environment_of(one.system, wanted.device, wanted.here)
+    if ours:
+        options = {"seed": one.turn, "precision": wanted.precision, "workers": wanted.threads}
+        command += ["--options", json.dumps({name: value for name, value in options.items() if value is not None})]
+    else:
+        (scratch / "cohorts.json").write_text(json.dumps(cohorts.users[:rounds]))
+        command += ["--cohorts", str(scratch / "cohorts.json")]
+    environment = environment_of(one.program, wanted.device, wanted.here)
+    environment |= {variable: str(caches / variable.lower()) for variable in CACHES}
     if wanted.threads is not None:
-        environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(wanted.threads)
-    with tempfile.TemporaryDirectory(prefix="whole-training-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        for variable in CACHES:
-            environment[variable] = str(folder / variable.lower())
-        if ours:
-            options = {"seed": one.turn, "precision": wanted.precision, "workers": wanted.threads}
-            given = {key: value for key, value in options.items() if value is not None}
-            command += ["--options", json.dumps(given)]
-        else:
-            (folder / "cohorts.json").write_text(json.dumps(cohorts.users[:rounds]))
-            command += ["--cohorts", str(folder / "cohorts.json")]
-        found = timed(command, environment, limit)
-    return found if "failed" in found else summed(found, one.system, cohorts.batches, wanted.threads)
+        environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(wanted.threads))
+    caches.mkdir(exist_ok=True)
+    found = timed(command, environment, limit)
+    return found if "failed" in found else summed(found, one.program, cohorts.batches, wanted.threads)
 
 
 def commit_of(given: str | None) -> str:
@@ -242,6 +252,11 @@ def main(given: Sequence[str] | None = None) -> None:
         "python": platform.python_version(),
         **({"note": wanted.note} if wanted.note else {}),
     }
+    with tempfile.TemporaryDirectory(prefix="whole-trainings-", ignore_cleanup_errors=True) as scratch:
+        _measure_all(wanted, machine, about, Path(scratch))
+
+
+def _measure_all(wanted: argparse.Namespace, machine: str, about: Record, scratch: Path) -> None:
     waiting, begun = plan(wanted, machine), time.monotonic()
     while waiting:
         one, limit = waiting[0], wanted.limit
@@ -253,9 +268,9 @@ def main(given: Sequence[str] | None = None) -> None:
         if limit < MIN_SHARE_S:
             record["failed"] = "the budget was spent"
         else:
-            record |= measure(one, wanted, limit)
+            record |= measure(one, wanted, limit, scratch)
         record |= {"threads": wanted.threads} if wanted.threads else {}
-        record |= {"precision": wanted.precision} if wanted.precision and one.system == OURS else {}
+        record |= {"precision": wanted.precision} if wanted.precision and one.program == OURS else {}
         record |= {"limit_s": round(limit, 1), "load": [round(load, 2), round(os.getloadavg()[0], 2)], **about}
         append(wanted.results, record)
         print(line_of(record), file=sys.stderr, flush=True)

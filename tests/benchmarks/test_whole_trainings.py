@@ -40,7 +40,7 @@ def store(tmp_path):
     [
         (["--data", "made-up"], "'made-up' but must name some of real, even"),
         (["--tasks", "mnist"], "'mnist' but must name some of so_lr"),
-        (["--systems", "fedjax"], "must name some of clipline, pfl"),
+        (["--systems", "fedjax"], "must name some of clipline, second, pfl"),
         (["--rounds", "1"], "--rounds 1 must be at least 2"),
         (["--budget", "0"], "--budget 0.0 must be at least 1"),
     ],
@@ -69,6 +69,11 @@ def test_a_budget_is_shared_in_proportion_and_what_is_left_goes_to_the_rest(whol
     ours, pfl = (whole.Measurement("so_lr", "real", system, 100, 100, 0) for system in ("clipline", "pfl"))
     assert whole.share([ours, pfl], "cuda", 100) == pytest.approx(500 / 7)
     assert whole.share([pfl], "cuda", 90) == 90
+
+
+def test_a_second_start_needs_the_first_in_the_same_command(whole, tmp_path):
+    wanted, again = whole.arguments([]), whole.Measurement("so_lr", "real", "second", 100, 10, 0)
+    assert "needs clipline before it" in whole.measure(again, wanted, 10, tmp_path)["failed"]
 
 
 def marks(*at, result=None):
