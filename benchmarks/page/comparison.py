@@ -42,8 +42,8 @@ class Training:
 
     @property
     def disturbed(self) -> bool:
-        """Whether more was running than the machine has cores."""
-        return any(max(turn["load"]) > turn["cores"] for turn in self.turns)
+        """Whether more was running than the machine has cores: one more where a system takes all cores itself."""
+        return any(max(turn["load"]) > turn["cores"] + ("threads" not in turn) for turn in self.turns)
 
     @property
     def processor_seconds(self) -> float | None:

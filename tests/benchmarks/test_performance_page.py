@@ -77,10 +77,15 @@ def test_the_rounds_in_the_table_are_those_of_their_sections():
 
 
 def test_ratios_are_of_the_clock_unless_other_work_disturbed_it():
-    ours, pfl = training("clipline", 10, processor_seconds=9), training("pfl", 100, processor_seconds=27)
+    """Two cores: with one thread each a load above 2 disturbs, with all cores of their own one above 3."""
+    ours = training("clipline", 10, processor_seconds=9, threads=1)
+    pfl = training("pfl", 100, processor_seconds=27, threads=1)
     assert only_row([ours, pfl]).times("real") == 10
     assert only_row([ours, pfl | {"load": [0.5, 2.1]}]).times("real") == 3
-    assert only_row([training("clipline", 10), pfl | {"load": [2.1, 0]}]).times("real") == 10  # no processor seconds
+    defaults = [training("clipline", 10), training("pfl", 100)]
+    assert [only_row([defaults[0], defaults[1] | {"load": [x, x]}]).times("real") for x in (2.9, 3.1)] == [10, 10]
+    assert only_row([defaults[0] | {"load": [2.9, 0]}]).trainings["real", "clipline"].disturbed is False
+    assert only_row([defaults[0] | {"load": [3.1, 0]}]).trainings["real", "clipline"].disturbed is True
     alone = only_row([pfl | {"load": [2.1, 0]}])
     assert alone.times("real") is None
     assert not alone.by_processor("real")
