@@ -10,7 +10,7 @@ from trainings.records import Record
 
 from .comparison import DATA, NAMES, SYSTEMS, Comparison, Training
 
-NO_BREAK, LINE = "\u00a0", "\u2028"  # in cells; a line is a tag in the end
+NO_BREAK, NO_BREAK_HYPHEN, LINE = "\u00a0", "\u2011", "\u2028"  # in cells; a line is a tag in the end
 PAPER_USERS = 100  # in a round
 PAPER = """## At the paper's rounds
 
@@ -21,8 +21,9 @@ GOAL = 50  # times pfl-research, whole trainings at the paper's rounds on a GPU
 
 def top(rows: Sequence[Comparison]) -> str:
     """One row for each task on each machine."""
-    head = ["machine", "task", "**real users**: ours / pfl", "**times**", "even users: ours / pfl", "times",
-            "warm round: ours", "pfl", "FedJAX", "Flower", "times pfl", "date, commit"]  # fmt: skip
+    pair = "ours / pfl"
+    head = ["machine", "task", f"**real users**: {pair}", "**times**", f"even users: {pair}", "times"]
+    head += [f"warm round: {pair}", "times", "FedJAX", "Flower", "date, commit"]
     return table(head, [[cell.replace(" ", NO_BREAK) for cell in _row(row)] for row in rows]).replace(LINE, "<br>")
 
 
@@ -30,14 +31,19 @@ def _row(row: Comparison) -> list[str]:
     cells = [short(row.machine), f"`{row.task}`"]
     for data in DATA:
         processor = row.by_processor(data)
-        both = " / ".join(_training(row.trainings.get((data, system)), processor) for system in (OURS, "pfl"))
+        both = [_training(row.trainings.get((data, system)), processor) for system in (OURS, "pfl")]
         times = _times(row.times(data))
         cells += [
-            "" if both == " / " else both + (" †" if processor else ""),
+            _pair(both) + (" †" if processor else ""),
             f"**{times}**" if times and data == "real" else times,
         ]
-    cells += [_round(row.rounds.get(system)) for system in SYSTEMS]
-    return [*cells, _times(row.round_times("pfl")), _measured(row)]
+    ours, pfl, *others = (_round(row.rounds.get(system)) for system in SYSTEMS)
+    return [*cells, _pair([ours, pfl]), _times(row.round_times("pfl")), *others, _measured(row)]
+
+
+def _pair(both: Sequence[str]) -> str:
+    """Ours and pfl's; empty if neither is there."""
+    return " / ".join(both) if any(both) else ""
 
 
 def short(machine: str) -> str:
@@ -87,7 +93,9 @@ def seconds(value: float) -> str:
 def _measured(row: Comparison) -> str:
     trainings = [turn for one in row.trainings.values() for turn in one.turns]
     latest = [found[-1] for found in (trainings, list(row.rounds.values())) if found]
-    return LINE.join(dict.fromkeys(f"{record['date']} `{record['commit']}`" for record in latest))
+    return LINE.join(dict.fromkeys(f"{record['date']} `{record['commit']}`" for record in latest)).replace(
+        "-", NO_BREAK_HYPHEN
+    )
 
 
 def empty_cells(rows: Sequence[Comparison]) -> str:
@@ -146,7 +154,7 @@ def _process(turn: Record) -> list[str]:
 
 
 def at_paper_rounds(rows: Sequence[Comparison], rounds: dict[str, int]) -> str:
-    """Both systems' trainings on real users continued to the paper's rounds, where they had the paper's users."""
+    """Both systems' trainings on real users continued to the paper's rounds, of GPUs that had the paper's users."""
     lines = []
     for row in rows:
         both = [row.trainings.get(("real", system)) for system in (OURS, "pfl")]
@@ -161,7 +169,7 @@ def at_paper_rounds(rows: Sequence[Comparison], rounds: dict[str, int]) -> str:
 
 
 def _can_go_on(one: Training) -> bool:
-    return all(turn["users"] == PAPER_USERS and "usual_round_s" in turn for turn in one.turns)
+    return all(turn["device"] == "cuda" and turn["users"] == PAPER_USERS for turn in one.turns)
 
 
 def _continued(one: Training, rounds: int) -> float:

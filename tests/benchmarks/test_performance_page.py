@@ -24,7 +24,7 @@ def training(system, seconds, load=0.5, **more):
     """A whole training on the machine that the tests compare on."""
     usual = {"kind": "training", "machine": "here", "task": "so_lr", "data": "real", "users": 100, "rounds": 10}
     usual |= {"system": system, "turn": 0, "seconds": seconds, "estimated": system == "pfl", "load": [load, load]}
-    return usual | {"cores": 2, "date": "2026-11-16", "commit": "abc1234"} | more
+    return usual | {"device": "cuda", "cores": 2, "date": "2026-11-16", "commit": "abc1234"} | more
 
 
 def only_row(records):
