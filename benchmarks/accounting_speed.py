@@ -25,6 +25,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import recording
+
 from clipline.privacy.accountant import account, account_renyi
 from clipline.privacy.calibration import noise_multiplier_for
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling
@@ -165,25 +167,13 @@ def table(rows: list[tuple[str, list[tuple[float, float]], list[list[float]], fl
 
 
 def write(text: str) -> None:
-    """Replace the section of docs/results/performance.md."""
-    path = Path(__file__).resolve().parents[1] / "docs" / "results" / "performance.md"
-    title = "## Accounting"
-    old = path.read_text() if path.exists() else "# Performance\n"
-    before, _, rest = old.partition(f"\n{title}\n")
-    after = rest[rest.index("\n## ") :] if "\n## " in rest else ""
+    """Record the section."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    section = f"""
-{title}
-
-`python benchmarks/accounting_speed.py --record`, {datetime.date.today()}, {machine}, one thread.
+    about = f"""`python benchmarks/accounting_speed.py --record`, {datetime.date.today()}, {machine}, one thread.
 Stack Overflow's plan: {COHORT} of {USERS} users, {ROUNDS} rounds, delta 10^-6.6; epsilon at noise multiplier {NOISE},
 or the least noise multiplier for epsilon 5. Lower answers are tighter. Caches emptied before each question; medians.
-Renyi with a fixed size: our curve is the tight one, the other library's is Theorem 27.
-
-{text}
-"""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(before.rstrip("\n") + "\n" + section + after)
+Renyi with a fixed size: our curve is the tight one, the other library's is Theorem 27."""
+    recording.record("Accounting", f"{about}\n\n{text}")
 
 
 if __name__ == "__main__":

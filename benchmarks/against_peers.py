@@ -3,6 +3,7 @@
     python benchmarks/against_peers.py --task emnist_cr            prints a table
     python benchmarks/against_peers.py --task so_lr --record       also writes it into docs/results/performance.md
     python benchmarks/against_peers.py --quick --json              few users; the last line is one JSON object
+    python benchmarks/against_peers.py --data real                 whole trainings on real users: trainings/whole.py
 
 Every system trains the same made-up users with the paper's network, batches and rates (benchmarks/peers/workload.py),
 in a process of its own that lives through the whole run. After rounds to warm up they take turns of one round, or of
@@ -30,7 +31,8 @@ from dataclasses import dataclass
 
 from peers.systems import OURS, PEERS, System, UnavailableError, environment_of, python_of
 from peers.workload import NOISE_MULTIPLIER, WORKLOADS
-from recording import RESULTS, gpu_name, with_section
+from recording import gpu_name, record
+from trainings import records, whole
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=sorted(WORKLOADS), default="emnist_cr")
     parser.add_argument("--peers", default=",".join(PEERS), help="some of %(default)s, or none")
+    parser.add_argument("--data", help="real or even, for whole trainings with other flags; see --data real --help")
     parser.add_argument("--users", type=int, help="in every round; 100, or 5 with --quick")
     parser.add_argument("--rounds", type=int, help="turns that count; 5, or 2 with --quick")
     parser.add_argument("--in-a-row", type=int, default=1, help="rounds in a turn, of which the mean counts")
@@ -61,6 +64,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few users and rounds")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON, from system to its numbers")
     parser.add_argument("--record", action="store_true", help="write docs/results/performance.md")
+    parser.add_argument("--commit", help="to be recorded, where there is no git to ask")
     parser.add_argument("--here", action="store_true", help="use this Python for all systems, install nothing")
     parser.add_argument("--options", nargs="*", default=[], metavar="KEY=VALUE", help="more for clipline's Training")
     parser.add_argument("--patience", type=float, default=900, help="seconds to wait for a round")
@@ -160,6 +164,29 @@ def as_json(measured: Mapping[str, Measured], users: int, task: str) -> str:
     )
 
 
+def as_records(measured: Mapping[str, Measured], wanted: argparse.Namespace, command: str) -> list[records.Record]:
+    """A line of benchmarks/results/rounds.jsonl for each system."""
+    machine = gpu_name() if wanted.device == "cuda" else f"{os.cpu_count()} cores"
+    about = {"date": str(datetime.date.today()), "commit": whole.commit_of(wanted.commit), "command": command}
+    return [
+        {
+            "kind": "round",
+            "machine": machine,
+            "device": wanted.device,
+            "task": wanted.task,
+            "system": name,
+            "users": wanted.users,
+            "seconds": round(one.median, 5),
+            "least_s": round(min(one.seconds), 5),
+            "greatest_s": round(max(one.seconds), 5),
+            "times_ours": round(one.median / measured[OURS].median, 2),
+            "versions": one.versions,
+            **about,
+        }
+        for name, one in measured.items()
+    ]
+
+
 def table(measured: Mapping[str, Measured], missing: Mapping[str, str], users: int) -> str:
     """A row for each system; under it the systems that are left out, and why."""
     lines = [
@@ -196,6 +223,9 @@ takes by default: medians and ranges of {wanted.rounds} turns of {wanted.in_a_ro
 
 def main() -> None:
     """Measure, print, and record if asked to."""
+    if any(flag.split("=")[0] == "--data" for flag in sys.argv[1:]):
+        whole.main()
+        return
     wanted = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing it has started outlives it
     measured, missing = measure(wanted)
@@ -207,9 +237,9 @@ def main() -> None:
     print(text)
     if wanted.record:
         command = " ".join(["python benchmarks/against_peers.py", *sys.argv[1:]])
-        title = f"## Against peers: {wanted.task} on {wanted.device}"
-        old = RESULTS.read_text() if RESULTS.exists() else "# Performance\n"
-        RESULTS.write_text(with_section(old, title, section(wanted, text, command)))
+        for line in as_records(measured, wanted, command):
+            records.append(records.RESULTS / "rounds.jsonl", line)
+        record(f"Against peers: {wanted.task} on {wanted.device}", section(wanted, text, command))
     if wanted.json:
         print(as_json(measured, wanted.users, wanted.task))
 

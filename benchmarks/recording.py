@@ -1,17 +1,18 @@
-"""What the benchmarks share: a description of the machine, and a place in docs/results/performance.md."""
+"""What the benchmarks share: a description of the machine, and a place for their results."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "performance.md"
+DETAILS = Path(__file__).resolve().parent / "results" / "details"  # sections of docs/results/performance.md
 
 
 def gpu_name() -> str:
@@ -49,17 +50,19 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def with_section(document: str, title: str, body: str) -> str:
-    """The document with this section new or at the end, and everything else as it was."""
-    before, _, rest = f"\n{document}".partition(f"\n{title}\n")
-    after = rest[rest.index("\n## ") :] if "\n## " in rest else ""
-    return f"{before.strip()}\n\n{title}\n\n{body.strip()}\n{after}"
-
-
 def record(title: str, body: str) -> None:
-    """Write the section into the results, in the place of the last one of that title."""
-    old = RESULTS.read_text() if RESULTS.exists() else "# Performance\n"
-    RESULTS.write_text(with_section(old, f"## {title}", body))
+    """Keep the section, in the place of the last one of that title, and write docs/results/performance.md anew."""
+    import performance_page
+
+    write_section(DETAILS, title, body)
+    performance_page.write()
+
+
+def write_section(folder: Path, title: str, body: str) -> Path:
+    """The section as a file of its own, named after its title."""
+    path = folder / (re.sub(r"[^a-z0-9_]+", "-", title.lower()).strip("-") + ".md")
+    path.write_text(f"# {title}\n\n{body.strip()}\n", encoding="utf-8")
+    return path
 
 
 def command_line() -> str:

@@ -10,8 +10,6 @@ from samples import ROOT
 
 from clipline.tasks import task_named
 
-TITLE = "## Against peers: so_lr on cpu"
-
 
 @pytest.fixture(autouse=True)
 def beside_the_benchmarks(monkeypatch):
@@ -69,17 +67,11 @@ def test_the_table_compares_with_clipline_and_names_who_is_left_out(bench, two):
     assert text.endswith("\n\nLeft out: flower, which cannot be installed: no network.")
 
 
-def test_recording_replaces_its_own_section_and_nothing_else(bench):
-    old = f"# Performance\n\n## First\n\none\n\n{TITLE}\n\nold\n\n### part\n\nold\n\n## Last\n\ntwo\n"
-    new = bench.with_section(old, TITLE, "new\n")
-    assert new == f"# Performance\n\n## First\n\none\n\n{TITLE}\n\nnew\n\n## Last\n\ntwo\n"
-    assert bench.with_section(new, TITLE, "new\n") == new
-
-
-def test_a_first_recording_goes_to_the_end(bench):
-    assert bench.with_section("# Performance\n\n## First\n\none\n", TITLE, "new") == (
-        f"# Performance\n\n## First\n\none\n\n{TITLE}\n\nnew\n"
-    )
+def test_a_recorded_line_has_the_ratio_and_where_it_was_measured(bench, two):
+    wanted = bench.arguments(["--task", "so_lr", "--commit", "abc1234"])
+    ours, pfl = bench.as_records(two, wanted, "python x")
+    assert (ours["system"], ours["seconds"], ours["times_ours"]) == ("clipline", 0.5, 1)
+    assert (pfl["seconds"], pfl["times_ours"], pfl["commit"], pfl["task"]) == (2, 4, "abc1234", "so_lr")
 
 
 def test_an_environment_has_the_device_and_the_packages_of_its_system_alone(bench, monkeypatch):

@@ -1,0 +1,177 @@
+"""The tables and lists at the top of the performance page, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from peers.systems import OURS, PEERS
+from recording import table
+from trainings.records import Record
+
+from .comparison import DATA, NAMES, SYSTEMS, Comparison, Training
+
+NO_BREAK, NO_BREAK_HYPHEN, LINE = "\u00a0", "\u2011", "\u2028"  # in cells; a line is a tag in the end
+PAPER_USERS = 100  # in a round
+PAPER = """## At the paper's rounds
+
+Whole trainings on real users, 100 a round, continued to the paper's rounds. Both systems are estimated: clipline by the
+mean of the later half of the rounds that it did, pfl-research by the seconds of its batches. The start counts once."""
+GOAL = 50  # times pfl-research, whole trainings at the paper's rounds on a GPU
+
+
+def top(rows: Sequence[Comparison]) -> str:
+    """One row for each task on each machine."""
+    pair = "ours / pfl"
+    head = ["machine", "task", f"**real users**: {pair}", "**times**", f"even users: {pair}", "times"]
+    head += [f"warm round: {pair}", "times", "FedJAX", "Flower", "date, commit"]
+    return table(head, [[cell.replace(" ", NO_BREAK) for cell in _row(row)] for row in rows]).replace(LINE, "<br>")
+
+
+def _row(row: Comparison) -> list[str]:
+    cells = [short(row.machine), f"`{row.task}`"]
+    for data in DATA:
+        processor = row.by_processor(data)
+        both = [_training(row.trainings.get((data, system)), processor) for system in (OURS, "pfl")]
+        times = _times(row.times(data))
+        cells += [
+            _pair(both) + (" †" if processor else ""),
+            f"**{times}**" if times and data == "real" else times,
+        ]
+    ours, pfl, *others = (_round(row.rounds.get(system)) for system in SYSTEMS)
+    return [*cells, _pair([ours, pfl]), _times(row.round_times("pfl")), *others, _measured(row)]
+
+
+def _pair(both: Sequence[str]) -> str:
+    """Ours and pfl's; empty if neither is there."""
+    return " / ".join(both) if any(both) else ""
+
+
+def short(machine: str) -> str:
+    """A GPU without its maker."""
+    return machine.removeprefix("NVIDIA ")
+
+
+def sizes(rows: Sequence[Comparison]) -> str:
+    """How long the trainings are, in a sentence for each machine."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        for rounds, users in sorted({(x["rounds"], x["users"]) for one in row.trainings.values() for x in one.turns}):
+            found.setdefault(row.machine, {}).setdefault(f"{rounds} rounds of {users} users", []).append(row.task)
+    return " ".join(
+        f"On {'the ' if 'NVIDIA' in machine else ''}{short(machine)}: "
+        + "; ".join(f"{size} ({', '.join(tasks)})" for size, tasks in of.items())
+        + "."
+        for machine, of in found.items()
+    )
+
+
+def _training(one: Training | None, processor: bool) -> str:
+    if one is None:
+        return ""
+    value = one.processor_seconds if processor and one.processor_seconds is not None else one.seconds
+    return ("≈ " if one.estimated else "") + seconds(value)
+
+
+def _round(one: Record | None) -> str:
+    return "" if one is None else seconds(one["seconds"])
+
+
+def _times(ratio: float | None) -> str:
+    """Two digits of what is small, none after the point of what is not."""
+    return (
+        "" if ratio is None else f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.2f}"
+    )
+
+
+def seconds(value: float) -> str:
+    """In the unit that a reader would use."""
+    if value < 1:
+        return f"{1e3 * value:.0f} ms"
+    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s" if value < 600 else f"{value / 60:.0f} min"
+
+
+def _measured(row: Comparison) -> str:
+    trainings = [turn for one in row.trainings.values() for turn in one.turns]
+    latest = [found[-1] for found in (trainings, list(row.rounds.values())) if found]
+    return LINE.join(dict.fromkeys(f"{record['date']} `{record['commit']}`" for record in latest)).replace(
+        "-", NO_BREAK_HYPHEN
+    )
+
+
+def empty_cells(rows: Sequence[Comparison]) -> str:
+    """Why cells are empty: one line for each reason, with the tasks and machines that have it."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        place = f"{row.task} on {row.machine}"
+        for data in DATA:
+            for system in (OURS, "pfl"):
+                if (data, system) not in row.trainings:
+                    why = row.failed.get((data, system), "not measured yet")
+                    reasons.setdefault(f"whole training of {NAMES[system]}, {data} users: {why}", []).append(place)
+        for system in SYSTEMS:
+            if system not in row.rounds:
+                why = PEERS[system].without.get(row.task, "not measured") if system in PEERS else "not measured"
+                reasons.setdefault(f"warm round of {NAMES[system]}: {why}", []).append(place)
+    return "\n".join(f"- {why}: {_joined(places)}." for why, places in reasons.items())
+
+
+def _joined(places: Sequence[str]) -> str:
+    """Tasks of one machine together."""
+    tasks: dict[str, list[str]] = {}
+    for place in places:
+        task, _, machine = place.partition(" on ")
+        tasks.setdefault(machine, []).append(task)
+    return "; ".join(f"{', '.join(found)} on {short(machine)}" for machine, found in tasks.items())
+
+
+def parts(rows: Sequence[Comparison]) -> str:
+    """What whole trainings are made of, one line for each process that was started."""
+    head = ["machine", "task", "users", "system", "whole, s", "rounds done", "start, s", "first round, s",
+            "later round, s", "threads", "processor, s", "load", "arithmetic", "versions", "date, commit"]  # fmt: skip
+    lines = [
+        [short(row.machine), f"`{row.task}`", data, NAMES[system], *_process(turn)]
+        for row in rows
+        for (data, system), one in row.trainings.items()
+        for turn in one.turns
+    ]
+    return table(head, lines)
+
+
+def _process(turn: Record) -> list[str]:
+    return [
+        f"{turn['seconds']:.1f}",
+        f"{turn['rounds_done']} of {turn['rounds']}",
+        f"{turn['start_s']:.1f}",
+        f"{turn['first_round_s']:.3f}",
+        f"{turn['later_round_s']:.3f}",
+        str(turn.get("threads", "default")),
+        f"{turn['processor_seconds']:.1f}" if "processor_seconds" in turn else "",
+        f"{turn['load'][0]:.1f} to {turn['load'][1]:.1f}",
+        turn.get("precision", ""),
+        turn["versions"],
+        f"{turn['date']} `{turn['commit']}`",
+    ]
+
+
+def at_paper_rounds(rows: Sequence[Comparison], rounds: dict[str, int]) -> str:
+    """Both systems' trainings on real users continued to the paper's rounds, of GPUs that had the paper's users."""
+    lines = []
+    for row in rows:
+        both = [row.trainings.get(("real", system)) for system in (OURS, "pfl")]
+        if None in both or not all(_can_go_on(one) for one in both if one is not None):
+            continue
+        ours, pfl = (_continued(one, rounds[row.task]) for one in both if one is not None)
+        reached = "yes" if pfl / ours >= GOAL else "no"
+        cells = [short(row.machine), f"`{row.task}`", f"{rounds[row.task]:,}", seconds(ours), seconds(pfl)]
+        lines.append([*cells, _times(pfl / ours), reached])
+    head = ["machine", "task", "rounds", "clipline", "pfl-research", "times", f"at least {GOAL}"]
+    return f"{PAPER}\n\n{table(head, lines)}" if lines else ""
+
+
+def _can_go_on(one: Training) -> bool:
+    return all(turn["device"] == "cuda" and turn["users"] == PAPER_USERS for turn in one.turns)
+
+
+def _continued(one: Training, rounds: int) -> float:
+    turn = one.turns[-1]
+    return one.seconds + (rounds - int(turn["rounds"])) * float(turn["usual_round_s"])

@@ -1,0 +1,121 @@
+"""docs/results/performance.md is what benchmarks/performance_page.py makes of the recorded results."""
+
+import json
+
+import pytest
+from samples import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@pytest.fixture(autouse=True)
+def beside_the_benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+@pytest.fixture
+def generator():
+    import performance_page
+
+    return performance_page
+
+
+def training(system, seconds, load=0.5, **more):
+    """A whole training on the machine that the tests compare on."""
+    usual = {"kind": "training", "machine": "here", "task": "so_lr", "data": "real", "users": 100, "rounds": 10}
+    usual |= {"system": system, "turn": 0, "seconds": seconds, "estimated": system == "pfl", "load": [load, load]}
+    return usual | {"device": "cuda", "cores": 2, "date": "2026-11-16", "commit": "abc1234"} | more
+
+
+def only_row(records):
+    from page.comparison import comparisons
+
+    return next(row for row in comparisons(records) if (row.machine, row.task) == ("here", "so_lr"))
+
+
+def test_the_page_is_what_the_generator_makes(generator):
+    """After a change of results or details: python benchmarks/performance_page.py."""
+    assert generator.PAGE.read_text(encoding="utf-8") == generator.page()
+
+
+def test_the_picture_shows_the_numbers_of_the_table(generator):
+    from page import chart
+    from page.comparison import comparisons
+    from trainings.records import read
+
+    assert chart.drawn_in(generator.PICTURE) == chart.bars(comparisons(read(sorted(RESULTS.glob("*.jsonl")))))
+
+
+def test_every_recorded_section_is_on_the_page_once(generator):
+    page = generator.page()
+    titles = [
+        path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") for path in generator.DETAILS.iterdir()
+    ]
+    assert len(titles) >= 30
+    assert [page.count(f"\n### {title}\n") for title in titles] == [1] * len(titles)
+
+
+def test_a_section_that_fits_nowhere_comes_last(generator, tmp_path, monkeypatch):
+    from recording import write_section
+
+    monkeypatch.setattr(generator, "DETAILS", tmp_path)
+    write_section(tmp_path, "Something: new", "old")
+    assert write_section(tmp_path, "Something: new", "text\n").name == "something-new.md"
+    write_section(tmp_path, "Versions", "numbers")
+    assert generator.sections() == {"Versions": {"Versions": "numbers"}, "More": {"Something: new": "text"}}
+
+
+def test_the_rounds_in_the_table_are_those_of_their_sections():
+    """Those that were moved from sections into lines of JSON; both are kept."""
+    for line in (RESULTS / "rounds.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        section = RESULTS / "details" / f"against-peers-{record['task']}-on-{record['device']}.md"
+        text = section.read_text(encoding="utf-8")
+        assert f"| {record['versions']} | {record['seconds']:.3f} (" in text
+        assert f"| {record['times_ours']:.2f} |" in text
+        assert record["date"] in text
+
+
+def test_ratios_are_of_the_clock_unless_other_work_disturbed_it():
+    """Two cores: with one thread each a load above 2 disturbs, with all cores of their own one above 3."""
+    ours = training("clipline", 10, processor_seconds=9, threads=1)
+    pfl = training("pfl", 100, processor_seconds=27, threads=1)
+    assert only_row([ours, pfl]).times("real") == 10
+    assert only_row([ours, pfl | {"load": [0.5, 2.1]}]).times("real") == 3
+    defaults = [training("clipline", 10), training("pfl", 100)]
+    assert [only_row([defaults[0], defaults[1] | {"load": [x, x]}]).times("real") for x in (2.9, 3.1)] == [10, 10]
+    assert only_row([defaults[0] | {"load": [2.9, 0]}]).trainings["real", "clipline"].disturbed is False
+    assert only_row([defaults[0] | {"load": [3.1, 0]}]).trainings["real", "clipline"].disturbed is True
+    alone = only_row([pfl | {"load": [2.1, 0]}])
+    assert alone.times("real") is None
+    assert not alone.by_processor("real")
+
+
+def test_turns_are_medians_and_a_failure_does_not_replace_a_result():
+    turns = [training("clipline", seconds, turn=number) for number, seconds in enumerate((4, 9, 5))]
+    failed = training("clipline", 0, turn=1, failed="ran out of memory")
+    assert only_row([*turns, failed]).trainings["real", "clipline"].seconds == 5
+    assert only_row([*turns, turns[1] | {"seconds": 1}]).trainings["real", "clipline"].seconds == 4
+    assert only_row([failed]).failed == {("real", "clipline"): "ran out of memory"}
+    shorter = training("clipline", 2, rounds=5)  # not another turn of the same training
+    assert only_row([*turns, shorter]).trainings["real", "clipline"].seconds == 2
+
+
+def test_empty_cells_have_their_reason():
+    from page import tables
+
+    row = only_row([training("clipline", 10), training("pfl", 0, failed="the budget was spent")])
+    text = tables.empty_cells([row])
+    assert "whole training of pfl-research, real users: the budget was spent: so_lr on here." in text
+    assert "whole training of clipline, real users" not in text
+    assert "warm round of Flower: not measured: so_lr on here." in text
+
+
+def test_trainings_are_continued_to_the_papers_rounds():
+    """10 rounds in 20 s, then 0.1 s each: 1500 take 20 + 149 s. pfl: 100 + 1490 * 9 = 13,510 s, 79.9 times as long."""
+    from page import tables
+
+    row = only_row([training("clipline", 20, usual_round_s=0.1), training("pfl", 100, usual_round_s=9.0)])
+    assert "| here | `so_lr` | 1,500 | 169 s | 225 min | 80 | yes |" in tables.at_paper_rounds([row], {"so_lr": 1500})
+    few = only_row([training("clipline", 20, usual_round_s=0.1, users=4), training("pfl", 100, usual_round_s=9.0)])
+    assert tables.at_paper_rounds([few], {"so_lr": 1500}) == ""
