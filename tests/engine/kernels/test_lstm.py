@@ -138,6 +138,11 @@ def test_weights_on_chip_give_the_recurrence_in_float64_up_to_bfloat16(users, ba
         assert relative(ours[some], expected.cpu()) < 6e-3  # bfloat16 has 8 bits: 2e-3 for each rounding
     again = lstm.stacked_lstm(gate_inputs, weight, active)
     assert all(map(torch.equal, again, (outputs, gates, cells)))
+    last = slice(users - 1, users)  # to the last bit, whoever trains beside
+    alone = lstm.stacked_lstm(gate_inputs[last], weight[last], active[last])
+    assert all(torch.equal(one, other[last]) for one, other in zip(alone, (outputs, gates, cells), strict=True))
+    grads = lstm.stacked_lstm_backward(grad[last], *alone, weight[last], active[last])
+    assert torch.equal(grads[0], grad_inputs[last])
 
 
 @on_chip
