@@ -1,11 +1,11 @@
 """How fast do users with LoRA adapters train?
 
-    python benchmarks/adapters.py                    stacked against one by one on a core, by size of the base; a minute
+    python benchmarks/adapters.py                    stacked against one by one on a core, by size of the base
     python benchmarks/adapters.py --gpu qwen2        seconds a round and memory on a GPU: 387 million parameters
     python benchmarks/adapters.py --gpu tinyllama    1.1 billion, 100 users a round, 512 tokens
 
-Peer on a core: the same users one by one, by turns, three times each; the least counts. On a GPU there is none yet. Needs
-the extra `adapters`. Last results: docs/adapters.md.
+Peer on a core: the same users one by one, by turns, three times each; the least counts. On a GPU there is none yet.
+Needs the extra `adapters`. Last results: docs/adapters.md.
 """
 
 from __future__ import annotations

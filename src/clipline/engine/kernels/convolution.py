@@ -52,7 +52,9 @@ def convolved(images: Tensor, weight: Tensor, bias: Tensor | None, size: int, st
     pixels = images.permute(0, 2, 3, 1)
     if not (torch.is_autocast_enabled("cuda") and fused(images)):  # in float32 patches times cuBLAS are faster
         return F.linear(patches(pixels, size, stride), weight, bias).permute(0, 3, 1, 2)
-    out: Tensor = conv(pixels.to(torch.get_autocast_dtype("cuda")), weight, bias, size, stride)
+    # Laid out here and not in the operation: the compiler lets the pass write it so that makes the pixels.
+    pixels = pixels.to(torch.get_autocast_dtype("cuda")).contiguous()
+    out: Tensor = conv(pixels, weight, bias, size, stride)
     return out.permute(0, 3, 1, 2)
 
 
@@ -104,6 +106,7 @@ def _conv_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _conv_backward(ctx, grad):  # type: ignore[no-untyped-def]
     pixels, weight = ctx.saved_tensors
+    grad = grad.contiguous()  # here, as in `convolved`
     grad_pixels = grad_weight = grad_bias = None
     if ctx.needs_input_grad[0]:
         height, width = pixels.shape[2:4]

@@ -62,7 +62,8 @@ def conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int, biased: bo
     users, batch, high, wide, filters = grad.shape
     height, width, channels = pixels.shape[2:]
     depth = size * size * channels
-    block_f, block_k = _power(filters, 16, 64), _power(depth + biased, 16, 64)
+    side = 128 if filters >= 128 and depth >= 512 else 64  # large tiles read less, if there are enough of them
+    block_f, block_k = _power(filters, 16, side), _power(depth + biased, 16, side)
     tiles = triton.cdiv(depth + biased, block_k) * triton.cdiv(filters, block_f)
     positions = batch * high * wide
     shares = max(
@@ -72,7 +73,7 @@ def conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int, biased: bo
     _weight[(tiles * shares, users)](
         grad, pixels, out, positions, triton.cdiv(positions, shares * 64) * 64, grad.stride(0), pixels.stride(0),
         out.stride(0), out.stride(1), height, width, channels, high, wide, filters, depth, size, stride,
-        triton.cdiv(depth + biased, block_k), tiles, biased, 64, block_f, block_k, num_warps=4, num_stages=3,
+        triton.cdiv(depth + biased, block_k), tiles, biased, 64, block_f, block_k, num_warps=side // 16, num_stages=3,
     )  # fmt: skip
     return out.sum(dim=0) if shares > 1 else out[0]
 
