@@ -14,6 +14,7 @@ import clipline
 LEVELS = {
     "errors": 0,
     "lr_schedules": 0.5,
+    "synonyms": 0.5,
     "settings": 1,
     "streams": 2,
     "cuda_streams": 2,
