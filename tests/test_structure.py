@@ -15,6 +15,7 @@ LEVELS = {
     "errors": 0,
     "lr_schedules": 0.5,
     "synonyms": 0.5,
+    "better": 0.5,
     "settings": 1,
     "streams": 2,
     "cuda_streams": 2,

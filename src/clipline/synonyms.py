@@ -1,4 +1,4 @@
-"""What other libraries call our settings, and constructors that answer an unknown keyword with the name that is meant."""
+"""What other libraries call our settings, and constructors that answer an unknown keyword with ours."""
 
 from __future__ import annotations
 
@@ -70,5 +70,5 @@ def refuses_unknown_keywords(made: type[Made]) -> type[Made]:
                 raise SettingError(f"{name}={shown(value)} is no argument of {made.__name__}: {way_out}")
         init(self, *args, **keywords)
 
-    made.__init__ = checked  # type: ignore[method-assign]
+    made.__init__ = checked  # type: ignore[method-assign, assignment]
     return made

@@ -18,6 +18,9 @@ import clipline as cl
 from clipline.data.store import write_store
 from clipline.federated.population import Population
 from clipline.privacy.ledger import Ledger
+from clipline.study.report.collect import collect
+from clipline.study.report.content import content
+from clipline.tasks.own.own_task import own_task
 from clipline.tasks.settings import TrainSettings
 from clipline.tasks.sweep import train_many
 from clipline.training.progress import Progress
@@ -212,6 +215,11 @@ def test_a_file_may_define_a_task(mine, tmp_path):
         ('"rounds": 3, ', "", "rounds is missing: give --rounds, or rounds in SETTINGS of 'mine.py'"),
         ('"rounds": 3', '"rounds": 0', "rounds=0 must be a whole number at least 1"),
         ('"rounds": 3', '"rounds": 3, "classes": 4', "classes=4 must be left out, as this task has no such setting"),
+        (
+            "SETTINGS = {",
+            'BETTER = {"accuracy": "more"}\nSETTINGS = {',
+            "BETTER['accuracy'] of 'mine.py'='more' must be one of lo",
+        ),
         ("SETTINGS = {", "SETTINGS = 3 or {", "SETTINGS=3 must be a dict in 'mine.py'"),
         ("def model()", "TASK = 3\ndef model()", "defines TASK and also model or loss, and one must be meant"),
         ('return {"accuracy": ', "return (", "metrics(model, batch) gave Tensor but must give names and numbers"),
@@ -410,3 +418,11 @@ def test_what_cannot_be_trained_on_is_refused_in_one_sentence(mine, tmp_path, ar
     assert (code, out) == (2, "")
     assert words in err.splitlines()[-1]
     assert not (tmp_path / "run").exists()
+
+
+def test_a_file_says_which_way_a_metric_is_better_and_the_report_goes_by_it(mine, tmp_path):
+    (tmp_path / "mine.py").write_text(TASK + '\nBETTER = {"accuracy": "lower"}\n')
+    assert mine("train", "mine.py", "--data", "store", *FLAGS)[0] == 0
+    assert own_task("mine.py", {"data": "store", "seed": 0}).better == {"accuracy": "lower"}  # which tune goes by
+    (shown,) = content(collect([tmp_path / "run"]))["runs"]
+    assert shown["best"]["accuracy"] == min(shown["metrics"]["accuracy"]["y"])

@@ -1,7 +1,5 @@
 """Flags that other programs have are answered with ours."""
 
-import re
-
 import pytest
 
 
@@ -19,4 +17,4 @@ import pytest
 def test_an_unknown_flag_is_answered_with_the_one_that_is_meant(clipline, command, flag, ours):
     code, _, err = clipline(command, flag, "1")
     assert code == 2
-    assert re.search(f"No such option:? '?{flag.partition('=')[0]}'?.* Did you mean '?{ours}'?\\?", err)  # click's words
+    assert f"No such option '{flag.partition('=')[0]}'. Did you mean '{ours}'?" in err

@@ -109,9 +109,14 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             word = error.option_name.lstrip("-").replace("-", "_")
-            ours = [param.opts[-1] for param in self.get_params(ctx) if word in SYNONYMS and SYNONYMS.get(str(param.name), param.name) == SYNONYMS[word]]
-            error.possibilities = ours or error.possibilities
-            raise
+            ours = [
+                param.opts[-1]
+                for param in self.get_params(ctx)
+                if word in SYNONYMS and SYNONYMS.get(str(param.name), param.name) == SYNONYMS[word]
+            ]
+            if not ours:
+                raise
+            ctx.fail(f"No such option {error.option_name!r}. Did you mean {ours[0]!r}?")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups."""

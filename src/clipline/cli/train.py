@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from ..better import better_facts
 from ..errors import CliplineError, SettingError
 from ..settings import GROUPS, RUN, SETTINGS
 from ..tasks import DEFAULT_TASK, TASK_NAMES, is_task_file, task_named
@@ -169,7 +170,7 @@ def run(
 
 def _facts(task: Task, used: DataUsed) -> dict[str, str]:
     """What the run is about, as it is stored beside it."""
-    facts = {"task": task.name, "data": used.kind, "measured_on": used.measured_on}
+    facts = {"task": task.name, "data": used.kind, "measured_on": used.measured_on, **better_facts(task.better)}
     known = {"data_source": used.source, "data_checksum": used.checksum}
     return facts | {name: value for name, value in known.items() if value is not None}
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ...better import better_facts, lower_is_better
 from ...errors import RunError, refuse
-from ..runs.record import RunRecord, RunSpec, lower_is_better
+from ..runs.record import RunRecord, RunSpec
 from ..runs.study import Study
 from . import noise, rates, scale
 from .noise import NoiseTrial
@@ -143,7 +144,9 @@ def _metric_of(question: Question, records: Sequence[RunRecord]) -> Metric:
         name = next((other for other in known if other != "loss"), "loss")
     if known and name not in known:
         raise refuse("metric", name, f"one of {', '.join(known)}", "give one that the task measures")
-    lower = lower_is_better(name) if question.lower_is_better is None else question.lower_is_better
+    lower = question.lower_is_better
+    if lower is None:
+        lower = lower_is_better(name, better_facts(question.task.better))
     return Metric(name, lower, question.window)
 
 

@@ -17,7 +17,7 @@ from ...data.column_options import ColumnOptions
 from ...data.manifest import MANIFEST, read_entries, verify_store
 from ...data.task_stores import CHECKSUM_BYTES, INSIDERS, OUTSIDERS, DataUsed
 from ...engine.batches import Examples
-from ...errors import ModuleError, PopulationError, SettingError, nearest, refuse
+from ...errors import ModuleError, PopulationError, SettingError, check_choice, nearest, refuse
 from ...federated.local_sgd import Batch, Loss, per_example, takes_reference
 from ...federated.population import Population
 from ...settings import SETTINGS
@@ -42,9 +42,9 @@ def own_task(task: str, given: Mapping[str, Any]) -> Task:
     """The task that a Python file defines, with its settings, then those given.
 
     The file defines `model()` and `loss(model, batch)`, and may define `metrics(model, batch)`, `predict(model, batch)`
-    for `clipline.load`, the dicts `SETTINGS` and `COLUMNS`, and `PERSONAL`, names of parameters that stay with their
-    user; or it defines a `Task` as `TASK`. With `FILE.py:name` the class `name` of the file goes before the file
-    itself, or is a `Task`.
+    for `clipline.load`, the dicts `SETTINGS`, `COLUMNS` and `BETTER`, and `PERSONAL`, names of parameters that stay
+    with their user; or it defines a `Task` as `TASK`. With `FILE.py:name` the class `name` of the file goes before the
+    file itself, or is a `Task`.
     """
     file = TaskFile(task)
     where = f"SETTINGS of {file.path!r}"
@@ -64,6 +64,7 @@ def own_task(task: str, given: Mapping[str, Any]) -> Task:
         raise refuse("data", settings.data, f"given for {task!r}, which generates no users", "give --data DIR or FILE")
     columns = columns_in(file)
     _personal_in(file)
+    better = _better_in(file)
     return Task(
         name=short_name(task),
         title=task,
@@ -72,6 +73,7 @@ def own_task(task: str, given: Mapping[str, Any]) -> Task:
         load=partial(_load, file, columns),
         data="own",
         describe=partial(_describe, task),
+        better=better,
         code=file_checksum(task),
     )
 
@@ -122,6 +124,14 @@ def _personal_in(file: TaskFile) -> Sequence[str]:
         wanted = f"a list of parameters' names in {file.path!r}"
         raise refuse("PERSONAL", personal, wanted, 'write PERSONAL = ["taste"]')
     return personal
+
+
+def _better_in(file: TaskFile) -> Mapping[str, str]:
+    """Which way metrics are better, where their names do not say it."""
+    better = file.mapping("BETTER", '{"gap": "lower"}')
+    for name, way in better.items():
+        check_choice(f"BETTER[{name!r}] of {file.path!r}", way, ("lower", "higher"))
+    return better
 
 
 def _describe(task: str, settings: TrainSettings) -> DataUsed:
