@@ -66,7 +66,7 @@ def test_after_a_resume_steps_that_are_run_again_count_once(tmp_path, events):
     kept = []
     training().run([TensorBoard(tmp_path), Stop()])
     training().run([TensorBoard(tmp_path)], state=kept[0])  # from the first round on, though two were run
-    assert sorted(events(tmp_path)["clip"]) == [1, 2, 3, 4]
+    assert sorted(events(tmp_path)["clip"]) == [0, 1, 2, 3] == result.history()["round"]
 
 
 def test_without_the_package_the_way_out_is_told(monkeypatch, tmp_path):
@@ -118,7 +118,7 @@ def test_what_was_kept_is_handed_over_where_the_run_fails():
     rows = []
     with pytest.raises(OSError, match="power"):
         training().run([Log(rows.append), Fail()])
-    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert [row["round"] for row in rows] == [0, 1, 2]
 
 
 def test_epsilon_is_left_out_where_there_is_none_and_what_is_no_function_refused():
