@@ -66,7 +66,7 @@ def test_after_a_resume_steps_that_are_run_again_count_once(tmp_path, events):
     kept = []
     training().run([TensorBoard(tmp_path), Stop()])
     training().run([TensorBoard(tmp_path)], state=kept[0])  # from the first round on, though two were run
-    assert sorted(events(tmp_path)["clip"]) == [0, 1, 2, 3] == result.history()["round"]
+    assert sorted(events(tmp_path)["clip"]) == [1, 2, 3, 4]
 
 
 def test_without_the_package_the_way_out_is_told(monkeypatch, tmp_path):
@@ -81,7 +81,7 @@ def test_without_the_package_the_way_out_is_told(monkeypatch, tmp_path):
 def test_a_function_is_given_what_the_rounds_released_and_nothing_else():
     rows = []
     result = training().run([accuracy(), Log(rows.append)])
-    assert [row["round"] for row in rows] == [1, 2, 3, 4]
+    assert [row["round"] for row in rows] == [0, 1, 2, 3] == result.history()["round"]
     released = {"round", "clip", "fraction_within", "epsilon", "delta"}
     assert [set(row) - released for row in rows] == [set(), {"accuracy"}, set(), {"accuracy"}]
     for row, report in zip(rows, result.reports, strict=True):

@@ -30,8 +30,9 @@ class Progress(Callback):
     On a terminal one line is updated in place. In a notebook a bar below the cell is; it needs no widgets, and when the
     run ends speed and time left are taken out of it, as notebooks are stored. Elsewhere, as in a log file, a line is
     printed for every round that was evaluated, or after each tenth of the rounds where none is (and a second at least);
-    every ten seconds; and for the last round. `metric` names the one to show, from the first round on; left out, all metrics of the last
-    evaluation are shown. Speed and time left depend on which users are drawn: the guarantee does not cover them.
+    every ten seconds; and for the last round. `metric` names the one to show, from the first round on; left out, all
+    metrics of the last evaluation are shown. Speed and time left depend on which users are drawn: the guarantee does
+    not cover them.
     """
 
     def __init__(self, metric: str | None = None) -> None:
