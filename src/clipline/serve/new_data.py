@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,19 @@ def arrays_of(
     of tables and of mappings become fields by them, and those of text by `text`. A population has fields already, which
     must have come about so.
     """
+    try:
+        return _arrays_of(data, trained, only, options, text)
+    except PopulationError as error:
+        found, gaps, _ = re.split(r": (fill the gaps|drop these examples)|$", str(error), maxsplit=1)
+        if gaps is None:
+            raise
+        # What fills gaps was said when the training's population was made, and nothing more can be said here.
+        raise PopulationError(f"{found}: fill the gaps or drop the rows; the training filled none") from None
+
+
+def _arrays_of(
+    data: Any, trained: Sequence[str], only: str, options: ColumnOptions, text: Text | None
+) -> tuple[dict[str, NDArray[Any]], list[str]]:
     if isinstance(data, str | Path):
         data = _read_file(Path(data), trained, options)
     given: list[Any] = []

@@ -27,6 +27,7 @@ from ..initialisers import initialised
 from ..metrics import held_out_users
 from ..settings import TrainSettings, check_given, merged, settings_from
 from ..task import LoadedTask, Task
+from .column_words import in_keys_of
 from .task_file import TaskFile, file_checksum
 
 Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]  # name -> (examples,) numbers
@@ -113,7 +114,8 @@ def columns_in(file: TaskFile) -> dict[str, Any]:
     chosen = columns.get("fields", ())
     if isinstance(chosen, str) or not all(isinstance(one, str) for one in chosen):
         raise refuse("fields", chosen, f"a list of columns in COLUMNS of {file.path!r}", 'write "fields": ["km"]')
-    ColumnOptions.of({name: value for name, value in columns.items() if name != "fields"})  # checks them
+    with in_keys_of(file.path):
+        ColumnOptions.of({name: value for name, value in columns.items() if name != "fields"})  # checks them
     return columns
 
 
@@ -174,7 +176,9 @@ def _users(file: TaskFile, columns: Mapping[str, Any], settings: TrainSettings) 
     """Users to train on and users to measure on: two stores, or one store or table split by user."""
     data = Path(str(settings.data))
     if data.is_file():
-        return Population.from_table(data, str(settings.user_column), **columns).split(test=TEST_SHARE, seed=0)
+        with in_keys_of(file.path):
+            table = Population.from_table(data, str(settings.user_column), **columns)
+        return table.split(test=TEST_SHARE, seed=0)
     if (data / "train" / MANIFEST).is_file():
         return _store(data / "train", file, columns), _store(data / "test", file, columns)
     return _store(data, file, columns).split(test=TEST_SHARE, seed=0)
