@@ -147,7 +147,7 @@ def _describe(task: str, settings: TrainSettings) -> DataUsed:
     check_exists("data", data)
     folder = data / "train" if (data / "train" / MANIFEST).is_file() else data
     if not (folder / MANIFEST).is_file():
-        limit = "a folder made by clipline data prepare, or a table that ends in .parquet, .csv, .jsonl or .npz"
+        limit = "a folder made by clipline data prepare, or a table that ends in .parquet, .csv, .tsv, .jsonl or .npz"
         raise refuse("data", str(data), limit, "clipline data prepare table --from FILE --to DIR makes a folder")
     entries = read_entries(folder)
     measured_on = INSIDERS if entries.get("shared_users") is True and folder != data else OUTSIDERS
