@@ -397,7 +397,7 @@ def test_a_figure_of_the_paper_is_made_of_a_file(mine, tmp_path):
         (["mine.py", "--data", "stand-in"], "data='stand-in' must be given for 'mine.py'"),
         (
             ["mine.py", "--data", "nowhere"],
-            "data='nowhere' does not exist: give a table (.parquet, .csv, .jsonl or .npz)",
+            "data='nowhere' does not exist: give a table (.parquet, .csv, .tsv, .jsonl or .npz)",
         ),
         (["mine.py", "--data", "tabel.npz"], "data='tabel.npz' does not exist: did you mean 'table.npz'?"),
         (["mine.py", "--data", "empty"], "data='empty' must be a folder made by clipline data prepare, or a table"),
@@ -426,3 +426,26 @@ def test_a_file_says_which_way_a_metric_is_better_and_the_report_goes_by_it(mine
     assert own_task("mine.py", {"data": "store", "seed": 0}).better == {"accuracy": "lower"}  # which tune goes by
     (shown,) = content(collect([tmp_path / "run"]))["runs"]
     assert shown["best"]["accuracy"] == min(shown["metrics"]["accuracy"]["y"])
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        (
+            7,
+            "field 'y' holds values up to 7, and loss(model, batch) of 'mine.py' takes 0 to 1 (IndexError: Target 7 ",
+        ),
+        (
+            -1,
+            "field 'y' holds -1, and loss(model, batch) of 'mine.py' takes none below 0 (IndexError: Target -1 is out",
+        ),
+    ],
+)
+def test_one_label_that_the_model_has_no_class_for_is_refused_before_anything_is_trained(mine, tmp_path, label, words):
+    ids, fields = examples()
+    fields["y"][0] = label  # of one user among 80, whether trained or tested on
+    np.savez(tmp_path / "table.npz", user=ids, **fields)
+    code, _, err = mine("train", "mine.py", "--data", "table.npz", "--user-column", "user", *FLAGS)
+    assert code == 2
+    assert words in err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...data.chunks import check_exists
-from ...data.column_options import ColumnOptions
+from ...data.column_options import ZERO_UPDATE, ColumnOptions
 from ...data.manifest import MANIFEST, read_entries, verify_store
 from ...data.task_stores import CHECKSUM_BYTES, INSIDERS, OUTSIDERS, DataUsed
 from ...engine.batches import Examples
@@ -29,6 +29,7 @@ from ..settings import TrainSettings, check_given, merged, settings_from
 from ..task import LoadedTask, Task
 from .column_words import in_keys_of
 from .task_file import TaskFile, file_checksum
+from .value_ranges import check_ranges
 
 Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]  # name -> (examples,) numbers
 
@@ -167,8 +168,10 @@ def _load(file: TaskFile, columns: Mapping[str, Any], settings: TrainSettings) -
         raise SettingError(f"data={settings.data!r} has no example to measure on: bring more users")
     make = file.make_model()
     made = partial(initialised, make)
-    measuring = _Measuring(file, test)
-    main = measuring.try_out(made(settings.seed).eval())
+    measuring, model = _Measuring(file, test), made(settings.seed).eval()
+    for users in (test, population):
+        measuring.check_ranges(model, users)
+    main = measuring.try_out(model)
     return LoadedTask(population, made, measuring.loss, measuring, metric_name=main, personal=_personal_in(file))
 
 
@@ -229,6 +232,20 @@ class _Measuring:
             for name, total in self._sums(model, batch).items():
                 sums[name] = sums.get(name, 0.0) + total
         return {name: total / self.test.examples for name, total in sums.items()}
+
+    def check_ranges(self, model: nn.Module, users: Population) -> None:
+        """Refuse labels and indices of these users that the loss cannot take, unless those who have one add nothing."""
+        options = users.column_options
+        if options.get("missing") == ZERO_UPDATE:
+            return
+        like = next(model.parameters(), torch.zeros(()))
+        with torch.no_grad():
+            check_ranges(
+                Examples(users, like.device, like.dtype),
+                partial(self._loss_of, model),
+                f"loss(model, batch) of {self.file.path!r}",
+                options.get("categories", {}),
+            )
 
     def try_out(self, model: nn.Module) -> str:
         """Measure one batch before anything is trained or written; the name of the main metric."""
