@@ -21,6 +21,7 @@ from clipline.engine.isolation.snapshots import (
     ThreadLocal,
     checksum,
     only_equal_values,
+    set_version_counters,
 )
 
 CONTAINERS = {
@@ -230,13 +231,27 @@ def test_what_is_not_a_number_is_like_itself():
     assert not kept.same()
 
 
-def test_of_a_very_large_tensor_only_the_count_of_changes_is_compared(monkeypatch):
+def test_of_a_very_large_tensor_or_array_a_checksum_is_compared_however_it_is_written(monkeypatch):
     monkeypatch.setattr("clipline.engine.isolation.snapshots._COPIED", 8)
-    tensor, array = torch.zeros(9), np.zeros(9)
-    kept = [Constant("tensor", tensor), Constant("array", array)]
-    assert [one.before for one in kept] == [None, None]
-    tensor[0], array[0] = 1.0, 1.0
-    assert [one.same() for one in kept] == [False, True]
+    monkeypatch.setattr("clipline.engine.isolation.snapshots._CHUNK_ON_DEVICE", 32)
+    tensor, array = torch.zeros(9), np.zeros((3, 3))
+    fixed = np.arange(9.0)
+    fixed.flags.writeable = False
+    kept = [Constant("tensor", tensor), Constant("array", array), Constant("by columns", array.T), Constant("", fixed)]
+    assert [one.before for one in kept] == [None] * 4  # no copy is held, and so a change cannot be undone
+    assert all(one.same() and one.lost for one in kept)
+    tensor.data[8], array[2, 2] = 1.0, 1.0  # past torch's count of changes
+    assert tensor._version == kept[0].version
+    assert [one.same() for one in kept] == [False, False, False, True]
+
+
+def test_a_write_of_what_was_there_already_is_seen_by_torchs_count_alone():
+    kept = Constant("kept", torch.ones(3))
+    kept.now.mul_(1.0)
+    assert kept.same()
+    assert kept.written()
+    set_version_counters((kept.now,), (kept.version,))
+    assert not kept.written()
 
 
 def test_equal_numbers_and_text_in_the_place_of_others_are_no_change():

@@ -32,7 +32,7 @@ _SPARSE = {
     torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
-_COPIED = 1 << 26  # of larger tensors only torch's version counter is compared, larger arrays not at all
+_COPIED = 1 << 26  # bytes: of longer tensors and arrays a checksum is kept, and no copy
 
 
 class Snapshot(Protocol):
@@ -220,8 +220,8 @@ class Constant:
     """A tensor or array that training must not change: compared bit by bit, and no gradient may be left on it.
 
     Of a tensor the whole memory is compared, also what lies beside a view, and shape, strides, `requires_grad` and
-    `is_shared()`. Of a long one that is `shared` with the caller a checksum is kept, not a copy: it is refused, but not
-    restored.
+    `is_shared()`. Of a long one that is `shared` with the caller, and of any of more than 64 MiB, a checksum is kept,
+    not a copy: a change is refused, but not undone. A checksum is computed once a block, 0.5 GB a second on one core.
     """
 
     def __init__(self, label: str, now: Tensor | NDArray[Any], *, shared: bool = False) -> None:
@@ -230,25 +230,32 @@ class Constant:
         self.checksum: list[int] | None = None
         if isinstance(now, np.ndarray):
             self.before = now.copy() if now.nbytes <= _COPIED else None
+            self.checksum = _array_checksum(now) if self.before is None and not now.dtype.hasobject else None
             self._checked_per_user = now.nbytes <= SHORT
             return
         self.data = now.data  # its memory, for `restore`
-        self.version, self.grad = (now._version, now.grad) if now.is_leaf else (0, None)
+        self.grad = now.grad if now.is_leaf else None
+        self.version = now._version if now.is_leaf and not now.is_inference() else 0
         self.form = _form(now)
         self.requires_grad, self._address = now.requires_grad, _address(now)
         memory = _memory(now)
         size = sum(len(piece) for piece in memory)
-        if shared and size > SHORT:
+        if size > (SHORT if shared else _COPIED):
             self.checksum = [checksum(piece) for piece in memory]
-        elif memory and size <= _COPIED:
+        elif memory:
             self.before = [piece.clone() for piece in memory]
         # Compared after every user: short values in CPU memory, where that costs next to nothing.
         self._checked_per_user = bool(memory) and size <= SHORT and now.device.type == "cpu"
 
     @property
     def lost(self) -> bool:
-        """Whether a change cannot be undone."""
+        """Whether a change cannot be undone, as there is no copy."""
         return self.checksum is not None
+
+    def written(self) -> bool:
+        """Whether torch has counted a change, whatever the values are."""
+        now = self.now
+        return isinstance(now, Tensor) and now.is_leaf and not now.is_inference() and now._version != self.version
 
     def touched(self) -> bool:
         """Whether a quick check shows a change (version counter, gradient, short values); `same` compares all."""
@@ -268,7 +275,7 @@ class Constant:
         now, before = self.now, self.before
         if isinstance(now, np.ndarray):
             if before is None:
-                return True
+                return self.checksum is None or _array_checksum(now) == self.checksum
             same_form = now.shape == before.shape and now.dtype == before.dtype
             return same_form and (now.dtype.hasobject or now.tobytes() == before.tobytes())
         if torch._C._functorch.is_functorch_wrapped_tensor(now):  # left behind by vmap
@@ -303,7 +310,14 @@ class Constant:
         if not self.shared and _form(self.data)[1:] != self.form[1:]:  # moved to memory for other processes
             self.data = self.data.clone()
         now.data = self.data
-        self.version, self._address = now._version, _address(now)
+        self._address = _address(now)
+        if now.is_leaf and not now.is_inference():
+            set_version_counters((now,), (self.version,))
+
+
+def set_version_counters(tensors: tuple[Tensor, ...], counts: tuple[int, ...]) -> None:
+    """Let torch's counts of changes be these. Between users nothing is differentiated that could depend on them."""
+    torch._C._autograd._unsafe_set_version_counter(tensors, counts)
 
 
 def has_own_memory(values: Tensor) -> bool:
@@ -380,6 +394,13 @@ def checksum(values: Tensor) -> int:
         total += mixed.sum()
         places += torch.full_like(places[0], chunk // 4) * _ODD
     return int(total)
+
+
+def _array_checksum(values: NDArray[Any]) -> list[int]:
+    """Checksums of the parts of an array, which may be read-only."""
+    flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    parts = (flat[start : start + _CHUNK_ON_DEVICE].copy() for start in range(0, len(flat), _CHUNK_ON_DEVICE))
+    return [*values.shape, *(checksum(torch.from_numpy(part)) for part in parts)]
 
 
 def _bits(values: Tensor) -> Tensor:
