@@ -176,13 +176,28 @@ def test_an_interrupted_run_of_ones_own_is_resumed(mine, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "on_round", interrupt)
         _, out, _ = mine(*flags, "--out", "part")
-    assert "interrupted: go on with" in out
+    assert "interrupted: go on with  clipline train mine.py --resume part\n" in out
     (tmp_path / "store").rename(tmp_path / "moved")
-    code, _, err = mine("train", "--resume", "part", "--data", "moved")
+    code, _, err = mine("train", "mine.py", "--resume", "part", "--data", "moved")
     assert code == 0, err
     assert Ledger.read(tmp_path / "part" / "ledger.jsonl").rounds == 9
     whole, part = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part"))
     assert all((whole[name] == part[name]).all() for name in whole)
+
+
+def test_a_run_directory_has_no_file_run_that_was_not_named(mine, tmp_path):
+    """Whoever wrote the directory chose the name in it, and may have put a file there."""
+    mine("train", "mine.py", "--data", "store", "--workers", 1, "--seed", 1, "--out", "run")
+    stored = (tmp_path / "run" / "settings.toml").read_text()
+    (tmp_path / "run" / "settings.toml").write_text(stored.replace('"mine.py"', '"evil.py"'))
+    (tmp_path / "evil.py").write_text(TASK + "\nopen('ran', 'w').close()\n")
+    code, _, err = mine("train", "--resume", "run", "--data", "store")
+    assert code == 2
+    assert "'evil.py', and no code is run that you have not named" in err
+    assert err.endswith("clipline train evil.py --resume run\n")
+    code, _, err = mine("train", "mine.py", "--resume", "run", "--data", "store")
+    assert (code, "task='mine.py' must be 'evil.py', which the run in 'run' was made with" in err) == (2, True)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_file_may_define_a_task(mine, tmp_path):
