@@ -57,8 +57,11 @@ def read_table(
     yield from _lines(file, kind, codec, user_column, fields, text, options, progress)
 
 
-def whole_table(path: str | Path, options: ColumnOptions = NO_OPTIONS) -> Any:
-    """All rows of a Parquet, CSV or JSONL file as one Arrow table, for predictions: no user column is needed."""
+def whole_table(path: str | Path, options: ColumnOptions = NO_OPTIONS, *, as_text: Sequence[str] = ()) -> Any:
+    """All rows of a Parquet, CSV or JSONL file as one Arrow table, for predictions: no user column is needed.
+
+    Columns of CSV that are named in `as_text` are read as they are written.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -69,7 +72,7 @@ def whole_table(path: str | Path, options: ColumnOptions = NO_OPTIONS) -> Any:
             return pq.read_table(file)
         if kind in (".csv", ".jsonl"):
             with file.open("rb") as raw, _opened(raw, codec) as stream:
-                rows = _rows(stream, options.as_text(), file) if kind == ".csv" else _objects(stream, file)
+                rows = _rows(stream, {*options.as_text(), *as_text}, file) if kind == ".csv" else _objects(stream, file)
                 if batches := list(rows):
                     return pa.Table.from_batches(batches)
                 raise PopulationError(f"{str(file)!r} has no rows: give a table with examples")

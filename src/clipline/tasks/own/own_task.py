@@ -95,15 +95,16 @@ def own_model(task: str) -> nn.Module:
     return file.make_model()()
 
 
-def model_of(task: str, way_out: str) -> tuple[Callable[[], nn.Module], Any]:
-    """What makes the model of a task's file, and its `predict(model, batch)`, or None. The file is run.
+def model_of(task: str, way_out: str) -> tuple[Callable[[], nn.Module], Any, str | None]:
+    """What makes the model of a task's file, its `predict(model, batch)` and its `LABEL`, or None. The file is run.
 
     `way_out` ends the message where the file makes a `Task` itself.
     """
     file = TaskFile(task)
     if file.makes_task:
         raise SettingError(f"task={task!r} defines TASK, whose model cannot be made without its data: {way_out}")
-    return file.make_model(), file.optional("predict")
+    label = file.value("LABEL")
+    return file.make_model(), file.optional("predict"), label if isinstance(label, str) else None
 
 
 def columns_in(file: TaskFile) -> dict[str, Any]:
