@@ -331,7 +331,7 @@ def test_torchs_count_of_changes_tells_a_user_nothing_of_those_before(read):
 
 
 def test_a_buffer_too_long_to_be_copied_that_is_written_past_torchs_count_is_refused_for_good(monkeypatch):
-    monkeypatch.setattr("clipline.engine.isolation.snapshots._COPIED", 8)
+    monkeypatch.setattr("clipline.engine.isolation.constants._COPIED", 8)
 
     class Moving(nn.Linear):
         def __init__(self):

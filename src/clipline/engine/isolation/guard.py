@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ModuleError
+from .constants import Constant, set_version_counters
 from .generators import seed_global_generators
 from .quick_check import QuickCheck
 from .reachable import find_mutable_state
-from .snapshots import MISSING, Constant, Container, only_equal_values, set_version_counters
+from .snapshots import MISSING, Container, only_equal_values
 
 _attributes = attrgetter("grad", "requires_grad", "_backward_hooks", "shape")  # of a parameter, that stay as they are
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ...errors import ModuleError
 from ..user_random import UserRandom
+from .constants import Constant
 from .generators import beginning
 from .snapshots import (
     MISSING,
@@ -32,7 +33,6 @@ from .snapshots import (
     Attribute,
     Cell,
     ClassAttributes,
-    Constant,
     Container,
     Global,
     Slot,
