@@ -16,6 +16,7 @@ LEVELS = {
     "lr_schedules": 0.5,
     "synonyms": 0.5,
     "better": 0.5,
+    "array_checks": 0.5,
     "settings": 1,
     "streams": 2,
     "cuda_streams": 2,
