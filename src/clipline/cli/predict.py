@@ -36,7 +36,7 @@ def predict(
     given = next(csv.reader([classes], skipinitialspace=True)) if classes else []
     named = given if len(given) > 1 else classes
     saved = load_for(COMMAND_LINE, run, model, predict=None, classes=named, device="cpu")
-    answer = saved.predict(data, keep=[name.strip() for one in keep for name in one.split(",")])
+    answer = saved.predict(data, keep=[name for one in keep for name in next(csv.reader([one], skipinitialspace=True))])
     rows = len(next(iter(answer.values())) if isinstance(answer, dict) else answer)
     if rows == 0:
         raise PopulationError(f"data={str(data)!r} has no rows: give a table with examples")
@@ -115,7 +115,7 @@ command = Command(
             ["--keep", "--id", "keep"],
             metavar="COLUMN",
             multiple=True,
-            help="A column of the table to write beside the predictions, such as an id; several as a,b.",
+            help="A column of the table to write beside the predictions, such as an id; several as a,b (quotes keep a comma).",
         ),
         Option(
             ["--classes"],

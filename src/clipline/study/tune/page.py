@@ -178,7 +178,7 @@ def _noises(answer: Tuned) -> str:
                 trial.run[:10],
             )
         )
-    heads = ("z", answer.metric.name, "against the least noise", "cohort needed", "", "run")
+    heads = ("z", answer.metric.name, "change", "cohort needed", "", "run")
     return _table(heads, rows, numbers=(0, 1, 2, 3))
 
 
