@@ -115,7 +115,7 @@ command = Command(
             ["--keep", "--id", "keep"],
             metavar="COLUMN",
             multiple=True,
-            help="A column of the table to write beside the predictions, such as an id; several as a,b (quotes keep a comma).",
+            help="A column of the table to write too, such as an id; several as a,b (quotes keep a comma).",
         ),
         Option(
             ["--classes"],
