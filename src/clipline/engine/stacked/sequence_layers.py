@@ -7,7 +7,7 @@ projections, dropout between layers, packed sequences) says so, and users then t
 Plain twin: torch's own layers, which run here for a single user.
 Held equal by: tests/engine/stacked/test_sequence_layers.py.
 Buys: a round of 50 users, 16 wide, 20 steps, on one core: LSTM 113 ms one by one and 63 stacked, GRU 349 and 42,
-encoder 246 and 65 (docs/results/performance.md).
+encoder 246 and 65 (docs/engine.md).
 """
 
 from __future__ import annotations
