@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import platform
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import date
@@ -139,7 +140,9 @@ CASES = (
     Case("LSTM (`nn.LSTM`)", lambda: Recurrent(nn.LSTM(16, 16, batch_first=True)), "texts"),
     Case("LSTM (`clipline.engine.layers.MatrixLSTM`)", lambda: Recurrent(_matrix_lstm()), "texts"),
     Case("GRU (`nn.GRU`)", lambda: Recurrent(nn.GRU(16, 16, batch_first=True)), "texts"),
-    Case("`nn.TransformerEncoder`", lambda: Recurrent(_encoder()), "texts"),
+    Case("LSTM in two directions", lambda: Recurrent(nn.LSTM(16, 8, batch_first=True, bidirectional=True)), "texts"),
+    Case("RNN (`nn.RNN`)", lambda: Recurrent(nn.RNN(16, 16, batch_first=True)), "texts"),
+    Case("`nn.TransformerEncoder`, with dropout", lambda: Recurrent(_encoder()), "texts"),
     Case("tied weights", Tied, "texts"),
     Case("compiled module (`torch.compile`)", lambda: torch.compile(mlp())),
     Case("GPT-2", lambda: hugging_face("GPT2"), "texts", "language"),
@@ -166,7 +169,7 @@ def _matrix_lstm() -> nn.Module:
 
 
 def _encoder() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
     return nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
 
 
@@ -225,7 +228,7 @@ def tried(case: Case) -> Row:
 
 def _brief(words: str) -> str:
     """What differs between models, without addresses of source files or requests to report."""
-    words = words.removeprefix("stacked, up to 64 users at a time, step by step").removeprefix("; ")
+    words = re.sub(r"^stacked, up to \d+ users at a time, step by step(; )?", "", words)  # of every stack
     words = words.removeprefix("the model or its loss cannot run for many users at once ").strip("()")
     words = words.split(" Please ")[0].replace("|", "/")
     return words[0].lower() + words[1:] if words else ""

@@ -1,9 +1,14 @@
 import inspect
 import os
+import signal
 from types import ModuleType
 
 # Tests run in a process a core. More threads would wait for each other, also in the programs that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell lets its background jobs ignore Ctrl-C, and tests of what Ctrl-C does would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 import torch

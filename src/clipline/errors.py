@@ -126,6 +126,16 @@ def check_whole(
     return int(value)
 
 
+def failed(what: str, error: Exception, fields: Iterable[str], way_out: str) -> ModuleError:
+    """The error to raise from one of a caller's own function, which was given a batch with these fields."""
+    known = list(map(str, fields))
+    said = str(error).strip().partition("\n")[0]
+    if isinstance(error, KeyError) and error.args and error.args[0] not in known:
+        way_out = nearest(error.args[0], known)
+    held = f"; the batch has the fields {', '.join(known)}" if known else ""
+    return ModuleError(f"{what} fails ({type(error).__name__}{f': {said}' if said else ''}){held}: {way_out}")
+
+
 def check_choice(name: str, value: object, choices: Iterable[str]) -> str:
     """`value` if it is one of `choices`; otherwise an error that names the nearest one."""
     known = list(choices)

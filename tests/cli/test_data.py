@@ -57,7 +57,7 @@ def test_gaps_are_refused_or_filled_as_asked(clipline, tmp_path):
     assert "has no value for 'x' in row 2 (1 missing up to row 3)" in err
     code, _, err = clipline(*command, "--missing", "nothing")
     assert code == 2
-    assert "missing='nothing' must be a finite number" in err
+    assert "--missing 'nothing' must be a finite number" in err
     code, _, err = clipline(*command, "--missing", "-1")
     assert code == 0, err
     assert Population.open(tmp_path / "t").of(1)["x"].tolist() == [-1, 2.5]
@@ -329,7 +329,7 @@ def test_lists_of_a_table_get_a_width_from_the_command_line(clipline, tmp_path):
     command = ["data", "prepare", "table", "--from", "t.jsonl", "--to", "t", "--user-column", "u"]
     code, _, err = clipline(*command)
     assert code == 2
-    assert "lists of 1 to 3 entries in 't': give them one width with lengths={'t': 128}" in err
+    assert "lists of 1 to 3 entries in 't': give them one width with --lengths t=128" in err
     code, _, err = clipline(*command, "--lengths", "t=2", "--pad", "-1")
     assert code == 0, err
     people = Population.open(tmp_path / "t")
@@ -343,13 +343,13 @@ def test_lists_of_a_table_get_a_width_from_the_command_line(clipline, tmp_path):
         (["--fill", "x"], "--fill='x' must be COLUMN=VALUE: give --fill age=40"),
         (["--fill", "=4"], "--fill='=4' must be COLUMN=VALUE"),
         (["--fill", "x=1", "--fill", "x=2"], "--fill='x=2' must be given once for 'x'"),
-        (["--fill", "x=nan"], "fill['x']=nan must be a finite number"),
-        (["--fill", "z=1"], "fill names 'z', which is no field"),
-        (["--lengths", "x=many"], "lengths['x']='many' must be a whole number"),
+        (["--fill", "x=nan"], "--fill x=nan must be a finite number"),
+        (["--fill", "z=1"], "--fill names 'z', which is no field"),
+        (["--lengths", "x=many"], "--lengths x='many' must be a whole number"),
         (["--lengths", "x=3"], "but lengths are for lists"),
         (["--timestamps", "x=days after Easter"], "must be seconds, minutes, hours or days since a date"),
-        (["--categories", "x=a,a"], "categories['x']='a list' must be without a value that comes twice"),
-        (["--pad", "zero"], "pad='zero' must be a finite number"),
+        (["--categories", "x=a,a"], "--categories x='a list' must be without a value that comes twice"),
+        (["--pad", "zero"], "--pad 'zero' must be a finite number"),
     ],
 )
 def test_column_options_out_of_range_are_refused_in_a_sentence(clipline, tmp_path, flags, words):

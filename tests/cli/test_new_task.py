@@ -90,6 +90,28 @@ def test_a_task_for_a_table_runs_as_printed_and_knows_no_value_of_it(sales, tmp_
     assert json.loads(out)["rows"] == len(ROWS)
 
 
+def test_classes_are_written_by_name_beside_the_ids(sales, tmp_path):
+    where = ["--table", "sales.csv", "--user", "customer", "--label", "kind", "--classes", "small,big"]
+    assert sales("new-task", "mine", *where)[0] == 0
+    flags = ["--data", "sales.csv", "--rounds", 1, "--cohort-size", 20, "--workers", 1, "--out", "run"]
+    code, _, err = sales("train", "mine/task.py", *flags)
+    assert code == 0, err
+    flags = ["--model", "mine/task.py", "--data", "sales.csv", "--keep", "customer,visits"]
+    for ending in ("csv", "npz", "jsonl"):
+        code, out, err = sales("predict", "run", *flags, "--out", f"said.{ending}")
+        assert code == 0, err
+        columns = "customer, visits, prediction, probability_small, probability_big, probability_other"
+        assert f"{len(ROWS)} predictions ({columns})" in out
+    said = pyarrow.csv.read_csv(tmp_path / "said.csv").to_pydict()
+    sold = pyarrow.csv.read_csv(tmp_path / "sales.csv").to_pydict()
+    assert said["customer"] == sold["customer"]
+    chances = np.array([said[f"probability_{name}"] for name in ("small", "big", "other")])
+    assert said["prediction"] == [("small", "big", "other")[place] for place in chances.argmax(axis=0)]
+    assert np.load(tmp_path / "said.npz")["prediction"].tolist() == said["prediction"]
+    code, out, err = sales("predict", "run", *flags, "--classes", "a,b,c", "--out", "other.csv")
+    assert "probability_a, probability_b, probability_c" in out
+
+
 @pytest.mark.parametrize(
     ("table", "label", "classes", "outputs"),
     [

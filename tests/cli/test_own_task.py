@@ -18,6 +18,9 @@ import clipline as cl
 from clipline.data.store import write_store
 from clipline.federated.population import Population
 from clipline.privacy.ledger import Ledger
+from clipline.study.report.collect import collect
+from clipline.study.report.content import content
+from clipline.tasks.own.own_task import own_task
 from clipline.tasks.settings import TrainSettings
 from clipline.tasks.sweep import train_many
 from clipline.training.progress import Progress
@@ -173,13 +176,28 @@ def test_an_interrupted_run_of_ones_own_is_resumed(mine, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "on_round", interrupt)
         _, out, _ = mine(*flags, "--out", "part")
-    assert "interrupted: go on with" in out
+    assert "interrupted: go on with  clipline train mine.py --resume part\n" in out
     (tmp_path / "store").rename(tmp_path / "moved")
-    code, _, err = mine("train", "--resume", "part", "--data", "moved")
+    code, _, err = mine("train", "mine.py", "--resume", "part", "--data", "moved")
     assert code == 0, err
     assert Ledger.read(tmp_path / "part" / "ledger.jsonl").rounds == 9
     whole, part = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part"))
     assert all((whole[name] == part[name]).all() for name in whole)
+
+
+def test_a_run_directory_has_no_file_run_that_was_not_named(mine, tmp_path):
+    """Whoever wrote the directory chose the name in it, and may have put a file there."""
+    mine("train", "mine.py", "--data", "store", "--workers", 1, "--seed", 1, "--out", "run")
+    stored = (tmp_path / "run" / "settings.toml").read_text()
+    (tmp_path / "run" / "settings.toml").write_text(stored.replace('"mine.py"', '"evil.py"'))
+    (tmp_path / "evil.py").write_text(TASK + "\nopen('ran', 'w').close()\n")
+    code, _, err = mine("train", "--resume", "run", "--data", "store")
+    assert code == 2
+    assert "'evil.py', and no code is run that you have not named" in err
+    assert err.endswith("clipline train evil.py --resume run\n")
+    code, _, err = mine("train", "mine.py", "--resume", "run", "--data", "store")
+    assert (code, "task='mine.py' must be 'evil.py', which the run in 'run' was made with" in err) == (2, True)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_file_may_define_a_task(mine, tmp_path):
@@ -212,6 +230,11 @@ def test_a_file_may_define_a_task(mine, tmp_path):
         ('"rounds": 3, ', "", "rounds is missing: give --rounds, or rounds in SETTINGS of 'mine.py'"),
         ('"rounds": 3', '"rounds": 0', "rounds=0 must be a whole number at least 1"),
         ('"rounds": 3', '"rounds": 3, "classes": 4', "classes=4 must be left out, as this task has no such setting"),
+        (
+            "SETTINGS = {",
+            'BETTER = {"accuracy": "more"}\nSETTINGS = {',
+            "BETTER['accuracy'] of 'mine.py'='more' must be one of lo",
+        ),
         ("SETTINGS = {", "SETTINGS = 3 or {", "SETTINGS=3 must be a dict in 'mine.py'"),
         ("def model()", "TASK = 3\ndef model()", "defines TASK and also model or loss, and one must be meant"),
         ('return {"accuracy": ', "return (", "metrics(model, batch) gave Tensor but must give names and numbers"),
@@ -389,7 +412,7 @@ def test_a_figure_of_the_paper_is_made_of_a_file(mine, tmp_path):
         (["mine.py", "--data", "stand-in"], "data='stand-in' must be given for 'mine.py'"),
         (
             ["mine.py", "--data", "nowhere"],
-            "data='nowhere' does not exist: give a table (.parquet, .csv, .jsonl or .npz)",
+            "data='nowhere' does not exist: give a table (.parquet, .csv, .tsv, .jsonl or .npz)",
         ),
         (["mine.py", "--data", "tabel.npz"], "data='tabel.npz' does not exist: did you mean 'table.npz'?"),
         (["mine.py", "--data", "empty"], "data='empty' must be a folder made by clipline data prepare, or a table"),
@@ -408,5 +431,36 @@ def test_what_cannot_be_trained_on_is_refused_in_one_sentence(mine, tmp_path, ar
     (tmp_path / "damaged" / "field.y.npy").write_bytes((tmp_path / "store" / "field.x.npy").read_bytes())
     code, out, err = mine("train", *arguments, *FLAGS)
     assert (code, out) == (2, "")
+    assert words in err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_says_which_way_a_metric_is_better_and_the_report_goes_by_it(mine, tmp_path):
+    (tmp_path / "mine.py").write_text(TASK + '\nBETTER = {"accuracy": "lower"}\n')
+    assert mine("train", "mine.py", "--data", "store", *FLAGS)[0] == 0
+    assert own_task("mine.py", {"data": "store", "seed": 0}).better == {"accuracy": "lower"}  # which tune goes by
+    (shown,) = content(collect([tmp_path / "run"]))["runs"]
+    assert shown["best"]["accuracy"] == min(shown["metrics"]["accuracy"]["y"])
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        (
+            7,
+            "field 'y' holds values up to 7, and loss(model, batch) of 'mine.py' takes 0 to 1 (IndexError: Target 7 ",
+        ),
+        (
+            -1,
+            "field 'y' holds -1, and loss(model, batch) of 'mine.py' takes none below 0 (IndexError: Target -1 is out",
+        ),
+    ],
+)
+def test_one_label_that_the_model_has_no_class_for_is_refused_before_anything_is_trained(mine, tmp_path, label, words):
+    ids, fields = examples()
+    fields["y"][0] = label  # of one user among 80, whether trained or tested on
+    np.savez(tmp_path / "table.npz", user=ids, **fields)
+    code, _, err = mine("train", "mine.py", "--data", "table.npz", "--user-column", "user", *FLAGS)
+    assert code == 2
     assert words in err.splitlines()[-1]
     assert not (tmp_path / "run").exists()

@@ -23,10 +23,10 @@ def plain(model=None):
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
-        self.lstm, self.out = nn.LSTM(6, 4), nn.Linear(4, 3)
+        self.rnn, self.out = nn.RNN(6, 4), nn.Linear(4, 3)
 
     def forward(self, x):
-        return self.out(self.lstm(x.unsqueeze(0))[0][0])
+        return self.out(self.rnn(x.unsqueeze(0))[0][0])
 
 
 def test_engines_by_name():

@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from samples import Observer, flat_training, opened
 from torch import nn
 
-from clipline import Evaluate, FixedClip, LocalAdam, LocalSGD, Population, RunDirectory, ServerSGD, run_together
+from clipline import Evaluate, FixedClip, LocalAdam, LocalSGD, Population, RunDirectory, ServerSGD, load, run_together
 from clipline.errors import ModuleError, RunError, SettingError
 from clipline.federated.backend import CohortRequest
 from clipline.federated.sampling import Cohort
@@ -61,6 +61,29 @@ def test_two_rounds_by_hand(engine, workers):
     assert result.model.own["shift"].item() == 0.0
     assert result.model.shared.item() == pytest.approx(0.5)
     assert len(result.state.params) == 1
+
+
+def test_a_loaded_model_predicts_for_one_user_with_that_users_own_parameters_and_for_others_without(tmp_path):
+    run = training(people(4.0, -2.0))
+    folder = run.run().save(tmp_path / "saved")
+    saved = load(folder, Two(), predict=lambda model, batch: model.shared[0] + model.own["shift"] + 0 * batch["x"])
+    own = run.unprivate_personal()
+    mine = saved.with_personal(own["u0"])
+    assert mine.predict({"x": [0.0]}).tolist() == [3.25]  # 0.5 of everybody and 2.75 of the user's own, see above
+    assert saved.predict({"x": [0.0]}).tolist() == [0.5]
+    save_file({"own.shift": own["u1"]["own.shift"]}, tmp_path / "u1.safetensors")
+    assert saved.with_personal(tmp_path / "u1.safetensors").predict({"x": [0.0]}).tolist() == [-1.25]
+    for wrong, words in (
+        ({"shared": torch.ones(1)}, "'shared' is no personal parameter of the training: "),
+        ({"own.shift": torch.ones(2)}, r"'own.shift' is float32 \(2,\) but must be float32 \(\), as in the model"),
+    ):
+        with pytest.raises(ModuleError, match=words):
+            saved.with_personal(wrong)
+    with pytest.raises(RunError, match="nowhere' is no file"):
+        saved.with_personal("nowhere")
+    (tmp_path / "damaged").write_bytes(b"x")
+    with pytest.raises(RunError, match="cannot be read as safetensors"):
+        saved.with_personal(tmp_path / "damaged")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

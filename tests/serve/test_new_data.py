@@ -34,7 +34,7 @@ def kinds(tmp_path):
 
 def test_every_kind_of_table_gives_the_trained_columns_in_the_order_of_its_rows(tmp_path):
     for data in kinds(tmp_path):
-        arrays, _ = arrays_of(data, list(TRAINED), only="")
+        arrays = arrays_of(data, list(TRAINED), only="").fields
         assert sorted(arrays) == ["km", "stops"], data
         assert arrays["km"].tolist() == [3.5, 1.0, 2.0], data
         assert arrays["stops"].tolist() == [1, 2, 3], data
@@ -46,8 +46,12 @@ def test_dataframes_too_whatever_their_index(library):
     frame = frames.DataFrame({**COLUMNS, "x": [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]})
     if library == "pandas":
         frame.index = [7, 7, 3]
-    assert arrays_of(frame["km"], list(TRAINED), only="only")[0]["only"].tolist() == [3.5, 1.0, 2.0]  # a single column
-    arrays, _ = arrays_of(frame, list(TRAINED), only="")
+    assert arrays_of(frame["km"], list(TRAINED), only="only").fields["only"].tolist() == [
+        3.5,
+        1.0,
+        2.0,
+    ]  # a single column
+    arrays = arrays_of(frame, list(TRAINED), only="").fields
     assert arrays["km"].tolist() == [3.5, 1.0, 2.0]
     assert arrays["x"].tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
 
@@ -56,12 +60,12 @@ def test_a_population_goes_user_by_user_from_memory_or_a_folder(tmp_path):
     population = Population.from_arrays(COLUMNS["rider"], km=COLUMNS["km"])
     population.save(tmp_path / "store")
     for data in (population, tmp_path / "store"):
-        assert arrays_of(data, list(TRAINED), only="")[0]["km"].tolist() == [1.0, 3.5, 2.0]  # rider a, then b
+        assert arrays_of(data, list(TRAINED), only="").fields["km"].tolist() == [1.0, 3.5, 2.0]  # rider a, then b
 
 
 def test_more_rows_than_ten_keep_their_order():
     table = pa.table({"km": np.arange(25.0)})  # sorted as text, 10 would come before 2
-    assert arrays_of(table, ["km"], only="")[0]["km"].tolist() == list(range(25))
+    assert arrays_of(table, ["km"], only="").fields["km"].tolist() == list(range(25))
 
 
 def test_whole_numbers_where_fractions_were_trained_become_fractions():
@@ -86,7 +90,7 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path):
         (pa.table({"rider": [1]}), "data has rider and none of the fields trained on"),
         ({"km": [1, 2], "stops": [1]}, "numbers of examples=.* must be the same in all fields"),
         (tmp_path / "none.csv", "is no file"),
-        (tmp_path / "t.xlsx", r"is of no known kind: give a file that ends in .parquet, .csv, .jsonl, .npz"),
+        (tmp_path / "t.xlsx", r"is of no known kind: give a file that ends in .parquet, .csv, .tsv, .jsonl, .npz"),
         (tmp_path / "bad.parquet", "cannot be read"),
         (tmp_path / "objects.npz", "cannot be read"),  # NumPy would unpickle it
         (7, "'data' is int and no array of numbers"),

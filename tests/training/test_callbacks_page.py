@@ -15,7 +15,7 @@ def test_the_page_runs_as_printed(real_curves, tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr()
     assert scope["result"].metrics["accuracy"] > 0.8
     assert "round 20/20  accuracy 0." in shown.err
-    assert re.search(r"best after round \d+ and stopped after \d+\n\{'round': 20, 'clip': ", shown.out)
+    assert re.search(r"best after round \d+ and stopped after \d+\n\{'round': 19, 'clip': ", shown.out)
     assert re.search(r"the clip was high enough in round \d", shown.out)
     files = sorted(path.name for path in (tmp_path / "runs" / "rides").iterdir())
     assert files == ["curves.png", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "settings.toml"]

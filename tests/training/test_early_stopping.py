@@ -27,6 +27,12 @@ def test_higher_is_better_where_asked():
     assert (rounds, stopping.best) == (5, 3)
 
 
+def test_without_a_mode_the_name_of_the_metric_says_which_way_is_better():
+    assert stopped_after([5, 4, 4.5, 4.2, 1], patience=2)[0] == 4  # a loss
+    modes = {name: EarlyStopping(name).mode for name in ("err", "rmse", "perplexity", "accuracy", "auc")}
+    assert modes == {"err": "min", "rmse": "min", "perplexity": "min", "accuracy": "max", "auc": "max"}
+
+
 def test_patience_counts_measurements_and_not_rounds():
     assert stopped_after([3, 3, 3], every=2, mode="min", patience=2)[0] == 6
 

@@ -7,7 +7,7 @@ from samples import LOCAL, cross_entropies, cross_entropy, population_of, small_
 from samples import linear_float32 as linear
 
 from clipline import Population, Training
-from clipline.errors import SettingError
+from clipline.errors import ModuleError, SettingError
 from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate
 from clipline.training.options import Compute, Privacy
@@ -96,8 +96,36 @@ def test_an_error_in_a_metric_ends_the_run():
     def fails(model):
         raise ZeroDivisionError("no test users")
 
-    with pytest.raises(ZeroDivisionError, match="no test users"):
+    with pytest.raises(
+        ModuleError, match=r"test function 'fails' fails \(ZeroDivisionError: no test users\): mend"
+    ) as got:
         training().run([Evaluate(fails, every=1)])
+    assert isinstance(got.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (
+            lambda model, batch: batch["labels"],
+            "metric 'metric' fails (KeyError: 'labels'); the batch has the fields x, y: choose among x, y",
+        ),
+        (
+            lambda model, batch: torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"] + 9, reduction="none"),
+            "metric 'metric' fails (IndexError: Target ",
+        ),
+    ],
+)
+def test_an_error_in_a_metric_is_told_with_what_the_batch_has(metric, words):
+    with pytest.raises(ModuleError) as got:
+        training().run([Evaluate(TEST, metric)])
+    assert words in str(got.value)
+    assert got.value.__cause__ is not None
+
+
+def test_a_function_of_the_model_that_gives_no_named_numbers_is_refused():
+    with pytest.raises(SettingError, match="result of the test function='list' must be a mapping from names to num"):
+        training().run([Evaluate(lambda model: [0.9])])
 
 
 def test_the_population_that_trains_is_refused():

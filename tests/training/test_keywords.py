@@ -20,6 +20,12 @@ GIVEN = {"rounds": 2, "cohort_size": 20, "local": LocalSGD(0.1)}
         ({"server_lr": 0.7}, "give server=ServerSGD(lr=0.7)"),
         ({"device": "cuda"}, "give compute=Compute(device='cuda')"),
         ({"cohort": 5}, "cohort=5 is no argument of Training, nor of its parts: did you mean 'cohort_size'?"),
+        ({"eps": 4}, "eps=4 is no argument of Training but of Privacy: give privacy=Privacy(epsilon=4)"),
+        ({"learning_rate": 0.1}, "give local=LocalSGD(lr=0.1)"),
+        ({"max_grad_norm": 1.0}, "max_grad_norm=1.0 is no argument of Training: give clip=FixedClip(1.0), or leave it"),
+        ({"clip_norm": 1.0}, "give clip=FixedClip(1.0)"),  # not that of LocalSGD, which protects nobody
+        ({"n_users": 900}, "give privacy=Privacy(population_size=900)"),
+        ({"num_rounds": 9}, "did you mean 'rounds'?"),
         ({"data": torch.tensor([7781])}, "data=<Tensor> is no argument of Training"),
     ],
 )

@@ -81,7 +81,7 @@ def test_without_the_package_the_way_out_is_told(monkeypatch, tmp_path):
 def test_a_function_is_given_what_the_rounds_released_and_nothing_else():
     rows = []
     result = training().run([accuracy(), Log(rows.append)])
-    assert [row["round"] for row in rows] == [1, 2, 3, 4]
+    assert [row["round"] for row in rows] == [0, 1, 2, 3] == result.history()["round"]
     released = {"round", "clip", "fraction_within", "epsilon", "delta"}
     assert [set(row) - released for row in rows] == [set(), {"accuracy"}, set(), {"accuracy"}]
     for row, report in zip(rows, result.reports, strict=True):
@@ -118,7 +118,7 @@ def test_what_was_kept_is_handed_over_where_the_run_fails():
     rows = []
     with pytest.raises(OSError, match="power"):
         training().run([Log(rows.append), Fail()])
-    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert [row["round"] for row in rows] == [0, 1, 2]
 
 
 def test_epsilon_is_left_out_where_there_is_none_and_what_is_no_function_refused():

@@ -17,9 +17,9 @@ import pytest
 import torch
 from samples import LOCAL, cross_entropies, flat_training, linear_model, small_population
 
-from clipline import Callback, Evaluate, FixedClip, run_together
+from clipline import Callback, Evaluate, FixedClip, Population, run_together
 from clipline.engine.parallel.single import SingleProcess
-from clipline.errors import SettingError
+from clipline.errors import ModuleError, SettingError
 from clipline.training import loop
 from clipline.training.side_by_side import SharedNoiseWarning
 
@@ -203,9 +203,25 @@ def test_an_error_in_the_training_closes_all_callbacks():
         MODEL, loss, POPULATION, rounds=2, cohort_size=20, local=LOCAL, noise_multiplier=0.5,
         on_error="raise", engine="one-by-one",
     )  # fmt: skip
-    with pytest.raises(ZeroDivisionError, match="boom"):
+    with pytest.raises(
+        ModuleError, match=r"of a user in round \d fails \(ZeroDivisionError: boom\); the batch has the fields x, y"
+    ):
         run.run([Logged(log), Breaking()])
     assert log == ["start", "close"]
+
+
+def test_a_label_out_of_range_is_told_where_errors_are_shown_in_every_engine():
+    users = Population.from_arrays(np.arange(30), x=np.ones((30, 6)), y=np.full(30, 3))  # the model has classes 0 to 2
+    for engine in ("one-by-one", "stacked"):
+        run = flat_training(
+            MODEL, cross_entropies, users, rounds=1, cohort_size=20, local=LOCAL, noise_multiplier=0.5,
+            on_error="raise", engine=engine,
+        )  # fmt: skip
+        with pytest.raises(
+            ModuleError, match=r"in round 0 fails \(\w+Error: .*3 is out of bounds.* fields x, y"
+        ) as error:
+            run.run()
+        assert isinstance(error.value.__cause__, IndexError | RuntimeError)
 
 
 def test_an_error_on_start_of_one_of_several_runs_closes_those_that_have_started():

@@ -42,7 +42,15 @@ def test_a_named_metric_is_shown_alone_and_from_the_first_round_on(capsys, monke
 
 def test_rounds_without_metrics_are_mentioned_now_and_then(capsys, monkeypatch):
     training().run([Progress()])
-    assert capsys.readouterr().err == ""  # five rounds take less than ten seconds
+    (last,) = capsys.readouterr().err.splitlines()  # five rounds take less than a second
+    assert last.startswith("round 5/5  clip 0.")
+    monkeypatch.setattr(progress, "_TENTH_SECONDS", 0.0)
+    training(rounds=30).run([Progress()])
+    shown = [int(re.match(r"round (\d+)/30  ", line)[1]) for line in capsys.readouterr().err.splitlines()]
+    assert shown == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]
+    training(rounds=30).run([evaluate(every=12), Progress()])
+    shown = [int(re.match(r"round (\d+)/30  ", line)[1]) for line in capsys.readouterr().err.splitlines()]
+    assert shown == [3, 6, 9, 12, 24, 30]  # once a round was measured, those that are
     monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
     training().run([Progress()])
     assert len(capsys.readouterr().err.splitlines()) == 5

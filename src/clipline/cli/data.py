@@ -93,14 +93,16 @@ def prepare_data(
     from ..data.catalogue import TABLE
     from ..data.column_options import NO_OPTIONS, ColumnOptions
     from ..data.prepare import prepare, prepare_task
+    from ..tasks.own.column_words import in_flags
     from .file_progress import FileProgress  # imports rich, which the other commands do not need
 
     begun = time.perf_counter()
     columns = [column.strip() for given in fields for column in given.split(",") if column.strip()] if fields else None
-    options = ColumnOptions.of(_column_options(missing, fill, categories, timestamps, lengths, pad))
+    with in_flags():
+        options = ColumnOptions.of(_column_options(missing, fill, categories, timestamps, lengths, pad))
     tokenise = _tokeniser(name, source, words, tags)
     one_store = name == TABLE or split is not None or columns is not None or options != NO_OPTIONS
-    with _terminated_cleanly(), FileProgress() as progress:
+    with _terminated_cleanly(), FileProgress() as progress, in_flags():
         if one_store:
             manifest = prepare(
                 name, source, target, split=split or "train", user_column=user_column, fields=columns,

@@ -11,6 +11,7 @@ import click
 
 from ..errors import nearest
 from ..settings import SETTINGS, Setting
+from ..synonyms import SYNONYMS
 
 _WIDEST = 110  # columns of help, on a terminal that has more
 _LONGEST_FLAG = 34  # columns; the help of a longer one begins on the next line
@@ -101,6 +102,21 @@ class Command(click.Command):
         super().__init__(*arguments, **options)
         self.groups = groups
         self.context_settings = {"max_content_width": _WIDEST, **self.context_settings}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As usual; an unknown flag is refused with the one that is meant, as --lr with --client-lr."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            word = error.option_name.lstrip("-").replace("-", "_")
+            ours = [
+                param.opts[-1]
+                for param in self.get_params(ctx)
+                if word in SYNONYMS and SYNONYMS.get(str(param.name), param.name) == SYNONYMS[word]
+            ]
+            if not ours:
+                raise
+            ctx.fail(f"No such option {error.option_name!r}. Did you mean {ours[0]!r}?")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,17 @@ from .parser import Argument, Command, Option
 _ENDINGS = (".csv", ".jsonl", ".parquet", ".npz")
 
 
-def predict(run: Path, data: Path, out: Path, model: str | None, as_json: bool) -> None:
+def predict(
+    run: Path, data: Path, out: Path, model: str | None, keep: tuple[str, ...], classes: str | None, as_json: bool
+) -> None:
     """Predict with a trained model, a row for each row of a table, in its order.
 
     clipline predict runs/rides --model rides.py --data new_rides.csv --out predicted.csv
 
     RUN is a run directory of clipline train, or a folder of result.save. --model names the file that defines the model,
     which is run; it is left out for clipline's own tasks. Columns are read as in the training; the label and the user
-    column may be missing.
+    column may be missing. Where the file has LABEL, or --classes says what is predicted, a column has the name of the
+    class and others the chance of each; --keep brings columns such as an id along.
     """
     check_choice("ending of out", out.suffix, _ENDINGS)
     if out.exists():
@@ -29,8 +33,10 @@ def predict(run: Path, data: Path, out: Path, model: str | None, as_json: bool) 
     from ..serve.load import load_for
     from ..serve.ways_out import COMMAND_LINE
 
-    saved = load_for(COMMAND_LINE, run, model, predict=None, device="cpu")
-    answer = saved.predict(data)
+    given = next(csv.reader([classes], skipinitialspace=True)) if classes else []
+    named = given if len(given) > 1 else classes
+    saved = load_for(COMMAND_LINE, run, model, predict=None, classes=named, device="cpu")
+    answer = saved.predict(data, keep=[name for one in keep for name in next(csv.reader([one], skipinitialspace=True))])
     rows = len(next(iter(answer.values())) if isinstance(answer, dict) else answer)
     if rows == 0:
         raise PopulationError(f"data={str(data)!r} has no rows: give a table with examples")
@@ -67,7 +73,7 @@ def _write(columns: dict[str, Any], out: Path) -> None:
     partial = out.with_name(f".{out.name}.partial{out.suffix}")
     try:
         if out.suffix == ".npz":
-            np.savez(partial, **columns)
+            np.savez(partial, **{name: _no_objects(column) for name, column in columns.items()})
         elif out.suffix == ".jsonl":
             rows = zip(*(column.tolist() for column in columns.values()), strict=True)
             lines = (json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
@@ -85,6 +91,11 @@ def _write(columns: dict[str, Any], out: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
+def _no_objects(column: Any) -> Any:
+    """Text of fixed width in the place of Python objects, which NPZ would pickle."""
+    return column.astype(str) if column.dtype == object else column
+
+
 _path = click.Path(path_type=Path)
 command = Command(
     "predict",
@@ -99,6 +110,18 @@ command = Command(
             metavar="FILE.py|TASK",
             unset="that of the training, if it is clipline's own",
             help="Where the model is defined; the file is run.",
+        ),
+        Option(
+            ["--keep", "--id", "keep"],
+            metavar="COLUMN",
+            multiple=True,
+            help="A column of the table to write too, such as an id; several as a,b (quotes keep a comma).",
+        ),
+        Option(
+            ["--classes"],
+            metavar="COLUMN|A,B,...",
+            unset="LABEL of the file",
+            help="The column that is predicted, or names of the classes in the order of the model's outputs.",
         ),
         Option(["--json", "as_json"], is_flag=True, help="Print one JSON object."),
     ],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..better import better_facts, lower_is_better
 from ..errors import SettingError, check_choice, refuse
 from ..settings import SETTINGS, check
 from ..tasks import DEFAULT_TASK, TASK_NAMES, is_task_file
@@ -119,8 +120,9 @@ def _asked(
     }
     smaller: dict[str, Any] = {key: given[key] for key in ("rounds", "cohort_size") if key in given}
     task = own_task(name, {"seed": 0, **of_figure, **free, **where, **smaller})
-    metric = task.load(task.settings).metric_name  # nobody knows it before the file has measured something
-    return own_protocol(task.name, str(metric), task.settings, scale, **given), task, task.settings.data
+    metric = str(task.load(task.settings).metric_name)  # nobody knows it before the file has measured something
+    given["own_lower"] = lower_is_better(metric, better_facts(task.better))
+    return own_protocol(task.name, metric, task.settings, scale, **given), task, task.settings.data
 
 
 def _tasks(words: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,10 @@ def summary(
     if result.stopped == "budget":
         lines.append(f"stopped after {result.guarantee.rounds} rounds: the next one would have passed the budget")
     if result.stopped == "interrupted":
-        lines.append(f"interrupted: go on with  clipline train --resume {path}")
+        named = (
+            f"{shlex.quote(settings.task)} " if is_task_file(settings.task) else ""
+        )  # no code runs that is not named
+        lines.append(f"interrupted: go on with  clipline train {named}--resume {path}")
     if result.guarantee.private and settings.noise_source == "seed":
         lines.append("cohorts and noise come from the seed: keep it secret, or train with --noise-source system")
     if report is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ..errors import CliplineError, SettingError
+from ..better import better_facts
+from ..errors import CliplineError, RunError, SettingError, refuse
 from ..settings import GROUPS, RUN, SETTINGS
 from ..tasks import DEFAULT_TASK, TASK_NAMES, is_task_file, task_named
 from .parser import Argument, Command, Option, flags_for
@@ -48,13 +50,32 @@ def train(
     if resume is None:
         run(*resolve(task, config, given), out, None, as_json, tensorboard=tensorboard, report=not no_report)
         return
-    if given.keys() - {"data", "workers"} or task or config or out:
+    if given.keys() - {"data", "workers"} or config or out:
         raise SettingError(
-            f"resume={str(resume)!r} must stand alone (or with data or workers), its settings are stored: drop the rest"
+            f"resume={str(resume)!r} must stand alone (or with the task's file, data or workers), its settings are "
+            "stored: drop the rest"
         )
     with _locked(resume) as lock:  # before its settings are read
+        _check_named(task, resume)
         chosen = resolve(None, resume / "settings.toml", given, same_data=True)
         run(*chosen, None, resume, as_json, lock, tensorboard=tensorboard, report=not no_report)
+
+
+def _check_named(task: str | None, run: Path) -> None:
+    """Refuse to run a Python file because a run directory names it: whoever wrote the directory chose that name.
+
+    The checksum beside it proves nothing either, as the same hand wrote it.
+    """
+    from ..tasks.settings import read_toml
+
+    stored = str(read_toml(run / "settings.toml").get("task", DEFAULT_TASK))
+    if task is not None and task != stored:
+        raise refuse("task", task, f"{stored!r}, which the run in {str(run)!r} was made with", "give that")
+    if task is None and is_task_file(stored):
+        raise RunError(
+            f"the model of {str(run)!r} is defined in the file {stored[:200]!r}, and no code is run that you have not "
+            f"named: read that file, then clipline train {shlex.quote(stored[:200])} --resume {shlex.quote(str(run))}"
+        )
 
 
 def resolve(
@@ -169,7 +190,7 @@ def run(
 
 def _facts(task: Task, used: DataUsed) -> dict[str, str]:
     """What the run is about, as it is stored beside it."""
-    facts = {"task": task.name, "data": used.kind, "measured_on": used.measured_on}
+    facts = {"task": task.name, "data": used.kind, "measured_on": used.measured_on, **better_facts(task.better)}
     known = {"data_source": used.source, "data_checksum": used.checksum}
     return facts | {name: value for name, value in known.items() if value is not None}
 

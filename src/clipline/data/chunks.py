@@ -51,7 +51,7 @@ def check_exists(name: str, path: Path) -> None:
     """Refuse a path where nothing is, with the nearest name beside it, if there is one."""
     if is_file(path) or is_folder(path):
         return
-    way_out = "give a table (.parquet, .csv, .jsonl or .npz), or a folder made by clipline data prepare"
+    way_out = "give a table (.parquet, .csv, .tsv, .jsonl or .npz), or a folder made by clipline data prepare"
     if is_folder(path.parent):
         beside = difflib.get_close_matches(path.name, [one.name for one in path.parent.iterdir()], n=1, cutoff=0.75)
         way_out = f"did you mean {str(path.with_name(beside[0]))!r}?" if beside else way_out

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..array_checks import check_finite, check_ids
 from ..errors import PopulationError, SettingError, check_number, check_whole, refuse
-from ..federated.population import Population, check_finite, check_ids
+from ..federated.population import Population
 from ..privacy.events import GaussianEvent
 from ..streams import Streams
 from .chunks import Text, short

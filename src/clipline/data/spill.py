@@ -9,8 +9,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..array_checks import check_finite
 from ..errors import PopulationError
-from ..federated.population import check_finite
 from .chunks import Chunk, text_array
 from .fields import not_numbers
 from .manifest import check_field_names

@@ -6,8 +6,10 @@ from dataclasses import dataclass, fields
 
 from ..errors import refuse
 from ..settings import check_declared, declared
+from ..synonyms import refuses_unknown_keywords
 
 
+@refuses_unknown_keywords
 @dataclass(frozen=True)
 class FastParts:
     """Which fast parts are used. Turning one off changes the time, and results by rounding alone.

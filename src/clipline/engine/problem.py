@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import ModuleError, check_choice
 from ..federated.backend import PersonalRows
-from ..federated.local_sgd import Batch, LocalTraining, Loss, OnError, Reference, takes_reference
+from ..federated.local_sgd import Batch, LocalTraining, Loss, OnError, Reference, per_example, takes_reference
 from ..federated.population import Population
 from ..lr_schedules import tabulated
 from ..streams import Streams
@@ -105,6 +105,10 @@ class Problem:
     def losses(self, module: nn.Module, batch: Batch, reference: Reference | None) -> Tensor:
         """What the loss gives for this batch. `reference` counts only if `takes_reference`."""
         return self.loss(module, batch, reference) if self.takes_reference else self.loss(module, batch)
+
+    def reduced(self, losses: Tensor, count: int) -> Tensor:
+        """The loss of a batch of `count` examples as one number; refused if it has another form."""
+        return self.local.reduced(losses) if per_example(losses, count) else losses
 
     def personal_rows(self, personal: PersonalRows | None, chosen: NDArray[np.int64]) -> Tensor:
         """(users, personal): what these users' personal parameters start from, a copy on the device."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import ModuleError, nearest, refuse
-from .isolation.snapshots import SHORT, has_own_memory
+from .isolation.constants import SHORT, has_own_memory
 from .stacked.attention import use_stackable_attention
 from .stacked.vmap_layers import replace_layers
 from .user_random import UserRandom

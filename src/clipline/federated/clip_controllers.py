@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from ..errors import check_whole, refuse
 from ..settings import LARGEST_CLIP, SETTINGS, SMALLEST_CLIP, check_clip, check_declared, declared
+from ..synonyms import refuses_unknown_keywords
 
 if TYPE_CHECKING:
     from .mechanism import Release
@@ -62,6 +63,7 @@ class ClipController(Protocol):
         ...
 
 
+@refuses_unknown_keywords
 @dataclass(frozen=True)
 class FixedClip:
     """The same clip in every round, from 1e-30 to 1e30.
@@ -89,6 +91,7 @@ class FixedClip:
         return ClipState(self.clip, state.round_index + 1)
 
 
+@refuses_unknown_keywords
 @dataclass(frozen=True)
 class ScheduledClip:
     """A clip that changes at chosen rounds: `ScheduledClip({0: 1.0, 500: 0.5})`, or the same as pairs.
@@ -132,6 +135,7 @@ class ScheduledClip:
         return [clip for start, clip in pairs if start <= round_index][-1]
 
 
+@refuses_unknown_keywords
 @dataclass(frozen=True)
 class QuantileClip:
     """A clip that tracks the `quantile` of the users' update norms by online gradient descent (section 2 of the paper).

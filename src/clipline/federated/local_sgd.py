@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import ModuleError, check_choice, check_number, refuse
 from ..lr_schedules import LrSchedule, lr_factor
 from ..settings import check_declared, declared
+from ..synonyms import refuses_unknown_keywords
 from .population import Population
 
 Batch = dict[str, Tensor]
@@ -78,6 +79,7 @@ class LocalTraining:
         return total if self.reduction == "sum" else total / kept.sum().clamp(min=1)
 
 
+@refuses_unknown_keywords
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(LocalTraining):
     """A user trains by SGD as `torch.optim.SGD` does, plain unless `momentum` or `weight_decay` (L2) is given.
@@ -93,6 +95,7 @@ class LocalSGD(LocalTraining):
         return not (self.momentum or self.weight_decay or self.proximal or self.clip_norm is not None)
 
 
+@refuses_unknown_keywords
 @dataclass(frozen=True, kw_only=True)
 class LocalAdam(LocalTraining):
     """A user trains by Adam as `torch.optim.AdamW` does: `weight_decay` is decoupled, and without it this is Adam.

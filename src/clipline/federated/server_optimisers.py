@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import SettingError, check_number
 from ..lr_schedules import FactorTable, LrSchedule, lr_factor, tabulated
 from ..settings import check, check_declared, declared
+from ..synonyms import refuses_unknown_keywords
 from .mechanism import Release
 
 ServerState = Mapping[str, Tensor]
@@ -31,6 +32,7 @@ class ServerOptimiser(Protocol):
         ...
 
 
+@refuses_unknown_keywords
 @dataclass(frozen=True)
 class ServerSGD:
     """Algorithm 1: momentum <- beta * momentum + mean; params <- params + lr * momentum (no Nesterov).
@@ -55,6 +57,7 @@ class ServerSGD:
         return params + self.lr * momentum, {"momentum": momentum}
 
 
+@refuses_unknown_keywords
 @dataclass(frozen=True)
 class ServerAdam:
     """Adam on the released mean, with bias correction. For study: the paper found it weaker under noise."""
@@ -80,6 +83,7 @@ class ServerAdam:
         return _adaptive_step(params, state, mean, second, self)
 
 
+@refuses_unknown_keywords
 @dataclass(frozen=True)
 class ServerYogi:
     """Yogi on the released mean: like Adam, but the second moment moves by at most (1 - beta2) mean^2. For study."""

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..data.chunks import is_file, short
 from ..engine.working_model import uncompiled
-from ..errors import ModuleError, PopulationError, RunError, SettingError, check_whole, refuse
+from ..errors import ModuleError, PopulationError, RunError, SettingError, check_whole, nearest, refuse
 from ..federated.local_sgd import Batch
 from ..privacy.guarantee import Guarantee
 from ..training.storage.circumstances import layers_text
 from ..training.storage.model_card import CARD_KEY, MODEL
 from ..training.storage.run_directory import checked_path
 from .checked_card import CheckedCard, checked_card, described
+from .classes import PREDICTION, class_names, named_columns
 from .new_data import arrays_of, field_like, perhaps_renamed
 from .rebuild import Code, OtherCodeWarning, code_of
 from .ways_out import PYTHON, WaysOut
@@ -41,13 +44,26 @@ class SavedModel:
     metrics: Mapping[str, float | None]  # at the end of the training; None where one was not finite
     card: Mapping[str, Any] = field(repr=False)  # settings, fields and the rest, as in card.json
     function: Predict | None = field(default=None, repr=False)
+    classes: str | Sequence[str] | None = field(default=None, repr=False)  # see `load`
     ways_out: WaysOut = field(default=PYTHON, repr=False)  # in the caller's words
 
     def __str__(self) -> str:
         return str(self.guarantee)
 
-    def predict(self, data: Any, *, text: Callable[[Sequence[str]], Any] | None = None, batch_size: int = 256) -> Any:
+    def predict(
+        self,
+        data: Any,
+        *,
+        text: Callable[[Sequence[str]], Any] | None = None,
+        keep: Sequence[str] = (),
+        batch_size: int = 256,
+    ) -> Any:
         """What the model says of each example, as a NumPy array (examples, ...), or several by name.
+
+        Where classes are known, see `load`, and a row has a number for each, it gives columns by name: `prediction`,
+        the most likely class, and `probability_NAME` for each class (`score_NAME` if they do not add up to 1). `keep`
+        names columns of the data, such as an id, which come first, as they are; the answer then has names too, and what
+        has none is called `prediction`. Of a population "user" is the id of each example's user.
 
         `data` is a dataframe (pandas, polars, pyarrow), a table file (Parquet, CSV, JSONL, NPZ), a `Population` or the
         folder of one, a mapping from fields to arrays, or a single array or tensor. Rows keep their order; those of a
@@ -64,7 +80,8 @@ class SavedModel:
         """
         check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")
         trained: Mapping[str, Any] = self.card.get("fields", {})
-        arrays, unread = arrays_of(data, list(trained), only=_ONLY, options=described(self.card), text=text)
+        new = arrays_of(data, list(trained), only=_ONLY, options=described(self.card), text=text, keep=keep)
+        arrays, unread = new.fields, new.unread
         if _ONLY in arrays and self.function is not None:
             raise refuse(
                 "data", type(data).__name__, "fields by name, as predict(model, batch) takes them", 'give {"x": array}'
@@ -79,7 +96,57 @@ class SavedModel:
                 batch = _Fields({name: _tensor(array[start:stop], like) for name, array in fields.items()}, unread)
                 parts.append(_checked(self._asked(batch, fields, trained), stop - start, self.ways_out))
         joined = {name: _numpy(torch.cat([part[name] for part in parts])) for name in parts[0]}
-        return joined[_ONLY] if list(joined) == [_ONLY] else joined
+        return self._answer(joined, new.kept)
+
+    def with_personal(self, values: Mapping[str, Tensor] | str | Path) -> SavedModel:
+        """The same with the personal parameters of one user, from `Training.unprivate_personal`, for that user alone.
+
+        `values` are tensors by parameter name, or a safetensors file of them. They are the user's own private data, and
+        so is what the new model predicts with them: the guarantee covers the parameters that were released, not these.
+        """
+        given = _personal_file(Path(values)) if isinstance(values, str | Path) else values
+        model, known = copy.deepcopy(self.model), dict(self.model.named_parameters())
+        personal = [name for name in known if any(fnmatch.fnmatchcase(name, one) for one in self._personal_patterns)]
+        for name, value in given.items():
+            if name not in personal:
+                way_out = nearest(name, personal) if personal else "train with personal=[...]"
+                raise ModuleError(f"{name!r} is no personal parameter of the training: {way_out}")
+            if not isinstance(value, Tensor) or _described(value) != _described(known[name]):
+                got = _described(value) if isinstance(value, Tensor) else type(value).__name__
+                raise ModuleError(f"{name!r} is {got} but must be {_described(known[name])}, as in the model")
+        with torch.no_grad():
+            for name, param in model.named_parameters():
+                if name in given:
+                    param.copy_(given[name])
+        return replace(self, model=model)
+
+    @property
+    def _personal_patterns(self) -> Sequence[str]:
+        """Which parameters were personal in the training, as its settings have them."""
+        named = self.card.get("settings", {}).get("personal", [])
+        return [one for one in named if isinstance(one, str)] if isinstance(named, list) else []
+
+    def _answer(self, joined: dict[str, NDArray[Any]], kept: Mapping[str, NDArray[Any]]) -> Any:
+        """The predictions, as classes where these are known, behind the columns that are kept."""
+        if list(joined) == [_ONLY]:
+            (scores,) = joined.values()
+            if self._are_classes(scores):
+                joined = named_columns(scores, class_names(self.classes, self.card))
+            elif not kept:
+                return scores
+            else:
+                joined = {PREDICTION: scores}
+        for name in kept:
+            if name in joined:
+                raise refuse("keep", name, f"named other than {', '.join(joined)}", "rename that column")
+        return {**kept, **joined}
+
+    def _are_classes(self, scores: NDArray[Any]) -> bool:
+        """Whether a row has a number for each class: of a label of fractions it has not."""
+        if self.classes is None or scores.ndim != 2 or scores.shape[1] < 2 or scores.dtype.kind != "f":
+            return False
+        label = self.card.get("fields", {}).get(self.classes) if isinstance(self.classes, str) else None
+        return label is None or not label["dtype"].startswith("float")
 
     def _asked(self, batch: _Fields, fields: Mapping[str, NDArray[Any]], trained: Mapping[str, Any]) -> Any:
         """The model's answer; an error that comes with other shapes or fewer fields than in the training says so."""
@@ -114,6 +181,7 @@ def load(
     model: nn.Module | Callable[[], nn.Module] | str | None = None,
     *,
     predict: Predict | None = None,
+    classes: str | Sequence[str] | None = None,
     device: torch.device | str = "cpu",
 ) -> SavedModel:
     """The model in a folder of `TrainResult.save`, `RunDirectory` or `clipline train`, with its guarantee.
@@ -125,20 +193,31 @@ def load(
 
     A model with other parameters, shapes or types is refused; one with the same ones and other layers is warned of.
     `predict(model, batch)` makes the predictions of a batch, which maps field names to tensors; see
-    `SavedModel.predict`. Nothing is unpickled.
+    `SavedModel.predict`. `classes` are the names of the model's outputs, in their order, or the field that is
+    predicted: its categories are then the names, or 0, 1, ... where it has none. Left out, it is the `LABEL` of the
+    task's file. Nothing is unpickled.
     """
-    return load_for(PYTHON, path, model, predict=predict, device=device)
+    return load_for(PYTHON, path, model, predict=predict, classes=classes, device=device)
 
 
 def load_for(
-    ways_out: WaysOut, path: str | Path, model: object, *, predict: Predict | None, device: torch.device | str
+    ways_out: WaysOut,
+    path: str | Path,
+    model: object,
+    *,
+    predict: Predict | None,
+    classes: str | Sequence[str] | None,
+    device: torch.device | str,
 ) -> SavedModel:
     """`load`, with messages in the words of whoever asks."""
     folder = checked_path(path)
     if predict is not None and not callable(predict):
         raise refuse("predict", predict, "a function", 'give predict=lambda model, batch: model(batch["x"])')
     tensors, card = _read(folder)
+    class_names(classes, card.entries)  # refuses what names nothing
     code = _code(model, card.task, folder, ways_out)
+    if classes is None and code.label in card.entries.get("fields", {}):
+        classes = code.label
     module = _made(code)
     if not isinstance(module, nn.Module):
         raise ModuleError(f"model gave {type(module).__name__} but must give a torch.nn.Module: return the module")
@@ -151,7 +230,8 @@ def load_for(
         )
     module.load_state_dict(tensors)
     trained = _moved(module, device).eval()
-    return SavedModel(trained, card.guarantee, card.metrics, card.entries, predict or code.predict, ways_out)
+    function = predict or code.predict
+    return SavedModel(trained, card.guarantee, card.metrics, card.entries, function, classes, ways_out)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], CheckedCard]:
@@ -224,6 +304,16 @@ def _check_same(tensors: Mapping[str, Tensor], module: nn.Module, file: Path) ->
                 f"{name!r} is {there} in {str(file)!r} and {here} in the model given: give a model made as the "
                 "trained one was"
             )
+
+
+def _personal_file(path: Path) -> dict[str, Tensor]:
+    """Tensors of a safetensors file."""
+    if not is_file(path):
+        raise RunError(f"values={str(path)[:200]!r} is no file: give tensors by name, or a safetensors file of them")
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError, MemoryError, AttributeError) as error:
+        raise RunError(f"{str(path)!r} cannot be read as safetensors ({short(error)}): save it again") from None
 
 
 def _described(tensor: Tensor | None) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +12,61 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..array_checks import check_finite
 from ..data.chunks import Text, is_file, is_folder, short
 from ..data.column_options import NO_OPTIONS, ZERO_UPDATE, ColumnOptions
 from ..data.fields import fields_of_arrays
-from ..data.readers.dataframes import column_names, read_fields
+from ..data.readers.dataframes import column_names, read_column, read_fields
 from ..data.readers.tables import whole_table
 from ..data.sequences import without_lengths
 from ..errors import PopulationError, nearest, refuse
-from ..federated.population import Population, check_finite
+from ..federated.population import Population
 
 _WAY_OUT = "give a dataframe, a table file, a Population, or arrays by field name"
+USER = "user"  # of a population: whose example it is
 _SHAPING = ("categories", "timestamps", "lengths", "pad", "scale")  # options that decide what a number means
 
 
+@dataclass(frozen=True, eq=False)
+class NewData:
+    """Fields by name, all with as many examples, names of what was not read, and columns to keep as they are."""
+
+    fields: dict[str, NDArray[Any]]
+    unread: list[str]
+    kept: dict[str, NDArray[Any]]
+
+
 def arrays_of(
-    data: Any, trained: Sequence[str], *, only: str, options: ColumnOptions = NO_OPTIONS, text: Text | None = None
-) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """Fields by name, all with as many examples, and names of what was not read; a single array is named `only`.
+    data: Any,
+    trained: Sequence[str],
+    *,
+    only: str,
+    options: ColumnOptions = NO_OPTIONS,
+    text: Text | None = None,
+    keep: Sequence[str] = (),
+) -> NewData:
+    """New data as fields; a single array is named `only`. `keep` names columns that are handed through.
 
     Of a table only columns in `trained` are read, or all if that is empty. `options` are those of the training: columns
     of tables and of mappings become fields by them, and those of text by `text`. A population has fields already, which
     must have come about so.
     """
-    if isinstance(data, str | Path):
-        data = _read_file(Path(data), trained, options)
+    try:
+        if isinstance(data, str | Path):
+            data = _read_file(Path(data), trained, options, keep)
+        fields, unread = _arrays_of(data, trained, only, options, text)
+        return NewData(fields, unread, kept_columns(data, keep, len(next(iter(fields.values())))))
+    except PopulationError as error:
+        found, gaps, _ = re.split(r": (fill the gaps|drop these examples)|$", str(error), maxsplit=1)
+        if gaps is None:
+            raise
+        # What fills gaps was said when the training's population was made, and nothing more can be said here.
+        raise PopulationError(f"{found}: fill the gaps or drop the rows; the training filled none") from None
+
+
+def _arrays_of(
+    data: Any, trained: Sequence[str], only: str, options: ColumnOptions, text: Text | None
+) -> tuple[dict[str, NDArray[Any]], list[str]]:
     given: list[Any] = []
     if isinstance(data, Population):
         _check_alike(data, trained, options)
@@ -58,6 +91,38 @@ def arrays_of(
     if len(set(sizes.values())) > 1:
         raise refuse("numbers of examples", sizes, "the same in all fields", "give as many of each")
     return fields, [str(name) for name in given if name not in fields]
+
+
+def kept_columns(data: Any, names: Sequence[str], rows: int) -> dict[str, NDArray[Any]]:
+    """Columns of the data as they are, (rows,) each. Of a population, USER is the id of each example's user."""
+    if isinstance(names, str):
+        raise refuse("keep", names, "a list of columns", f"give [{names!r}]")
+    columns: dict[Any, Any] = {}
+    if isinstance(data, Population):
+        ids = np.arange(len(data)) if data.user_ids is None else data.user_ids
+        columns = {USER: np.repeat(ids, np.diff(data.offsets)), **data.fields}
+    elif _is_frame(data):
+        columns = dict.fromkeys(column_names(data))
+    elif isinstance(data, Mapping):
+        columns = dict(data)
+    elif names:
+        raise refuse("keep", list(names), "left out where data have no names", 'give {"x": values, "id": ids}')
+    kept: dict[str, NDArray[Any]] = {}
+    for name in names:
+        if name not in columns:
+            raise PopulationError(f"data has no column {name!r} to keep: {nearest(name, map(str, columns))}")
+        values = read_column(data, name) if _is_frame(data) else columns[name]
+        kept[name] = values if isinstance(values, np.ndarray) else _plain_array(values)
+        if kept[name].shape != (rows,):
+            raise refuse(f"shape of {name!r}", kept[name].shape, f"({rows},), a value for each row", "leave it out")
+    return kept
+
+
+def _plain_array(values: Any) -> NDArray[Any]:
+    """Values of one kind as an array of numbers or text; mixed ones, and those with gaps, as objects."""
+    listed = values.tolist() if hasattr(values, "tolist") else list(values)
+    kinds = {type(one) for one in listed}
+    return np.array(listed) if kinds in ({int}, {float}, {bool}, {str}) else np.array([*listed, None], object)[:-1]
 
 
 def perhaps_renamed(name: str, others: Iterable[object]) -> str:
@@ -164,17 +229,17 @@ def _check_some(found: Any, given: Sequence[Any], trained: Sequence[str]) -> Non
         )
 
 
-def _read_file(path: Path, trained: Sequence[str], options: ColumnOptions) -> Any:
+def _read_file(path: Path, trained: Sequence[str], options: ColumnOptions, keep: Sequence[str]) -> Any:
     """A table, a mapping of arrays or a population, as the name says."""
     if is_folder(path):
         return Population.open(path)
     if not is_file(path):
         raise PopulationError(f"data={str(path)[:200]!r} is no file: {_WAY_OUT}")
     if path.suffix.lower() != ".npz":
-        return whole_table(path, options)
+        return whole_table(path, options, as_text=[one for one in keep if one not in trained])  # 007 stays so
     try:
         with np.load(path, allow_pickle=False) as arrays:
             # Others are not read, but their names may tell of a column that was renamed.
-            return {name: arrays[name] if not trained or name in trained else None for name in arrays.files}
+            return {name: arrays[name] if not trained or name in (*trained, *keep) else None for name in arrays.files}
     except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways
         raise PopulationError(f"{str(path)!r} cannot be read ({short(error)}): mend it or copy it again") from None

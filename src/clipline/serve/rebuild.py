@@ -27,10 +27,11 @@ class OtherCodeWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Code:
-    """What makes an untrained model, and how it predicts, if that is known."""
+    """What makes an untrained model, how it predicts, and what, if that is known."""
 
     make: Callable[[], nn.Module]
     predict: Callable[[nn.Module, Batch], Tensor | Mapping[str, Tensor]] | None = None
+    label: str | None = None  # the field that is predicted, if that is known
 
 
 def code_of(task: Mapping[str, Any], named: str | None, folder: Path, ways_out: WaysOut = PYTHON) -> Code:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..engine.fast_parts import FastParts
-from ..errors import SettingError, nearest, refuse
+from ..errors import SettingError, refuse
 from ..federated.clip_controllers import ClipController, FixedClip, QuantileClip
 from ..federated.local_sgd import LocalAdam, LocalSGD, LocalTraining
 from ..federated.sampling import sampler_named
 from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
 from ..settings import SETTINGS, STAND_IN, Settings, check, keywords_for
+from ..synonyms import meant
 from ..training.options import Compute, Privacy
 
 
@@ -148,7 +149,7 @@ def check_given(given: Mapping[str, Any], where: str) -> None:
     """Refuse a name that is no setting, with the nearest that is, and a value outside its limits."""
     for key, value in given.items():
         if key not in SETTINGS:
-            raise SettingError(f"{where} has the unknown key {key!r}: {nearest(key, SETTINGS)}")
+            raise SettingError(f"{where} has the unknown key {key!r}: {meant(key, SETTINGS)}")
         if value is not None:
             check(key, value)
 

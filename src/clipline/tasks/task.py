@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -50,6 +50,7 @@ class Task:
     load: Callable[[TrainSettings], LoadedTask]
     data: str = "embedded"  # "stand-in" where generated users take the place of the original ones
     describe: Callable[[TrainSettings], DataUsed] | None = None  # what there is to train on, of a task of one's own
+    better: Mapping[str, str] = field(default_factory=dict)  # metric -> "lower" or "higher", where its name misleads
     code: str | None = None  # checksum of the file that defines it: a run goes on only with the same model and loss
 
     def data_used(self, settings: TrainSettings) -> DataUsed:

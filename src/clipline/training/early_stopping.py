@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Literal
 
+from ..better import lower_is_better
 from ..errors import SettingError, check_choice, check_number, check_whole, nearest
 from ..federated.round import TrainState
 from .callbacks import Callback
@@ -19,8 +20,10 @@ class EarlyStopping(Callback):
     """Stops the run when a metric has not got better in `patience` measurements one after the other.
 
     `metric` is the name of one that an `Evaluate` of the same run measures, on users outside the training. Better is
-    lower (`mode="min"`, as for a loss) or higher ("max") than the best so far by more than `min_delta`; NaN never is.
-    Training waits for each measurement, so that the same run always stops after the same round.
+    lower (`mode="min"`) or higher ("max") than the best so far by more than `min_delta`; NaN never is. Left out, `mode`
+    is "min" for a loss, an error or a perplexity by the metric's name (loss, mse, err; docs/callbacks.md has the rule)
+    and "max" for everything else. Training waits for each measurement, so that the same run always stops after the same
+    round.
 
     The result has the last model, not the best one, and `stopped` is "interrupted": a run directory can be resumed,
     and the count of measurements then begins again.
@@ -32,8 +35,11 @@ class EarlyStopping(Callback):
     reads_guarantee = False
     waits_for_metrics = True
 
-    def __init__(self, metric: str, *, mode: Literal["min", "max"], patience: int = 5, min_delta: float = 0.0) -> None:
-        self.metric, self.mode = metric, check_choice("mode", mode, ("min", "max"))
+    def __init__(
+        self, metric: str, *, mode: Literal["min", "max"] | None = None, patience: int = 5, min_delta: float = 0.0
+    ) -> None:
+        by_name = "min" if lower_is_better(metric) else "max"
+        self.metric, self.mode = metric, by_name if mode is None else check_choice("mode", mode, ("min", "max"))
         self.patience = check_whole("patience", patience, at_least=1, way_out="count measurements, not rounds")
         self.min_delta = check_number("min_delta", min_delta, at_least=0, way_out="0 takes any improvement")
         self.stop_requested = False

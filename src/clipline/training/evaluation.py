@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.batches import Examples
-from ..errors import SettingError, check_whole, refuse
+from ..errors import CliplineError, SettingError, check_whole, failed, refuse
 from ..federated.local_sgd import Batch
 from ..federated.population import Population
 from ..federated.round import TrainState
@@ -113,7 +113,7 @@ class Evaluate(Measuring):
             pieces = torch.split(params.clone(), [param.numel() for param in self._trainable])  # a metric may write
             for param, piece in zip(self._trainable, pieces, strict=True):
                 param.data = piece.view_as(param)
-            metrics = {name: float(value) for name, value in self._evaluate(self._model).items()}
+            metrics = _named_numbers(self._evaluate, self._model)
             if self._stream is not None:
                 self._stream.synchronize()
         for name in metrics:
@@ -122,13 +122,36 @@ class Evaluate(Measuring):
         return metrics
 
 
+def _named_numbers(evaluate: EvaluateModel, model: nn.Module) -> Metrics:
+    """What a function of the model measures."""
+    try:
+        found = evaluate(model)
+    except CliplineError:
+        raise
+    except Exception as error:
+        raise failed(f"test function {_name(evaluate)!r}", error, (), "mend it, or try it on the model") from error
+    try:
+        return {name: float(value) for name, value in found.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise refuse(
+            "result of the test function", type(found).__name__, "a mapping from names to numbers",
+            'return {"accuracy": 0.9}, say',
+        ) from None  # fmt: skip
+
+
 def _averages(metric: Metric, examples: Examples, batch_size: int, model: nn.Module) -> Metrics:
     """Each metric's mean over all examples, summed in float64 where the model is."""
     total = examples.population.examples
     sums: dict[str, Tensor] = {}
     for start in range(0, total, batch_size):
         stop = min(start + batch_size, total)
-        values = metric(model, examples.between(start, stop))
+        batch = examples.between(start, stop)
+        try:
+            values = metric(model, batch)
+        except CliplineError:
+            raise
+        except Exception as error:
+            raise failed(f"metric {_name(metric)!r}", error, batch, "mend it, or measure other users") from error
         named = values if isinstance(values, Mapping) else {_name(metric): values}
         if sums and named.keys() != sums.keys():
             limit = f"the same in every batch, and the first had {sorted(sums)}"
@@ -146,7 +169,7 @@ def _averages(metric: Metric, examples: Examples, batch_size: int, model: nn.Mod
     return {name: float(value) / total for name, value in sums.items()}
 
 
-def _name(metric: Metric) -> str:
+def _name(metric: Metric | EvaluateModel) -> str:
     """That of the function, if it has one."""
     name = getattr(metric, "__name__", "<partial>")
     return "metric" if name.startswith("<") else name

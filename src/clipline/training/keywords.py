@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import ParamSpec
 
-from ..errors import SettingError, nearest, shown
+from ..errors import SettingError, shown
 from ..federated.clip_controllers import QuantileClip
 from ..federated.local_sgd import LocalSGD
 from ..federated.server_optimisers import ServerSGD
+from ..synonyms import SYNONYMS, meant
 from .options import Compute, Privacy
 
 Given = ParamSpec("Given")
@@ -37,14 +38,23 @@ def says_where_keywords_belong(init: Callable[Given, None]) -> Callable[Given, N
 
 
 def _misplaced(name: str, value: object, known: Iterable[str]) -> SettingError:
-    """The error for a keyword that `Training` has not; of the settings' names those of the command line count too."""
-    for keyword, part in _PARTS.items():
-        for taken in fields(part):
-            if name in (taken.name, taken.metadata.get("setting")):
-                place = f"{keyword}={part.__name__}({taken.name}={shown(value)})"
-                return SettingError(
-                    f"{name}={shown(value)} is no argument of Training but of {part.__name__}: give {place}"
-                )
+    """The error for a keyword that `Training` has not.
+
+    Of the settings' names those of the command line count too, and those that other libraries have for them.
+    """
+    if SYNONYMS.get(name) == "clip":  # `LocalSGD` has a clip_norm too, which has nothing to do with privacy
+        return SettingError(
+            f"{name}={shown(value)} is no argument of Training: give clip=FixedClip({shown(value)}), or leave it out, "
+            "and the clip follows the median of the users' norms"
+        )
+    for word in (name, SYNONYMS.get(name, name)):
+        for keyword, part in _PARTS.items():
+            for taken in fields(part):
+                if word in (taken.name, taken.metadata.get("setting")):
+                    place = f"{keyword}={part.__name__}({taken.name}={shown(value)})"
+                    return SettingError(
+                        f"{name}={shown(value)} is no argument of Training but of {part.__name__}: give {place}"
+                    )
     return SettingError(
-        f"{name}={shown(value)} is no argument of Training, nor of its parts: {nearest(name, [*known][1:])}"
+        f"{name}={shown(value)} is no argument of Training, nor of its parts: {meant(name, [*known][1:])}"
     )

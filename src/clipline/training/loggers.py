@@ -22,8 +22,9 @@ _FLUSH_SECONDS = 5
 class Log(Callback):
     """Hands the numbers of each round to a function: `Log(wandb.log)`, `Log(print)`, or one of your own.
 
-    `function(numbers)` is given a dict: round (the number of rounds done), clip, fraction_within, epsilon, delta, and
-    the metrics of a round that was measured. What is not finite, as the epsilon of a run without noise, is left out.
+    `function(numbers)` is given a dict, as a line of metrics.jsonl: round (counted from 0), clip, fraction_within,
+    epsilon, delta, and the metrics of a round that was measured. What is not finite, as the epsilon of a run without
+    noise, is left out.
 
     Whoever notes when it was called, as W&B does, learns how long each round took, and that tells whether a user with
     much data took part. So all rounds are handed over when the run ends, in order, also where it ends by an error. With
@@ -43,7 +44,7 @@ class Log(Callback):
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:
         """Note the numbers of the round."""
-        numbers = {**round_json(report, self.unprivate_timing), "round": report.round_index + 1}
+        numbers = round_json(report, self.unprivate_timing)
         self._kept.append({name: number for name, number in numbers.items() if number is not None})
         if self.unprivate_timing:
             self._hand_over()

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..engine.kernels.noise import DeviceNoise
 from ..engine.prefetch import Prefetch, draws_on_device
-from ..errors import refuse
+from ..engine.problem import Problem
+from ..errors import CliplineError, failed, refuse
 from ..federated.backend import Backend, CohortRequest
 from ..federated.clipping import ClippedSum
 from ..federated.draws import Draws, NoiseNow, PlainDraws
+from ..federated.local_sgd import users_own
 from ..federated.mechanism import Release
 from ..federated.round import Algorithm, TrainState
 from ..privacy.guarantee import Guarantee
@@ -51,13 +53,28 @@ def drive(runs: Sequence[Run], backend: Backend) -> list[TrainResult]:
             closing.enter_context(run)
         with backend.running():
             while wanted := [(run, one) for run in list(going) if (one := tried(run, run.begin_round)) is not None]:
-                totals = backend.sums([request for _, request in wanted])
+                totals = _summed(backend, wanted)
                 for (run, _), total in zip(wanted, totals, strict=True):
                     tried(run, partial(run.end_round, total))
         results = [tried(run, run.result) for run in list(going)]
         for error in errors:
             raise error
         return [result for result in results if result is not None]
+
+
+def _summed(backend: Backend, wanted: Sequence[tuple[Run, CohortRequest]]) -> Sequence[ClippedSum]:
+    """The sums that these runs want. An error of a user's training, where it is to be shown, says what failed."""
+    try:
+        return backend.sums([request for _, request in wanted])
+    except CliplineError:
+        raise
+    except Exception as error:
+        problem, round_index = wanted[0][0].problem, wanted[0][1].round_index
+        if problem.on_error != "raise" or not users_own(error):
+            raise
+        way_out = "mend the loss or this user's data; with on_error='zero' such a user adds nothing"
+        what = f"the training of a user in round {round_index}"
+        raise failed(what, error, problem.population.fields, way_out) from error
 
 
 def one_round(algorithm: Algorithm, state: TrainState, draws: Draws, backend: Backend) -> tuple[TrainState, Release]:
@@ -136,6 +153,11 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing.__exit__(kind, error, trace)
+
+    @property
+    def problem(self) -> Problem:
+        """What is trained."""
+        return self._training.problem
 
     def begin_round(self) -> CohortRequest | None:
         """What the next round wants summed; None if none comes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from ..errors import SettingError, nearest, refuse
 from ..privacy.relations import Relation
 from ..settings import SETTINGS, check_declared, declared
 from ..streams import NoiseSource
+from ..synonyms import refuses_unknown_keywords
 
 if TYPE_CHECKING:  # torch is loaded when it is needed: settings can be checked without it
     import torch
@@ -21,6 +23,7 @@ if TYPE_CHECKING:  # torch is loaded when it is needed: settings can be checked 
     from ..engine.sparse.row_fields import RowFields
 
 
+@refuses_unknown_keywords
 @dataclass(frozen=True)
 class Privacy:
     """The promise. Give either `epsilon`, which chooses the noise, or `noise_multiplier` (0: no noise, not private).
@@ -63,6 +66,7 @@ class Privacy:
             raise refuse("max_epsilon", self.max_epsilon, "left out where there is no noise", "add noise or drop it")
 
 
+@refuses_unknown_keywords
 @dataclass(frozen=True)
 class Compute:
     """How a cohort is trained. Nothing here changes the guarantee; results change by rounding alone.
@@ -107,7 +111,7 @@ class Compute:
         try:
             device = torch.device(name)
         except RuntimeError:
-            raise refuse("device", name, "auto, cpu or cuda", nearest(name, SETTINGS["device"].choices)) from None
+            raise refuse("device", name, "auto, cpu or cuda", _device_meant(name)) from None
         if device.type not in ("cpu", "cuda"):
             raise refuse("device", name, "auto, cpu or cuda (sums are kept in float64)", "use cpu")
         if device.type == "cuda" and not torch.cuda.is_available():
@@ -115,6 +119,12 @@ class Compute:
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             last = torch.cuda.device_count() - 1
             raise refuse("device", name, f"one of those that torch finds, cuda:0 to cuda:{last}", "use cuda or auto")
+
+
+def _device_meant(name: str) -> str:
+    """A way out for a word that is no device of torch."""
+    kind = "cuda" if re.match("gpu|nvidia", name.lower()) else name
+    return nearest(kind, SETTINGS["device"].choices)
 
 
 def _device(name: torch.device | str, parameters: int) -> torch.device:

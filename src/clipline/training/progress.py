@@ -19,7 +19,8 @@ from .reports import Metrics, RoundReport
 if TYPE_CHECKING:
     from .training import Training
 
-_QUIET_SECONDS = 10.0  # without a terminal, a round that was not evaluated is mentioned at most this often
+_QUIET_SECONDS = 10.0  # without a terminal, a log has a line at least this often, if rounds are as fast
+_TENTH_SECONDS = 1.0  # and where no round is evaluated, after each tenth of the rounds, but no more often than this
 _REFRESH_SECONDS = 0.2  # between two updates of a notebook
 
 
@@ -28,9 +29,10 @@ class Progress(Callback):
 
     On a terminal one line is updated in place. In a notebook a bar below the cell is; it needs no widgets, and when the
     run ends speed and time left are taken out of it, as notebooks are stored. Elsewhere, as in a log file, a line is
-    printed for every round that was evaluated, and for others at most every ten seconds. `metric` names the one to
-    show, from the first round on; left out, all metrics of the last evaluation are shown. Speed and time left depend on
-    which users are drawn: the guarantee does not cover them.
+    printed for every round that was evaluated, or after each tenth of the rounds where none is (and a second at least);
+    every ten seconds; and for the last round. `metric` names the one to show, from the first round on; left out, all
+    metrics of the last evaluation are shown. Speed and time left depend on which users are drawn: the guarantee does
+    not cover them.
     """
 
     def __init__(self, metric: str | None = None) -> None:
@@ -151,14 +153,26 @@ class _Lines:
 
     def __init__(self, rounds: int) -> None:
         self._rounds, self._printed = rounds, time.perf_counter()
+        self._measures = False  # whether any round was evaluated so far
+        self._pending = ""  # the last round, if it has no line yet
 
     def show(self, done: int, numbers: str, speed: str, *, measured: bool) -> None:
-        if measured or time.perf_counter() - self._printed > _QUIET_SECONDS:
-            self._printed = time.perf_counter()
-            print(f"round {done}/{self._rounds}  {numbers}  {speed}", file=sys.stderr, flush=True)
+        self._measures = self._measures or measured
+        self._pending = f"round {done}/{self._rounds}  {numbers}  {speed}"
+        tenth = not self._measures and done * 10 // self._rounds > (done - 1) * 10 // self._rounds
+        silent = time.perf_counter() - self._printed
+        if measured or silent > _QUIET_SECONDS or (tenth and silent > _TENTH_SECONDS):
+            self._print()
 
     def close(self) -> None:
-        pass
+        """The last round has a line, wherever the run ended."""
+        if self._pending:
+            self._print()
+
+    def _print(self) -> None:
+        self._printed = time.perf_counter()
+        print(self._pending, file=sys.stderr, flush=True)
+        self._pending = ""
 
 
 def _short(number: float | None, digits: str) -> str:

@@ -95,6 +95,27 @@ def buffer_that_is_put_back():
 
 
 @zoo.add(EITHER)
+def buffer_whose_version_counts_users():
+    """Nothing changes but torch's count of writes, which anybody can read."""
+
+    class Counting(Buffered):
+        def seen(self, x):
+            self.average.mul_(1.0)
+            return x * (1 + self.average._version % 7)
+
+    return Counting()
+
+
+@zoo.add(EITHER)
+def parameter_whose_version_counts_steps():
+    class Counting(Net):
+        def seen(self, x):
+            return x * (1 + self.out.weight._version % 7)
+
+    return Counting()
+
+
+@zoo.add(EITHER)
 def buffer_created_in_forward():
     class Lazy(Net):
         def seen(self, x):

@@ -9,11 +9,13 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+from clipline.data.column_options import ColumnOptions
 from clipline.data.readers import npz, tables
-from clipline.data.readers.tables import read_table
+from clipline.data.readers.tables import read_table, separator, whole_table
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
 from clipline.federated.population import Population
+from clipline.tasks.own.table_columns import table_columns
 
 USERS = ["ann", "bob", "ann", "zoë", "bob", "ann"]
 SCORES = [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]
@@ -58,6 +60,36 @@ def test_csv_in_every_compression(tmp_path, ending):
     path = tmp_path / f"data.csv{ending}"
     path.write_bytes(packed(csv(), ending))
     assert prepared(path, tmp_path).of(1)["first"].tolist() == [1, 4]
+
+
+@pytest.mark.parametrize(("name", "mark"), [("data.csv", ";"), ("data.tsv", "\t"), ("data.csv.gz", "\t")])
+def test_columns_of_csv_may_be_separated_by_semicolons_or_tabs(tmp_path, name, mark):
+    path = tmp_path / name
+    path.write_bytes(packed(csv().replace(b",", mark.encode()), ".gz" if name.endswith(".gz") else ""))
+    assert prepared(path, tmp_path).of(1)["first"].tolist() == [1, 4]
+    assert [column.name for column in table_columns(path)] == csv().decode().splitlines()[0].split(",")
+    assert whole_table(path).num_rows == 6
+
+
+@pytest.mark.parametrize(
+    ("header", "mark"),
+    [("a,b", ","), ("a;b", ";"), ('"a,b";c', ";"), ("a;b,c", ","), ("alone", ","), ("\n\na\tb\r\n1,2\t3", "\t")],
+)
+def test_the_header_says_what_separates_columns(header, mark):
+    assert separator(header.encode()) == mark
+
+
+def test_decimal_commas_are_refused_with_the_column(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("user;km\nann;1,5\nbob;-12,25\n")
+    with pytest.raises(
+        PopulationError, match="has numbers with a decimal comma in 'km', which are read as text: write th"
+    ):
+        list(read_table(path, "user"))
+    path.write_text('user,km\n"1,5","1,5"\n')  # an id may be written so
+    with pytest.raises(PopulationError, match="in 'km'"):
+        list(read_table(path, "user"))
+    assert len(list(read_table(path, "user", options=ColumnOptions(categories={"km": ["1,5"]})))) == 1
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.uint8()), pa.list_(pa.uint8(), 3), pa.large_list(pa.uint8())])

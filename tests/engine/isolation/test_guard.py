@@ -1,6 +1,7 @@
 """What one user leaves in a model or a loss, in whatever way, the next does not find."""
 
 import functools
+import queue
 import sys
 import types
 import weakref
@@ -289,3 +290,64 @@ def test_a_buffer_that_stays_is_welcome_even_if_it_is_not_a_number():
     engine = clients(small_population(), model, lambda m, b: m.linear(b["x"]).square().mean())
     user = first_with_examples(engine)
     assert update_of(engine, user).isfinite().all()
+
+
+def counted(read, users=5):
+    """What a model reads of itself at the only step of each of these users."""
+    told = queue.SimpleQueue()  # an object of a library, which is not put back
+    engine = clients(population_of([4] * users), Reading(read, told).double(), cross_entropies)
+    while not told.empty():  # of the trial
+        told.get()
+    engine.block(engine.problem.model.initial, np.arange(users), 0)
+    return [told.get() for _ in range(users)]
+
+
+class Reading(nn.Module):
+    def __init__(self, read, told):
+        super().__init__()
+        self.out, self.drop, self.read, self.told = nn.Linear(6, 3), nn.Dropout(0.1), read, told
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, x):
+        self.told.put(self.read(self))
+        self.scale.mul_(1.0)  # what was there already
+        return self.out(self.drop(x)) * self.scale
+
+    def __deepcopy__(self, memo):  # a queue cannot be copied
+        return self
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda model: model.scale._version,
+        lambda model: model.out.weight._version,
+        lambda model: model.drop.key._version,
+    ],
+    ids=["buffer", "parameter", "key"],
+)
+def test_torchs_count_of_changes_tells_a_user_nothing_of_those_before(read):
+    assert len(set(counted(read))) == 1
+
+
+def test_a_buffer_too_long_to_be_copied_that_is_written_past_torchs_count_is_refused_for_good(monkeypatch):
+    monkeypatch.setattr("clipline.engine.isolation.constants._COPIED", 8)
+
+    class Moving(nn.Linear):
+        def __init__(self):
+            super().__init__(6, 3)
+            self.register_buffer("average", torch.zeros(1 << 15))
+
+        def forward(self, x):
+            if bool((x == MARK).any()):  # nothing made up is so large
+                self.average.data += x.mean()
+            return super().forward(x)
+
+    population = population_of([4] * 3)
+    population.fields["x"][:] = MARK
+    trained = clients(population, Moving().double(), cross_entropies)
+    for _ in range(2):  # what was changed stays so, and is never trained with again
+        with pytest.raises(
+            ModuleError, match=r"buffer 'average' of the model changed .* too long to be kept twice, and st"
+        ):
+            trained.block(trained.problem.model.initial, np.arange(3), 0)

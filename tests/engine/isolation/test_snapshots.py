@@ -4,22 +4,16 @@ import threading
 import types
 from collections import deque
 
-import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from clipline.engine.isolation.snapshots import (
-    SHORT,
     Attribute,
     Cell,
     ClassAttributes,
-    Constant,
     Container,
     Global,
     Slot,
     ThreadLocal,
-    checksum,
     only_equal_values,
 )
 
@@ -171,74 +165,6 @@ def test_the_last_attribute_of_a_class_under_another_name_is_seen():
     assert not kept.same()
 
 
-class Own(nn.Parameter):
-    pass
-
-
-TENSORS = {
-    "a number": (torch.zeros(3), lambda now: now.__setitem__(1, 1.0)),
-    "the sign of zero": (torch.zeros(3), lambda now: now.neg_()),
-    "past torch's count of changes": (torch.zeros(3), lambda now: now.data.add_(1.0)),
-    "a gradient": (torch.zeros(3, requires_grad=True), lambda now: setattr(now, "grad", torch.ones(3))),
-    "that a gradient is asked for": (torch.zeros(3), lambda now: now.requires_grad_()),
-    "that a computation made it": (torch.zeros(3), lambda now: now.add_(0.0 * torch.ones(3, requires_grad=True))),
-    "memory for other processes": (torch.zeros(3), lambda now: now.share_memory_()),
-    "a number beside a view": (torch.zeros(4)[:3], lambda now: now.as_strided((1,), (1,), 3).fill_(1.0)),
-    "other strides": (torch.zeros(3, 3), lambda now: setattr(now, "data", now.data.t())),
-    "a parameter of a class of one's own": (Own(torch.zeros(3), False), lambda now: now.data.add_(1.0)),
-    "a number of an array": (np.zeros(3), lambda now: now.__setitem__(1, 1.0)),
-}
-
-
-@pytest.mark.parametrize(("now", "change"), TENSORS.values(), ids=TENSORS)
-def test_a_tensor_or_array_that_changes_is_seen_and_put_back_to_the_last_bit(now, change):
-    kept = Constant("kept", now)
-    assert kept.same()
-    assert not kept.touched()
-    change(now)
-    assert kept.touched()
-    assert not kept.same()
-    kept.restore()
-    assert kept.same()
-    assert not now.any()
-    assert not np.signbit(np.asarray(now.detach() if isinstance(now, torch.Tensor) else now)).any()
-
-
-@pytest.mark.filterwarnings("ignore")  # torch calls one of these new, and one old
-def test_the_parts_of_sparse_and_quantised_tensors_are_compared_and_put_back():
-    sparse = torch.eye(3).to_sparse()
-    rows = torch.eye(3).to_sparse_csr()
-    quantised = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
-    kept = [Constant("kept", one) for one in (sparse, rows, quantised)]
-    assert [one.same() for one in kept] == [True] * 3
-    sparse._values().zero_()
-    rows.values()[0] = 2.0
-    quantised.data.copy_(torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8))
-    assert [one.same() for one in kept] == [False] * 3
-    for one in kept:
-        one.restore()
-    assert [one.same() for one in kept] == [True] * 3
-    assert torch.equal(sparse.to_dense(), torch.eye(3))
-    assert torch.equal(rows.to_dense(), torch.eye(3))
-    assert quantised.dequantize().tolist() == pytest.approx([1.0] * 3)
-
-
-def test_what_is_not_a_number_is_like_itself():
-    kept = Constant("kept", torch.full((2,), torch.nan))
-    assert kept.same()
-    kept.now[0] = 0.0
-    assert not kept.same()
-
-
-def test_of_a_very_large_tensor_only_the_count_of_changes_is_compared(monkeypatch):
-    monkeypatch.setattr("clipline.engine.isolation.snapshots._COPIED", 8)
-    tensor, array = torch.zeros(9), np.zeros(9)
-    kept = [Constant("tensor", tensor), Constant("array", array)]
-    assert [one.before for one in kept] == [None, None]
-    tensor[0], array[0] = 1.0, 1.0
-    assert [one.same() for one in kept] == [False, True]
-
-
 def test_equal_numbers_and_text_in_the_place_of_others_are_no_change():
     big = 10**6
     kept = Container("kept", now := {"size": big, "name": "a b"})
@@ -250,81 +176,3 @@ def test_equal_numbers_and_text_in_the_place_of_others_are_no_change():
     now["size"] = big + 1
     assert not only_equal_values(kept)
     assert not only_equal_values(Container("list", [1]))
-
-
-LONG = SHORT // 4 + 3  # float32 numbers, just too many to be copied
-
-
-@pytest.mark.parametrize("change", [lambda now: now.data.neg_(), lambda now: now.requires_grad_()])
-@pytest.mark.parametrize("make", [nn.Parameter, Own])
-@pytest.mark.parametrize("size", [3, LONG])
-def test_a_shared_parameter_of_any_class_is_compared(size, make, change):
-    constant = Constant("base", make(torch.ones(size, dtype=torch.float64), requires_grad=False), shared=True)
-    assert constant.same()
-    assert not constant.touched()
-    change(constant.now)  # in an even number of places, or in none
-    assert not constant.same()
-
-
-@pytest.mark.parametrize("size", [3, LONG])
-def test_a_shared_tensor_is_put_back_in_the_callers_memory_or_known_to_be_lost(size):
-    callers = torch.arange(float(size))
-    constant = Constant("base", callers.detach(), shared=True)
-    assert constant.same()
-    assert constant.lost == (size == LONG)  # no copy of a long one is held
-    assert (constant.before is None) == (size == LONG)
-    constant.now.data[1] = 9.0  # past the version counter
-    assert not constant.same()
-    constant.restore()
-    assert callers[1] == (9.0 if size == LONG else 1.0)
-    assert constant.now.data_ptr() == callers.data_ptr()
-
-
-def test_a_shared_tensor_with_other_memory_has_changed_and_is_given_back():
-    callers = torch.arange(float(LONG))
-    constant = Constant("base", callers.detach(), shared=True)
-    constant.now.data = callers.clone()
-    assert not constant.same()
-    constant.restore()
-    assert constant.same()
-    assert constant.now.data_ptr() == callers.data_ptr()
-
-
-def test_a_checksum_notices_one_bit_a_swap_and_the_place_and_holds_for_every_size():
-    values = torch.arange(3_000_001, dtype=torch.uint8)  # not a whole number of words
-    before = checksum(values)
-    assert before == checksum(values.clone())
-    for place in (0, 7, 2_999_999, 3_000_000):
-        changed = values.clone()
-        changed[place] ^= 1
-        assert checksum(changed) != before
-    words = torch.arange(1_500_000)
-    swapped = words.clone()
-    swapped[[0, 1_400_000]] = swapped[[1_400_000, 0]]  # in different chunks
-    assert checksum(swapped) != checksum(words)
-    assert checksum(words[1:]) == checksum(words[1:].clone())
-    assert checksum(words.to(torch.int8)[1:]) == checksum(words.to(torch.int8)[1:].clone())  # not aligned
-
-
-def test_in_a_checksum_changes_of_the_highest_bits_do_not_cancel():
-    words = torch.arange(600_000)  # several chunks
-    before, top = checksum(words), torch.iinfo(torch.int64).min
-    for places in ([0, 1], [0, 131_072], [5, 599_999], [0, 1, 2, 3], slice(None), slice(1, None, 2)):
-        changed = words.clone()
-        changed[places] ^= top
-        assert checksum(changed) != before
-    numbers = torch.full((40_000,), 0.01, dtype=torch.float64)
-    assert checksum(-numbers) != checksum(numbers)
-
-
-def test_a_checksum_tells_zeros_apart_by_their_number():
-    assert len({checksum(torch.zeros(size, dtype=torch.uint8)) for size in range(20)}) == 20
-
-
-def test_a_checksum_depends_on_the_place_over_all_chunks():
-    found = set()
-    for place in range(0, 600_000, 20_000):
-        words = torch.zeros(600_000, dtype=torch.int64)
-        words[place] = 1
-        found.add(checksum(words))
-    assert len(found) == 30

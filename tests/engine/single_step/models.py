@@ -51,14 +51,14 @@ class Tied(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Has no version for many users at once."""
+    """A recurrence over four steps. That of `nn.RNN` has no version for many users at once."""
 
-    def __init__(self):
+    def __init__(self, layer=None):
         super().__init__()
-        self.lstm, self.out = nn.LSTM(16, 4), nn.Linear(4, 3)
+        self.steps, self.out = layer or nn.RNN(4, 4, batch_first=True), nn.Linear(4, 3)
 
     def forward(self, x):
-        return self.out(self.lstm(x.unsqueeze(0))[0][0])
+        return self.out(self.steps(x.view(-1, 4, 4))[0][:, -1])
 
 
 MODELS = {
@@ -67,11 +67,15 @@ MODELS = {
     "convolutional": Convolutional,
     "words": Words,
     "tied": Tied,
+    "lstm": lambda: Recurrent(nn.LSTM(4, 4, batch_first=True)),
+    "gru": lambda: Recurrent(nn.GRU(4, 4, batch_first=True)),
 }
 SHARED = {
     "logistic": {"weight"},
     "mlp": {"0.weight", "2.weight"},
     "convolutional": {"conv1.weight", "conv2.weight", "row.weight", "fc1.weight", "fc2.weight"},
+    "lstm": {"out.weight"},
+    "gru": {"out.weight"},
     "words": {"words.weight", "places.weight", "twice.weight", "out.weight"},
     "tied": {"enter.weight"},
 }

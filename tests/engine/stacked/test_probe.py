@@ -95,10 +95,10 @@ class Sequence(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.lstm, self.out = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 3)
+        self.rnn, self.out = nn.RNN(2, 4, batch_first=True), nn.Linear(4, 3)
 
     def forward(self, x):
-        return self.out(self.lstm(x.view(-1, 3, 2))[0][:, -1])
+        return self.out(self.rnn(x.view(-1, 3, 2))[0][:, -1])
 
 
 class Branching(nn.Linear):

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from clipline.study.tune.noise import NoiseTrial, borne, degradation, next_noises
+from clipline.study.tune.noise import NoiseTrial, borne, change_in_words, degradation, next_noises
 
 
 def trials(*pairs):
@@ -24,6 +24,12 @@ def test_degradation_is_relative_and_knows_the_direction():
     assert degradation(0.8, 0.84, lower_is_better=False) == pytest.approx(-0.05)
     assert degradation(0.02, 0.021, lower_is_better=True) == pytest.approx(0.05)
     assert degradation(0.02, 0.019, lower_is_better=True) == pytest.approx(-0.05)
+
+
+def test_a_change_is_told_as_better_or_worse_whichever_way_the_metric_goes():
+    told = [change_in_words(degradation(0.8, value, lower_is_better=False)) for value in (0.76, 0.8, 0.804)]
+    assert told == ["5.0% worse", "no change", "0.5% better"]
+    assert change_in_words(degradation(0.8, 0.804, lower_is_better=True)) == "0.5% worse"
 
 
 def test_degradation_of_a_negative_metric_has_the_same_direction():

@@ -21,10 +21,12 @@ from .arrow_columns import DEEPEST, arrow_chunk
 from .npz import read_npz
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
-_KINDS = (".parquet", ".csv", ".jsonl", ".npz")
+_KINDS = (".parquet", ".csv", ".tsv", ".jsonl", ".npz")
+_SEPARATORS = (b",", b";", b"\t")  # of CSV, the usual one first
+_DECIMAL_COMMA = r"^\s*[-+]?\d+,\d+\s*$"
 _NO_MARK = bytes(set(range(256)) - set(b'[]{}"'))
 _OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
-_WAY_OUT = f"give a file that ends in {', '.join(_KINDS)}; .csv and .jsonl also with {', '.join(_CODECS)}"
+_WAY_OUT = f"give a file that ends in {', '.join(_KINDS)}; .csv, .tsv and .jsonl also with {', '.join(_CODECS)}"
 
 
 def read_table(
@@ -55,8 +57,11 @@ def read_table(
     yield from _lines(file, kind, codec, user_column, fields, text, options, progress)
 
 
-def whole_table(path: str | Path, options: ColumnOptions = NO_OPTIONS) -> Any:
-    """All rows of a Parquet, CSV or JSONL file as one Arrow table, for predictions: no user column is needed."""
+def whole_table(path: str | Path, options: ColumnOptions = NO_OPTIONS, *, as_text: Sequence[str] = ()) -> Any:
+    """All rows of a Parquet, CSV or JSONL file as one Arrow table, for predictions: no user column is needed.
+
+    Columns of CSV that are named in `as_text` are read as they are written.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -67,7 +72,7 @@ def whole_table(path: str | Path, options: ColumnOptions = NO_OPTIONS) -> Any:
             return pq.read_table(file)
         if kind in (".csv", ".jsonl"):
             with file.open("rb") as raw, _opened(raw, codec) as stream:
-                rows = _rows(stream, options.as_text()) if kind == ".csv" else _objects(stream, file)
+                rows = _rows(stream, {*options.as_text(), *as_text}, file) if kind == ".csv" else _objects(stream, file)
                 if batches := list(rows):
                     return pa.Table.from_batches(batches)
                 raise PopulationError(f"{str(file)!r} has no rows: give a table with examples")
@@ -83,7 +88,7 @@ def _kind(file: Path) -> tuple[str, str | None]:
     kind = (endings[:-1] if codec else endings)[-1:]
     if not kind or kind[0] not in _KINDS:
         raise PopulationError(f"{str(file)!r} is of no known kind: {_WAY_OUT}")
-    return kind[0], codec
+    return ".csv" if kind[0] == ".tsv" else kind[0], codec  # the header says what separates columns
 
 
 def _parquet(
@@ -121,7 +126,8 @@ def _lines(
         with ExitStack() as stack:
             raw = _Counted(stack.enter_context(file.open("rb")))
             stream = stack.enter_context(_opened(raw, codec))
-            batches = _rows(stream, {user_column, *options.as_text()}) if kind == ".csv" else _objects(stream, file)
+            as_text = {user_column, *options.as_text()}
+            batches = _rows(stream, as_text, file) if kind == ".csv" else _objects(stream, file)
             names: list[str] | None = None
             for batch in batches:
                 if names is None:
@@ -172,21 +178,46 @@ def _rows_end(data: bytes) -> int:
         end = data.rfind(b'"', 0, end)  # the opening quote of an unfinished value
 
 
-def _rows(stream: Any, as_text: set[str]) -> Iterator[Any]:
+def separator(lines: bytes) -> str:
+    """What separates the columns of a CSV file that begins so: a comma, a semicolon or a tab, as its header has it."""
+    header = re.sub(rb'"[^"]*"', b"", lines[: 1 << 16]).lstrip(b"\r\n").split(b"\n")[0].split(b"\r")[0]
+    return max(_SEPARATORS, key=header.count).decode()  # the first of equals
+
+
+def _check_points(table: Any, as_text: set[str], file: Path) -> None:
+    """Refuse columns of numbers with decimal commas: Arrow takes them for text, and 1,234 may mean two numbers."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        if name in as_text or not pa.types.is_string(column.type):
+            continue
+        values = column.drop_null()
+        if len(values) and pc.all(pc.match_substring_regex(values, _DECIMAL_COMMA)).as_py():
+            raise PopulationError(
+                f"{str(file)!r} has numbers with a decimal comma in {name!r}, which are read as text: write them "
+                "with a point, as with pandas.read_csv(..., decimal=',') and to_csv"
+            )
+
+
+def _rows(stream: Any, as_text: set[str], file: Path) -> Iterator[Any]:
     """Batches of a CSV stream. The first block says what the columns are and of which type, but for those of text."""
     import pyarrow as pa
     import pyarrow.csv
 
     types: Any = dict.fromkeys(as_text, pa.string())  # 007 and 7 are two users, and two categories
-    names, before = None, 0
+    names, before, delimiter = None, 0, ""
     for lines in _blocks(stream, _rows_end):
+        delimiter = delimiter or separator(lines)
         whole = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=names)
-        lined = pyarrow.csv.ParseOptions(newlines_in_values=True)
+        lined = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
         typed = pyarrow.csv.ConvertOptions(column_types=types)
         try:
             table = pyarrow.csv.read_csv(pa.BufferReader(lines), whole, lined, typed)
         except pa.ArrowInvalid as error:
             raise pa.ArrowInvalid(_from_the_top(str(error), before)) from None
+        if names is None:
+            _check_points(table, as_text, file)
         before += table.num_rows + (names is None)  # the first line names the columns
         names, types = table.schema.names, table.schema if table.num_rows else types
         yield from table.combine_chunks().to_batches()

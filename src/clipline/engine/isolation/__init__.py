@@ -1,6 +1,6 @@
 """A user's update depends on nobody else: whatever a model or loss could remember is restored or refused.
 
-Begin with `guard.py`. `reachable.py` finds the state, `snapshots.py` holds its single kinds, `quick_check.py` compares
-all of them at once, `generators.py` holds the random generators and `made_up_data.py` the synthetic examples on which a
-model is tried before any user is looked at.
+Begin with `guard.py`. `reachable.py` finds the state, `snapshots.py` holds its single kinds and `constants.py` those of
+tensors and arrays, `quick_check.py` compares all of them at once, `generators.py` holds the random generators and
+`made_up_data.py` the synthetic examples on which a model is tried before any user is looked at.
 """

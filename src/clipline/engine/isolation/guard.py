@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ModuleError
+from .constants import Constant, set_version_counters
 from .generators import seed_global_generators
 from .quick_check import QuickCheck
 from .reachable import find_mutable_state
-from .snapshots import MISSING, Constant, Container, only_equal_values
+from .snapshots import MISSING, Container, only_equal_values
 
 _attributes = attrgetter("grad", "requires_grad", "_backward_hooks", "shape")  # of a parameter, that stay as they are
 
@@ -47,6 +48,7 @@ class Isolation:
     ) -> None:
         self._module, self._loss, self._shared = module, loss, shared
         self._trainable = dict(trainable)
+        self._spoilt = ""  # what a user has changed for good, in words
         self._snapshot_all()
 
     def _snapshot_all(self) -> None:
@@ -58,6 +60,9 @@ class Isolation:
         self._dtype = torch.get_default_dtype()
         self._state = find_mutable_state(self._module, self._loss, self._params, self._shared)
         self._quick = QuickCheck(chain(self._state.structure, self._state.restorable))
+        # torch counts how often a tensor was written to. Anybody can read that: it would tell a user of those before.
+        self._counted = tuple(self._state.counted)
+        self._counts = tuple(tensor._version for tensor in self._counted)
 
     def _unchanged(self) -> bool:
         """Whether a quick check finds nothing that `_restore_or_refuse`, its plain twin, would restore or refuse."""
@@ -73,6 +78,8 @@ class Isolation:
 
     def before_block(self) -> None:
         """Take a new snapshot if the caller changed something since the last users, a temperature for instance."""
+        if self._spoilt:
+            raise IsolationError(self._spoilt)
         state = self._state
         if (
             any(state.empty_containers)
@@ -91,7 +98,9 @@ class Isolation:
         """Restore the state and name something that had changed, or give ""; refuse changed parameters or parts."""
         for cache in self._state.caches:
             cache.cache_clear()
-        return "" if self._unchanged() else self._restore_or_refuse()
+        leftover = "" if self._unchanged() else self._restore_or_refuse()
+        set_version_counters(self._counted, self._counts)
+        return leftover
 
     def _restore_or_refuse(self) -> str:
         """`after_user`, one snapshot after the other."""
@@ -107,10 +116,11 @@ class Isolation:
             for container in empty:
                 container.clear()
         torch.set_default_dtype(self._dtype)
-        touched = (_changed(one, self._module) for one in self._state.constants if one.touched())
-        refused = refused or next(touched, "")
+        touched = next((one for one in self._state.constants if one.touched()), None)
+        refused = refused or ("" if touched is None else self._changed(touched))
         if refused:
             self._restore_all()
+            set_version_counters(self._counted, self._counts)
             raise IsolationError(refused)
         return leftover
 
@@ -124,14 +134,23 @@ class Isolation:
             if not constant.same():
                 for one in self._state.constants:  # another may hold a copy of the same memory
                     one.restore()
-                raise IsolationError(_changed(constant, self._module))
+                raise IsolationError(self._changed(constant))
 
     def after_stack(self) -> None:
         """After a block of stacked users. Any change is refused, as it cannot be attributed to one user."""
-        leftover = self.after_user()
+        # Written to, if only with what was there: how often depends on the users who train along.
+        written = next((one.label for one in self._state.constants if one.written()), "")
+        leftover = self.after_user() or written
         self.after_block()
         if leftover:
             raise IsolationError(_remembered(leftover, together=True))
+
+    def _changed(self, constant: Constant) -> str:
+        """The message for a tensor that changed. What stays changed in the engine's own copy is never used again."""
+        message = _changed(constant, self._module)
+        if constant.lost and not constant.shared:
+            self._spoilt = message
+        return message
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Isolation:
         """A snapshot of the copied module."""
@@ -180,7 +199,10 @@ def _changed(constant: Constant, module: nn.Module) -> str:
     name = constant.label.removeprefix("model.")
     kind = "buffer" if name in dict(module.named_buffers()) else "tensor"
     kind = "frozen parameter" if name in dict(module.named_parameters()) else kind
-    lost = " (it is shared with the model that you gave, and stays changed there)" if constant.lost else ""
+    lost = ""
+    if constant.lost:
+        whose = "is shared with the model that you gave" if constant.shared else "is too long to be kept twice"
+        lost = f" (it {whose}, and stays changed{' there' if constant.shared else ': make the training anew'})"
     return (
         f"{kind} {name!r} {'' if kind == 'tensor' else 'of the model '}changed while a user trained{lost}, and would "
         "carry private statistics past the clip: freeze it, or use a layer that keeps none (GroupNorm, not batch norm)"

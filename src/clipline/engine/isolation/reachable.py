@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ...errors import ModuleError
 from ..user_random import UserRandom
+from .constants import Constant
 from .generators import beginning
 from .snapshots import (
     MISSING,
@@ -32,7 +33,6 @@ from .snapshots import (
     Attribute,
     Cell,
     ClassAttributes,
-    Constant,
     Container,
     Global,
     Slot,
@@ -79,6 +79,7 @@ class MutableState:
     empty_containers: list[Any] = field(default_factory=list)  # most are hook dictionaries: a quick check for all
     empty_labels: list[str] = field(default_factory=list)  # of these
     constants: list[Constant] = field(default_factory=list)  # tensors and arrays that must not change
+    counted: list[Tensor] = field(default_factory=list)  # all tensors whose changes torch counts, trainable ones too
     caches: list[Any] = field(default_factory=list)  # of `functools.lru_cache`: emptied after each user
     reseeders: list[Callable[[int], object]] = field(default_factory=list)  # of generators that the model holds
 
@@ -195,6 +196,8 @@ class _Walk:
 
     def _visit_tensor(self, value: Tensor, label: str) -> None:
         shared = id(value) in self._shared_ids
+        if not value.is_inference():
+            self.found.counted.append(value)
         if id(value) not in self._trainable_ids and id(value) not in self._key_ids:
             self.found.constants.append(Constant(label, value, shared=shared))
         self._add_special(label, value, "__class__", "__dict__")

@@ -38,11 +38,12 @@ def explicit_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    weighed: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """`F.scaled_dot_product_attention`: softmax(query key^T scale + mask) value, the softmax in float32 or more.
 
     A query that may look nowhere gives zeros, as there. The weights are dropped by `F.dropout`, which has no version
-    for a stack unless `_DropoutFrom` gives one.
+    for a stack unless `_DropoutFrom` gives one. `weighed` is a function of the weights, after the softmax.
     """
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
@@ -60,6 +61,7 @@ def explicit_attention(
     weights = scores.softmax(dim=-1, dtype=wide).to(value.dtype)
     if nowhere is not None:
         weights = weights.masked_fill(nowhere, 0.0)
+    weights = weights if weighed is None else weighed(weights)
     return (F.dropout(weights, dropout_p) if dropout_p > 0 else weights) @ value
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
-from ..isolation.snapshots import SHORT, checksum
+from ..isolation.constants import SHORT, checksum
 
 _MOST = 32  # programs; the one that was not used for longest goes first
 

@@ -26,13 +26,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..kernels import convolution
 from ..user_random import UserRandom
 from .attention import explicit_attention
+from .sequence_layers import replace_sequence_layer
 from .vmap_axis import is_batched, needs_gradient, users_first
 
 LIBRARY_IS_FAST = ("cpu",)  # devices where torch's grouped convolution of a stack is faster than patches
 
 
 def replace_layers(module: nn.Module) -> nn.Module:
-    """The module itself, changed in place: `nn.Dropout`, `GroupNorm`, `Linear` and `Conv2d` become those below."""
+    """The module itself, changed in place: `nn.Dropout`, `GroupNorm`, `Linear` and `Conv2d` become those below.
+
+    `nn.LSTM`, `GRU` and `MultiheadAttention` become those of `sequence_layers`.
+    """
     for layer in module.modules():
         if type(layer) is nn.Dropout:
             layer.__class__ = Dropout
@@ -43,6 +47,8 @@ def replace_layers(module: nn.Module) -> nn.Module:
             layer.__class__ = Linear
         elif type(layer) is nn.Conv2d:
             layer.__class__ = Conv2d
+        else:
+            replace_sequence_layer(layer)
     return module
 
 

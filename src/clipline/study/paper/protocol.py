@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from ...better import lower_is_better
 from ...errors import SettingError, check_choice, refuse
 from ...settings import STAND_IN
 from ...tasks.paper_facts import FACTS
 from ...tasks.settings import TrainSettings
-from ..runs.record import lower_is_better
 from .rules import significant
 
 SCALES = ("smoke", "small", "paper")
@@ -66,6 +66,7 @@ class Protocol:
     population_size: int | None = None  # users to generate where nothing is stored; None: the task's own number
     original_splits: bool = False  # choose and report on the same users, as the original programs did
     own_metric: str | None = None  # of a task of one's own: what runs are compared by
+    own_lower: bool | None = None  # whether less of it is better; by its name if None
 
     def __post_init__(self) -> None:
         for name, above, below in (
@@ -102,8 +103,10 @@ class Protocol:
 
     @property
     def lower_is_better(self) -> bool:
-        """Whether that metric is an error: as the paper has it, or by the name of one's own."""
-        return lower_is_better(self.own_metric) if self.own_metric else FACTS[self.task].lower_is_better
+        """Whether that metric is an error: as the paper has it, or as is said of one's own, or by its name."""
+        if self.own_metric is None:
+            return FACTS[self.task].lower_is_better
+        return lower_is_better(self.own_metric) if self.own_lower is None else self.own_lower
 
     def noise_multiplier(self, noise: float) -> float:
         """The noise multiplier z with which the mean update gets the noise that `noise` gives it at 100 users a round.

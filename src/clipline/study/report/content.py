@@ -8,9 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from ... import __version__
+from ...better import lower_is_better
 from ...privacy.guarantee import delta_rounded_up, rounded_up
 from .collect import Collected
-from .figures import Figure, lower_is_better, number_in
+from .figures import Figure, number_in
 from .run import UNPRIVATE, Run
 from .statements import basis, cautions, shown_settings, warnings, words
 
@@ -61,7 +62,7 @@ def _run(run: Run, shared: Mapping[str, str], where: Mapping[str, str]) -> dict[
     epsilon = None if run.promise is None else run.promise.epsilon
     delta = None if run.promise is None else run.promise.delta
     metrics = {name: _measured(run, name) for name in run.metrics}
-    best = {name: (min if lower_is_better(name) else max)(m["y"]) for name, m in metrics.items() if m["y"]}
+    best = {name: (min if lower_is_better(name, run.about) else max)(m["y"]) for name, m in metrics.items() if m["y"]}
     return {
         "name": run.name,
         "path": run.path,

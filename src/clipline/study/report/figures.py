@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...better import lower_is_better
+
 ROWS = 200  # of a longer table that is no chart, the report shows the first
 _TITLES = {
     "fig3": "Figure 3: what clipping costs, without noise",
@@ -18,7 +20,6 @@ _TITLES = {
 }
 _SUFFIXES = ("choice", "seeds", "clips")  # of a figure's further tables: figN-TASK-choice.csv
 _VALUES = ("value", "mean")
-_LOWER_IS_BETTER = ("loss", "error", "perplexity")
 
 
 @dataclass(frozen=True)
@@ -165,11 +166,6 @@ _COMPARED = ("median clip, not tuned", "best fixed clip, in hindsight", "worst f
 def _metric(tables: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
     """As a column `metric` says."""
     return next((row["metric"] for rows in tables.values() for row in rows if row.get("metric")), "value")
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether the smaller value of a metric is the better one."""
-    return any(word in metric for word in _LOWER_IS_BETTER)
 
 
 def _value(row: Mapping[str, str]) -> float | None:

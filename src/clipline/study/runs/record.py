@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from ... import __version__
+from ...better import lower_is_better
 from ...errors import RunError, check_whole, refuse
 from ...settings import SETTINGS
 from ...tasks import short_name
@@ -26,7 +27,6 @@ Outcome = Literal["finished", "diverged", "budget"]
 _NOT_PART = ("task", "data", "device", "engine", "workers", "compile_c", "unprivate_timing")
 # These came when there were records: where they have their defaults, a run is what it was and keeps its name.
 _LATER = ("client_optimiser", "client_momentum", "client_weight_decay", "client_proximal")
-_LOWER_IS_BETTER = ("loss", "error", "perplexity")
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,6 @@ def _check_kinds(record: RunRecord) -> None:
 
 def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and math.isfinite(value))
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether a smaller value of this metric is the better one: of losses, errors and perplexities."""
-    return any(word in metric for word in _LOWER_IS_BETTER)
 
 
 def worst(metric: str) -> float:

@@ -38,6 +38,13 @@ def degradation(reference: float, value: float, *, lower_is_better: bool) -> flo
     return loss / abs(reference)
 
 
+def change_in_words(loss: float) -> str:
+    """What `degradation` gave, for people: 5.0% worse, 0.3% better, or no change."""
+    if abs(loss) < 0.0005:
+        return "no change"
+    return f"{100 * abs(loss):.1f}% {'worse' if loss > 0 else 'better'}"
+
+
 def borne(trials: Sequence[NoiseTrial], allowed: float, *, lower_is_better: bool) -> NoiseTrial:
     """The most noise before the first, from the least upwards, that degrades the metric by more than `allowed`.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from ...privacy.guarantee import delta_rounded_up, rounded_up
 from . import summary as words
 from .files import data_words
+from .noise import change_in_words
 from .noise_chart import noise_chart
 from .private_search import PrivatelyTuned
 from .recipe import RateTrial, Tuned
@@ -171,7 +172,7 @@ def _noises(answer: Tuned) -> str:
             (
                 f"{trial.noise_multiplier:.3g}",
                 f"{trial.value:.4g}" if math.isfinite(trial.value) else "diverged",
-                "" if len(rows) == 0 or not math.isfinite(loss) else f"{-100 * loss:+.1f}%",
+                "" if len(rows) == 0 or not math.isfinite(loss) else change_in_words(loss),
                 _TOO_MANY if cohort is None else f"{cohort:,}",
                 verdict,
                 trial.run[:10],

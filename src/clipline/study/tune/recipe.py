@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ...better import better_facts, lower_is_better
 from ...errors import RunError, refuse
-from ..runs.record import RunRecord, RunSpec, lower_is_better
+from ..runs.record import RunRecord, RunSpec
 from ..runs.study import Study
 from . import noise, rates, scale
 from .noise import NoiseTrial
@@ -143,7 +144,9 @@ def _metric_of(question: Question, records: Sequence[RunRecord]) -> Metric:
         name = next((other for other in known if other != "loss"), "loss")
     if known and name not in known:
         raise refuse("metric", name, f"one of {', '.join(known)}", "give one that the task measures")
-    lower = lower_is_better(name) if question.lower_is_better is None else question.lower_is_better
+    lower = question.lower_is_better
+    if lower is None:
+        lower = lower_is_better(name, better_facts(question.task.better))
     return Metric(name, lower, question.window)
 
 
@@ -189,7 +192,7 @@ def raise_noise(question: Question, trials: Trials, chosen: RateTrial, tell: Tel
         for z, (value, record) in zip(following, results, strict=True):
             tried.append(NoiseTrial(z, value, record.id))
             loss = noise.degradation(tried[0].value, value, lower_is_better=metric.lower_is_better)
-            shown = "diverged" if math.isinf(loss) else f"{metric.name} {value:.4g}, {_change(loss)}"
+            shown = "diverged" if math.isinf(loss) else f"{metric.name} {value:.4g}, {noise.change_in_words(loss)}"
             tell(f"  z = {z:.3g}: {shown}")
     best = noise.borne(tried, question.degradation, lower_is_better=metric.lower_is_better)
     return Noise(tuple(tried), best, enough)
@@ -208,9 +211,3 @@ def told(trial: RateTrial, metric: Metric) -> str:
     """A trial in a few words."""
     value = f"{metric.name} {trial.value:.4g}" if math.isfinite(trial.value) else "diverged"
     return f"best {value} at client rate {trial.client_lr:.3g}, server rate {trial.server_lr:.3g}"
-
-
-def _change(loss: float) -> str:
-    if abs(loss) < 0.0005:
-        return "no change"
-    return f"{100 * abs(loss):.1f}% {'worse' if loss > 0 else 'better'}"

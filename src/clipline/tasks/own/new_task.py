@@ -40,9 +40,10 @@ def new_task(
         chosen, data = _chosen(table, user, label, classes), table
         title = "What a column of a table will be, learned from the others."
     file, run = folder / FILE, folder / "run"
+    kept = f'"{chosen.user}"' if "," in chosen.user else chosen.user  # whose row it is, beside what is predicted
     commands = [
         _command("train", file, "--data", data, "--out", run),
-        _command("predict", run, "--model", file, "--data", data, "--out", folder / "predicted.csv"),
+        _command("predict", run, "--model", file, "--data", data, "--keep", kept, "--out", folder / "predicted.csv"),
     ]
     text = task_text(chosen, title, commands[0])
     compile(text, FILE, "exec")  # a mistake of ours, should there be one, is seen here and not by whoever trains

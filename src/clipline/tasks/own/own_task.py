@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from ...data.chunks import check_exists
-from ...data.column_options import ColumnOptions
+from ...data.column_options import ZERO_UPDATE, ColumnOptions
 from ...data.manifest import MANIFEST, read_entries, verify_store
 from ...data.task_stores import CHECKSUM_BYTES, INSIDERS, OUTSIDERS, DataUsed
 from ...engine.batches import Examples
-from ...errors import ModuleError, PopulationError, SettingError, nearest, refuse
+from ...errors import ModuleError, PopulationError, SettingError, check_choice, nearest, refuse
 from ...federated.local_sgd import Batch, Loss, per_example, takes_reference
 from ...federated.population import Population
 from ...settings import SETTINGS
@@ -27,7 +27,9 @@ from ..initialisers import initialised
 from ..metrics import held_out_users
 from ..settings import TrainSettings, check_given, merged, settings_from
 from ..task import LoadedTask, Task
+from .column_words import in_keys_of
 from .task_file import TaskFile, file_checksum
+from .value_ranges import check_ranges
 
 Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]  # name -> (examples,) numbers
 
@@ -42,9 +44,9 @@ def own_task(task: str, given: Mapping[str, Any]) -> Task:
     """The task that a Python file defines, with its settings, then those given.
 
     The file defines `model()` and `loss(model, batch)`, and may define `metrics(model, batch)`, `predict(model, batch)`
-    for `clipline.load`, the dicts `SETTINGS` and `COLUMNS`, and `PERSONAL`, names of parameters that stay with their
-    user; or it defines a `Task` as `TASK`. With `FILE.py:name` the class `name` of the file goes before the file
-    itself, or is a `Task`.
+    for `clipline.load`, the dicts `SETTINGS`, `COLUMNS` and `BETTER`, and `PERSONAL`, names of parameters that stay
+    with their user; or it defines a `Task` as `TASK`. With `FILE.py:name` the class `name` of the file goes before the
+    file itself, or is a `Task`.
     """
     file = TaskFile(task)
     where = f"SETTINGS of {file.path!r}"
@@ -64,6 +66,7 @@ def own_task(task: str, given: Mapping[str, Any]) -> Task:
         raise refuse("data", settings.data, f"given for {task!r}, which generates no users", "give --data DIR or FILE")
     columns = columns_in(file)
     _personal_in(file)
+    better = _better_in(file)
     return Task(
         name=short_name(task),
         title=task,
@@ -72,6 +75,7 @@ def own_task(task: str, given: Mapping[str, Any]) -> Task:
         load=partial(_load, file, columns),
         data="own",
         describe=partial(_describe, task),
+        better=better,
         code=file_checksum(task),
     )
 
@@ -91,15 +95,16 @@ def own_model(task: str) -> nn.Module:
     return file.make_model()()
 
 
-def model_of(task: str, way_out: str) -> tuple[Callable[[], nn.Module], Any]:
-    """What makes the model of a task's file, and its `predict(model, batch)`, or None. The file is run.
+def model_of(task: str, way_out: str) -> tuple[Callable[[], nn.Module], Any, str | None]:
+    """What makes the model of a task's file, its `predict(model, batch)` and its `LABEL`, or None. The file is run.
 
     `way_out` ends the message where the file makes a `Task` itself.
     """
     file = TaskFile(task)
     if file.makes_task:
         raise SettingError(f"task={task!r} defines TASK, whose model cannot be made without its data: {way_out}")
-    return file.make_model(), file.optional("predict")
+    label = file.value("LABEL")
+    return file.make_model(), file.optional("predict"), label if isinstance(label, str) else None
 
 
 def columns_in(file: TaskFile) -> dict[str, Any]:
@@ -111,7 +116,8 @@ def columns_in(file: TaskFile) -> dict[str, Any]:
     chosen = columns.get("fields", ())
     if isinstance(chosen, str) or not all(isinstance(one, str) for one in chosen):
         raise refuse("fields", chosen, f"a list of columns in COLUMNS of {file.path!r}", 'write "fields": ["km"]')
-    ColumnOptions.of({name: value for name, value in columns.items() if name != "fields"})  # checks them
+    with in_keys_of(file.path):
+        ColumnOptions.of({name: value for name, value in columns.items() if name != "fields"})  # checks them
     return columns
 
 
@@ -122,6 +128,14 @@ def _personal_in(file: TaskFile) -> Sequence[str]:
         wanted = f"a list of parameters' names in {file.path!r}"
         raise refuse("PERSONAL", personal, wanted, 'write PERSONAL = ["taste"]')
     return personal
+
+
+def _better_in(file: TaskFile) -> Mapping[str, str]:
+    """Which way metrics are better, where their names do not say it."""
+    better = file.mapping("BETTER", '{"gap": "lower"}')
+    for name, way in better.items():
+        check_choice(f"BETTER[{name!r}] of {file.path!r}", way, ("lower", "higher"))
+    return better
 
 
 def _describe(task: str, settings: TrainSettings) -> DataUsed:
@@ -135,7 +149,7 @@ def _describe(task: str, settings: TrainSettings) -> DataUsed:
     check_exists("data", data)
     folder = data / "train" if (data / "train" / MANIFEST).is_file() else data
     if not (folder / MANIFEST).is_file():
-        limit = "a folder made by clipline data prepare, or a table that ends in .parquet, .csv, .jsonl or .npz"
+        limit = "a folder made by clipline data prepare, or a table that ends in .parquet, .csv, .tsv, .jsonl or .npz"
         raise refuse("data", str(data), limit, "clipline data prepare table --from FILE --to DIR makes a folder")
     entries = read_entries(folder)
     measured_on = INSIDERS if entries.get("shared_users") is True and folder != data else OUTSIDERS
@@ -155,8 +169,10 @@ def _load(file: TaskFile, columns: Mapping[str, Any], settings: TrainSettings) -
         raise SettingError(f"data={settings.data!r} has no example to measure on: bring more users")
     make = file.make_model()
     made = partial(initialised, make)
-    measuring = _Measuring(file, test)
-    main = measuring.try_out(made(settings.seed).eval())
+    measuring, model = _Measuring(file, test), made(settings.seed).eval()
+    for users in (test, population):
+        measuring.check_ranges(model, users)
+    main = measuring.try_out(model)
     return LoadedTask(population, made, measuring.loss, measuring, metric_name=main, personal=_personal_in(file))
 
 
@@ -164,7 +180,9 @@ def _users(file: TaskFile, columns: Mapping[str, Any], settings: TrainSettings) 
     """Users to train on and users to measure on: two stores, or one store or table split by user."""
     data = Path(str(settings.data))
     if data.is_file():
-        return Population.from_table(data, str(settings.user_column), **columns).split(test=TEST_SHARE, seed=0)
+        with in_keys_of(file.path):
+            table = Population.from_table(data, str(settings.user_column), **columns)
+        return table.split(test=TEST_SHARE, seed=0)
     if (data / "train" / MANIFEST).is_file():
         return _store(data / "train", file, columns), _store(data / "test", file, columns)
     return _store(data, file, columns).split(test=TEST_SHARE, seed=0)
@@ -215,6 +233,20 @@ class _Measuring:
             for name, total in self._sums(model, batch).items():
                 sums[name] = sums.get(name, 0.0) + total
         return {name: total / self.test.examples for name, total in sums.items()}
+
+    def check_ranges(self, model: nn.Module, users: Population) -> None:
+        """Refuse labels and indices of these users that the loss cannot take, unless those who have one add nothing."""
+        options = users.column_options
+        if options.get("missing") == ZERO_UPDATE:
+            return
+        like = next(model.parameters(), torch.zeros(()))
+        with torch.no_grad():
+            check_ranges(
+                Examples(users, like.device, like.dtype),
+                partial(self._loss_of, model),
+                f"loss(model, batch) of {self.file.path!r}",
+                options.get("categories", {}),
+            )
 
     def try_out(self, model: nn.Module) -> str:
         """Measure one batch before anything is trained or written; the name of the main metric."""

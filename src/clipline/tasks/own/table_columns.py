@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...data.chunks import existing_file, short
-from ...data.readers.tables import read_table
+from ...data.readers.tables import read_table, separator
 from ...errors import PopulationError
 
 Kind = Literal["fraction", "whole", "yes-no", "text", "time", "other"]
@@ -54,9 +54,11 @@ def _parquet(file: Path) -> list[Column]:
 
 
 def _csv(file: Path) -> list[Column]:
+    import pyarrow as pa
     import pyarrow.csv
 
-    lined = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    with pa.input_stream(str(file), compression="detect") as stream:
+        lined = pyarrow.csv.ParseOptions(delimiter=separator(stream.read(1 << 16)), newlines_in_values=True)
     with pyarrow.csv.open_csv(str(file), parse_options=lined) as reader:  # which reads no more than the first block
         return _of_schema(reader.schema)
 
@@ -112,6 +114,7 @@ def _kind(arrow: Any) -> Kind:
 _READERS: dict[str, Callable[[Path], list[Column]]] = {
     ".parquet": _parquet,
     ".csv": _csv,
+    ".tsv": _csv,
     ".jsonl": _jsonl,
     ".npz": _npz,
 }

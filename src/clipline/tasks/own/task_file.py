@@ -26,7 +26,7 @@ _SIGNATURES = {
     "metrics": "metrics(model, batch)",
     "predict": "predict(model, batch)",
 }
-_NAMES = (*_SIGNATURES, "SETTINGS", "COLUMNS")
+_NAMES = (*_SIGNATURES, "SETTINGS", "COLUMNS", "BETTER", "PERSONAL")
 _PAGE = "see docs/own_model.md"
 
 

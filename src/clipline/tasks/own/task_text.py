@@ -157,7 +157,7 @@ def model():
 
 
 def predict(model, batch):
-    """(examples, classes): the chance of each class; `clipline predict` writes these."""
+    """(examples, classes): the chance of each class; `clipline predict` writes these, and which is largest."""
     return model(features(batch)).softmax(dim=1)
 
 

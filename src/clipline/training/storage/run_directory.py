@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...better import HIGHER, LOWER
 from ...errors import RunError, SettingError, check_whole, refuse
 from ...federated.round import TrainState
 from ...privacy.ledger import Ledger, ledger_line
@@ -174,7 +175,9 @@ class RunDirectory(Callback):
                 guarantee,
                 metric=self.metric,
                 quantile=quantile_of(self._training),
-                title=", ".join(f"{name} {value}" for name, value in facts.items() if name != "measured_on"),
+                title=", ".join(
+                    f"{name} {value}" for name, value in facts.items() if name not in ("measured_on", LOWER, HIGHER)
+                ),
                 measured_on=facts.get("measured_on", ""),
             )
         if result.stopped == "interrupted":

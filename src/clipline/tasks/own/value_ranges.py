@@ -1,0 +1,85 @@
+"""Labels and indices beyond what the model can take, found before anything is trained.
+
+While users train, one with such a label fails in silence and adds nothing, as an error would tell of that user. So the
+largest and the smallest value of each field of whole numbers are tried first, as gaps are looked for when a table is
+read: whoever runs the command has the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from ...engine.batches import Examples
+from ...errors import CliplineError, PopulationError
+from ...federated.local_sgd import Batch
+from ...federated.population import Population
+
+_MOST_BYTES = 1 << 28  # of a field: reading more only to find its largest value would take seconds
+_CLAMPED = (torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+def check_ranges(
+    examples: Examples, run: Callable[[Batch], object], where: str, categories: Mapping[str, Sequence[object]]
+) -> None:
+    """Refuse a field of whole numbers whose largest or smallest value `run` fails on, with the values that it takes.
+
+    `run` is the loss on a batch; `where` says in words what fails. An error that is due to no single field is left for
+    the training's own trial.
+    """
+    rows = _extreme_rows(examples.population)
+    if not len(rows):
+        return
+    batch = examples.gather(rows)
+    try:
+        run(batch)
+    except CliplineError:
+        raise
+    except Exception as error:
+        for name, values in batch.items():
+            if values.dtype in _CLAMPED and _works(run, {**batch, name: torch.zeros_like(values)}):
+                raise _refusal(run, batch, name, where, categories.get(name, ()), error) from error
+
+
+def _extreme_rows(population: Population) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """An example with the largest and one with the smallest value of each field of whole numbers."""
+    rows = [0][: population.examples]
+    for field in population.fields.values():
+        if field.dtype.kind in "iu" and field.size and field.nbytes <= _MOST_BYTES:
+            width = field.size // len(field)
+            rows += [int(field.argmax()) // width, int(field.argmin()) // width]
+    return np.unique(np.array(rows, np.int64))
+
+
+def _works(run: Callable[[Batch], object], batch: Batch) -> bool:
+    try:
+        run(batch)
+    except Exception:
+        return False
+    return True
+
+
+def _refusal(
+    run: Callable[[Batch], object], batch: Batch, name: str, where: str, listed: Sequence[object], error: Exception
+) -> PopulationError:
+    """The error, with the largest value that works, or the smallest where only those below 0 do not."""
+    values, said = batch[name], f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    if _works(run, {**batch, name: values.clamp(min=0)}):
+        return PopulationError(
+            f"field {name!r} holds {int(values.min())}, and {where} takes none below 0 ({said}): number the values "
+            "from 0, or leave those rows out"
+        )
+    works, fails = 0, int(values.max())
+    while fails - works > 1:
+        middle = (works + fails) // 2
+        works, fails = (middle, fails) if _works(run, {**batch, name: values.clamp(0, middle)}) else (works, middle)
+    largest = int(values.max())
+    unlisted = (
+        f" ({largest} stands for whatever its categories do not list)" if listed and largest == len(listed) else ""
+    )
+    return PopulationError(
+        f"field {name!r} holds values up to {largest}{unlisted}, and {where} takes 0 to {works} ({said}): number them "
+        f"from 0, or give the model room for {largest + 1}"
+    )
