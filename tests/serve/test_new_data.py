@@ -97,7 +97,7 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path):
         ({"km": [{}]}, "'km' is list and no array of numbers"),
         (
             pa.table({"km": [1.0, None]}),
-            r"has no value for 'km' in row 2 .*: fill the gaps or drop the rows, as the training had no filling for them",
+            r"has no value for 'km' in row 2 .*: fill the gaps or drop the rows, as the train",
         ),
     ):
         with pytest.raises((PopulationError, SettingError), match=said):
