@@ -61,7 +61,9 @@ def arrays_of(
         if gaps is None:
             raise
         # What fills gaps was said when the training's population was made, and nothing more can be said here.
-        raise PopulationError(f"{found}: fill the gaps or drop the rows; the training filled none") from None
+        raise PopulationError(
+            f"{found}: fill the gaps or drop the rows, as the training had no filling for them"
+        ) from None
 
 
 def _arrays_of(
@@ -97,15 +99,16 @@ def kept_columns(data: Any, names: Sequence[str], rows: int) -> dict[str, NDArra
     """Columns of the data as they are, (rows,) each. Of a population, USER is the id of each example's user."""
     if isinstance(names, str):
         raise refuse("keep", names, "a list of columns", f"give [{names!r}]")
-    columns: dict[Any, Any] = {}
+    if not names:
+        return {}
     if isinstance(data, Population):
         ids = np.arange(len(data)) if data.user_ids is None else data.user_ids
-        columns = {USER: np.repeat(ids, np.diff(data.offsets)), **data.fields}
+        columns: dict[Any, Any] = {USER: np.repeat(ids, np.diff(data.offsets)), **data.fields}
     elif _is_frame(data):
         columns = dict.fromkeys(column_names(data))
     elif isinstance(data, Mapping):
         columns = dict(data)
-    elif names:
+    else:
         raise refuse("keep", list(names), "left out where data have no names", 'give {"x": values, "id": ids}')
     kept: dict[str, NDArray[Any]] = {}
     for name in names:

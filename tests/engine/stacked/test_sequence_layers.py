@@ -69,6 +69,18 @@ def test_a_recurrence_in_a_stack_is_torchs_there_and_back(kind, options, shape, 
     in_a_stack(kind(4, 6, **options), shape, pick)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize(("layers", "shape", "bias"), [(1, (5, 2, 4), True), (2, (5, 2, 4), False), (2, (5, 4), True)])
+def test_a_recurrence_from_a_given_state_is_torchs_and_gives_out_its_cell(kind, layers, shape, bias):
+    state = torch.linspace(-1, 1, layers * 2 * 6, dtype=DOUBLE).view(layers, 2, 6)
+    state = state[:, 0] if len(shape) == 2 else state
+    start = (state, state.neg()) if kind is nn.LSTM else state
+    for last in (0, 1) if kind is nn.LSTM else (0,):  # the state, the cell
+        pick = (lambda given, last=last: given[1][last]) if kind is nn.LSTM else last_state
+        in_a_stack(kind(4, 6, layers, bias=bias), shape, pick, hx=start)
+    in_a_stack(kind(4, 6, layers, bias=bias), shape, outputs, hx=start)
+
+
 PADDED = torch.tensor([[False, False, True, True], [True] * 4, [False] * 4])  # the second looks nowhere
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(4, dtype=DOUBLE)
 
@@ -132,9 +144,10 @@ def trained(layer, width=6):
     [
         lambda: nn.LSTM(6, 6, 2, batch_first=True),
         lambda: nn.GRU(6, 6, batch_first=True),
+        lambda: FromZeros(),
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8, 0.3, batch_first=True), 2),
     ],
-    ids=["lstm", "gru", "encoder with dropout"],
+    ids=["lstm", "gru", "lstm from zeros", "encoder with dropout"],
 )
 def test_a_stack_trains_users_as_one_by_one_with_the_same_dropout(layer):
     plain = trained(layer())
@@ -156,13 +169,17 @@ class Cell(nn.Module):
         return steps + cell[-1].unsqueeze(1)
 
 
-class FromState(nn.Module):
+class FromZeros(nn.Module):
+    """As tutorials write it."""
+
     def __init__(self):
         super().__init__()
-        self.gru = nn.GRU(6, 6, batch_first=True)
+        self.lstm = nn.LSTM(6, 6, batch_first=True)
 
     def forward(self, x):
-        return self.gru(x, torch.ones(1, len(x), 6, dtype=x.dtype))
+        zeros = torch.zeros(1, x.size(0), 6, dtype=x.dtype)
+        steps, (_, cell) = self.lstm(x, (zeros, zeros))
+        return steps + cell[-1].unsqueeze(1)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +189,8 @@ class FromState(nn.Module):
         (lambda: nn.LSTM(6, 6, batch_first=True, proj_size=4), 4, r"nn\.LSTM with a projection has no version"),
         (lambda: nn.GRU(6, 6, 2, batch_first=True, dropout=0.1), 6, r"nn\.GRU with dropout has no version"),
         (Cell, 6, "the last cell|_NoCell"),
-        (FromState, 6, r"nn\.GRU with a state to begin from"),
     ],
-    ids=["two directions", "projection", "dropout between layers", "last cell", "state"],
+    ids=["two directions", "projection", "dropout between layers", "last cell"],
 )
 def test_what_has_no_version_for_a_stack_trains_one_by_one_and_says_why(layer, width, why):
     plain = trained(layer(), width)

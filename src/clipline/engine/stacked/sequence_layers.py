@@ -12,6 +12,7 @@ encoder 246 and 65 (docs/engine.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -63,24 +64,35 @@ class _Recurrent:
         )
         return own and not (isinstance(inputs, Tensor) and is_batched(inputs))
 
-    def _run(self, inputs: Any) -> tuple[Tensor, Tensor]:
-        """(outputs, last states) as torch gives them, layer by layer."""
+    def _run(self, inputs: Any, start: Sequence[Tensor] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Outputs and last states as torch gives them, layer by layer. `start` has (layers, batch, hidden) each."""
         self._check_stackable(inputs)
         single = inputs.ndim == 2
         values = inputs.unsqueeze(1) if single else inputs.transpose(0, 1) if self.batch_first else inputs
-        last = []
+        last: list[tuple[Tensor, ...]] = []
         for layer in range(self.num_layers):
             weight_ih, weight_hh = (getattr(self, f"weight_{kind}_l{layer}") for kind in ("ih", "hh"))
-            both = [getattr(self, f"bias_{kind}_l{layer}") for kind in ("ih", "hh")] if self.bias else None
-            values = self._recurrence(values, weight_ih, weight_hh, both)
-            last.append(values[-1])
-        outputs, states = values, torch.stack(last)
+            biases = [getattr(self, f"bias_{kind}_l{layer}") for kind in ("ih", "hh")] if self.bias else []
+            if start is None:
+                values = self._recurrence(values, weight_ih, weight_hh, biases)
+                last.append((values[-1],))
+            else:
+                begin = [(one.unsqueeze(1) if single else one)[layer] for one in start]
+                values, ended = self._step_by_step(values, weight_ih, weight_hh, biases, *begin)
+                last.append(ended)
+        states = tuple(torch.stack(one).squeeze(1) if single else torch.stack(one) for one in zip(*last, strict=True))
         if single:
-            return outputs.squeeze(1), states.squeeze(1)
-        return outputs.transpose(0, 1) if self.batch_first else outputs, states
+            return values.squeeze(1), states
+        return values.transpose(0, 1) if self.batch_first else values, states
 
-    def _recurrence(self, values: Tensor, weight_ih: Tensor, weight_hh: Tensor, biases: list[Tensor] | None) -> Tensor:
-        """One layer, (time, batch, inputs) -> (time, batch, hidden)."""
+    def _recurrence(self, values: Tensor, weight_ih: Tensor, weight_hh: Tensor, biases: Sequence[Tensor]) -> Tensor:
+        """One layer from zeros, (time, batch, inputs) -> (time, batch, hidden), as one operation."""
+        raise NotImplementedError
+
+    def _step_by_step(
+        self, values: Tensor, weight_ih: Tensor, weight_hh: Tensor, biases: Sequence[Tensor], *start: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One layer from these states (batch, hidden), in torch's operations: outputs, and the last states."""
         raise NotImplementedError
 
     def _check_stackable(self, inputs: Any) -> None:
@@ -103,19 +115,20 @@ def _products(values: Tensor, weight: Tensor, *biases: Tensor) -> Tensor:
 
 
 class LSTM(_Recurrent, nn.LSTM):
-    """`nn.LSTM`; in a stack, one operation for all users a layer. The last cell is not given out there."""
+    """`nn.LSTM`; in a stack, one operation for all users a layer, which does not give out the last cell.
+
+    Where a state to begin from is given it goes step by step, and gives out the cell too.
+    """
 
     def forward(self, inputs: Any, hx: Any = None) -> Any:
-        """As `nn.LSTM`, for one direction. In a stack the state starts at zero."""
+        """As `nn.LSTM`; in a stack for one direction."""
         if self._torchs_own(inputs):
             return super().forward(inputs, hx)
-        if hx is not None:
-            raise NotImplementedError("nn.LSTM with a state to begin from has no version for a stack: leave out zeros")
-        outputs, states = self._run(inputs)
-        return outputs, (states, _NoCell())
+        outputs, states = self._run(inputs, hx)
+        return outputs, (states[0], states[1] if hx is not None else _NoCell())
 
-    def _recurrence(self, values: Tensor, weight_ih: Tensor, weight_hh: Tensor, biases: list[Tensor] | None) -> Tensor:
-        gate_inputs = _products(values, weight_ih, *(biases or ()))
+    def _recurrence(self, values: Tensor, weight_ih: Tensor, weight_hh: Tensor, biases: Sequence[Tensor]) -> Tensor:
+        gate_inputs = _products(values, weight_ih, *biases)
         active = torch.ones_like(gate_inputs[..., 0], dtype=torch.bool)
         if is_batched(gate_inputs, weight_hh):
             outputs: Tensor = lstm_ops.lstm(gate_inputs, weight_hh, active)
@@ -124,20 +137,31 @@ class LSTM(_Recurrent, nn.LSTM):
         outputs = lstm_ops.stacked_lstm(*with_user_axis)[0].squeeze(0)
         return outputs
 
+    def _step_by_step(
+        self, values: Tensor, weight_ih: Tensor, weight_hh: Tensor, biases: Sequence[Tensor], *start: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        state, cell = start
+        outputs = []
+        for inputs in _products(values, weight_ih, *biases).unbind(0):
+            gate_in, forget, candidate, gate_out = (inputs + state @ weight_hh.T).chunk(4, dim=-1)
+            cell = forget.sigmoid() * cell + gate_in.sigmoid() * candidate.tanh()
+            state = gate_out.sigmoid() * cell.tanh()
+            outputs.append(state)
+        return torch.stack(outputs), (state, cell)
+
 
 class GRU(_Recurrent, nn.GRU):
-    """`nn.GRU`; in a stack, one operation for all users a layer."""
+    """`nn.GRU`; in a stack, one operation for all users a layer, or step by step from a state that is given."""
 
     def forward(self, inputs: Any, hx: Any = None) -> Any:
-        """As `nn.GRU`, for one direction. In a stack the state starts at zero."""
+        """As `nn.GRU`; in a stack for one direction."""
         if self._torchs_own(inputs):
             return super().forward(inputs, hx)
-        if hx is not None:
-            raise NotImplementedError("nn.GRU with a state to begin from has no version for a stack: leave out zeros")
-        return self._run(inputs)
+        outputs, (states,) = self._run(inputs, None if hx is None else (hx,))
+        return outputs, states
 
-    def _recurrence(self, values: Tensor, weight_ih: Tensor, weight_hh: Tensor, biases: list[Tensor] | None) -> Tensor:
-        gate_inputs = _products(values, weight_ih, *(biases or ())[:1])
+    def _recurrence(self, values: Tensor, weight_ih: Tensor, weight_hh: Tensor, biases: Sequence[Tensor]) -> Tensor:
+        gate_inputs = _products(values, weight_ih, *biases[:1])
         bias = biases[1] if biases else torch.zeros_like(weight_hh[:, 0])
         if is_batched(gate_inputs, weight_hh):
             outputs: Tensor = gru_ops.gru(gate_inputs, weight_hh, bias)
@@ -145,6 +169,21 @@ class GRU(_Recurrent, nn.GRU):
         with_user_axis = (tensor.unsqueeze(0) for tensor in (gate_inputs, weight_hh, bias))
         outputs = gru_ops.stacked_gru(*with_user_axis)[0].squeeze(0)
         return outputs
+
+    def _step_by_step(
+        self, values: Tensor, weight_ih: Tensor, weight_hh: Tensor, biases: Sequence[Tensor], *start: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        (state,) = start
+        outputs = []
+        for inputs in _products(values, weight_ih, *biases[:1]).unbind(0):
+            of_inputs, of_state = inputs.chunk(3, dim=-1), _products(state, weight_hh, *biases[1:]).chunk(3, dim=-1)
+            reset, update = (
+                (mine + theirs).sigmoid() for mine, theirs in zip(of_inputs[:2], of_state[:2], strict=True)
+            )
+            candidate = (of_inputs[2] + reset * of_state[2]).tanh()
+            state = candidate + update * (state - candidate)
+            outputs.append(state)
+        return torch.stack(outputs), (state,)
 
 
 class MultiheadAttention(UserRandom, nn.MultiheadAttention):
