@@ -48,9 +48,9 @@ def compilations(monkeypatch):
     program_cache.forget_programs()
 
 
-def after_a_step(loss=pull, weight=0.0, scale=1.0, users=2, width=2, kept=True):
+def after_a_step(loss=pull, weight=0.0, scale=1.0, users=2, width=2, kept=True, module=None):
     """The users' weights after one step at rate 1 from `weight`, on examples that are all 1."""
-    step = StackStep(WorkingModel(Scaled(weight, scale)), loss, LocalSGD(1.0, width))
+    step = StackStep(WorkingModel(module or Scaled(weight, scale)), loss, LocalSGD(1.0, width))
     step.per_example = True
     stack = [torch.full((users, 1, 1), weight)]
     keys = torch.zeros(users, 0, 2, dtype=torch.int32)
@@ -86,3 +86,16 @@ def test_few_programs_are_kept_and_the_one_used_last_stays(compilations, monkeyp
     assert len(compilations) == 3
     after_a_step(scale=2.0)
     assert len(compilations) == 4
+
+
+def test_a_kept_program_reads_the_untrained_weights_of_the_training_that_runs(compilations):
+    changed = Scaled(0.0, 1.0)
+    changed.scale = nn.Parameter(changed.scale, requires_grad=False)  # not copied: the engine reads the caller's memory
+    assert after_a_step(module=changed) == [3.0, 3.0]
+    with torch.no_grad():
+        changed.scale.mul_(2.0)  # as when adapters are merged into their base
+    fresh = Scaled(0.0, 1.0)
+    fresh.scale = nn.Parameter(fresh.scale, requires_grad=False)
+    assert after_a_step(module=fresh) == [3.0, 3.0]
+    assert len(compilations) == 1
+    assert after_a_step(module=changed) == [6.0, 6.0]

@@ -41,6 +41,12 @@ class Program:
         """Run it; the first call compiles."""
         self._run(*given)
 
+    def read(self, graph: GraphModule) -> None:
+        """From now on read the constants of this graph, which is the same but for where they are in memory."""
+        for name, constant in _constants(graph).items():
+            above, _, last = name.rpartition(".")
+            setattr(_attribute(self.graph, above) if above else self.graph, last, constant)
+
     def _inductor(self, graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         self.versions += 1
         from torch._inductor.compile_fx import compile_fx  # takes a second to import
@@ -53,10 +59,14 @@ _lock = threading.Lock()
 
 
 def kept_program(graph: GraphModule, arguments: Sequence[Any]) -> Program:
-    """The program of this graph, from an earlier training of this process if there is one."""
+    """The program of this graph, from an earlier training of this process if there is one.
+
+    It reads this graph's constants: those of the earlier training are their caller's, who may since have changed them.
+    """
     key = fingerprint(graph, arguments)
     with _lock:
         program = _programs.pop(key, None) or Program(graph)
+        program.read(graph)
         _programs[key] = program
         while len(_programs) > _MOST:
             _programs.popitem(last=False)
