@@ -1,5 +1,7 @@
 """A recurrence for a stack of users, against the textbook's written out."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.func import functional_call, stack_module_state, vmap
@@ -119,8 +121,8 @@ on_chip = pytest.mark.skipif(
 @on_chip
 @pytest.mark.parametrize(
     ("users", "batch", "time", "hidden"),
-    [(2, 4, 80, 256), (150, 4, 9, 256), (40, 16, 5, 670), (3, 37, 7, 64), (5, 3, 4, 34)],
-    ids=["few users", "more than fit at once", "hidden size 670", "sequences in groups", "a last slice in part"],
+    [(2, 4, 80, 256), (150, 4, 9, 256), (40, 16, 5, 670), (3, 37, 7, 64), (5, 3, 4, 34), (3, 9, 4, 100)],
+    ids=["few users", "more than fit at once", "hidden size 670", "groups", "a last slice in part", "8 bytes a copy"],
 )
 def test_weights_on_chip_give_the_recurrence_in_float64_up_to_bfloat16(users, batch, time, hidden):
     assert lstm_cuda.units_on_chip(hidden, batch, torch.device("cuda")) > 0
@@ -161,3 +163,29 @@ def test_shared_memory_of_a_block_holds_weights_and_partial_sums():
     # By hand, hidden size 256, 32 units, 8 rows: 128 rows of 256 weights in 576 bytes each and 4 parts of 8 x 136 sums;
     # backward 1024 rows of 32 weights and 8 parts of 8 x 40 sums.
     assert lstm_cuda._shared_bytes(256, 32, 8) == (128 * 576 + 4 * 8 * 136 * 4, 1024 * 64 + 8 * 8 * 40 * 4)
+
+
+def test_a_group_is_on_chip_only_where_four_launches_cannot_wait_for_each_other(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(lstm_cuda, "_kernels", lambda *sizes: None)
+
+    def units(multiprocessors, hidden):
+        properties = SimpleNamespace(shared_memory_per_block_optin=232448, multi_processor_count=multiprocessors)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        return lstm_cuda.units_on_chip.__wrapped__(hidden, 16, torch.device("cuda"))
+
+    assert units(132, 256) == 32  # 8 blocks in a group
+    assert units(132, 670) == 32  # 21: four groups that lack one block each hold 80 of 132
+    assert units(132, 1024) == 0  # 64 blocks of 16 units: three groups that lack one hold 189
+    assert units(32, 256) == 32  # 4 * 7 = 28 of 32
+    assert units(20, 256) == 0  # 28 of 20
+
+
+def test_kernels_get_what_lies_in_one_piece_where_wide_reads_may_begin():
+    numbers = torch.arange(40, dtype=torch.bfloat16)
+    for view in (numbers[1:33], numbers[:32].view(4, 8).T, numbers[8:]):
+        (laid_out,) = lstm_cuda._laid_out(view)
+        assert torch.equal(laid_out, view)
+        assert laid_out.is_contiguous()
+        assert laid_out.data_ptr() % 16 == 0
+    assert lstm_cuda._laid_out(numbers)[0] is numbers

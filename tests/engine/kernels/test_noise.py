@@ -338,6 +338,20 @@ def check_kernels(device, counts, part_size):
             assert agree(drawn, plain_numbers(generator, count, part_size)), (generator, count)
 
 
+def check_the_end_of_the_words(device):
+    """An attempt in the tail that begins with the last word reads nothing behind it, where no memory need be."""
+    layers = numpy_layers()
+    tables = [torch.from_numpy(one).to(device) for one in (layers.units, layers.limits, layers.heights)]
+    drawn = []
+    for behind in (1 << 61, 1 << 62):
+        words = torch.full((256,), (1 << 30) << 9 | 5)  # numbers of layer 5
+        words[127], words[128:] = -512, behind  # -512: the largest whole number, of layer 0
+        numbers = torch.full((128,), torch.nan, dtype=torch.float64, device=device)
+        noise.noise_triton.numbers_from(words[:128].view(1, 128).to(device), *tables, numbers, PART)
+        drawn.append(numbers.tolist())
+    assert drawn[0] == drawn[1]
+
+
 @needs_gpu
 @pytest.mark.parametrize("part_size", [1000, PART])
 def test_kernels_draw_what_a_core_draws(part_size):
@@ -357,7 +371,11 @@ def test_noise_on_a_gpu_is_that_of_the_seed_and_drawn_beside_other_work():
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_kernels_draw_what_a_core_draws_in_tritons_interpreter():
-    code = "import torch, test_noise; test_noise.check_kernels(torch.device('cpu'), [2001], 1500)"
+    code = """if True:
+        import torch, test_noise
+        test_noise.check_kernels(torch.device('cpu'), [2001], 1500)
+        test_noise.check_the_end_of_the_words(torch.device('cpu'))
+    """
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[2]), *sys.path]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)

@@ -42,7 +42,7 @@ def compilations(monkeypatch):
         made.append(self)
         return graph.forward
 
-    monkeypatch.setattr(program_cache.Program, "_inductor", as_it_is)
+    monkeypatch.setattr(program_cache.Compilation, "_inductor", as_it_is)
     program_cache.forget_programs()
     yield made
     program_cache.forget_programs()
@@ -50,13 +50,22 @@ def compilations(monkeypatch):
 
 def after_a_step(loss=pull, weight=0.0, scale=1.0, users=2, width=2, kept=True):
     """The users' weights after one step at rate 1 from `weight`, on examples that are all 1."""
-    step = StackStep(WorkingModel(Scaled(weight, scale)), loss, LocalSGD(1.0, width))
+    step = compiled_step(Scaled(weight, scale), loss, width, kept)
+    return weights_after(step, weight, users, width)
+
+
+def compiled_step(module, loss=pull, width=2, kept=True):
+    step = StackStep(WorkingModel(module), loss, LocalSGD(1.0, width))
     step.per_example = True
+    return CompiledStep(step, kept=kept)
+
+
+def weights_after(step, weight=0.0, users=2, width=2):
     stack = [torch.full((users, 1, 1), weight)]
     keys = torch.zeros(users, 0, 2, dtype=torch.int32)
     batch = {"x": torch.ones(users, width)}
     arguments = stack, keys, batch, torch.ones(users, width, dtype=torch.bool), torch.ones(users)
-    CompiledStep(step, kept=kept)(arguments, {})
+    step(arguments, {})
     return stack[0].flatten().tolist()
 
 
@@ -86,3 +95,18 @@ def test_few_programs_are_kept_and_the_one_used_last_stays(compilations, monkeyp
     assert len(compilations) == 3
     after_a_step(scale=2.0)
     assert len(compilations) == 4
+
+
+def test_trainings_that_share_a_program_read_their_own_untrained_weights(compilations):
+    modules = [Scaled(0.0, 1.0) for _ in range(3)]
+    for module in modules:  # a parameter is not copied: the engine reads the caller's memory
+        module.scale = nn.Parameter(module.scale, requires_grad=False)
+    first, second = (compiled_step(module) for module in modules[:2])
+    assert weights_after(first) == weights_after(second) == [3.0, 3.0]
+    with torch.no_grad():
+        modules[1].scale.mul_(2.0)  # as when adapters are merged into their base
+    assert weights_after(first) == [3.0, 3.0]
+    assert weights_after(compiled_step(modules[2])) == [3.0, 3.0]
+    assert len(compilations) == 1
+    assert weights_after(compiled_step(modules[1])) == [6.0, 6.0]
+    assert len(compilations) == 2

@@ -25,22 +25,23 @@ class CudaError(RuntimeError):
 class CudaKernel:
     """One kernel on one device; see `cuda_kernel`."""
 
-    def __init__(self, function: ctypes.c_void_p, shared_bytes: int) -> None:
-        self._function, self._shared_bytes = function, shared_bytes
+    def __init__(self, function: ctypes.c_void_p, shared_bytes: int, device: int) -> None:
+        self._function, self._shared_bytes, self._device = function, shared_bytes, device
         _driver("cuFuncSetAttribute", function, ctypes.c_int(_MOST_SHARED), ctypes.c_int(shared_bytes))
 
     def __call__(self, blocks: int, threads: int, arguments: Sequence[Tensor | int]) -> None:
-        """Launch on the current stream. Tensors are handed over as pointers and must live until the kernel has run."""
+        """Launch on its device's stream. Tensors are given as pointers: they must live until the kernel has run."""
         values = [
             ctypes.c_void_p(one.data_ptr()) if isinstance(one, Tensor) else ctypes.c_int(one) for one in arguments
         ]
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         one = ctypes.c_uint(1)
-        _driver(
-            "cuLaunchKernel", self._function, ctypes.c_uint(blocks), one, one, ctypes.c_uint(threads), one, one,
-            ctypes.c_uint(self._shared_bytes), stream, pointers, None,
-        )  # fmt: skip
+        with torch.cuda.device(self._device):  # its context, also where another device is the current one
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            _driver(
+                "cuLaunchKernel", self._function, ctypes.c_uint(blocks), one, one, ctypes.c_uint(threads), one, one,
+                ctypes.c_uint(self._shared_bytes), stream, pointers, None,
+            )  # fmt: skip
 
 
 def cuda_kernel(
@@ -63,7 +64,7 @@ def _kernel(
     image = _compiled(path, constants, f"sm_{major}{minor}")
     _driver("cuModuleLoadData", ctypes.byref(module), image)
     _driver("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
-    return CudaKernel(function, shared_bytes)
+    return CudaKernel(function, shared_bytes, device)
 
 
 @cache

@@ -6,6 +6,8 @@
 //
 // Blocks take their place by a ticket, in the order in which they start. When a block runs, all blocks with lower
 // tickets have started, so that only the group that started last can be incomplete: groups never wait for each other.
+// That group gets its last blocks when others have ended, if incomplete groups of all launches at once, one each, leave a
+// multiprocessor free: `units_on_chip` sees to that.
 //
 // Constants from the caller: HIDDEN (even), UNITS (a multiple of 8), ROWS (8 or 16: sequences in a group).
 

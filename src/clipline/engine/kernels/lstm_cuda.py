@@ -17,16 +17,20 @@ _SOURCE = Path(__file__).with_name("lstm.cu")
 _THREADS = 256
 _FORWARD_PARTS, _BACKWARD_PARTS = 4, 8  # as in the source
 _UNITS = (32, 16)  # of a block of threads; 64 are no faster for 2 to 100 users (hidden size 256, H200)
+# Launches that may run at once: a training has two streams, and a process perhaps two trainings. Each holds at most one
+# group that has not started in whole; if these could fill the GPU, they would wait for each other without end.
+_AT_ONCE = 4
 
 
 def lstm_forward(gate_inputs: Tensor, weight: Tensor, active: Tensor, units: int) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, activated gates, cells; see `stacked_lstm`."""
     users, time, batch, width = gate_inputs.shape
     hidden, rows = width // 4, _rows(batch)
-    gate_inputs, active = gate_inputs.contiguous(), active.contiguous()
-    weight = weight.to(gate_inputs.dtype).contiguous()
+    gate_inputs, active, weight = _laid_out(gate_inputs, active.bool(), weight.to(gate_inputs.dtype))
     outputs, gates = gate_inputs.new_empty(users, time, batch, hidden), torch.empty_like(gate_inputs)
     cells = torch.empty_like(outputs, dtype=torch.float32)
+    if not cells.numel():
+        return outputs, gates, cells
     groups = users * -(-batch // rows)
     exchange, sync = _shared_by_blocks(groups, rows, hidden, gate_inputs)
     kernel = _kernels(hidden, units, rows, gate_inputs.device)[0]
@@ -39,9 +43,10 @@ def lstm_backward(grad: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, ac
     """The gradient with respect to `gate_inputs`."""
     users, time, batch, hidden = cells.shape
     rows = _rows(batch)
-    grad, gates, cells, active = (tensor.contiguous() for tensor in (grad, gates, cells, active))
-    weight = weight.to(gates.dtype).contiguous()
+    grad, gates, cells, active, weight = _laid_out(grad, gates, cells, active.bool(), weight.to(gates.dtype))
     grad_gate_inputs = torch.empty_like(gates)
+    if not cells.numel():
+        return grad_gate_inputs
     groups = users * -(-batch // rows)
     exchange, sync = _shared_by_blocks(groups, rows, 4 * hidden, gates)
     kernel = _kernels(hidden, units, rows, gates.device)[1]
@@ -55,8 +60,14 @@ def units_on_chip(hidden: int, batch: int, device: torch.device) -> int:
     """How many units a block of threads keeps on chip; 0 if this device or size cannot."""
     if torch.cuda.get_device_capability(device) < (8, 0) or hidden % 2:
         return 0
-    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 1024  # type: ignore[attr-defined]
-    fitting = [units for units in _UNITS if max(_shared_bytes(hidden, units, _rows(batch))) <= room]
+    properties = torch.cuda.get_device_properties(device)
+    room = properties.shared_memory_per_block_optin - 1024  # type: ignore[attr-defined]
+    most = properties.multi_processor_count // _AT_ONCE  # blocks of a group: each may take a multiprocessor
+    fitting = [
+        units
+        for units in _UNITS
+        if max(_shared_bytes(hidden, units, _rows(batch))) <= room and -(-hidden // units) <= most
+    ]
     for units in fitting[:1]:
         try:
             _kernels(hidden, units, _rows(batch), device)
@@ -93,6 +104,12 @@ def _stride(depth: int) -> int:
 def _rows(batch: int) -> int:
     """Sequences of a user that share a group of blocks."""
     return 8 if batch <= 8 else 16
+
+
+def _laid_out(*tensors: Tensor) -> list[Tensor]:
+    """Contiguous, and at addresses from which 16 bytes can be read at once: a view may begin anywhere."""
+    contiguous = [tensor.contiguous() for tensor in tensors]
+    return [tensor.clone() if tensor.data_ptr() % 16 else tensor for tensor in contiguous]
 
 
 def _shared_by_blocks(groups: int, rows: int, depth: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -229,7 +229,8 @@ def _place(
         in_tail = wanted & (span > 1) & ((word & 255) == 0)
         if tl.max(in_tail.to(tl.int32), axis=0) > 0:
             last = words + row * SEGMENT + place + span - 2  # the pair of words that was accepted
-            beyond = tail + -1.0 / tail * tl.log(1.0 - _uniform(last, in_tail))
+            ended = place + span - 2 >= segments * SEGMENT  # with the words of the row; no such number is wanted
+            beyond = tail + -1.0 / tail * tl.log(1.0 - _uniform(last, in_tail & ~ended))
             value = tl.where(in_tail, tl.where(((word >> 17) & 1) == 1, -beyond, beyond), value)
         where = part * part_size + target
         tl.store(numbers + where, value, mask=wanted & (where < total))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ _MOST = 32  # programs; the one that was not used for longest goes first
 
 
 @dataclass(eq=False)
-class Program:
+class Compilation:
     """A compiled graph. `versions` counts compilations: more are made where one does not serve all numbers of users."""
 
     graph: GraphModule
@@ -36,10 +36,18 @@ class Program:
 
     def __post_init__(self) -> None:
         self._run = torch.no_grad()(torch.compile(self.graph, backend=self._inductor))
+        self._reads: Mapping[str, Tensor] = {}
+        self._lock = threading.Lock()
 
-    def __call__(self, *given: Any) -> None:
-        """Run it; the first call compiles."""
-        self._run(*given)
+    def __call__(self, constants: Mapping[str, Tensor], *given: Any) -> None:
+        """Run it with these constants, which are as those of the graph; the first call compiles."""
+        with self._lock:  # no other training puts its own in between
+            if self._reads is not constants:
+                for name, constant in constants.items():
+                    above, _, last = name.rpartition(".")
+                    setattr(_attribute(self.graph, above), last, constant)
+                self._reads = constants
+            self._run(*given)
 
     def _inductor(self, graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         self.versions += 1
@@ -48,25 +56,45 @@ class Program:
         return cast("Callable[..., Any]", compile_fx(graph, inputs))
 
 
-_programs: OrderedDict[str, Program] = OrderedDict()
+class Program:
+    """A graph of one training. It shares the compilation with others, but reads and holds its own constants.
+
+    Those of another training are its caller's, who may change them, and CUDA graphs read them where they are in memory.
+    """
+
+    def __init__(self, graph: GraphModule, compilation: Compilation | None = None) -> None:
+        self._constants = _constants(graph)
+        self._compilation = compilation or Compilation(graph)
+
+    @property
+    def versions(self) -> int:
+        """How often it was compiled."""
+        return self._compilation.versions
+
+    def __call__(self, *given: Any) -> None:
+        """Run it; the first call compiles, unless another training has done so."""
+        self._compilation(self._constants, *given)
+
+
+_compilations: OrderedDict[str, Compilation] = OrderedDict()
 _lock = threading.Lock()
 
 
 def kept_program(graph: GraphModule, arguments: Sequence[Any]) -> Program:
-    """The program of this graph, from an earlier training of this process if there is one."""
+    """The program of this graph, compiled by an earlier training of this process if there was one."""
     key = fingerprint(graph, arguments)
     with _lock:
-        program = _programs.pop(key, None) or Program(graph)
-        _programs[key] = program
-        while len(_programs) > _MOST:
-            _programs.popitem(last=False)
-    return program
+        compilation = _compilations.pop(key, None) or Compilation(graph)
+        _compilations[key] = compilation
+        while len(_compilations) > _MOST:
+            _compilations.popitem(last=False)
+    return Program(graph, compilation)
 
 
 def forget_programs() -> None:
     """Drop all of them, and the memory that their constants hold."""
     with _lock:
-        _programs.clear()
+        _compilations.clear()
 
 
 def fingerprint(graph: GraphModule, arguments: Sequence[Any]) -> str:
@@ -97,6 +125,6 @@ def _constants(graph: GraphModule) -> dict[str, Tensor]:
 
 def _attribute(graph: GraphModule, name: str) -> Any:
     value: Any = graph
-    for part in name.split("."):
+    for part in filter(None, name.split(".")):
         value = getattr(value, part)
     return value
