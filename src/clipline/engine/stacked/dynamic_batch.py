@@ -46,7 +46,7 @@ def traced(
     pairs = list(zip(graph.nodes, programs[1].graph.nodes, strict=True))
     inputs = _inputs(graph)
     with graph.inserting_after(inputs[-1]):
-        users = graph.call_method("size", (inputs[0], 0))
+        users = graph.call_function(torch.ops.aten.sym_size.int, (inputs[0], 0))
     for node, other in pairs:
         if node.op != other.op or node.target != other.target:
             raise ValueError(f"the step takes another course for another number of users ({node.format_node()})")
