@@ -12,8 +12,8 @@ from ..settings import check_declared, declared
 class FastParts:
     """Which fast parts are used. Turning one off changes the time, and results by rounding alone.
 
-    `compile_c` and `keep_freed_memory` are off unless asked for, as they reach beyond the training: one runs the system's C compiler, the
-    other changes how the whole process allocates memory.
+    `compile_c` and `keep_freed_memory` are off unless asked for, as they reach beyond the training: one runs the
+    system's C compiler, the other changes how the whole process allocates memory.
     """
 
     compiled_steps: bool = True  # on a GPU: one compiled program, replayed as CUDA graphs; off: vmap, step by step

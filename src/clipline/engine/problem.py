@@ -122,6 +122,7 @@ class Problem:
         """The same problem for all the runs of `others`, in their order."""
         shared = copy.copy(self)
         shared.runs = [run for other in others for run in other.runs]
+        shared.notices = Notices([other.notices for other in others])
         return shared
 
     @contextmanager

@@ -127,6 +127,7 @@ class Run:
             for callback in self._callbacks:
                 callback.on_start(self._training, self._state)
                 on_error.callback(callback.close)
+            on_error.enter_context(self._training.problem.notices.heard_by(self._waits))
             self._closing = on_error.pop_all()
         return self
 
@@ -190,6 +191,11 @@ class Run:
         for callback in self._callbacks:
             callback.on_end(result)
         return result
+
+    def _waits(self, reason: str | None) -> None:
+        """Somebody compiles, say; None when that is over."""
+        for callback in self._callbacks:
+            callback.on_wait(reason)
 
     def _measured(self, last: bool) -> list[Future[Metrics]]:
         """What callbacks measure of the state, begun in the background."""

@@ -10,8 +10,8 @@ from clipline import LocalSGD, Population
 from clipline.engine.batches import Steps
 from clipline.engine.problem import LocalRun
 from clipline.engine.programs import inductor
-from clipline.engine.stacked import step, stragglers
 from clipline.engine.programs.program_cache import forget_programs
+from clipline.engine.stacked import step, stragglers
 from clipline.engine.stacked.step import CompiledStep, graph_width
 from clipline.engine.stacked.trainer import Stacked
 from clipline.streams import Streams

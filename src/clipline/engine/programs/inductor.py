@@ -12,7 +12,10 @@ Held equal by: tests/engine/programs/test_inductor.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -74,7 +77,8 @@ class Compiled:
 def compiled(graph: GraphModule, inputs: Sequence[Tensor], by_user: int) -> Version:
     """The graph as machine code. The first axis of the first `by_user` inputs counts users, and may vary."""
     try:
-        return _compiled(graph, inputs, by_user)
+        with _quietly():
+            return _compiled(graph, inputs, by_user)
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception:  # another torch may have changed what it calls private
@@ -88,17 +92,19 @@ def _compiled(graph: GraphModule, inputs: Sequence[Tensor], by_user: int) -> Com
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-    shapes: Any = ShapeEnv()  # type: ignore[no-untyped-call]
+    shapes: Any = ShapeEnv()
     fake = FakeTensorMode(shape_env=shapes)
     like = []
     for place, tensor in enumerate(inputs):
         axes = [DimDynamic.STATIC] * tensor.ndim
         if place < by_user:
             axes[0] = DimDynamic.DUCK  # one symbol for all of them: they have as many users
-        context: Any = StatelessSymbolicContext(axes)  # type: ignore[arg-type]
+        context: Any = StatelessSymbolicContext(axes)
         source = ConstantSource(f"input_{place}")
         like.append(fake.from_tensor(tensor.detach(), source=source, symbolic_context=context))
-    with torch.no_grad(), tracing(TracingContext(fake)):
+    # A hit in a cache of torch's own would not tell for which numbers of users the program was compiled.
+    fresh = torch.compiler.config.patch(cache_key_tag=uuid.uuid4().hex)  # type: ignore[attr-defined]
+    with torch.no_grad(), fresh, tracing(TracingContext(fake)):
         artifact: Any = standalone_compile(
             graph,
             cast("list[Any]", like),
@@ -109,20 +115,26 @@ def _compiled(graph: GraphModule, inputs: Sequence[Tensor], by_user: int) -> Com
         )
     users: Any = like[0].shape[0]
     exact = users if isinstance(users, int) else users.node.maybe_as_int()
-    if exact is not None:
-        condition = f"{_USERS} == {exact}"
-    else:
-        condition = shapes.produce_guards_expression([users]) or "True"
+    varies = shapes.produce_guards_expression([users]) or "True" if exact is None else ""
     if shapes.deferred_runtime_asserts:
         raise ValueError("the graph has sizes that only its data decide")
-    return Compiled(artifact, condition, artifact.serialize())
+    return Compiled(artifact, varies or f"{_USERS} == {exact}", artifact.serialize())
 
 
 def loaded(condition: str, stored: bytes) -> Compiled:
     """What another process has compiled. Runs code from `stored`: give it what this user's process has written."""
-    from torch._inductor.standalone_compile import AOTCompiledArtifact
+    with _quietly():
+        from torch._inductor.standalone_compile import AOTCompiledArtifact
 
-    return Compiled(AOTCompiledArtifact.deserialize(stored), condition, stored)
+        return Compiled(AOTCompiledArtifact.deserialize(stored), condition, stored)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Within, torch does not warn of what it uses itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 class ThroughDynamo:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 Listener = Callable[[str | None], None]  # why training waits, in words; None when it goes on
@@ -17,8 +17,9 @@ class Notices:
 
     _seconds_a_node = _SECONDS_A_NODE  # as measured last in this process
 
-    def __init__(self) -> None:
-        self._listeners: list[Listener] = []
+    def __init__(self, others: Sequence[Notices] = ()) -> None:
+        """`others` are told too: those of runs that train side by side."""
+        self._listeners: list[Listener] = [other.tell for other in others]
 
     @contextmanager
     def heard_by(self, listener: Listener) -> Iterator[None]:
@@ -34,14 +35,15 @@ class Notices:
         """Around the compilation of a graph of so many operations."""
         expected = nodes * Notices._seconds_a_node
         about = next((seconds for seconds in _ROUNDED if seconds >= expected), _ROUNDED[-1])
-        self._tell(f"compiling, about {about} s, once")
+        self.tell(f"compiling, about {about} s, once")
         begun = time.perf_counter()
         try:
             yield
             Notices._seconds_a_node = (time.perf_counter() - begun) / max(1, nodes)
         finally:
-            self._tell(None)
+            self.tell(None)
 
-    def _tell(self, reason: str | None) -> None:
+    def tell(self, reason: str | None) -> None:
+        """Say why training waits, or with None that it goes on."""
         for listener in list(self._listeners):
             listener(reason)

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -215,11 +215,10 @@ def _code_versions() -> list[str]:
     """Versions of everything that writes the program, but for the settings of torch's compiler."""
     from ... import __version__
 
-    triton = "none"
-    if find_spec("triton") is not None:
-        import triton as module
-
-        triton = getattr(module, "__version__", "unknown")
+    try:
+        triton = metadata.version("triton")
+    except metadata.PackageNotFoundError:  # it is there on NVIDIA GPUs alone
+        triton = "none"
     own = hashlib.sha256()
     folder = Path(__file__).parents[1]
     for path in sorted(folder.rglob("*.py")):

@@ -35,8 +35,8 @@ def cache_folder() -> Path:
     own = os.environ.get("CLIPLINE_CACHE_DIR")
     if own:
         return Path(own).absolute() / "programs"
-    shared = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(shared) if os.path.isabs(shared) else Path.home() / ".cache") / "clipline" / "programs"
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (shared if shared.is_absolute() else Path.home() / ".cache") / "clipline" / "programs"
 
 
 class ProgramFiles:
@@ -81,10 +81,10 @@ class ProgramFiles:
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(_MARK + _checksum(name, program) + program)
-                os.replace(partial, self._path(name))
+                Path(partial).replace(self._path(name))
             except BaseException:
                 with suppress(OSError):
-                    os.unlink(partial)
+                    Path(partial).unlink()
                 raise
             self._shrink()
         except OSError as error:

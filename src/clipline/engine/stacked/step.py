@@ -26,8 +26,8 @@ from ..working_model import WorkingModel
 from .dynamic_batch import copied, traced
 from .vmap_layers import StackSafe
 
-# Calls before a graph is captured. Capture forbids allocation: compiler and cuBLAS initialise before. And it costs as much
-# as a few calls, so a number of users that comes seldom is never captured.
+# Calls before a graph is captured. Capture forbids allocation: compiler and cuBLAS initialise before. And it costs as
+# much as a few calls, so a number of users that comes seldom is never captured.
 _WARM_UP = 2
 _MOST_GRAPHS = 64  # of one recording: if more numbers of users come, they run uncaptured
 _VERSIONS = 2  # compilations: with more, a program is taken to be specialised to one number of users
@@ -173,21 +173,21 @@ class CompiledStep:
     def __call__(self, arguments: Arguments, copies: Mapping[int, Tensor]) -> None:
         """Run the step; see `StackStep` for the arguments. `copies` are casts as chosen by `self.copies`."""
         self.prepare(arguments, copies)
-        assert self._compiled is not None
-        given = (*arguments, list(copies.values()))
-        if self._has_run or self._compiled is not self._program:
-            self._compiled(*given)
+        compiled, given = self._compiled, (*arguments, list(copies.values()))
+        assert compiled is not None
+        if self._has_run:
+            compiled(*given)
             return
         try:
-            self._compiled(*given)
+            compiled(*given)
         except Exception as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
+            if compiled is not self._program or isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
-            self._run_as_written(error)
-            self._compiled(*given)
+            self._run_as_written(error)(*given)
         self._has_run = True
 
-    def _run_as_written(self, error: Exception) -> None:
+    def _run_as_written(self, error: Exception) -> Callable[..., None]:
+        """Leave compiling, and say why."""
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         slow = f"the step of many users cannot be compiled ({reason}); it runs as it is written, which is slower"
         warnings.warn(slow, SlowEngineWarning, stacklevel=3)
@@ -196,6 +196,7 @@ class CompiledStep:
             self.step(*given[:-1])
 
         self._compiled = as_written
+        return as_written
 
 
 class GraphedStep:
