@@ -187,7 +187,7 @@ def _write_report(path: Path) -> Path | None:
 
 def _must_be_same(task: Task, settings: TrainSettings) -> dict[str, Any]:
     """What a resumed run must agree in, beyond what the training itself knows: options of the task and its code."""
-    free = ("workers", "data", "unprivate_timing", "seed", "stored_programs")
+    free = ("workers", "data", "unprivate_timing", "seed")
     return {**{name: value for name, value in asdict(settings).items() if name not in free}, "code": task.code}
 
 
