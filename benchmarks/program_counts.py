@@ -77,7 +77,9 @@ def main() -> None:
     text = recording.table(header, rows)
     print(text)
     if wanted.record:
-        about = f"`{recording.command_line()}`, {recording.machine('cpu')}. Cohorts of {wanted.cohort_size} of real users"
+        about = (
+            f"`{recording.command_line()}`, {recording.machine('cpu')}. Cohorts of {wanted.cohort_size} of real users"
+        )
         recording.record("Programs and recordings on real users", f"{about}, {wanted.rounds} rounds.\n\n{text}")
 
 

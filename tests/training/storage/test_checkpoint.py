@@ -144,4 +144,3 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path):
     with pytest.raises(Exception, match=r"No such file|os error"):
         writer.write(state)
     writer.close()
-

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.fx import GraphModule
 
 from ...federated.local_sgd import Batch, LocalTraining, Loss, LossOf, takes_reference
 from ..local_optimisers import LocalOptimiser
 from ..programs.program_cache import BoundProgram, Programs
 from ..working_model import WorkingModel
-from .dynamic_batch import copied, traced
+from .dynamic_batch import copied, traced, traced_once
 from .vmap_layers import StackSafe
 
 # Calls before a graph is captured. Capture forbids allocation: compiler and cuBLAS initialise before. And it costs as
@@ -130,6 +131,7 @@ class CompiledStep:
         self._program: BoundProgram | None = None
         self._compiled: Callable[..., Any] | None = None  # the program, or the step itself if it cannot be compiled
         self._copies: dict[int, torch.dtype] | None = None
+        self._once: GraphModule | None = None  # the step as it was traced to choose the copies
         self._has_run = False
         self.recordable = True  # until a recording fails
 
@@ -153,7 +155,8 @@ class CompiledStep:
             self._copies = {}
             if torch.is_autocast_enabled(arguments[0][0].device.type):
                 with suppress(Exception):  # an error is reported when the step is called
-                    self._copies = copied(self.step, arguments)
+                    self._once = traced_once(self.step, arguments)
+                    self._copies = copied(self._once, len(arguments[0]))
         return self._copies
 
     def prepare(self, arguments: Arguments, copies: Mapping[int, Tensor]) -> None:
@@ -162,7 +165,8 @@ class CompiledStep:
             return
         given = (*arguments, list(copies.values()))
         try:
-            program = self.programs.program(traced(self.step, arguments, copies), given)
+            once, self._once = self._once, None
+            program = self.programs.program(traced(self.step, arguments, copies, once), given)
             program.prepare(*given)
             self._program = self._compiled = program
         except Exception as error:
