@@ -5,7 +5,10 @@ import pytest
 from rich.console import Console
 from samples import ROOT, small_training
 
+from clipline.engine.parallel.single import SingleProcess
 from clipline.engine.programs.notices import Notices
+from clipline.engine.programs.program_cache import forget_programs
+from clipline.engine.stacked.trainer import Stacked
 from clipline.training import progress
 from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate
@@ -168,6 +171,27 @@ def test_compiling_is_said_on_a_terminal_until_it_is_done(clock, terminal):
     shown._live.refresh()
     shown.close()
     assert "compiling" not in terminal.getvalue()
+
+
+class Told(Callback):
+    def __init__(self):
+        self.heard = []
+
+    def on_wait(self, reason):
+        self.heard.append(reason)
+
+
+def test_a_run_whose_steps_are_compiled_tells_its_callbacks_and_counts_its_programs(uncompiled):
+    made, told = training(), Told()
+    assert made.programs.programs == 0  # one by one
+    forget_programs()
+    made.trainer = Stacked(made.one_by_one, 20, block_size=60, compiled=True)
+    made.backend = SingleProcess(made.trainer)
+    made.run([told])
+    assert (made.programs.programs, made.programs.compiled) == (1, 1)
+    assert [reason is None for reason in told.heard] == [False, True]
+    made.problem.notices.tell("compiling")  # the run has ended
+    assert len(told.heard) == 2
 
 
 def test_all_runs_side_by_side_are_told_that_somebody_compiles(clock):
