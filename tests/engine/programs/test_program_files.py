@@ -35,6 +35,12 @@ def test_where_programs_are_stored(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "clipline" / "programs"
 
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("pathlib.Path.home", homeless)
+    assert cache_folder() is None
+
 
 @pytest.mark.parametrize(
     "spoil",

@@ -121,6 +121,21 @@ def test_a_program_that_serves_some_numbers_of_users_is_run_for_no_other(folder,
         assert (programs.counts.compiled, programs.counts.loaded) == (compiled, loaded)
 
 
+def test_where_the_compiler_cannot_be_called_directly_torch_compile_is_and_nothing_is_stored(folder, monkeypatch):
+    def fails(*given):
+        raise AttributeError("module 'torch._inductor' has no attribute 'standalone_compile'")
+
+    marked = []
+    monkeypatch.setattr(inductor, "_compiled", fails)
+    monkeypatch.setattr(torch, "compile", lambda graph, backend: graph)
+    monkeypatch.setattr(torch._dynamo, "maybe_mark_dynamic", lambda tensor, axis: marked.append(tuple(tensor.shape)))
+    programs, results = taken(2.0)
+    assert results == [written(step(2.0), users) for users in (3, 7)]
+    assert marked == [(3, 4), (3,), (7, 4), (7,)]  # the constant is none of them
+    assert programs.counts.compiled == 1
+    assert not folder.exists()
+
+
 def broken(condition, stored):
     """A program that loads and cannot be run."""
 

@@ -86,7 +86,8 @@ class Programs:
     def __init__(self, *, kept: bool = True, stored: bool = False, notices: Notices | None = None) -> None:
         self.counts = ProgramCounts()
         self._keep = kept
-        self._files = ProgramFiles(cache_folder()) if stored else None
+        folder = cache_folder() if stored else None
+        self._files = None if folder is None else ProgramFiles(folder)
         self._notices = Notices() if notices is None else notices
 
     def program(self, graph: GraphModule, arguments: Sequence[Any]) -> BoundProgram:

@@ -30,13 +30,16 @@ class ProgramCacheWarning(UserWarning):
     """Compiled programs cannot be stored or read; training goes on and compiles."""
 
 
-def cache_folder() -> Path:
-    """Where programs are stored: below CLIPLINE_CACHE_DIR, or clipline in XDG_CACHE_HOME or ~/.cache."""
+def cache_folder() -> Path | None:
+    """Where programs are stored: below CLIPLINE_CACHE_DIR, or clipline in XDG_CACHE_HOME or ~/.cache; None: nowhere."""
     own = os.environ.get("CLIPLINE_CACHE_DIR")
     if own:
         return Path(own).absolute() / "programs"
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (shared if shared.is_absolute() else Path.home() / ".cache") / "clipline" / "programs"
+    try:
+        return (shared if shared.is_absolute() else Path.home() / ".cache") / "clipline" / "programs"
+    except RuntimeError:  # a user without a home, as in some containers
+        return None
 
 
 class ProgramFiles:
