@@ -12,7 +12,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import pytest
 import torch
-from samples import ROOT, load_script
+from samples import ROOT, Uncompiled, load_script
 
 from clipline.training.curves import draw_curves
 
@@ -20,6 +20,18 @@ from clipline.training.curves import draw_curves
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _programs_of_the_tests_alone(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test reads or writes compiled programs where the user keeps them; neither do the programs that tests start."""
+    os.environ["CLIPLINE_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are traced but not compiled."""
+    monkeypatch.setattr("clipline.engine.programs.inductor.compiled", Uncompiled)
 
 
 @pytest.fixture

@@ -46,8 +46,7 @@ def test_a_run_is_the_same_with_a_part_turned_over(name, engine):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_users_with_many_steps_train_the_same_with_the_others_or_beside_them(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)
+def test_users_with_many_steps_train_the_same_with_the_others_or_beside_them(uncompiled):
     users, rows = np.arange(16), []
     for apart in (True, False):
         torch.manual_seed(0)

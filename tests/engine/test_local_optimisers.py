@@ -11,8 +11,8 @@ from torch import nn
 from clipline import LocalAdam, LocalSGD, Population
 from clipline.engine.local_optimisers import LocalOptimiser
 from clipline.engine.problem import LocalRun
+from clipline.engine.programs.program_cache import fingerprint
 from clipline.engine.stacked.dynamic_batch import traced
-from clipline.engine.stacked.program_cache import fingerprint
 from clipline.engine.stacked.step import StackStep
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.working_model import WorkingModel

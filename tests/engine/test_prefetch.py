@@ -205,9 +205,8 @@ def test_every_round_trains_the_cohort_that_was_drawn_for_it_once(source):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("clip", [QuantileClip(), FixedClip(0.5)])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_run_is_what_its_rounds_are_one_at_a_time_without_anything_ahead(monkeypatch, clip, compiled):
+def test_a_run_is_what_its_rounds_are_one_at_a_time_without_anything_ahead(uncompiled, clip, compiled):
     """From the parameters that the server has just made, and clipped by the clip that the round before has made."""
-    monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)
 
     def made():
         training = small_training(clip=clip, noise_multiplier=0.3)

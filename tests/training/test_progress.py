@@ -5,6 +5,10 @@ import pytest
 from rich.console import Console
 from samples import ROOT, small_training
 
+from clipline.engine.parallel.single import SingleProcess
+from clipline.engine.programs.notices import Notices
+from clipline.engine.programs.program_cache import forget_programs
+from clipline.engine.stacked.trainer import Stacked
 from clipline.training import progress
 from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate
@@ -127,3 +131,82 @@ def test_a_real_kernel_has_one_bar_that_is_updated_and_stores_no_speed():
     assert "&lt;accuracy&gt; 0.250" in bar.data["text/html"]
     assert bar.data["text/plain"].startswith("round 4/4  <accuracy> 0.250  clip 0.")
     assert "rounds/s" not in str(bar.data)
+
+
+class Compiles(Callback):
+    """Makes the engine compile for `seconds` of a clock, once, when the second round has released."""
+
+    def __init__(self, clock, seconds):
+        self.clock, self.seconds = clock, seconds
+
+    def on_start(self, training, state):
+        self.notices = training.problem.notices
+
+    def on_release(self, state):
+        self.clock[0] += 1.0  # a round takes a second
+        if state.round_index == 2:
+            with self.notices.compiling(375):  # operations, at 0.04 s each
+                self.clock[0] += self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """What the clock of the progress shows, in seconds; nothing has been compiled yet in this process."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(Notices, "_seconds_a_node", 0.04)
+    return now
+
+
+def test_compiling_is_said_in_a_line_and_is_no_part_of_the_speed(clock, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_QUIET_SECONDS", -1.0)
+    training().run([Compiles(clock, 100.0), Progress()])
+    lines = capsys.readouterr().err.splitlines()
+    (waiting,) = [line for line in lines if "compiling" in line]
+    assert re.fullmatch(r"round [012]/5  compiling, about 15 s, once", waiting)
+    speeds = [re.search(r"([\d.]+) rounds/s", line).group(1) for line in lines if "clip" in line]
+    assert len(speeds) == 5
+    assert speeds[-1] == "1.0"
+
+
+def test_compiling_is_said_on_a_terminal_until_it_is_done(clock, terminal):
+    shown = progress._display(0, 5)
+    shown.wait("compiling, about 15 s, once")
+    shown._live.refresh()
+    assert "compiling, about 15 s, once" in terminal.getvalue()
+    terminal.truncate(0)
+    shown.wait(None)
+    shown._live.refresh()
+    shown.close()
+    assert "compiling" not in terminal.getvalue()
+
+
+class Told(Callback):
+    def __init__(self):
+        self.heard = []
+
+    def on_wait(self, reason):
+        self.heard.append(reason)
+
+
+def test_a_run_whose_steps_are_compiled_tells_its_callbacks_and_counts_its_programs(uncompiled):
+    made, told = training(), Told()
+    assert made.programs.programs == 0  # one by one
+    forget_programs()
+    made.trainer = Stacked(made.one_by_one, 20, block_size=60, compiled=True)
+    made.backend = SingleProcess(made.trainer)
+    made.run([told])
+    assert (made.programs.programs, made.programs.compiled) == (1, 1)
+    assert [reason is None for reason in told.heard] == [False, True]
+    made.problem.notices.tell("compiling")  # the run has ended
+    assert len(told.heard) == 2
+
+
+def test_all_runs_side_by_side_are_told_that_somebody_compiles(clock):
+    first, second = training(), training()
+    heard = []
+    shared = first.problem.side_by_side([first.problem, second.problem])
+    with first.problem.notices.heard_by(heard.append), second.problem.notices.heard_by(heard.append):
+        shared.notices.tell("compiling")
+    shared.notices.tell("compiling")
+    assert heard == ["compiling", "compiling"]

@@ -14,14 +14,15 @@ from ..synonyms import refuses_unknown_keywords
 class FastParts:
     """Which fast parts are used. Turning one off changes the time, and results by rounding alone.
 
-    The last two are off unless asked for, as they reach beyond the training: one runs the system's C compiler, the
-    other changes how the whole process allocates memory.
+    `compile_c` and `keep_freed_memory` are off unless asked for, as they reach beyond the training: one runs the
+    system's C compiler, the other changes how the whole process allocates memory.
     """
 
     compiled_steps: bool = True  # on a GPU: one compiled program, replayed as CUDA graphs; off: vmap, step by step
     kept_programs: bool = (
         True  # on a GPU: a program that was compiled in this process serves every training of its shape
     )
+    stored_programs: bool = declared("stored_programs")  # on a GPU: later processes load what one has compiled
     straggler_streams: bool = True  # on a GPU: users with many more steps run on a stream beside the others
     single_step: bool = True  # on CPU cores: users of one example share the round's weights, see docs/example_level.md
     prefetch: bool = True  # the next round's cohort and noise are drawn while this one ends

@@ -26,6 +26,7 @@ from .isolation.generators import preserve_generators, preserve_torch_generators
 from .isolation.guard import Isolation
 from .isolation.made_up_data import check_trial_batch
 from .precision import Precision, precision_context
+from .programs.notices import Notices
 from .sparse.row_fields import RowFields, check_row_fields
 from .working_model import WorkingModel
 
@@ -91,6 +92,7 @@ class Problem:
             )
         self.examples = Examples(population, self.device, self.model.vector.dtype)
         self.isolation = Isolation(self.model.module, loss, self.model.trainable, self.model.shared)
+        self.notices = Notices()  # who is told that training waits for a compiler
         self.draws_globally = False  # whether the model was seen to draw from torch's global generator
         fields = population.fields
         self.trial_batch: Mapping[str, NDArray[Any]] | None = (
@@ -124,6 +126,7 @@ class Problem:
         """The same problem for all the runs of `others`, in their order."""
         shared = copy.copy(self)
         shared.runs = [run for other in others for run in other.runs]
+        shared.notices = Notices([other.notices for other in others])
         return shared
 
     @contextmanager

@@ -29,6 +29,12 @@ class Callback:
     def on_start(self, training: Training, state: TrainState) -> None:
         """Before the first round of this call; `state` is what it begins from. An error here stops the run."""
 
+    def on_wait(self, reason: str | None) -> None:
+        """Training waits for something that is done once: "compiling, about 15 s, once". None: it goes on.
+
+        Which users are drawn may decide when: the guarantee does not cover it, as it does not cover times.
+        """
+
     def on_release(self, state: TrainState) -> None:
         """As soon as a round has released, before the new state is measured or shown: to write its event down."""
 

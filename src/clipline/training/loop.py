@@ -22,6 +22,7 @@ from ..federated.local_sgd import users_own
 from ..federated.mechanism import Release
 from ..federated.round import Algorithm, TrainState
 from ..privacy.guarantee import Guarantee
+from ..privacy.ledger import Ledger
 from .callbacks import Callback
 from .reports import Metrics, ReportQueue, Waiting
 from .result import Stopped, TrainResult
@@ -137,6 +138,7 @@ class Run:
         self._round: Generator[CohortRequest, ClippedSum, tuple[TrainState, Release]] | None = None
         self._request: CohortRequest | None = None
         self._begun = 0.0
+        self._account: tuple[Ledger, BegunAccount] | None = None  # of the round that is on its way
         self._accounting = ThreadPoolExecutor(1, thread_name_prefix="clipline-accounting")
 
     def __enter__(self) -> Run:
@@ -146,6 +148,7 @@ class Run:
             for callback in self._callbacks:
                 callback.on_start(self._training, self._state)
                 on_error.callback(callback.close)
+            on_error.enter_context(self._training.problem.notices.heard_by(self._waits))
             self._closing = on_error.pop_all()
         return self
 
@@ -170,6 +173,7 @@ class Run:
             self._stopped = "interrupted"
             return None
         self._begun = time.perf_counter()
+        self._account_ahead()
         self._round = self._training.algorithm.round(self._state, self._draws)
         wanted, store = next(self._round), self._training.personal
         personal = None if store is None else store.request(wanted.round_index, wanted.cohort.users)
@@ -192,8 +196,8 @@ class Run:
             callback.on_release(state)
         metrics = self._measured(last=state.round_index == self._until)
         account = self._training.accounting(state.ledger)
-        if any(callback.reads_guarantee for callback in self._callbacks):  # begin at once, beside the next round
-            account = BegunAccount(self._accounting.submit(account), account)
+        if self._account is not None and self._account[0] == state.ledger:
+            account = self._account[1]
         seconds = time.perf_counter() - self._begun
         self._reports.put(Waiting(state, release, clip, seconds, metrics, account))
         if store is not None:
@@ -214,6 +218,21 @@ class Run:
         for callback in self._callbacks:
             callback.on_end(result)
         return result
+
+    def _account_ahead(self) -> None:
+        """Begin to account for the round that begins, beside its training, if a callback reads the guarantee.
+
+        What it is going to release is known before: every round is the same event.
+        """
+        if any(callback.reads_guarantee for callback in self._callbacks):
+            ledger = self._state.ledger.add(self._training.algorithm.event)
+            account = self._training.accounting(ledger)
+            self._account = ledger, BegunAccount(self._accounting.submit(account), account)
+
+    def _waits(self, reason: str | None) -> None:
+        """Somebody compiles, say; None when that is over."""
+        for callback in self._callbacks:
+            callback.on_wait(reason)
 
     def _measured(self, last: bool) -> list[Future[Metrics]]:
         """What callbacks measure of the state, begun in the background."""

@@ -31,8 +31,8 @@ class Progress(Callback):
     run ends speed and time left are taken out of it, as notebooks are stored. Elsewhere, as in a log file, a line is
     printed for every round that was evaluated, or after each tenth of the rounds where none is (and a second at least);
     every ten seconds; and for the last round. `metric` names the one to show, from the first round on; left out, all
-    metrics of the last evaluation are shown. Speed and time left depend on which users are drawn: the guarantee does
-    not cover them.
+    metrics of the last evaluation are shown. While a program is compiled that is said instead of the speed, of which
+    compiling is no part. Speed and time left depend on which users are drawn: the guarantee does not cover them.
     """
 
     def __init__(self, metric: str | None = None) -> None:
@@ -44,8 +44,18 @@ class Progress(Callback):
         """Begin to count at the round that comes next."""
         self._rounds, self._first = training.rounds, state.round_index
         self._begun = time.perf_counter()
+        self._waits_since: float | None = None
         self._metrics = {}
         self._display = _display(self._first, self._rounds)
+
+    def on_wait(self, reason: str | None) -> None:
+        """Say that training waits; the time does not count when the speed is worked out."""
+        now = time.perf_counter()
+        if self._waits_since is not None:
+            self._begun += now - self._waits_since
+        self._waits_since = None if reason is None else now
+        if self._display is not None:
+            self._display.wait(reason)
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:
         """Show one finished round."""
@@ -78,6 +88,9 @@ class _Display(Protocol):
     def show(self, done: int, numbers: str, speed: str, *, measured: bool) -> None:
         """So many rounds are done; `measured` is whether the last one was evaluated."""
 
+    def wait(self, reason: str | None) -> None:
+        """The next round waits for this; None: it goes on."""
+
     def close(self) -> None:
         """No more rounds come."""
 
@@ -87,7 +100,7 @@ def _display(done: int, rounds: int) -> _Display:
     if _in_notebook():
         return _Notebook(done, rounds)
     console = Console(stderr=True, highlight=False)
-    return _Terminal(console, done, rounds) if console.is_terminal else _Lines(rounds)
+    return _Terminal(console, done, rounds) if console.is_terminal else _Lines(done, rounds)
 
 
 def _in_notebook() -> bool:
@@ -116,6 +129,9 @@ class _Terminal:
         self._bar.update(self._task, completed=done, speed=speed)
         self._live.update(Group(self._bar, numbers))
 
+    def wait(self, reason: str | None) -> None:
+        self._bar.update(self._task, speed=reason or "")
+
     def close(self) -> None:
         self._live.stop()
 
@@ -134,6 +150,9 @@ class _Notebook:
             self._shown = time.perf_counter()
             self._handle.update(self._bundle(done, numbers, speed), raw=True)
 
+    def wait(self, reason: str | None) -> None:
+        self._handle.update(self._bundle(*self._last, reason or ""), raw=True)
+
     def close(self) -> None:
         """Without the speed: what is stored with the notebook tells nothing of how long rounds took."""
         self._handle.update(self._bundle(*self._last, ""), raw=True)
@@ -151,18 +170,22 @@ class _Notebook:
 class _Lines:
     """Plain lines, for logs."""
 
-    def __init__(self, rounds: int) -> None:
-        self._rounds, self._printed = rounds, time.perf_counter()
+    def __init__(self, done: int, rounds: int) -> None:
+        self._rounds, self._printed, self._done = rounds, time.perf_counter(), done
         self._measures = False  # whether any round was evaluated so far
         self._pending = ""  # the last round, if it has no line yet
 
     def show(self, done: int, numbers: str, speed: str, *, measured: bool) -> None:
-        self._measures = self._measures or measured
+        self._done, self._measures = done, self._measures or measured
         self._pending = f"round {done}/{self._rounds}  {numbers}  {speed}"
         tenth = not self._measures and done * 10 // self._rounds > (done - 1) * 10 // self._rounds
         silent = time.perf_counter() - self._printed
         if measured or silent > _QUIET_SECONDS or (tenth and silent > _TENTH_SECONDS):
             self._print()
+
+    def wait(self, reason: str | None) -> None:
+        if reason is not None:
+            print(f"round {self._done}/{self._rounds}  {reason}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """The last round has a line, wherever the run ended."""

@@ -19,6 +19,8 @@ from ..engine.parallel.choose import choose_backend
 from ..engine.parallel.torchrun import TorchrunBackend, from_rank_0
 from ..engine.personal import PersonalStore
 from ..engine.problem import Problem
+from ..engine.programs.program_cache import ProgramCounts
+from ..engine.stacked.trainer import Stacked
 from ..engine.working_model import check_module, uncompiled
 from ..errors import refuse
 from ..federated.clip_controllers import ClipController, QuantileClip
@@ -187,6 +189,11 @@ class Training:
     def engine(self) -> str:
         """How users train, in words: stacked or one by one, and why. On a GPU it may change while users train."""
         return self.trainer.in_words
+
+    @property
+    def programs(self) -> ProgramCounts:
+        """How many programs and recordings a GPU's steps have taken so far: compiled, loaded, recorded. Else zeros."""
+        return self.trainer.programs if isinstance(self.trainer, Stacked) else ProgramCounts()
 
     @property
     def workers(self) -> int:

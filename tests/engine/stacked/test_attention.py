@@ -87,8 +87,7 @@ def test_with_gradient_checkpointing_users_train_one_by_one_to_the_same_update()
 
 @needs_adapters
 @pytest.mark.filterwarnings("ignore")  # of torch's own tracing
-def test_the_program_that_a_gpu_compiles_is_the_same_step(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)
+def test_the_program_that_a_gpu_compiles_is_the_same_step(uncompiled):
     plain = one_by_one(with_lora(base("qwen2")), causal_lm_loss, texts(), LocalSGD(0.5, batch_size=2), Streams(0))
     stack = Stacked(plain, 6, compiled=True)
     expected = rows_of(plain, USERS)

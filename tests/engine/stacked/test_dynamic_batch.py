@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clipline.engine.stacked.dynamic_batch import copied, traced
+from clipline.engine.stacked.dynamic_batch import copied, traced, traced_once
 
 
 def halved(stack, rates):
@@ -57,8 +57,11 @@ def rounding(stack, inputs):
 def test_a_copy_that_a_step_would_make_anew_is_kept_and_renewed():
     generator = torch.Generator().manual_seed(1)
     arguments = ([torch.zeros(2, 5) for _ in range(4)], torch.zeros(2, 5))
-    assert copied(rounding, arguments) == {0: torch.bfloat16}
-    program = traced(rounding, arguments, {0: torch.zeros(2, 5, dtype=torch.bfloat16)})
+    once = traced_once(rounding, arguments)
+    assert copied(once, 4) == {0: torch.bfloat16}
+    copies = {0: torch.zeros(2, 5, dtype=torch.bfloat16)}
+    program = traced(rounding, arguments, copies, once)
+    assert program.code == traced(rounding, arguments, copies).code
     ours = [torch.randn(3, 5, generator=generator) for _ in range(4)]
     expected = [piece.clone() for piece in ours]
     copy = ours[0].bfloat16()
@@ -101,7 +104,7 @@ def swapping(stack):
 @pytest.mark.filterwarnings("ignore")
 def test_copies_are_renewed_when_all_pieces_have_moved():
     arguments = ([torch.zeros(2, 5) for _ in range(2)],)
-    assert list(copied(swapping, arguments)) == [0, 1]
+    assert list(copied(traced_once(swapping, arguments), 2)) == [0, 1]
     program = traced(swapping, arguments, {piece: torch.zeros(2, 5, dtype=torch.bfloat16) for piece in range(2)})
     ours = [torch.randn(3, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
     expected, copies = [piece.clone() for piece in ours], [piece.bfloat16() for piece in ours]
@@ -111,18 +114,3 @@ def test_copies_are_renewed_when_all_pieces_have_moved():
         for one, other, copy in zip(ours, expected, copies, strict=True):
             assert torch.equal(one, other)
             assert torch.equal(copy, one.bfloat16())
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_program_reads_weights_that_are_not_trained_where_they_are_through_tensors_of_its_own():
-    frozen = torch.nn.Parameter(torch.tensor([1.0, 2.0]), requires_grad=False)
-    beside = torch.tensor([10.0, 20.0])
-    program = traced(
-        lambda stack, rates: stack[0].sub_(frozen * rates.view(-1, 1) + beside), ([torch.zeros(3, 2)], torch.ones(3))
-    )
-    own = [*program.parameters(), *program.buffers(), *(one for one in vars(program).values() if torch.is_tensor(one))]
-    assert {one.data_ptr() for one in own} == {frozen.data_ptr(), beside.data_ptr()}
-    assert not any(one is frozen or one is beside for one in own)
-    stack = torch.zeros(1, 2)
-    program([stack], torch.full((1,), 3.0), [])
-    assert stack.tolist() == [[-13.0, -26.0]]

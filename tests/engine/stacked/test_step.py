@@ -92,9 +92,7 @@ def compare(plain, recorded, tolerance):
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own tracing
-def test_a_traced_step_equals_the_plain_step_with_idle_places_in_the_block(monkeypatch):
-    monkeypatch.setattr(program, "_WARM_UP", 10**9)  # nothing is recorded: that takes a GPU
-    monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)
+def test_a_traced_step_equals_the_plain_step_with_idle_places_in_the_block(uncompiled):
     compare(*stacks("cpu"), 1e-5)
 
 
@@ -117,35 +115,21 @@ def test_a_recorded_step_on_a_gpu_is_near_one_by_one_on_a_processor_core():
     assert (error <= 1e-3 * expected.norm(dim=1)).all()  # dropout too is the same
 
 
-def test_a_recorded_program_keeps_the_type_of_the_model():
+def test_a_recorded_program_keeps_the_type_of_the_model(uncompiled):
     model, population = nn.Linear(6, 3).double(), population_of([6, 3, 9])
     plain = one_by_one(model, cross_entropies, population, LocalSGD(0.3, batch_size=4), Streams(0))
     stack = Stacked(plain, 3, compiled=True)
-    like = plain.problem.examples.gather(np.zeros((3, 4), np.int64))
+    like = plain.problem.examples.gather(np.zeros((3, 1, 4), np.int64))
     first = [stack.problem.model.initial.new_zeros(3, *shape) for shape in stack._shapes.values()]
     recording = GraphedStep(CompiledStep(stack._step), first, like, users=3, steps=1, width=4)
     assert {piece.dtype for piece in recording.stack} == {torch.float64}
     assert recording.rates.dtype == torch.float64
 
 
-class Compiled:
-    """A program that runs the step as it is, in place of one that is traced and compiled, which takes seconds."""
-
-    versions = 1
-
-    def __init__(self, step, given):
-        self.step = step
-
-    def __call__(self, *given):
-        self.step(*given[:-1])
-
-
-def test_a_step_that_cannot_be_recorded_runs_without_and_says_so_once(monkeypatch):
+def test_a_step_that_cannot_be_recorded_runs_without_and_says_so_once(uncompiled, monkeypatch):
     def fails(self, users):
         raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture\nmore")
 
-    monkeypatch.setattr(program, "traced", lambda step, arguments, copies: step)
-    monkeypatch.setattr(program, "kept_program", Compiled)
     monkeypatch.setattr(GraphedStep, "_capturing", property(lambda self: True))  # as on a GPU
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(GraphedStep, "_captured", fails)

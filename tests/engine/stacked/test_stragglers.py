@@ -3,26 +3,21 @@
 import numpy as np
 import pytest
 import torch
-from samples import Mixed, cross_entropies, linear_model, one_by_one, population_of, request, rows_of
+from samples import Mixed, Uncompiled, cross_entropies, linear_model, one_by_one, population_of, request, rows_of
 from torch import nn
 
 from clipline import LocalSGD, Population
 from clipline.engine.batches import Steps
 from clipline.engine.problem import LocalRun
+from clipline.engine.programs import inductor
+from clipline.engine.programs.program_cache import forget_programs
 from clipline.engine.stacked import step, stragglers
-from clipline.engine.stacked.program_cache import forget_programs
 from clipline.engine.stacked.step import CompiledStep, graph_width
 from clipline.engine.stacked.trainer import Stacked
 from clipline.streams import Streams
 
 SIZES = [3, 60, 5, 4, 0, 6, 33, 2, 5, 12, 1, 4, 3, 13, 5, 2]
 USERS = np.arange(len(SIZES))
-
-
-@pytest.fixture
-def uncompiled(monkeypatch):
-    """Programs are traced but neither compiled nor recorded: that takes minutes, or a GPU."""
-    monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)
 
 
 def engine(sizes=SIZES, model=None):
@@ -95,18 +90,21 @@ def test_numbers_of_users_that_are_recorded():
 @pytest.mark.filterwarnings("ignore")
 def test_a_program_that_the_compiler_ties_to_one_number_of_users_is_kept_to_one(monkeypatch):
     """As library convolutions do: the users are their groups."""
-    widths = []
+    widths, tied = [], False
 
-    def compiles_anew(traced, backend):
-        def run(stack, *rest):
-            if len(rest[0]) not in widths:
-                backend.__self__.versions += 1
-            widths.append(len(rest[0]))
-            return traced(stack, *rest)
+    class Tied(Uncompiled):
+        def __init__(self, graph, inputs, by_user):
+            super().__init__(graph, inputs, by_user)
+            self.users, self.one_number = len(inputs[0]), tied
 
-        return run
+        def serves(self, users):
+            return users == self.users or not tied
 
-    monkeypatch.setattr(torch, "compile", compiles_anew)
+        def __call__(self, inputs):
+            widths.append(len(inputs[0]))
+            super().__call__(inputs)
+
+    monkeypatch.setattr(inductor, "compiled", Tied)
     forget_programs()
     plain = engine([9, 7, 3, 1, 1, 1], linear_model(16))
     stack = Stacked(plain, 6, block_size=6, compiled=True)
@@ -115,8 +113,11 @@ def test_a_program_that_the_compiler_ties_to_one_number_of_users_is_kept_to_one(
     torch.testing.assert_close(rows_of(stack, np.arange(6)), expected, rtol=1e-11, atol=1e-12)
     assert widths == [6, 2, 2]
     widths.clear()
-    monkeypatch.setattr(step, "_VERSIONS", 1)
+    tied = True
+    forget_programs()
+    stack = Stacked(plain, 6, block_size=6, compiled=True)
     torch.testing.assert_close(rows_of(stack, np.arange(6), 0), expected, rtol=1e-11, atol=1e-12)
+    assert stack.programs.compiled == 1
     assert widths == [6, 6, 6]
     assert not next(iter(stack._stragglers._programs.values())).any_width
     assert CompiledStep(stack._step).any_width
@@ -203,9 +204,7 @@ def test_a_block_of_users_without_examples_may_be_the_first(uncompiled):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_former_users_left_in_a_recorded_block_reaches_nobody(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)
-
+def test_what_former_users_left_in_a_recorded_block_reaches_nobody(uncompiled):
     def rounds(poison):
         population = population_of([6, 2, 3])
         fields = {name: field.copy() for name, field in population.fields.items()}

@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -8,7 +10,8 @@ from clipline import QuantileClip, ServerAdam, ServerSGD, ServerYogi, Training
 from clipline.errors import ModuleError, RunError
 from clipline.training.callbacks import Callback
 from clipline.training.options import Privacy
-from clipline.training.storage.checkpoint import load_checkpoint, save_checkpoint, save_model
+from clipline.training.storage import checkpoint
+from clipline.training.storage.checkpoint import CheckpointWriter, load_checkpoint, save_checkpoint, save_model
 
 
 @pytest.mark.parametrize("server", [ServerSGD(0.5), ServerAdam(0.1), ServerYogi(0.1)])
@@ -87,3 +90,57 @@ def test_a_model_with_more_than_tensors_in_its_state_is_refused_as_nothing_is_pi
 
     with pytest.raises(ModuleError, match="'_extra_state' of the model's state_dict is a dict but must be a tensor"):
         save_model(tmp_path / "m.safetensors", Extra(2, 1), {})
+
+
+def states(count):
+    """The first states of a run."""
+    kept = []
+
+    class Keep(Callback):
+        def on_round(self, report, state):
+            kept.append(state)
+
+    training = Training(
+        linear(), cross_entropies, small_population(), rounds=count, cohort_size=20, local=LOCAL, seed=3,
+        privacy=Privacy(noise_multiplier=0.4),
+    )  # fmt: skip
+    training.run([Keep()])
+    return kept
+
+
+def test_a_checkpoint_is_written_beside_the_rounds_and_the_newest_comes_next(tmp_path, monkeypatch):
+    path, begun, go_on, written = tmp_path / "c", threading.Event(), threading.Event(), []
+    write = checkpoint._write
+
+    def slowly(path, tensors, metadata):
+        begun.set()
+        assert go_on.wait(20)
+        write(path, tensors, metadata)
+        written.append(int(metadata["round_index"]))
+
+    monkeypatch.setattr(checkpoint, "_write", slowly)
+    first, second, third = states(3)
+    writer = CheckpointWriter(path)
+    writer.write(first)
+    assert begun.wait(20)
+    writer.write(second)  # returns, though nothing is written yet
+    writer.write(third)
+    assert not path.exists()
+    go_on.set()
+    writer.flush()
+    assert written == [1, 3]
+    assert torch.equal(load_checkpoint(path).params, third.params)
+    writer.write(first)
+    writer.close()  # waits too
+    assert load_checkpoint(path).round_index == 1
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path):
+    (state,) = states(1)
+    writer = CheckpointWriter(tmp_path / "missing" / "c")
+    writer.write(state)
+    with pytest.raises(Exception, match=r"No such file|os error"):
+        writer.flush()
+    with pytest.raises(Exception, match=r"No such file|os error"):
+        writer.write(state)
+    writer.close()

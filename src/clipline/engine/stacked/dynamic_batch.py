@@ -28,16 +28,25 @@ _USERS = (13, 17)  # two numbers of users that are unlikely to be other constant
 
 
 def traced(
-    step: Callable[..., None], arguments: tuple[Any, ...], copies: Mapping[int, torch.Tensor] | None = None
+    step: Callable[..., None],
+    arguments: tuple[Any, ...],
+    copies: Mapping[int, torch.Tensor] | None = None,
+    first: GraphModule | None = None,
 ) -> GraphModule:
     """The step as a graph with arguments (stack, ..., copies); the first axis of every tensor counts users.
 
     It updates the stack in place. Of `arguments` only shapes and types are used: the step is traced on zeros. `copies`
     are casts of some pieces of the stack, as chosen by `copied`: the graph uses them where the step would cast the
-    piece, and refreshes them when the piece has been updated.
+    piece, and refreshes them when the piece has been updated. `first` is what `traced_once` gave, which is used up.
     """
     copies = copies or {}
-    programs = [_trace(step, (*arguments, list(copies.values())), users) for users in _USERS]
+    few, more = _USERS
+    second = _trace(step, (*arguments, list(copies.values())), more)
+    if first is None:
+        first = _trace(step, (*arguments, list(copies.values())), few)
+    else:
+        _add_inputs(first, second)
+    programs = [first, second]
     for program in programs:
         inputs = _inputs(program.graph)
         for piece, cached in zip(copies, inputs[len(inputs) - len(copies) :], strict=True):
@@ -46,7 +55,7 @@ def traced(
     pairs = list(zip(graph.nodes, programs[1].graph.nodes, strict=True))
     inputs = _inputs(graph)
     with graph.inserting_after(inputs[-1]):
-        users = graph.call_method("size", (inputs[0], 0))
+        users = graph.call_function(torch.ops.aten.sym_size.int, (inputs[0], 0))
     for node, other in pairs:
         if node.op != other.op or node.target != other.target:
             raise ValueError(f"the step takes another course for another number of users ({node.format_node()})")
@@ -55,28 +64,29 @@ def traced(
             node.kwargs = _generalise(node.kwargs, other.kwargs, node, users)
     graph.lint()
     programs[0].recompile()
-    _alias_constants(programs[0])
     return programs[0]
 
 
-def _alias_constants(program: GraphModule) -> None:
-    """Let the program read its constants, weights that are not trained say, through tensors of its own.
-
-    The compiler leaves notes on the tensors that it meets, and those of a model may not change while users train.
-    """
-    for name, tensor in [*program.named_parameters(recurse=False), *program.named_buffers(recurse=False)]:
-        delattr(program, name)
-        program.register_buffer(name, tensor.detach(), persistent=False)
-    for name, value in list(vars(program).items()):
-        if isinstance(value, torch.Tensor):
-            setattr(program, name, value.detach())
+def traced_once(step: Callable[..., None], arguments: tuple[Any, ...]) -> GraphModule:
+    """The step for one number of users and without copies: to be looked at by `copied`, and then for `traced`."""
+    return _trace(step, (*arguments, []), _USERS[0])
 
 
-def copied(step: Callable[..., None], arguments: tuple[Any, ...]) -> dict[int, torch.dtype]:
-    """The pieces of the stack that the step uses only through one cast to another type, and that type."""
-    inputs = _inputs(_trace(step, (*arguments, []), _USERS[0]).graph)[: len(arguments[0])]
+def copied(once: GraphModule, pieces: int) -> dict[int, torch.dtype]:
+    """Of the first `pieces` inputs, those that the step uses only through one cast to another type, and that type."""
+    inputs = _inputs(once.graph)[:pieces]
     found = {piece: _cast_and_update(node) for piece, node in enumerate(inputs)}
     return {piece: cast("torch.dtype", both[0].kwargs["dtype"]) for piece, both in found.items() if both is not None}
+
+
+def _add_inputs(program: GraphModule, like: GraphModule) -> None:
+    """Give the program the inputs that the other one has after its own, unused."""
+    ours, theirs = _inputs(program.graph), _inputs(like.graph)
+    last = ours[-1]
+    for other in theirs[len(ours) :]:
+        with program.graph.inserting_after(last):
+            last = program.graph.placeholder(other.name)
+    program.graph.set_codegen(like.graph._codegen)  # which takes the arguments apart
 
 
 def _inputs(graph: Graph) -> list[Node]:

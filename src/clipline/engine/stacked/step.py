@@ -8,6 +8,7 @@ Buys: emnist_cr on an H200 in bfloat16: 87.8 ms a round eager, 17.1 compiled and
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
-from torch.utils._pytree import tree_leaves
+from torch.fx import GraphModule
 
 from ...federated.local_sgd import Batch, LocalTraining, Loss, LossOf, takes_reference
 from ..local_optimisers import LocalOptimiser
+from ..programs.program_cache import BoundProgram, Programs
 from ..working_model import WorkingModel
-from .dynamic_batch import copied, traced
-from .program_cache import Program, kept_program
+from .dynamic_batch import copied, traced, traced_once
 from .vmap_layers import StackSafe
 
-_WARM_UP = 1  # eager calls before graph capture, which forbids allocation: compiler and cuBLAS initialise in them
+# Calls before a graph is captured. Capture forbids allocation: compiler and cuBLAS initialise before. And it costs as
+# much as a few calls, so a number of users that comes seldom is never captured.
+_WARM_UP = 2
+_MOST_GRAPHS = 64  # of one recording: if more numbers of users come, they run uncaptured
 _VERSIONS = 2  # compilations: with more, a program is taken to be specialised to one number of users
 _FINE_WIDTHS = 32  # graph widths: multiples of 2 up to 32 users, of 4 up to 64, of 8 up to 128, and so on
 
@@ -120,17 +124,19 @@ class StackStep:
 class CompiledStep:
     """A `StackStep`, traced and compiled on the first call, for any number of users."""
 
-    def __init__(self, step: StackStep, *, kept: bool = True, compiled: bool = True) -> None:
-        """`kept`: share the compiled program with other trainings of this process that compute the same.
+    def __init__(self, step: StackStep, programs: Programs | None = None, *, compiled: bool = True) -> None:
+        """`programs`: where the compiled program comes from, if it has been made before.
 
         Without `compiled` it runs as written: where compiling takes longer than it saves.
         """
         self.step = step
-        self._kept = kept
-        self._program: Program | None = None
-        # The program, or the step itself if it cannot be compiled; None before the first call.
+        self.programs = Programs() if programs is None else programs
+        self._program: BoundProgram | None = None
+        # The program, or the step itself if it is not to be or cannot be compiled; None before it is prepared.
         self._compiled: Callable[..., Any] | None = None if compiled else self._as_written
         self._copies: dict[int, torch.dtype] | None = None
+        self._once: GraphModule | None = None  # the step as it was traced to choose the copies
+        self._has_run = False
         self.recordable = True  # until a recording fails
 
     @property
@@ -142,7 +148,10 @@ class CompiledStep:
     @property
     def any_width(self) -> bool:
         """Whether one compiled program has served every number of users so far; if not, always run whole blocks."""
-        return self._program is None or self._program.versions <= _VERSIONS
+        if self._program is None:
+            return True
+        program = self._program.program
+        return program.any_number and program.versions <= _VERSIONS
 
     def copies(self, arguments: Arguments) -> dict[int, torch.dtype]:
         """The pieces of the stack whose cast is kept from step to step, and the type: each step would cast again."""
@@ -150,34 +159,48 @@ class CompiledStep:
             self._copies = {}
             if self._compiled is None and torch.is_autocast_enabled(arguments[0][0].device.type):
                 with suppress(Exception):  # an error is reported when the step is called
-                    self._copies = copied(self.step, arguments)
+                    self._once = traced_once(self.step, arguments)
+                    self._copies = copied(self._once, len(arguments[0]))
         return self._copies
 
-    def __call__(self, arguments: Arguments, copies: Mapping[int, Tensor]) -> None:
-        """Run the step; see `StackStep` for the arguments. `copies` are casts as chosen by `self.copies`."""
-        given = (*arguments, list(copies.values()))
-        if self._compiled == self._as_written:
-            self._as_written(*given)
-            return
-        for tensor in tree_leaves(given):
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    def prepare(self, arguments: Arguments, copies: Mapping[int, Tensor]) -> None:
+        """Trace and compile, or load what was compiled before; `arguments` are for as many users as come usually."""
         if self._compiled is not None:
-            self._compiled(*given)
             return
-        program: Callable[..., Any]
-        try:  # compilation happens in the first call
-            graph = traced(self.step, arguments, copies)
-            self._program = program = kept_program(graph, given) if self._kept else Program(graph)
-            program(*given)
+        given = (*arguments, list(copies.values()))
+        try:
+            once, self._once = self._once, None
+            program = self.programs.program(traced(self.step, arguments, copies, once), given)
+            program.prepare(*given)
+            self._program = self._compiled = program
         except Exception as error:
             if isinstance(error, torch.cuda.OutOfMemoryError):  # the step itself would need no less
                 raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            slow = f"the step of many users cannot be compiled ({reason}); it runs as it is written, which is slower"
-            warnings.warn(slow, SlowEngineWarning, stacklevel=2)
-            program = self._as_written
-            program(*given)
-        self._compiled = program
+            self._leave_compiling(error)
+
+    def __call__(self, arguments: Arguments, copies: Mapping[int, Tensor]) -> None:
+        """Run the step; see `StackStep` for the arguments. `copies` are casts as chosen by `self.copies`."""
+        self.prepare(arguments, copies)
+        compiled, given = self._compiled, (*arguments, list(copies.values()))
+        assert compiled is not None
+        if self._has_run:
+            compiled(*given)
+            return
+        try:
+            compiled(*given)
+        except Exception as error:
+            if compiled is not self._program or isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            self._leave_compiling(error)
+            self._as_written(*given)
+        self._has_run = True
+
+    def _leave_compiling(self, error: Exception) -> None:
+        """Run as written from now on, and say why."""
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        slow = f"the step of many users cannot be compiled ({reason}); it runs as it is written, which is slower"
+        warnings.warn(slow, SlowEngineWarning, stacklevel=3)
+        self._compiled = self._as_written
 
     def _as_written(self, *given: Any) -> None:
         self.step(*given[:-1])
@@ -210,17 +233,23 @@ class GraphedStep:
         self._pool: Any = None
         kept = program.copies(self._arguments(min(2, users)))
         self.copies = {piece: torch.zeros_like(self.stack[piece], dtype=dtype) for piece, dtype in kept.items()}
+        program.prepare(self._arguments(users), self.copies)
 
     def replay(self, active: int) -> None:
         """Run the next step of the first `active` users. The graph may be wider: users without a step do not change."""
         users = min(graph_width(active), len(self.rates)) if self._program.any_width else len(self.rates)
         if users not in self._graphs:
             self._calls[users] += 1
-            if self._calls[users] <= _WARM_UP or not self._capturing or not self._program.recordable:
+            seldom = self._calls[users] <= _WARM_UP or len(self._graphs) >= _MOST_GRAPHS
+            if seldom or not self._capturing or not self._program.recordable:
                 self._run(users)
                 return
             try:
-                self._graphs[users] = self._captured(users)
+                try:
+                    self._graphs[users] = self._captured(users)
+                except torch.cuda.OutOfMemoryError:  # memory that is kept for other uses is not freed while capturing
+                    torch.cuda.empty_cache()
+                    self._graphs[users] = self._captured(users)
             except Exception as error:  # nothing has run: capture only notes what is to be done
                 self._give_up_recording(error)
                 self._run(users)
@@ -232,12 +261,24 @@ class GraphedStep:
         return self.place.device.type == "cuda"
 
     def _captured(self, users: int) -> torch.cuda.CUDAGraph:
-        """The next step of the first `users` users as a CUDA graph, not run yet."""
+        """The next step of the first `users` users as a CUDA graph, not run yet.
+
+        Not by `torch.cuda.graph`, which waits for the device and empties the allocator's cache every time.
+        """
         self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.current_stream(self.place.device)
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            self._run(users)
+        collecting = gc.isenabled()
+        gc.disable()  # what a collection frees, an event say, would break the capture
+        try:
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                self._run(users)
+            finally:
+                graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+        self._program.programs.counts.recordings += 1
         return graph
 
     def _give_up_recording(self, error: Exception) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...federated.local_sgd import Batch
 from ..batches import Steps
+from ..programs.program_cache import Programs
 from .step import CompiledStep, GraphedStep, StackStep
 
 try:
@@ -40,10 +41,11 @@ class StragglerStreams:
         steps: int,
         width: int,
         apart: bool = True,
-        kept: bool = True,
+        programs: Programs | None = None,
         compiled: bool = True,
     ) -> None:
-        self._step, self._kept, self._compiled = step, kept, compiled
+        self._step, self._compiled = step, compiled
+        self.programs = Programs() if programs is None else programs
         self._capacities = (
             users,
             users // _STRAGGLER_PART if apart else 0,
@@ -73,7 +75,8 @@ class StragglerStreams:
         The parameters are in static buffers, which the next block overwrites: use them before.
         """
         groups = self._parted(steps)
-        graphed_steps = {group: self._graphed_step(group, first, examples) for group in groups}
+        # The rest first: programs are compiled for as many users as the first group has room for.
+        graphed_steps = {group: self._graphed_step(group, first, examples) for group in sorted(groups)}
         for group, users in groups.items():
             start_params = [piece if len(piece) == 1 else piece[users] for piece in first.values()]
             fields = {name: field[users] for name, field in examples.items()}
@@ -108,7 +111,7 @@ class StragglerStreams:
     def _graphed_step(self, group: int, first: dict[str, Tensor], examples: Batch) -> GraphedStep:
         shapes = tuple(piece.shape[1:] for piece in first.values())
         if shapes not in self._programs:
-            self._programs[shapes] = CompiledStep(self._step, kept=self._kept, compiled=self._compiled)
+            self._programs[shapes] = CompiledStep(self._step, self.programs, compiled=self._compiled)
         if (group, shapes) not in self._recordings:
             self._recordings[group, shapes] = GraphedStep(
                 self._programs[shapes],

@@ -26,6 +26,7 @@ from ..isolation.guard import IsolationError
 from ..one_by_one import OneByOne
 from ..precision import precision_context
 from ..problem import Problem
+from ..programs.program_cache import ProgramCounts, Programs
 from ..sparse.row_fields import RowUsage, build_updates, starting_params
 from ..updates import Updates
 from ..user_random import random_layer_keys
@@ -90,7 +91,9 @@ class Stacked:
                 steps=longest,
                 width=width,
                 apart=problem.fast.straggler_streams,
-                kept=problem.fast.kept_programs,
+                programs=Programs(
+                    kept=problem.fast.kept_programs, stored=problem.fast.stored_programs, notices=problem.notices
+                ),
                 compiled=found.operations <= _MOST_COMPILED,
             )
 
@@ -103,6 +106,11 @@ class Stacked:
         parts += ["one product over all users' rows where weights are frozen"] * frozen
         parts += [self.problem.model.attention] * bool(self.problem.model.attention)
         return "; ".join(parts) + self.reason
+
+    @property
+    def programs(self) -> ProgramCounts:
+        """What has been compiled and recorded so far."""
+        return ProgramCounts() if self._stragglers is None else self._stragglers.programs.counts
 
     def _check_agreement(self, plain: OneByOne) -> None:
         """Refuse a stack that would train wrongly. Where a GPU has no room or no plain step to compare with, say so."""

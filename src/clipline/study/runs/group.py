@@ -31,7 +31,17 @@ OF_DATA = (
     *("augment", "group_count", "padding_in_loss"),
 )
 # What else runs side by side must have in common.
-_OF_SHAPE = ("batch_size", "client_epochs", "max_examples", "device", "engine", "precision", "compile_c", "workers")
+_OF_SHAPE = (
+    "batch_size",
+    "client_epochs",
+    "max_examples",
+    "device",
+    "engine",
+    "precision",
+    "compile_c",
+    "stored_programs",
+    "workers",
+)
 
 _CPU_USERS, _GPU_USERS = 512, 2048  # users a round of all runs of a group: more gain nothing
 _MOST = 32  # runs in a group: all are lost together when a process is killed

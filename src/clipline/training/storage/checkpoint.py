@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from ...engine.personal import PersonalStore
 from ...errors import ModuleError, RunError, check_number, check_whole
@@ -35,6 +39,13 @@ def save_checkpoint(
     `circumstances` is whatever must be the same when the run goes on: a line each, `name = value` or `name: value`.
     With `personal` parameters those of this state are in it too, and the file is private.
     """
+    _write(path, *_contents(state, circumstances, personal))
+
+
+def _contents(
+    state: TrainState, circumstances: str, personal: PersonalStore | None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a checkpoint. States are never written to, so the tensors stay what they are."""
     runs = [{"count": count, "event": event.to_json()} for event, count in state.ledger.entries]
     tensors = {"params": state.params, **{f"server.{name}": value for name, value in state.server.items()}}
     if personal is not None:
@@ -49,9 +60,67 @@ def save_checkpoint(
         "ledger": json.dumps(runs),
         "circumstances": circumstances,
     }
-    partial = partial_path(path)
-    save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, partial, metadata)
-    partial.replace(path)
+    return tensors, metadata
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    unfinished = partial_path(path)
+    save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, unfinished, metadata)
+    unfinished.replace(path)
+
+
+class CheckpointWriter:
+    """Writes checkpoints in a thread, beside the rounds that follow. If one waits when the next comes, that one goes.
+
+    What cannot be written raises its error at the next `write` or `flush`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="clipline-checkpoint")
+        self._waiting: Callable[[], None] | None = None
+        self._busy: Future[None] | None = None  # until it has found nothing waiting
+
+    def write(self, state: TrainState, circumstances: str = "", personal: PersonalStore | None = None) -> None:
+        """Begin to write, as `save_checkpoint` does. The state may be of a GPU that is still at work on it."""
+        tensors, metadata = _contents(state, circumstances, personal)
+        device = state.params.device
+        ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+        with self._lock:
+            if self._busy is not None and self._busy.done():
+                self._busy.result()
+            self._waiting = partial(self._write, tensors, metadata, ready)
+            if self._busy is None:
+                self._busy = self._thread.submit(self._work)
+
+    def flush(self) -> None:
+        """Wait until everything is written."""
+        if (busy := self._busy) is not None:
+            busy.result()
+
+    def close(self) -> None:
+        """Write what waits, and end the thread."""
+        self._thread.shutdown(wait=True)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                write, self._waiting = self._waiting, None
+                if write is None:
+                    self._busy = None
+                    return
+            write()
+
+    def _write(self, tensors: Mapping[str, Tensor], metadata: dict[str, str], ready: torch.cuda.Event | None) -> None:
+        if ready is None:
+            _write(self._path, tensors, metadata)
+            return
+        device = next(iter(tensors.values())).device
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):  # a copy on the stream of the rounds would hold them up
+            stream.wait_event(ready)
+            _write(self._path, tensors, metadata)
 
 
 def partial_path(path: Path) -> Path:

@@ -20,7 +20,7 @@ from ...privacy.ledger import Ledger, ledger_line
 from ..callbacks import Callback
 from ..curves import draw_curves, quantile_of
 from ..reports import RoundReport, round_json
-from .checkpoint import load_checkpoint, load_personal, partial_path, save_checkpoint, save_model
+from .checkpoint import CheckpointWriter, load_checkpoint, load_personal, partial_path, save_checkpoint, save_model
 from .circumstances import Circumstances, describe, resolved, to_toml, where_it_ran
 from .directory_lock import DirectoryLock
 from .model_card import MODEL, card_metadata, card_of
@@ -46,8 +46,8 @@ class RunDirectory(Callback):
 
     A round's line of the ledger is written before anything else of it. To keep this true of other callbacks too,
     `Training.run` calls a run directory before them. A checkpoint comes after every round that was evaluated and every
-    `checkpoint_every` rounds; and after every round where the noise comes from the system, since such a round cannot
-    be run again with the same result.
+    `checkpoint_every` rounds, and is written while the next rounds train. Where the noise comes from the system it is
+    written after every round, before anything else, since such a round cannot be run again with the same result.
 
     `facts` (name -> text) are stored with the model and in the title of the figure; one called `measured_on` says whom
     the metrics are about. `metric` is the one to draw, the first if left out. `same` (name -> value) is what else must
@@ -79,6 +79,7 @@ class RunDirectory(Callback):
         self.charged = Ledger()  # everything that was ever written to ledger.jsonl
         self._lock = lock
         self._training: Training | None = None
+        self._checkpoints: CheckpointWriter | None = None
         self._reopened = False
 
     def on_start(self, training: Training, state: TrainState) -> None:
@@ -155,7 +156,10 @@ class RunDirectory(Callback):
         _append(self.path / METRICS, json.dumps(round_json(report, self.unprivate_timing)))
         due = bool(report.metrics) or state.round_index % self.checkpoint_every == 0
         if due or self._training.privacy.noise_source == "system":
-            save_checkpoint(self.path / CHECKPOINT, state, str(self._circumstances), self._training.personal)
+            assert self._checkpoints is not None
+            self._checkpoints.write(state, str(self._circumstances), self._training.personal)
+            if self._training.privacy.noise_source == "system":
+                self._checkpoints.flush()
 
     def on_end(self, result: TrainResult) -> None:
         """The model and the curves; the checkpoint stays only where there are rounds to resume.
@@ -164,6 +168,8 @@ class RunDirectory(Callback):
         has seen. The model's metadata have what `clipline.load` needs.
         """
         assert self._training is not None, "on_start comes first"
+        assert self._checkpoints is not None
+        self._checkpoints.flush()
         guarantee, facts = result.guarantee, self.facts or {}
         card = card_of(result, facts=facts, task=self.task)
         save_model(self.path / MODEL, result.model, {**facts, **card_metadata(card)})
@@ -188,10 +194,12 @@ class RunDirectory(Callback):
                 left.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let other processes use the folder. Nothing is written afterwards."""
+        """Let other processes use the folder, once the last checkpoint is written. Nothing is written afterwards."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
         if self._lock is not None:
             self._lock.close()
-        self._lock = self._training = None
+        self._lock = self._training = self._checkpoints = None
 
     def _take_lock(self) -> DirectoryLock:
         """The lock that was handed in, or a new one; not kept here, so that a refused run closes it for good."""
@@ -204,6 +212,7 @@ class RunDirectory(Callback):
         self._training, self._next_round, self._circumstances = training, state.round_index, circumstances
         self._reopened = False
         self._lock, self.charged = lock, charged
+        self._checkpoints = CheckpointWriter(self.path / CHECKPOINT)
 
     def _write_settings(self, training: Training) -> None:
         text = self.settings

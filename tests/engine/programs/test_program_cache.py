@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from samples import Uncompiled
 from torch import nn
 
 from clipline import LocalSGD
-from clipline.engine.stacked import program_cache
+from clipline.engine.programs import inductor, program_cache
+from clipline.engine.programs.notices import Notices
+from clipline.engine.programs.program_cache import Programs
 from clipline.engine.stacked.step import CompiledStep, StackStep
 from clipline.engine.working_model import WorkingModel
 
@@ -37,27 +40,26 @@ def compilations(monkeypatch):
     """The programs that were compiled, by a compiler that leaves a graph as it is."""
     made = []
 
-    def as_it_is(self, graph, inputs):
-        self.versions += 1
-        made.append(self)
-        return graph.forward
+    def as_it_is(*given):
+        made.append(Uncompiled(*given))
+        return made[-1]
 
-    monkeypatch.setattr(program_cache.Compilation, "_inductor", as_it_is)
+    monkeypatch.setattr(inductor, "compiled", as_it_is)
     program_cache.forget_programs()
     yield made
     program_cache.forget_programs()
 
 
-def after_a_step(loss=pull, weight=0.0, scale=1.0, users=2, width=2, kept=True):
+def after_a_step(loss=pull, weight=0.0, scale=1.0, users=2, width=2, programs=None):
     """The users' weights after one step at rate 1 from `weight`, on examples that are all 1."""
-    step = compiled_step(Scaled(weight, scale), loss, width, kept)
+    step = compiled_step(Scaled(weight, scale), loss, width, programs)
     return weights_after(step, weight, users, width)
 
 
-def compiled_step(module, loss=pull, width=2, kept=True):
+def compiled_step(module, loss=pull, width=2, programs=None):
     step = StackStep(WorkingModel(module), loss, LocalSGD(1.0, width))
     step.per_example = True
-    return CompiledStep(step, kept=kept)
+    return CompiledStep(step, programs)
 
 
 def weights_after(step, weight=0.0, users=2, width=2):
@@ -75,23 +77,52 @@ def test_a_second_training_of_the_same_shape_compiles_nothing_and_starts_from_it
     assert len(compilations) == 1
 
 
-def test_another_loss_another_width_or_another_untrained_weight_is_another_program(compilations):
+def test_another_loss_or_another_width_is_another_program(compilations):
     assert after_a_step() == [3.0, 3.0]
     assert after_a_step(loss=push) == [-3.0, -3.0]
     assert after_a_step(width=3) == [3.0, 3.0]
+    assert len(compilations) == 3
+
+
+def test_weights_that_are_not_trained_are_no_part_of_a_program_and_each_training_has_its_own(compilations):
     assert after_a_step(scale=2.0) == [6.0, 6.0]  # 0 - 2 * (2 * 0 - 3)
-    assert len(compilations) == 4
+    assert after_a_step(scale=4.0) == [12.0, 12.0]
+    (only,) = compilations
+    assert not list(only.graph.buffers())
+    assert not [node for node in only.graph.graph.nodes if node.op == "get_attr"]
 
 
 def test_the_switch_compiles_anew(compilations):
-    assert after_a_step(kept=False) == after_a_step(kept=False) == [3.0, 3.0]
+    assert after_a_step(programs=Programs(kept=False)) == after_a_step(programs=Programs(kept=False)) == [3.0, 3.0]
     assert len(compilations) == 2
+
+
+def test_a_training_counts_what_it_made_and_what_it_found(compilations):
+    first, second = Programs(), Programs()
+    for _ in range(2):
+        after_a_step(programs=first)
+    after_a_step(programs=second)
+    after_a_step(loss=push, programs=second)
+    assert (first.counts.programs, first.counts.compiled) == (2, 1)
+    assert (second.counts.programs, second.counts.compiled, second.counts.loaded) == (2, 1, 0)
+
+
+def test_whoever_listens_is_told_before_and_after_compiling_and_not_of_what_is_there(compilations):
+    notices, heard = Notices(), []
+    with notices.heard_by(lambda reason: heard.append((reason, len(compilations)))):
+        after_a_step(programs=Programs(notices=notices))
+        after_a_step(programs=Programs(notices=notices))
+    after_a_step(loss=push, programs=Programs(notices=notices))  # nobody listens any more
+    (before, none_yet), after = heard
+    assert before.startswith("compiling, about ")
+    assert before.endswith(" s, once")
+    assert (none_yet, after) == (0, (None, 1))
 
 
 def test_few_programs_are_kept_and_the_one_used_last_stays(compilations, monkeypatch):
     monkeypatch.setattr(program_cache, "_MOST", 2)
-    for scale in (1.0, 2.0, 1.0, 3.0, 1.0):  # 2 goes when 3 comes
-        after_a_step(scale=scale)
+    for width in (1, 2, 1, 3, 1):  # 2 goes when 3 comes
+        after_a_step(width=width)
     assert len(compilations) == 3
     after_a_step(scale=2.0)
     assert len(compilations) == 4
@@ -107,6 +138,5 @@ def test_trainings_that_share_a_program_read_their_own_untrained_weights(compila
         modules[1].scale.mul_(2.0)  # as when adapters are merged into their base
     assert weights_after(first) == [3.0, 3.0]
     assert weights_after(compiled_step(modules[2])) == [3.0, 3.0]
-    assert len(compilations) == 1
     assert weights_after(compiled_step(modules[1])) == [6.0, 6.0]
-    assert len(compilations) == 2
+    assert len(compilations) == 1

@@ -1,0 +1,203 @@
+"""Compiled by torch and stored: another process finds it, and nothing else is mistaken for it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from clipline.engine.programs import inductor, program_cache
+from clipline.engine.programs.program_cache import Programs
+from clipline.engine.programs.program_files import ProgramCacheWarning
+from clipline.engine.stacked.dynamic_batch import traced
+
+SCRIPT = """
+import json, sys
+import torch
+from test_stored_programs import taken
+programs, results = taken(float(sys.argv[1]))
+print(json.dumps([vars(programs.counts), results]))
+"""
+
+
+# Operations of their own: what the compiler writes around them needs no C++ compiler, which takes half a minute.
+@torch.library.custom_op("clipline::of_a_test", mutates_args={"weights"})
+def move(weights: torch.Tensor, table: torch.Tensor, rates: torch.Tensor) -> None:
+    weights.sub_(torch.mm(weights, table) * rates.view(-1, 1))
+
+
+@move.register_fake
+def _(weights, table, rates):
+    pass
+
+
+@torch.library.custom_op("clipline::of_a_test_by_number", mutates_args={"weights"})
+def move_by_number(weights: torch.Tensor, table: torch.Tensor, rates: torch.Tensor) -> None:
+    move(weights, table, rates)
+
+
+@move_by_number.register_fake
+def _(weights, table, rates):
+    """The compiler has to know how many users there are, as for a convolution with a group for each; or their range."""
+    assert range(weights.shape[0]) if table.shape[1] == 5 else weights.shape[0] > 4 or weights.shape[0] < 9
+
+
+def step(scale, operation=move, width=4):
+    """Every user's weights times a constant, and a step along it."""
+    table = torch.full((width, width), scale)
+
+    def moved(stack, rates):
+        operation(stack[0], table, rates)
+
+    return moved
+
+
+def after(program, users, width=4):
+    """Weights of so many users after a step."""
+    weights = torch.arange(users * 1.0 * width).view(users, width)
+    program([weights], torch.linspace(0.0, 1.0, users), [])
+    return weights.tolist()
+
+
+def prepared(moved, width=4):
+    given = [torch.zeros(3, width)], torch.ones(3)
+    programs = Programs(stored=True)
+    program = programs.program(traced(moved, given), (*given, []))
+    program.prepare(*given, [])
+    return programs, program
+
+
+def taken(scale):
+    """Weights of three and of seven users after a compiled step, and who made the program."""
+    programs, program = prepared(step(scale))
+    return programs, [after(program, users) for users in (3, 7)]
+
+
+def written(moved, users, width=4):
+    return after(lambda stack, rates, copies: moved(stack, rates), users, width)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLIPLINE_CACHE_DIR", str(tmp_path))
+    program_cache.forget_programs()
+    yield tmp_path / "programs"
+    program_cache.forget_programs()
+
+
+def test_another_process_loads_what_one_has_compiled_and_computes_the_same(folder):
+    programs, results = taken(2.0)
+    assert (programs.counts.compiled, programs.counts.loaded) == (1, 0)
+    assert results == [written(step(2.0), users) for users in (3, 7)]
+    (stored,) = folder.iterdir()
+
+    code = f"import sys; sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}\n{SCRIPT}"
+    command = [sys.executable, "-c", code, "5.0"]  # another constant: no part of the program
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    counts, results = json.loads(out.splitlines()[-1])
+    assert (counts["compiled"], counts["loaded"]) == (0, 1)
+    assert results == [written(step(5.0), users) for users in (3, 7)]
+
+    program_cache.forget_programs()
+    stored.write_bytes(stored.read_bytes()[:-5])
+    with pytest.warns(ProgramCacheWarning, match="is damaged"):
+        programs, results = taken(2.0)
+    assert (programs.counts.compiled, programs.counts.loaded) == (1, 0)
+    assert results == [written(step(2.0), users) for users in (3, 7)]
+
+
+@pytest.mark.parametrize(("width", "versions", "any_number"), [(5, 3, False), (4, 2, True)])
+def test_a_program_that_serves_some_numbers_of_users_is_run_for_no_other(folder, width, versions, any_number):
+    """Width 5: one number each. Width 4: up to four users, or more."""
+    moved = step(2.0, move_by_number, width)
+    for compiled, loaded in ((versions, 0), (0, versions)):
+        program_cache.forget_programs()
+        programs, program = prepared(moved, width)
+        for users in (3, 5, 7, 3, 4) if any_number else (3, 5, 7, 3):
+            assert after(program, users, width) == written(moved, users, width)
+        assert program.program.any_number == any_number
+        assert (programs.counts.compiled, programs.counts.loaded) == (compiled, loaded)
+
+
+def test_where_the_compiler_cannot_be_called_directly_torch_compile_is_and_nothing_is_stored(folder, monkeypatch):
+    def fails(*given):
+        raise AttributeError("module 'torch._inductor' has no attribute 'standalone_compile'")
+
+    marked = []
+    monkeypatch.setattr(inductor, "_compiled", fails)
+    monkeypatch.setattr(torch, "compile", lambda graph, backend: graph)
+    monkeypatch.setattr(torch._dynamo, "maybe_mark_dynamic", lambda tensor, axis: marked.append(tuple(tensor.shape)))
+    programs, results = taken(2.0)
+    assert results == [written(step(2.0), users) for users in (3, 7)]
+    assert marked == [(3, 4), (3,), (7, 4), (7,)]  # the constant is none of them
+    assert programs.counts.compiled == 1
+    assert not folder.exists()
+
+
+def broken(condition, stored):
+    """A program that loads and cannot be run."""
+
+    def fails(*inputs):
+        raise RuntimeError("no such kernel")
+
+    return inductor.Compiled(fails, condition, stored)
+
+
+def refused(condition, stored):
+    raise EOFError
+
+
+@pytest.mark.parametrize(("loads", "sentence"), [(refused, r"loaded \(EOFError"), (broken, r"run \(RuntimeError")])
+def test_what_cannot_be_loaded_or_run_is_deleted_and_compiled_anew(folder, monkeypatch, loads, sentence):
+    monkeypatch.setattr(inductor, "compiled", lambda graph, inputs, by_user: made(graph))
+
+    def made(graph):
+        return inductor.Compiled(graph, "2 <= L['t0']", b"code")
+
+    taken(2.0)
+    program_cache.forget_programs()
+    monkeypatch.setattr(inductor, "loaded", loads)
+    with pytest.warns(ProgramCacheWarning, match=f"cannot be {sentence}.*: it was deleted and is compiled anew"):
+        programs, results = taken(3.0)
+    assert programs.counts.compiled == 1
+    assert results == [written(step(3.0), users) for users in (3, 7)]
+
+
+def test_another_torch_gpu_or_code_is_another_program(folder, monkeypatch):
+    monkeypatch.setattr(inductor, "compiled", lambda graph, inputs, by_user: inductor.Compiled(graph, "True", b"code"))
+    _, program = prepared(step(1.0))
+    inputs = [torch.zeros(3, 4)]
+    names = {program_cache._names(program.program, inputs, 3)[0][0]}
+    for what, value in (
+        ("_code_versions", lambda: ["another"]),
+        ("_machine", lambda device: ["another"]),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setattr(program_cache, what, value)
+            names.add(program_cache._names(program.program, inputs, 3)[0][0])
+    with monkeypatch.context() as changed:
+        changed.setattr(torch, "__version__", "2.99")
+        program_cache._code_versions.cache_clear()
+        names.add(program_cache._names(program.program, inputs, 3)[0][0])
+    program_cache._code_versions.cache_clear()
+    with torch._inductor.config.patch(max_autotune=True):
+        names.add(program_cache._names(program.program, inputs, 3)[0][0])
+    assert len(names) == 5
+    assert program_cache._names(program.program, inputs, 3)[0][0] in names
+
+
+def test_operations_of_other_libraries_are_not_stored(folder, monkeypatch):
+    monkeypatch.setattr(inductor, "compiled", lambda graph, inputs, by_user: inductor.Compiled(graph, "True", b"code"))
+    with torch.library._scoped_library("another", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: 2 * x, "CompositeExplicitAutograd")
+
+        def moved(stack, rates):
+            stack[0].sub_(torch.ops.another.twice(stack[0]) * rates.view(-1, 1))
+
+        prepared(moved)
+    assert not folder.exists()
+    prepared(step(1.0))
+    assert len(list(folder.iterdir())) == 1
