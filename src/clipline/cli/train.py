@@ -194,7 +194,7 @@ def run(
         users = len(training.population) if counted else None
         print(json.dumps(summary_json(task, settings, used, result, metric, users, path, page)))
     else:
-        print(summary(settings, used, result, metric, path, page))
+        print(summary(settings, used, result, metric, path, page, training.planned))
 
 
 def _facts(task: Task, used: DataUsed) -> dict[str, str]:
