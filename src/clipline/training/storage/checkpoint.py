@@ -24,7 +24,7 @@ from ...privacy.ledger import Ledger
 
 _VERSION = "2"
 _PERSONAL = "unprivate personal."  # begins the names of tensors that are outside the release
-_CHECKSUM = re.compile("[0-9a-f]{64}")  # of which a reader learns no more than that it is another
+_CHECKSUM = re.compile("[0-9a-f]{32}")  # of which a reader learns no more than that it is another
 DATA_FINGERPRINT = "unprivate data fingerprint"  # the name of a line of circumstances that no message shows
 
 
@@ -114,7 +114,7 @@ def _difference(before: str, now: str) -> str:
             if name == DATA_FINGERPRINT:
                 return "the data have changed: restore them"
             if _CHECKSUM.search(then) and _CHECKSUM.search(today):
-                return f"the {name} has changed: restore it"
+                return f"the {name.removeprefix('checksum of the ')} has changed: restore it"
             return f"it was written under other circumstances ({then!r} then, {today!r} now): restore them"
     return "it was written under other circumstances: restore them"
 
