@@ -26,7 +26,7 @@ ROWS = [
 
 def commands_in(out):
     first, *lines = out.splitlines()
-    assert first.endswith("Read task.py, then:")
+    assert re.search(r"Read task\.py( and write the middle and spread of your numbers there .*)?, then:$", first)
     return [shlex.split(line) for line in lines]
 
 
@@ -96,6 +96,8 @@ def test_classes_are_written_by_name_beside_the_ids(sales, tmp_path):
     flags = ["--data", "sales.csv", "--rounds", 1, "--cohort-size", 20, "--workers", 1, "--out", "run"]
     code, _, err = sales("train", "mine/task.py", *flags)
     assert code == 0, err
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert sum(last[f"share_of_class_{number}"] for number in range(3)) == pytest.approx(1)
     flags = ["--model", "mine/task.py", "--data", "sales.csv", "--keep", "customer,visits"]
     for ending in ("csv", "npz", "jsonl"):
         code, out, err = sales("predict", "run", *flags, "--out", f"said.{ending}")

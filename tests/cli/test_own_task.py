@@ -185,6 +185,27 @@ def test_an_interrupted_run_of_ones_own_is_resumed(mine, tmp_path, monkeypatch):
     assert all((whole[name] == part[name]).all() for name in whole)
 
 
+def test_a_run_is_resumed_from_another_folder_and_not_with_other_code(mine, tmp_path, monkeypatch):
+    flags = ["train", "mine.py", "--data", "store", "--workers", 1, "--seed", 1, "--rounds", 9]
+
+    def interrupt(self, report, state):
+        if report.round_index == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "on_round", interrupt)
+        mine(*flags, "--out", "part")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "mine.py").write_text(TASK + "\n# another one\n")
+    code, _, err = mine("train", "inner/mine.py", "--resume", "part")
+    assert code == 2
+    assert err.endswith("cannot be resumed, the code has changed: restore it, or start a new run\n")
+    monkeypatch.chdir(tmp_path / "inner")
+    code, _, err = mine("train", "../mine.py", "--resume", "../part", "--data", "../store")
+    assert code == 0, err
+    assert Ledger.read(tmp_path / "part" / "ledger.jsonl").rounds == 9
+
+
 def test_a_run_directory_has_no_file_run_that_was_not_named(mine, tmp_path):
     """Whoever wrote the directory chose the name in it, and may have put a file there."""
     mine("train", "mine.py", "--data", "store", "--workers", 1, "--seed", 1, "--out", "run")

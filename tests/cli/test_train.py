@@ -184,6 +184,7 @@ def test_an_interrupted_run_resumes_to_the_same_model(clipline, tmp_path, monkey
         code, out, _ = clipline("train", *flags, "--out", "part")
     assert code == 0
     assert "interrupted: go on with  clipline train --resume part" in out
+    assert "if you stopped because of what you saw, quote what was planned: (epsilon " in out
     assert Ledger.read(tmp_path / "part" / "ledger.jsonl").rounds == 3
     assert '"state":"interrupted"' in (tmp_path / "part" / "report.html").read_text()
     code, out, err = clipline("train", "--resume", "part")

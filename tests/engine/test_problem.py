@@ -112,6 +112,19 @@ def test_row_fields_are_the_problems_own():
     assert problem().row_fields == {}
 
 
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda model, batch: model(batch["X"]).sum(), r"KeyError: 'X'\).*; a batch has the fields x, y$"),
+        (nn.CrossEntropyLoss(), r"TypeError.*; a loss is called as loss\(model, batch\): call the model in it"),
+    ],
+)
+def test_a_field_or_a_call_that_is_wrong_is_told_with_what_is_right(loss, words):
+    population = Population.from_arrays([0, 0], x=np.ones((2, 6)), y=[0, 1])
+    with pytest.raises(ModuleError, match=words):
+        OneByOne(Problem(linear_model(), loss, population, LOCAL, Streams(0)))
+
+
 def test_a_trial_batch_is_tried_in_the_place_of_made_up_examples():
     def picky(model, batch):
         if bool((batch["x"] < 100).any()):

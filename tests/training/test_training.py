@@ -246,6 +246,7 @@ def test_bad_settings_are_refused_before_any_work(changes, words):
         (torch.nn.Sequential(torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3)), "GroupNorm"),
         (torch.nn.LazyLinear(3), "run one made-up batch through the model first"),
         (lambda x: x, "must be a torch.nn.Module"),
+        (torch.nn.Linear, r"the class Linear but must be a module: give Linear\(\.\.\.\)"),
         (torch.nn.Identity(), "0 trainable parameters"),
     ],
 )

@@ -23,7 +23,10 @@ def new_task(folder: Path, table: Path | None, user: str | None, label: str | No
     from ..tasks.own.new_task import new_task
 
     commands = new_task(folder, table, user, label, _classes(classes))
-    click.echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}. Read task.py, then:")
+    scales = (
+        "" if table is None else " and write the middle and spread of your numbers there (it learns little without)"
+    )
+    click.echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}. Read task.py{scales}, then:")
     for line in commands:
         click.echo(f"  {line}")
 

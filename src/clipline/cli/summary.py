@@ -10,6 +10,7 @@ from ..tasks import is_task_file
 
 if TYPE_CHECKING:
     from ..data.task_stores import DataUsed
+    from ..privacy.guarantee import Guarantee
     from ..tasks.settings import TrainSettings
     from ..tasks.task import Task
     from ..training.result import TrainResult
@@ -22,8 +23,12 @@ def summary(
     metric_name: str,
     path: Path,
     report: Path | None = None,
+    planned: Guarantee | None = None,
 ) -> str:
-    """A few lines to quote: metric, data, guarantee, clip, files, and last the path of the report."""
+    """A few lines to quote: metric, data, guarantee, clip, files, and last the path of the report.
+
+    Of an interrupted run also what was `planned`, which holds whatever made somebody stop.
+    """
     clip = (
         "none"
         if settings.clip == "none"
@@ -51,6 +56,8 @@ def summary(
             f"{shlex.quote(settings.task)} " if is_task_file(settings.task) else ""
         )  # no code runs that is not named
         lines.append(f"interrupted: go on with  clipline train {named}--resume {path}")
+        if planned is not None and result.guarantee.private and planned.epsilon > result.guarantee.epsilon:
+            lines.append(f"if you stopped because of what you saw, quote what was planned: {planned}")
     if result.guarantee.private and settings.noise_source == "seed":
         lines.append("cohorts and noise come from the seed: keep it secret, or train with --noise-source system")
     if report is not None:

@@ -19,7 +19,7 @@ import click
 from ..better import better_facts
 from ..errors import CliplineError, RunError, SettingError, refuse
 from ..settings import GROUPS, RUN, SETTINGS
-from ..tasks import DEFAULT_TASK, TASK_NAMES, is_task_file, task_named
+from ..tasks import DEFAULT_TASK, TASK_NAMES, file_and_name, is_task_file, task_named
 from .parser import Argument, Command, Option, flags_for
 
 if TYPE_CHECKING:
@@ -57,25 +57,34 @@ def train(
         )
     with _locked(resume) as lock:  # before its settings are read
         _check_named(task, resume)
-        chosen = resolve(None, resume / "settings.toml", given, same_data=True)
+        chosen = resolve(task, resume / "settings.toml", given, same_data=True)
         run(*chosen, None, resume, as_json, lock, tensorboard=tensorboard, report=not no_report)
 
 
 def _check_named(task: str | None, run: Path) -> None:
     """Refuse to run a Python file because a run directory names it: whoever wrote the directory chose that name.
 
-    The checksum beside it proves nothing either, as the same hand wrote it.
+    The checksum beside it proves nothing either, as the same hand wrote it. A file that is named may lie elsewhere now,
+    or be named from another folder: that its code is the same is checked with the checkpoint.
     """
     from ..tasks.settings import read_toml
 
     stored = str(read_toml(run / "settings.toml").get("task", DEFAULT_TASK))
-    if task is not None and task != stored:
+    if task is not None and _file_name(task) != _file_name(stored):
         raise refuse("task", task, f"{stored!r}, which the run in {str(run)!r} was made with", "give that")
     if task is None and is_task_file(stored):
         raise RunError(
             f"the model of {str(run)!r} is defined in the file {stored[:200]!r}, and no code is run that you have not "
             f"named: read that file, then clipline train {shlex.quote(stored[:200])} --resume {shlex.quote(str(run))}"
         )
+
+
+def _file_name(task: str) -> str:
+    """A task without the folder of its file: `some/rides.py:wide` is rides.py:wide."""
+    if not is_task_file(task):
+        return task
+    path, name = file_and_name(task)
+    return ":".join([Path(path).name, *([name] if name else [])])
 
 
 def resolve(
@@ -185,7 +194,7 @@ def run(
         users = len(training.population) if counted else None
         print(json.dumps(summary_json(task, settings, used, result, metric, users, path, page)))
     else:
-        print(summary(settings, used, result, metric, path, page))
+        print(summary(settings, used, result, metric, path, page, training.planned))
 
 
 def _facts(task: Task, used: DataUsed) -> dict[str, str]:
@@ -209,7 +218,8 @@ def _write_report(path: Path) -> Path | None:
 def _must_be_same(task: Task, settings: TrainSettings) -> dict[str, Any]:
     """What a resumed run must agree in, beyond what the training itself knows: options of the task and its code."""
     free = ("workers", "data", "unprivate_timing", "seed")
-    return {**{name: value for name, value in asdict(settings).items() if name not in free}, "code": task.code}
+    chosen = {name: value for name, value in asdict(settings).items() if name not in free}
+    return {**chosen, "task": _file_name(settings.task), "code": task.code}
 
 
 def _code_of(task: Task, settings: TrainSettings) -> dict[str, Any]:

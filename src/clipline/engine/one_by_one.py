@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import CliplineError, ModuleError
 from ..federated.backend import CohortRequest, PersonalRows
@@ -242,11 +242,15 @@ class OneByOne:
         examples = "made-up examples" if given is None else "trial_batch"
         raise ModuleError(
             f"model or loss fails on {examples} ({type(first).__name__}: {reason}): mend it, or give a trial_batch of "
-            f"your own making that it can take{self._types_in_words(reason)}"
+            f"your own making that it can take{self._hint(first, reason)}"
         ) from first
 
-    def _types_in_words(self, reason: str) -> str:
-        """What a batch holds, where torch complains of a type; nothing otherwise. Made-up examples, nobody's."""
+    def _hint(self, error: Exception, reason: str) -> str:
+        """What a batch holds, where a field or a type is wrong, or how a loss is called. Made-up examples, nobody's."""
+        if isinstance(error, KeyError):
+            return f"; a batch has the fields {', '.join(self._synthetic_examples(1, 'zeros'))}"
+        if isinstance(self.problem.loss, nn.modules.loss._Loss):
+            return "; a loss is called as loss(model, batch): call the model in it, and this on what the model gives"
         if not re.search(r"dtype|scalar type|Tensor type|not implemented for '", reason):
             return ""
         batch = self._synthetic_examples(1, "zeros")

@@ -283,6 +283,8 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 def check_module(module: nn.Module) -> None:
     """Refuse what cannot be trained privately: running statistics, nothing to train, or mixed parameter types."""
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        raise ModuleError(f"model is the class {module.__name__} but must be a module: give {module.__name__}(...)")
     if not isinstance(module, nn.Module):
         raise ModuleError(f"model is a {type(module).__name__} but must be a torch.nn.Module: wrap it in one")
     for name, layer in module.named_modules():

@@ -38,16 +38,18 @@ def class_names(classes: object, card: Mapping[str, Any]) -> list[str] | None:
     return list(map(str, classes))
 
 
-def named_columns(scores: NDArray[Any], names: Sequence[str] | None) -> dict[str, NDArray[Any]]:
+def named_columns(
+    scores: NDArray[Any], names: Sequence[str] | None, *, of_field: bool = False
+) -> dict[str, NDArray[Any]]:
     """`prediction` (rows,) and a column for each class, of scores (rows, classes).
 
     These are called probability_NAME if they are at least 0 and add up to 1 in each row, and score_NAME otherwise. The
-    last name may be left without a column of its own, where the model does not tell it. Without names: 0, 1, ...
+    last name `of_field`, for all other values, may be one that the model does not tell. Without names: 0, 1, ...
     """
     count = scores.shape[1]
     if names is None:
         names, prediction = list(map(str, range(count))), scores.argmax(axis=1)
-    elif count not in (len(names), len(names) - 1):
+    elif count != len(names) and not (of_field and count == len(names) - 1):
         raise refuse("classes", list(names), f"as many as the model predicts, {count}", "give a name for each output")
     else:
         names = list(names)[:count]

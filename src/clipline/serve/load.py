@@ -131,7 +131,9 @@ class SavedModel:
         if list(joined) == [_ONLY]:
             (scores,) = joined.values()
             if self._are_classes(scores):
-                joined = named_columns(scores, class_names(self.classes, self.card))
+                joined = named_columns(
+                    scores, class_names(self.classes, self.card), of_field=isinstance(self.classes, str)
+                )
             elif not kept:
                 return scores
             else:

@@ -119,6 +119,28 @@ def test_what_has_no_version_for_many_users_is_refused_with_the_reason(model):
         stack(engine)
 
 
+class Packed(nn.Module):
+    """A recurrence of sequences of unequal length, as torch's own documentation packs them."""
+
+    def __init__(self):
+        super().__init__()
+        self.recurrence, self.out = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        lengths = torch.full((len(inputs),), 6)
+        packed = nn.utils.rnn.pack_padded_sequence(inputs.unsqueeze(2), lengths, batch_first=True)
+        return self.out(self.recurrence(packed)[1][0][-1])
+
+
+@pytest.mark.parametrize(
+    ("model", "operation"), [(Packed(), "aten::_pack_padded_sequence"), (Sequence(), "aten::rnn_tanh.input")]
+)
+def test_an_operation_without_a_rule_is_named_and_nobody_is_asked_to_file_an_issue(model, operation):
+    with pytest.raises(CannotStack) as error:
+        stack(plain(model.double()))
+    assert str(error.value).endswith(f"many users at once (torch.func.vmap has no rule for {operation})")
+
+
 def test_a_model_that_draws_from_a_generator_that_users_share_is_refused():
     engine = plain(Shared(6, 3).double())
     assert rows_of(engine, USERS).abs().max() > 0

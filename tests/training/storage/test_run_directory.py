@@ -413,7 +413,7 @@ def test_a_model_with_other_layers_or_other_frozen_values_is_refused(tmp_path):
     with pytest.raises(Crash):
         training(model=with_frozen(0.5)).run([RunDirectory(tmp_path / "r"), measured(), Crashing(4)])
     for other in (with_frozen(0.25), with_frozen(0.5, torch.nn.GELU)):
-        with pytest.raises(RunError, match=r"'checksum of the model: [0-9a-f]*' now"):
+        with pytest.raises(RunError, match="cannot be resumed, the model has changed: restore it, or"):
             training(model=other).resume(tmp_path / "r")
     same = with_frozen(0.5)
     torch.nn.init.ones_(same[2].weight)  # where training begins makes no difference to the rounds that are left

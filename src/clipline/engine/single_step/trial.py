@@ -19,7 +19,7 @@ from ..isolation.made_up_data import parameters_to_try
 from ..precision import precision_context
 from ..problem import Problem
 from ..stacked.agreement import compare, plain_gradients
-from ..stacked.probe import CannotStack
+from ..stacked.probe import CannotStack, vmap_reason
 from ..stacked.vmap_layers import Bypass
 from ..updates import ChannelsLast, Dense, Rows, Updates
 from .step import NotShared, SharedStep
@@ -120,7 +120,7 @@ class _Trial:
             except Exception as error:
                 with suppress(ModuleError):  # one by one the change may be allowed
                     problem.isolation.after_stack()
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                reason = vmap_reason(error)
                 raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
         return updates
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +27,15 @@ MIN_ROOM = 256  # rows: users are padded to this times a power of two; each size
 
 class CannotStack(ModuleError):
     """The model or its loss uses an operation that cannot run for stacked users."""
+
+
+def vmap_reason(error: Exception) -> str:
+    """Why vmap did not run a step, in one line: the operation it has no rule for, or else the error's first line."""
+    text = str(error).strip() or type(error).__name__
+    missing = re.search(
+        r"[Bb]atching rule.*? for (aten::[\w.]+\w)", text
+    )  # torch goes on to ask for an issue on GitHub
+    return f"torch.func.vmap has no rule for {missing[1]}" if missing else text.splitlines()[0]
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
         except Exception as error:
             with suppress(ModuleError):  # one by one the change may be allowed
                 problem.isolation.after_stack()
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = vmap_reason(error)
             if any(getattr(part, "gradient_checkpointing", False) is True for part in problem.model.module.modules()):
                 reason = "gradient checkpointing has no version for a stack"  # as Hugging Face models name it
             raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error

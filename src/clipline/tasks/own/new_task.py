@@ -70,8 +70,8 @@ def _chosen(table: Path, user: str, label: str, classes: Sequence[str] | int | N
     inputs = [column for column in others if column.is_number or column.kind == "time"]
     if not inputs:
         raise PopulationError(
-            f"table={str(table)!r} has no column of numbers or times to predict {label!r} from: add some; for text see "
-            "examples/text_classification.py"
+            f"table={str(table)!r} has no column of numbers or times to predict {label!r} from: add some (those with "
+            "a decimal comma are read as text: write them with a point); for text see examples/text_classification.py"
         )
     return Chosen(user, label, inputs, [one for one in others if one not in inputs], _classes(columns[label], classes))
 

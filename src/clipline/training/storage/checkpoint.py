@@ -28,6 +28,7 @@ from ...privacy.ledger import Ledger
 
 _VERSION = "2"
 _PERSONAL = "unprivate personal."  # begins the names of tensors that are outside the release
+_CHECKSUM = re.compile("[0-9a-f]{32}")  # of which a reader learns no more than that it is another
 DATA_FINGERPRINT = "unprivate data fingerprint"  # the name of a line of circumstances that no message shows
 
 
@@ -143,7 +144,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstance
         raise RunError(f"{str(path)!r} has version {metadata.get('version')!r} but must have {_VERSION}: start again")
     if metadata.get("circumstances") != circumstances:
         changed = _difference(metadata.get("circumstances", ""), circumstances)
-        raise RunError(f"{str(path)!r} cannot be resumed, {changed}: restore them, or start a new run")
+        raise RunError(f"{str(path)!r} cannot be resumed, {changed}, or start a new run")
     try:
         ledger = Ledger()
         for run in json.loads(metadata["ledger"]):
@@ -174,15 +175,17 @@ def load_personal(path: Path, round_index: int, personal: PersonalStore) -> None
 
 
 def _difference(before: str, now: str) -> str:
-    """The first line that is not the same, for the reader, who is told of the data only that they have changed."""
+    """The first line that is not the same and what to do, for the reader, who is told no more of data than that."""
     then_by_name, now_by_name = _by_name(before), _by_name(now)
     for name in [*then_by_name, *(name for name in now_by_name if name not in then_by_name)]:
         then, today = then_by_name.get(name, "nothing"), now_by_name.get(name, "nothing")
         if then != today:
             if name == DATA_FINGERPRINT:
-                return "the data have changed"
-            return f"it was written under other circumstances ({then!r} then, {today!r} now)"
-    return "it was written under other circumstances"
+                return "the data have changed: restore them"
+            if _CHECKSUM.search(then) and _CHECKSUM.search(today):
+                return f"the {name.removeprefix('checksum of the ')} has changed: restore it"
+            return f"it was written under other circumstances ({then!r} then, {today!r} now): restore them"
+    return "it was written under other circumstances: restore them"
 
 
 def _by_name(circumstances: str) -> dict[str, str]:

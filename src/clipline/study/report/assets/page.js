@@ -174,7 +174,7 @@
         dataIdx: (u, seriesIndex, i) => nearest(u.data[seriesIndex], i) },
       focus: { alpha: many ? 0.15 : 1 },
       scales: { x: { time: false, range: spec.ticks ? [-0.4, spec.ticks.length - 0.6] : spec.span },
-        y: { distr: spec.log ? 3 : 1, range: spec.range } },
+        y: { distr: spec.log ? 3 : 1, range: spec.log ? logRange : spec.range } },
       axes: [x, y],
       series: [{}, ...drawn.map((one) => ({
         label: one.label, stroke: one.color, dash: one.dash, width: one.width || (many ? 1 : 1.75), spanGaps: true, show: !one.hidden(),
@@ -187,6 +187,17 @@
         setSeries: [(u) => read(kept, u)],
       },
     };
+  }
+
+  // Of a logarithmic axis: out to the next whole digit on both sides, so that the curve fills the chart (uPlot goes to powers of ten).
+  function logRange(u, low, high) {
+    if (!(low > 0) || !Number.isFinite(high)) return [0.1, 1];
+    const whole = (value, round) => {
+      const power = 10 ** Math.floor(Math.log10(value) + 1e-9);
+      return Number((round(Number((value / power).toPrecision(9))) * power).toPrecision(3));
+    };
+    const [from, to] = [whole(low, Math.floor), whole(high, Math.ceil)];
+    return from < to ? [from, to] : [whole(from / 2, Math.floor), whole(to * 2, Math.ceil)];
   }
 
   // On a logarithmic axis: powers of ten, and on a short one also twice and five times these.
