@@ -34,7 +34,7 @@ def _row(row: Comparison) -> list[str]:
         both = [_training(row.trainings.get((data, system)), processor) for system in (OURS, "pfl")]
         times = _times(row.times(data))
         cells += [
-            _pair(both) + (" †" if processor else ""),
+            _pair(both) + (" (processor)" if processor else ""),
             f"**{times}**" if times and data == "real" else times,
         ]
     ours, pfl, *others = (_round(row.rounds.get(system)) for system in SYSTEMS)

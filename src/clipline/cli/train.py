@@ -24,9 +24,11 @@ from .parser import Argument, Command, Option, flags_for
 
 if TYPE_CHECKING:
     from ..data.task_stores import DataUsed
+    from ..federated.round import TrainState
     from ..tasks.settings import TrainSettings
     from ..tasks.task import Task
     from ..training.storage.directory_lock import DirectoryLock
+    from ..training.training import Training
 
 _WHERE_DATA_ARE = ("data", "user_column", "test_users", "evaluate_on")  # no model depends on these
 _OF_DATA = ("population_size", "test_users")  # what a file says of its own data
@@ -143,6 +145,7 @@ def run(
     from ..engine.choose import SMALL_MODEL
     from ..engine.cpu.allocator import keep_freed_memory
     from ..engine.parallel.torchrun import agree, from_rank_0, torchrun_rank
+    from ..training.callbacks import Callback
     from ..training.evaluation import Evaluate
     from ..training.interrupt import StopOnInterrupt
     from ..training.loggers import TensorBoard
@@ -172,8 +175,17 @@ def run(
         keep_freed_memory()  # the process is ours
     by = f" by {training.workers} workers" if training.workers > 1 else ""
     compiled = ", sparse rows by compiled C" if training.one_by_one.runs_c else ""
-    print(f"training {settings.rounds} rounds{by}{compiled} for {training.planned}", file=sys.stderr, flush=True)
-    print(f"run directory {path}; follow it with  clipline report --live {path}", file=sys.stderr, flush=True)
+    announced = (
+        f"training {settings.rounds} rounds{by}{compiled} for {training.planned}\n"
+        f"run directory {path}; follow it with  clipline report --live {path}"
+    )
+
+    class Announce(Callback):
+        """Says what begins, once nothing has refused it."""
+
+        def on_start(self, training: Training, state: TrainState) -> None:
+            print(announced, file=sys.stderr, flush=True)
+
     directory = RunDirectory(
         path,
         facts=_facts(task, used),
@@ -186,7 +198,7 @@ def run(
         lock=lock,
     )
     measuring = Evaluate(loaded.evaluate, every=settings.evaluate_every)
-    callbacks = [directory, measuring, Progress(metric), *boards, StopOnInterrupt()]
+    callbacks = [directory, Announce(), measuring, Progress(metric), *boards, StopOnInterrupt()]
     result = training.run(callbacks) if resume is None else training.resume(path, callbacks)
     page = _write_report(path) if report else None
     if as_json:
