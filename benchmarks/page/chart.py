@@ -70,7 +70,8 @@ def _panel(axis: Axes, machine: str, tasks: dict[str, dict[str, float]]) -> None
         for number, (name, times) in enumerate(found.items()):
             y = place + (number - (len(found) - 1) / 2) * thick
             axis.barh([y], [times - 1], thick * 0.92, left=1, color=BARS[name])
-            axis.annotate(f"{times:.3g}", (times, y), (3, 0), textcoords="offset points", va="center", fontsize=8)
+            end = (max(1.0, times), y)  # of a bar to the left of 1, beside it and not upon it
+            axis.annotate(f"{times:.3g}", end, (3, 0), textcoords="offset points", va="center", fontsize=8)
         if not found:
             axis.annotate("not measured", (1, place), (4, 0), textcoords="offset points", va="center", color="0.5")
     drawn = [times for found in tasks.values() for times in found.values()]
@@ -86,5 +87,5 @@ def _panel(axis: Axes, machine: str, tasks: dict[str, dict[str, float]]) -> None
     ]
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.set_xticks([], minor=True)
-    axis.set_xlabel("times as long as clipline (1: equally fast)")
+    axis.set_xlabel("times as long as clipline (1: equally fast; logarithmic)")
     axis.set_title(machine)
