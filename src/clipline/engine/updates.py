@@ -102,9 +102,12 @@ class Rows:
 
     start: int
     height: int  # rows of the whole matrix
-    places: Tensor = field(repr=False)  # (users, touched) row numbers; padding has values of 0
-    values: Tensor = field(repr=False)  # (users, touched, width)
-    used: Tensor | None = field(default=None, repr=False)  # (users, touched): false for padding, if known
+    places: Tensor = field(repr=False)  # (users, touched) row numbers
+    values: Tensor = field(repr=False)  # (users, touched, width), minus `before` if that is given
+    used: Tensor | None = field(
+        default=None, repr=False
+    )  # (users, touched): false for padding; None: values are 0 there
+    before: Tensor | None = field(default=None, repr=False)  # (users, touched, width)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -116,11 +119,20 @@ class Rows:
 
     def greatest(self) -> Tensor:
         """(users,): the largest absolute value of each user."""
-        return Dense(0, self.values.flatten(1)).greatest()
+        return Dense(0, self.formed().flatten(1)).greatest()
+
+    def formed(self) -> Tensor:
+        """The updates (users, touched, width): `before` subtracted, padding 0."""
+        if self.before is None:
+            return self.values
+        change = self.values - self.before
+        return change if self.used is None else change.masked_fill_(~self.used.unsqueeze(2), 0.0)
 
     def squares(self, unit: Tensor | None = None) -> Tensor:
         """(users,) float64: sums of squares, of the values divided by unit (users,) if given."""
-        return Dense(0, self.values.flatten(1)).squares(unit)
+        if self.before is not None and unit is None and block_sums is not None and self.values.device.type == "cuda":
+            return block_sums.squares(self.values.flatten(1), self.before.flatten(1), self.used)
+        return Dense(0, self.formed().flatten(1)).squares(unit)
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
         """Add sum over users of scale (users,) times their rows, in float64, to total (dim,); scale 0 adds nothing."""
@@ -128,31 +140,31 @@ class Rows:
         matrix = total[self.start : self.start + self.height * width].view(self.height, width)
         if self.values.device.type == "cpu":
             step = max(1, _CACHED // width)
-            for places, values, factor in zip(self.places, self.values, scale.tolist(), strict=True):
+            for places, values, factor in zip(self.places, self.formed(), scale.tolist(), strict=True):
                 for start in range(0, touched if factor > 0 else 0, step):
                     part = slice(start, start + step)
                     matrix.index_add_(0, places[part], values[part].double(), alpha=factor)
             return
         if block_sums is not None:
-            block_sums.add_rows(self.places, self.used, self.values, scale, matrix)
+            block_sums.add_rows(self.places, self.used, self.values, scale, matrix, self.before)
             return
-        step = max(1, _CHUNK // max(1, touched * width))
+        change, step = self.formed(), max(1, _CHUNK // max(1, touched * width))
         for start in range(0, users, step):
             part = slice(start, start + step)
             factors = scale[part, None, None]
-            scaled = torch.where(factors > 0, self.values[part].double() * factors, 0.0)
+            scaled = torch.where(factors > 0, change[part].double() * factors, 0.0)
             matrix.index_add_(0, self.places[part].flatten(), scaled.flatten(0, 1))
 
     def write_to(self, rows: Tensor) -> None:
         """Write the updates into rows (users, dim)."""
-        for row, places, values in zip(rows, self.places, self.values, strict=True):
+        for row, places, values in zip(rows, self.places, self.formed(), strict=True):
             matrix = row[self.start : self.start + self.height * values.shape[1]].view(self.height, -1)
             matrix.index_add_(0, places, values)
 
     def of_users(self, chosen: Tensor) -> Rows:
         """The updates of the users for whom `chosen` (users,) is true."""
         used = None if self.used is None else self.used[chosen]
-        return Rows(self.start, self.height, self.places[chosen], self.values[chosen], used)
+        return Rows(self.start, self.height, self.places[chosen], self.formed()[chosen], used)
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,6 +55,27 @@ def test_what_was_before_is_subtracted_as_a_subtraction_does(width, runs):
     assert later.norms().isfinite().tolist() == [user not in (0, 4) for user in range(21)]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_rows_that_began_somewhere_are_those_with_the_beginning_subtracted_and_padding_left_out(device):
+    generator = torch.Generator().manual_seed(1)
+    places = torch.stack([torch.randperm(50, generator=generator)[:20].sort().values for _ in range(7)]).to(device)
+    after, before = (torch.randn(7, 20, 600, generator=generator).to(device) for _ in range(2))
+    used = (torch.arange(20) < torch.tensor([20, 3, 0, 7, 19, 1, 12]).unsqueeze(1)).to(device)
+    formed = Rows(5, 50, places, (after - before) * used.unsqueeze(2))
+    later = Rows(5, 50, places, after, used, before)
+    scale = torch.linspace(0, 1, 7, dtype=DOUBLE, device=device)
+    torch.testing.assert_close(later.squares(), formed.squares(), rtol=1e-14, atol=0)
+    totals = [torch.ones(5 + 50 * 600, dtype=DOUBLE, device=device) for _ in range(2)]
+    for rows, total in zip((formed, later), totals, strict=True):
+        rows.add_to(total, scale)
+    torch.testing.assert_close(*totals, rtol=1e-13, atol=1e-13)
+    dense = [Updates([rows]).dense(5 + 50 * 600) for rows in (formed, later)]
+    assert torch.equal(*dense)
+    torch.testing.assert_close(totals[0], 1 + scale @ dense[0].double(), rtol=1e-13, atol=1e-13)
+    chosen = scale > 0.4
+    assert torch.equal(later.of_users(chosen).formed(), formed.values[chosen])
+
+
 @needs_gpu
 @pytest.mark.parametrize("padded", [True, False])
 def test_rows_on_a_gpu_add_up_as_on_the_cpu_and_the_same_every_time(padded):

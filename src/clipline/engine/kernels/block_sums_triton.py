@@ -70,21 +70,29 @@ def _add_scaled(
     tl.store(total + place, so_far + tl.sum(summed, axis=0), mask=place < width)
 
 
-def squares(values: Tensor, before: Tensor | None = None) -> Tensor:
-    """(users,) float64: sums of squares of values (users, width), minus before (1 or users, width) if given."""
+def squares(values: Tensor, before: Tensor | None = None, used: Tensor | None = None) -> Tensor:
+    """(users,) float64: sums of squares of values (users, width), minus before (1 or users, width) if given.
+
+    With `used` (users, rows) the columns are rows of equal width, and those that are not used count as 0.
+    """
     users, width = values.shape
     parts = max(1, min(64, triton.cdiv(width, 8192)))
     sums = torch.empty(users, parts, dtype=torch.float64, device=values.device)
     share = triton.cdiv(width, parts * 1024) * 1024
     start_pointer, start_stride = _start_pointer(before, values)
+    row_width = width if used is None else width // used.shape[1]
     _squares[(parts, users)](
-        values, start_pointer, sums, width, share, values.stride(0), start_stride, before is not None, 1024, num_warps=4
-    )
+        values, start_pointer, values if used is None else used.contiguous(), sums, width, share, values.stride(0),
+        start_stride, row_width, before is not None, used is not None, 1024, num_warps=4,
+    )  # fmt: skip
     return sums.sum(dim=1) if parts > 1 else sums[:, 0]
 
 
 @triton.jit
-def _squares(values, before, sums, width, share, stride, start_stride, SUBTRACT: tl.constexpr, BLOCK: tl.constexpr):
+def _squares(
+    values, before, used, sums, width, share, stride, start_stride, row_width,
+    SUBTRACT: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     part, user = tl.program_id(0), tl.program_id(1).to(tl.int64)
     total = tl.zeros((BLOCK,), tl.float64)
     for start in range(part * share, tl.minimum(width, (part + 1) * share), BLOCK):
@@ -92,6 +100,9 @@ def _squares(values, before, sums, width, share, stride, start_stride, SUBTRACT:
         value = tl.load(values + user * stride + column, mask=column < width, other=0.0)
         if SUBTRACT:
             value -= tl.load(before + user * start_stride + column, mask=column < width, other=0.0)
+        if MASKED:
+            kept = tl.load(used + user * (width // row_width) + column // row_width, mask=column < width, other=0)
+            value = tl.where(kept != 0, value, 0.0)
         value64 = value.to(tl.float64)
         total += value64 * value64
     tl.store(sums + user * tl.num_programs(0) + part, tl.sum(total, axis=0))
@@ -104,10 +115,13 @@ def _start_pointer(before: Tensor | None, values: Tensor) -> tuple[Tensor, int]:
     return before, 0 if len(before) == 1 else before.stride(0)
 
 
-def add_rows(places: Tensor, used: Tensor | None, values: Tensor, scale: Tensor, total: Tensor) -> None:
+def add_rows(
+    places: Tensor, used: Tensor | None, values: Tensor, scale: Tensor, total: Tensor, before: Tensor | None = None
+) -> None:
     """Scatter-add values (users, touched, width): row places[u, t] of total (height, width) += scale[u] * values[u, t].
 
-    Entries that are not `used` are left out. Each row adds its users in a fixed order, so the sum is deterministic.
+    If `before`, of the same shape, is given, it is subtracted from the values first. Entries that are not `used` are
+    left out. Each row adds its users in a fixed order, so the sum is deterministic.
     """
     touched, width = values.shape[1:]
     height = len(total)
@@ -116,12 +130,15 @@ def add_rows(places: Tensor, used: Tensor | None, values: Tensor, scale: Tensor,
     starts = torch.searchsorted(rows, torch.arange(height + 1, device=rows.device))
     grid = (height, triton.cdiv(width, 512))
     _add_rows[grid](
-        order, starts, values.contiguous(), scale.contiguous(), total, touched, width, total.stride(0), 512, num_warps=4
-    )
+        order, starts, values.contiguous(), values if before is None else before.contiguous(), scale.contiguous(),
+        total, touched, width, total.stride(0), before is not None, 512, num_warps=4,
+    )  # fmt: skip
 
 
 @triton.jit
-def _add_rows(order, starts, values, scale, total, touched, width, stride, BLOCK: tl.constexpr):
+def _add_rows(
+    order, starts, values, before, scale, total, touched, width, stride, SUBTRACT: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     valid = column < width
@@ -130,8 +147,10 @@ def _add_rows(order, starts, values, scale, total, touched, width, stride, BLOCK
     for place in range(first, end):
         entry = tl.load(order + place)
         factor = tl.load(scale + entry // touched)
-        value = tl.load(values + entry * width + column, mask=valid, other=0.0).to(tl.float64)
-        summed += tl.where(factor > 0, value * factor, 0.0)
+        value = tl.load(values + entry * width + column, mask=valid, other=0.0)
+        if SUBTRACT:
+            value -= tl.load(before + entry * width + column, mask=valid, other=0.0)
+        summed += tl.where(factor > 0, value.to(tl.float64) * factor, 0.0)
     if end > first:
         target = total + row * stride + column
         tl.store(target, tl.load(target, mask=valid, other=0.0) + summed, mask=valid)

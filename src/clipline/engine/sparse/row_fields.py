@@ -144,8 +144,11 @@ def build_updates(
             pieces.append(OuterProductUpdates(start, shape[0], [piece], library))
             start += shape.numel()
             continue
-        if name not in rows and subtracts_lazily(piece):
-            pieces.append(Dense(start, piece.reshape(len(piece), -1), first[name].reshape(len(first[name]), -1)))
+        if subtracts_lazily(piece):
+            if name in rows:
+                pieces.append(Rows(start, shape[0], rows[name].rows, piece, rows[name].used, first[name]))
+            else:
+                pieces.append(Dense(start, piece.reshape(len(piece), -1), first[name].reshape(len(first[name]), -1)))
             start += shape.numel()
             continue
         change = piece.sub_(first[name])
@@ -177,7 +180,7 @@ def together(users: Sequence[Updates]) -> Updates:
             terms = [own for piece in same_piece if isinstance(piece, OuterProductUpdates) for own in piece.users]
             pieces.append(OuterProductUpdates(first.start, first.height, terms, first.library))
             continue
-        own = [piece.formed()[0] if isinstance(piece, Dense) else piece.values[0] for piece in same_piece]
+        own = [piece.formed()[0] if isinstance(piece, Dense | Rows) else piece.values[0] for piece in same_piece]
         values = pad_sequence(own, batch_first=True)
         if isinstance(first, Rows):
             places = pad_sequence(
