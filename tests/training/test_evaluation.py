@@ -218,3 +218,19 @@ def test_on_a_gpu_a_state_is_measured_as_it_was_when_its_round_ended():
     for report, state in zip(result.reports, states, strict=True):
         loss = torch.nn.functional.cross_entropy(run.model_at(state)(x), y).item()
         assert report.metrics == {"cross_entropies": pytest.approx(loss, rel=1e-5)}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_test_function_may_train_and_measure_itself():
+    def fine_tuned(model):
+        own = Training(
+            linear(), cross_entropy, small_population(), rounds=1, cohort_size=20, local=LOCAL,
+            privacy=Privacy(noise_multiplier=0.5), compute=Compute(device="cuda"), seed=3,
+        )  # fmt: skip
+        return own.run([Evaluate(TEST, accuracy, every=1)]).metrics
+
+    outer = Training(
+        linear(), cross_entropy, small_population(), rounds=1, cohort_size=20, local=LOCAL,
+        privacy=Privacy(noise_multiplier=0.5), compute=Compute(device="cuda"), seed=3,
+    )  # fmt: skip
+    assert 0 <= outer.run([Evaluate(fine_tuned, every=1)]).metrics["accuracy"] <= 1

@@ -29,6 +29,7 @@ Metric = Callable[[nn.Module, Batch], Tensor | Mapping[str, Tensor]]  # (example
 
 
 _one_on_a_gpu = threading.Lock()  # runs side by side measure by turns: a batch fills the GPU, and takes its memory
+_here = threading.local()  # `measuring`: whether this thread holds that lock
 
 
 class Evaluate(Measuring):
@@ -89,6 +90,9 @@ class Evaluate(Measuring):
             self._evaluate = self.test
         self._device = device
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        # A test function may train a model itself, and waits for what that training measures.
+        by_turns = self._stream is not None and not getattr(_here, "measuring", False)
+        self._turn: AbstractContextManager[object] = _one_on_a_gpu if by_turns else nullcontext()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="clipline-evaluation")
 
     def measure(self, state: TrainState, *, last: bool) -> Future[Metrics] | None:
@@ -106,8 +110,8 @@ class Evaluate(Measuring):
             self._thread = None
 
     def _measure(self, params: Tensor, ready: torch.cuda.Event | None) -> Metrics:
-        alone: AbstractContextManager[object] = nullcontext() if self._stream is None else _one_on_a_gpu
-        with alone, torch.no_grad(), torch.cuda.stream(self._stream):  # without a stream, the latter does nothing
+        with self._turn, torch.no_grad(), torch.cuda.stream(self._stream):  # without a stream, the latter does nothing
+            _here.measuring = True
             if self._stream is not None and ready is not None:
                 self._stream.wait_event(ready)
             pieces = torch.split(params.clone(), [param.numel() for param in self._trainable])  # a metric may write
