@@ -57,16 +57,15 @@ class PatchConv2d(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(batch, in_channels, height, width) -> (batch, out_channels, height, width), channels last in memory."""
         size, stride = self.kernel_size, self.stride
-        before, after = (0, 0) if self.padding == "valid" else self._zeros(images.shape[2])[:2]
-        single_user = not is_batched(images, self.weight)
-        if before != after or (before > 0 and not single_user):  # torch's convolution pads symmetrically by itself
-            images = F.pad(images, (before, after, before, after), value=0.0)
-            before = 0
-        if single_user:
-            images = images.contiguous(memory_format=torch.channels_last)
-            kernel = self.weight.view(len(self.weight), size, size, -1).permute(0, 3, 1, 2)  # a channels-last view
-            return F.conv2d(images, kernel, self.bias, stride, before)
-        return convolution.convolved(images, self.weight, self.bias, size, stride)
+        zeros = (0, 0, 0, 0) if self.padding == "valid" else self._zeros(images.shape[2])
+        kernel = self.weight.view(len(self.weight), size, size, -1)
+        if is_batched(images, self.weight):
+            return convolution.convolved(images, kernel, self.bias, stride, zeros)
+        before, after = zeros[:2]
+        if before != after:  # torch's convolution pads symmetrically by itself
+            images, before = F.pad(images, zeros, value=0.0), 0
+        images = images.contiguous(memory_format=torch.channels_last)
+        return F.conv2d(images, kernel.permute(0, 3, 1, 2), self.bias, stride, before)  # a channels-last view
 
     def _zeros(self, side: int) -> tuple[int, int, int, int]:
         """Zeros to the left, right, top and bottom of a square image."""

@@ -42,7 +42,7 @@ def test_a_step_whose_course_depends_on_the_number_of_users_is_refused():
 
 
 def rounding(stack, inputs):
-    """Steps of SGD on pieces that are used through a copy in bfloat16, through two, also as they are, or not at all."""
+    """SGD on pieces used through a copy in bfloat16, through two, through one and as they are, or not at all."""
     leaves = [piece.detach().requires_grad_() for piece in stack]
     once, twice, also, _ = leaves
     products = inputs.bfloat16() * once.bfloat16() + inputs.bfloat16() * twice.bfloat16() * twice.bfloat16()
@@ -58,26 +58,37 @@ def test_a_copy_that_a_step_would_make_anew_is_kept_and_renewed():
     generator = torch.Generator().manual_seed(1)
     arguments = ([torch.zeros(2, 5) for _ in range(4)], torch.zeros(2, 5))
     once = traced_once(rounding, arguments)
-    assert copied(once, 4) == {0: torch.bfloat16}
-    copies = {0: torch.zeros(2, 5, dtype=torch.bfloat16)}
+    assert copied(once, 4) == {0: torch.bfloat16, 2: torch.bfloat16}
+    copies = {piece: torch.zeros(2, 5, dtype=torch.bfloat16) for piece in (0, 2)}
     program = traced(rounding, arguments, copies, once)
     assert program.code == traced(rounding, arguments, copies).code
     ours = [torch.randn(3, 5, generator=generator) for _ in range(4)]
     expected = [piece.clone() for piece in ours]
-    copy = ours[0].bfloat16()
+    copy, other_copy = ours[0].bfloat16(), ours[2].bfloat16()
     for _ in range(3):
         inputs = torch.randn(3, 5, generator=generator)
-        program(ours, inputs, [copy])
+        program(ours, inputs, [copy, other_copy])
         rounding(expected, inputs)
         for one, other in zip(ours, expected, strict=True):
             assert torch.equal(one, other)
         assert torch.equal(copy, ours[0].bfloat16())
+        assert torch.equal(other_copy, ours[2].bfloat16())
     before = ours[0].clone()
     copy.zero_()
-    program(ours, inputs, [copy])
+    program(ours, inputs, [copy, other_copy])
     rounding(expected, inputs)
     assert not torch.equal(ours[0], expected[0])  # it is the copy that counts
     assert not torch.equal(ours[0], before)
+
+
+def test_a_piece_that_may_be_written_in_another_way_is_not_kept():
+    def overwritten(stack):
+        (piece,) = stack
+        total = piece.bfloat16().sum()
+        piece.view(-1)[:1].zero_()
+        piece.sub_(total)
+
+    assert copied(traced_once(overwritten, ([torch.zeros(2, 5)],)), 1) == {}
 
 
 class Swapped(torch.autograd.Function):

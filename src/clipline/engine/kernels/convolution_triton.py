@@ -1,9 +1,15 @@
 """Triton kernels of `convolution.py`: implicit-GEMM convolution and 2 x 2 max pooling. Users are a grid axis.
 
+Tiles and the split of a sum are chosen by shape alone: a user's numbers are the same whoever else is in the stack.
+Padding is never in memory: the kernels mask what they would read there. Where channels fill whole tiles, a tile lies in
+one tap of the filter, so that its tap is a scalar and its channels are contiguous.
+
 Plain twin, test and what it buys: see `convolution.py`.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -12,95 +18,174 @@ from torch import Tensor
 
 # mypy: ignore-errors
 
-_PROGRAMS = 1056  # eight for each multiprocessor of an H200
+
+class Tiles(NamedTuple):
+    """Sides of a program's output tile, how much of the sum it reads at a time, warps, and reads under way."""
+
+    rows: int
+    columns: int
+    deep: int
+    warps: int
+    stages: int
 
 
 def _power(count: int, least: int, most: int) -> int:
     return max(least, min(most, triton.next_power_of_2(count)))
 
 
-def conv_forward(pixels: Tensor, weight: Tensor, bias: Tensor | None, size: int, stride: int) -> Tensor:
-    """(users, batch, height, width, channels) -> (users, batch, out, out, filters), one matrix product a user."""
+def _divisor(count: int, most: int) -> int:
+    """The largest power of 2 that divides `count`, up to `most`."""
+    return min(count & -count, most)
+
+
+def _fits(tiles: Tiles, like: Tensor) -> bool:
+    """Whether the GPU's shared memory holds the reads under way. Triton's interpreter has no limit."""
+    if like.device.type != "cuda":
+        return True
+    room = torch.cuda.get_device_properties(like.device).shared_memory_per_block_optin
+    return tiles.stages * (tiles.rows + tiles.columns) * tiles.deep * like.element_size() <= room - 1024
+
+
+def forward_tiles(channels: int, filters: int, depth: int, like: Tensor) -> Tiles:
+    """Of `_forward`: positions by filters, along the depth."""
+    columns = _power(filters, 16, 128)
+    large = Tiles(128, columns, 64, 4 if columns <= 64 else 8, 3)
+    if channels % 64 == 0 and _fits(large, like):
+        return large
+    deep = _divisor(channels, 32) if channels % 16 == 0 else _power(depth, 16, 32)
+    return Tiles(128, columns, deep, 4 if columns <= 64 else 8, 3)
+
+
+def pixels_tiles(channels: int, filters: int, like: Tensor) -> Tiles:
+    """Of `_pixels`: positions by channels, along the filters."""
+    columns = _power(channels, 16, 128)
+    large = Tiles(128, columns, 64, 4 if columns <= 64 else 8, 3)
+    if filters % 64 == 0 and _fits(large, like):
+        return large
+    return Tiles(128, columns, _power(filters, 16, 32), 4 if columns <= 64 else 8, 3)
+
+
+def weight_tiles(channels: int, filters: int, depth: int, padding: int, like: Tensor) -> Tiles:
+    """Of `_weight`: filters by depth, along the positions."""
+    for columns in (256, 128):  # large tiles read less
+        large = Tiles(128, columns, 64, 8, 3)
+        if filters % 128 == 0 and channels % columns == 0 and _fits(large, like):
+            return large
+    columns = _power(depth, 16, 64)
+    if padding and channels % columns:
+        columns = _divisor(channels, 64)
+    return Tiles(_power(filters, 16, 64), columns, 64, 4, 3)
+
+
+def conv_forward(
+    pixels: Tensor, weight: Tensor, bias: Tensor | None, size: int, stride: int, padding: int = 0
+) -> Tensor:
+    """(users, batch, height, width, channels) -> (users, batch, out, out, filters), one matrix product a user.
+
+    The weights have the type of the pixels. Padding needs a multiple of 16 channels.
+    """
     users, batch, height, width, channels = pixels.shape
     filters, depth = weight.shape[1:]
-    high, wide = (height - size) // stride + 1, (width - size) // stride + 1
+    high, wide = ((side + 2 * padding - size) // stride + 1 for side in (height, width))
     out = pixels.new_empty(users, batch, high, wide, filters)
-    weight = weight.to(pixels.dtype)
-    block_f, block_k = _power(filters, 16, 128), _power(channels if channels >= 16 else depth, 16, 32)
-    grid = (triton.cdiv(batch * high * wide, 128), users, triton.cdiv(filters, block_f))
+    tiles = forward_tiles(channels, filters, depth, pixels)
+    assert not padding or channels % tiles.deep == 0
+    grid = (triton.cdiv(batch * high * wide, tiles.rows), users, triton.cdiv(filters, tiles.columns))
     _forward[grid](
         pixels, weight, weight if bias is None else bias, out, batch * high * wide,
         pixels.stride(0), weight.stride(0), out.stride(0),
-        height, width, channels, high, wide, filters, depth, size, stride,
-        bias is not None, 128, block_f, block_k, num_warps=4 if block_f <= 64 else 8, num_stages=3,
+        height, width, channels, high, wide, filters, depth, size, stride, padding,
+        bias is not None, tiles.rows, tiles.columns, tiles.deep, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
 
 
-def conv_pixels(grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: int) -> Tensor:
-    """(users, batch, out, out, filters) -> the gradient with respect to the pixels."""
+def conv_pixels(
+    grad: Tensor, weight: Tensor, height: int, width: int, size: int, stride: int, padding: int = 0
+) -> Tensor:
+    """(users, batch, out, out, filters) -> the gradient with respect to the pixels. The weights have its type."""
     users, batch, high, wide, filters = grad.shape
     depth = weight.shape[2]
     channels = depth // (size * size)
     out = grad.new_empty(users, batch, height, width, channels)
-    weight = weight.to(grad.dtype)
-    block_c, block_k = _power(channels, 16, 128), _power(filters, 16, 64)
-    grid = (triton.cdiv(batch * height * width, 128), users, triton.cdiv(channels, block_c))
+    tiles = pixels_tiles(channels, filters, grad)
+    grid = (triton.cdiv(batch * height * width, tiles.rows), users, triton.cdiv(channels, tiles.columns))
     _pixels[grid](
         grad, weight, out, batch * height * width, grad.stride(0), weight.stride(0), out.stride(0),
-        height, width, channels, high, wide, filters, depth, size, stride,
-        128, block_c, block_k, num_warps=4 if block_c <= 64 else 8, num_stages=2,
+        height, width, channels, high, wide, filters, depth, size, stride, padding,
+        tiles.rows, tiles.columns, tiles.deep, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
 
 
-def conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int, biased: bool) -> Tensor:
-    """Gradients of the weights, followed by the bias: (users, filters * (size * size * channels + 1)).
-
-    The bias is treated as the weight of a constant 1: one more column of the patches.
-    """
+def conv_weight(grad: Tensor, pixels: Tensor, size: int, stride: int, biased: bool, padding: int = 0) -> Tensor:
+    """Gradients of the weights, followed by the bias: (users, filters * (size * size * channels + 1)) float32."""
     users, batch, high, wide, filters = grad.shape
     height, width, channels = pixels.shape[2:]
     depth = size * size * channels
-    side = 128 if filters >= 128 and depth >= 512 else 64  # large tiles read less, if there are enough of them
-    block_f, block_k = _power(filters, 16, side), _power(depth + biased, 16, side)
-    tiles = triton.cdiv(depth + biased, block_k) * triton.cdiv(filters, block_f)
+    tiles = weight_tiles(channels, filters, depth, padding, grad)
+    assert not padding or channels % tiles.columns == 0
+    across, down = triton.cdiv(depth, tiles.columns), triton.cdiv(filters, tiles.rows)
     positions = batch * high * wide
-    shares = max(
-        1, min(8, _PROGRAMS // (tiles * users), positions // 512)
-    )  # split the sum, so that there are enough programs to fill the GPU
+    shares = split(positions, across * down)
+    share = triton.cdiv(positions, shares * tiles.deep) * tiles.deep
     out = torch.empty(shares, users, filters * (depth + biased), dtype=torch.float32, device=grad.device)
-    _weight[(tiles * shares, users)](
-        grad, pixels, out, positions, triton.cdiv(positions, shares * 64) * 64, grad.stride(0), pixels.stride(0),
-        out.stride(0), out.stride(1), height, width, channels, high, wide, filters, depth, size, stride,
-        triton.cdiv(depth + biased, block_k), tiles, biased, 64, block_f, block_k, num_warps=side // 16, num_stages=3,
+    _weight[((across + biased) * down * shares, users)](
+        grad, pixels, out, positions, share, grad.stride(0), pixels.stride(0), out.stride(0), out.stride(1),
+        height, width, channels, high, wide, filters, depth, size, stride, padding, across, down, biased,
+        tiles.deep, tiles.rows, tiles.columns, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    return out.sum(dim=0) if shares > 1 else out[0]
+    if shares == 1:
+        return out[0]
+    total = torch.empty_like(out[0])
+    _add[(triton.cdiv(total.numel(), 1024),)](out, total, total.numel(), shares, 1024)
+    return total
+
+
+def split(positions: int, tiles: int) -> int:
+    """Into how many shares the sum over the positions is split where a user has few tiles, so that the GPU is filled.
+
+    It does not depend on the number of users, whose rounding would then depend on who else is in the stack.
+    """
+    return max(1, min(8, positions // 1024, triton.cdiv(16, tiles)))
 
 
 @triton.jit
 def _forward(
     pixels, weight, bias, out, positions, pixels_user, weight_user, out_user,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
-    FILTERS: tl.constexpr, DEPTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
+    FILTERS: tl.constexpr, DEPTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
     BIASED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     user = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     f = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)
     image, place = m // (HIGH * WIDE), m % (HIGH * WIDE)
-    corner = (image * HEIGHT + (place // WIDE) * STRIDE) * WIDTH + (place % WIDE) * STRIDE
+    top, left = (place // WIDE) * STRIDE - PADDING, (place % WIDE) * STRIDE - PADDING
+    corner = ((image * HEIGHT + top) * WIDTH + left) * CHANNELS
     start = pixels + user * pixels_user
     weights = weight + user * weight_user
     total = tl.zeros((BLOCK_M, BLOCK_F), tl.float32)
-    for k0 in range(0, DEPTH, BLOCK_K):
-        k = k0 + tl.arange(0, BLOCK_K)
-        tap, channel = k // CHANNELS, k % CHANNELS
-        shift = ((tap // SIZE) * WIDTH + tap % SIZE) * CHANNELS + channel
-        inside = (m < positions)[:, None] & (k < DEPTH)[None, :]
-        a = tl.load(start + corner[:, None] * CHANNELS + shift[None, :], mask=inside, other=0.0)
-        known = (f < FILTERS)[None, :] & (k < DEPTH)[:, None]
-        b = tl.load(weights + f[None, :] * DEPTH + k[:, None], mask=known, other=0.0)
+    CHUNKS: tl.constexpr = CHANNELS // BLOCK_K
+    for step in range((DEPTH + BLOCK_K - 1) // BLOCK_K):
+        k = step * BLOCK_K + tl.arange(0, BLOCK_K)
+        if CHANNELS % BLOCK_K == 0:
+            tap, chunk = step // CHUNKS, step % CHUNKS
+            i, j = tap // SIZE, tap % SIZE
+            inside = m < positions
+            if PADDING > 0:
+                inside &= (top + i >= 0) & (top + i < HEIGHT) & (left + j >= 0) & (left + j < WIDTH)
+            here = corner + (i * WIDTH + j) * CHANNELS
+            here = start + here[:, None] + (chunk * BLOCK_K + tl.arange(0, BLOCK_K))[None, :]
+            a = tl.load(here, mask=inside[:, None], other=0.0)
+            b = tl.load(weights + f[None, :] * DEPTH + k[:, None], mask=(f < FILTERS)[None, :], other=0.0)
+        else:
+            tap, channel = k // CHANNELS, k % CHANNELS
+            shift = ((tap // SIZE) * WIDTH + tap % SIZE) * CHANNELS + channel
+            inside = (m < positions)[:, None] & (k < DEPTH)[None, :]
+            a = tl.load(start + corner[:, None] + shift[None, :], mask=inside, other=0.0)
+            known = (f < FILTERS)[None, :] & (k < DEPTH)[:, None]
+            b = tl.load(weights + f[None, :] * DEPTH + k[:, None], mask=known, other=0.0)
         total = tl.dot(a, b, total)
     if BIASED:
         total += tl.load(bias + user * FILTERS + f, mask=f < FILTERS, other=0.0).to(tl.float32)[None, :]
@@ -112,29 +197,34 @@ def _forward(
 def _pixels(
     grad, weight, out, positions, grad_user, weight_user, out_user,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
-    FILTERS: tl.constexpr, DEPTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
+    FILTERS: tl.constexpr, DEPTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     user = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
     image, place = m // (HEIGHT * WIDTH), m % (HEIGHT * WIDTH)
-    row, column = place // WIDTH, place % WIDTH
+    row, column = place // WIDTH + PADDING, place % WIDTH + PADDING
     grads = grad + user * grad_user
     weights = weight + user * weight_user
     total = tl.zeros((BLOCK_M, BLOCK_C), tl.float32)
-    for tap in range(SIZE * SIZE):
+    CHUNKS: tl.constexpr = (FILTERS + BLOCK_K - 1) // BLOCK_K
+    for step in range(SIZE * SIZE * CHUNKS):  # one loop and not two: reads go on across taps
+        tap, chunk = step // CHUNKS, step % CHUNKS
         up, left = row - tap // SIZE, column - tap % SIZE
-        fits = (m < positions) & (up >= 0) & (left >= 0) & (up % STRIDE == 0) & (left % STRIDE == 0)
-        up, left = up // STRIDE, left // STRIDE
-        fits = fits & (up < HIGH) & (left < WIDE)
-        base = ((image * HIGH + up) * WIDE + left) * FILTERS
-        for f0 in range(0, FILTERS, BLOCK_K):
-            f = f0 + tl.arange(0, BLOCK_K)
-            a = tl.load(grads + base[:, None] + f[None, :], mask=fits[:, None] & (f < FILTERS)[None, :], other=0.0)
-            column_mask = (f < FILTERS)[:, None] & (c < CHANNELS)[None, :]
-            b = tl.load(weights + f[:, None] * DEPTH + tap * CHANNELS + c[None, :], mask=column_mask, other=0.0)
-            total = tl.dot(a, b, total)
+        fits = (m < positions) & (up >= 0) & (left >= 0)
+        if STRIDE > 1:
+            fits &= (up % STRIDE == 0) & (left % STRIDE == 0)
+            up, left = up // STRIDE, left // STRIDE
+        fits &= (up < HIGH) & (left < WIDE)
+        here = ((image * HIGH + up) * WIDE + left) * FILTERS
+        f = chunk * BLOCK_K + tl.arange(0, BLOCK_K)
+        inside, known = fits[:, None], (c < CHANNELS)[None, :]
+        if FILTERS % BLOCK_K != 0:
+            inside, known = inside & (f < FILTERS)[None, :], known & (f < FILTERS)[:, None]
+        a = tl.load(grads + here[:, None] + f[None, :], mask=inside, other=0.0)
+        b = tl.load(weights + f[:, None] * DEPTH + tap * CHANNELS + c[None, :], mask=known, other=0.0)
+        total = tl.dot(a, b, total)
     where = out + user * out_user + m[:, None] * CHANNELS + c[None, :]
     tl.store(where, total.to(out.dtype.element_ty), mask=(m < positions)[:, None] & (c < CHANNELS)[None, :])
 
@@ -143,32 +233,70 @@ def _pixels(
 def _weight(
     grad, pixels, out, positions, share, grad_user, pixels_user, out_share, out_user,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
-    FILTERS: tl.constexpr, DEPTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, ACROSS: tl.constexpr,
-    TILES: tl.constexpr, BIASED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr,
+    FILTERS: tl.constexpr, DEPTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
+    ACROSS: tl.constexpr, DOWN: tl.constexpr, BIASED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     user = tl.program_id(1).to(tl.int64)
+    TILES: tl.constexpr = (ACROSS + BIASED) * DOWN
     tile, part = tl.program_id(0) % TILES, tl.program_id(0) // TILES
-    k = (tile % ACROSS) * BLOCK_K + tl.arange(0, BLOCK_K)
-    f = (tile // ACROSS) * BLOCK_F + tl.arange(0, BLOCK_F)
-    tap, channel = k // CHANNELS, k % CHANNELS
-    shift = ((tap // SIZE) * WIDTH + tap % SIZE) * CHANNELS + channel
+    f = (tile // (ACROSS + BIASED)) * BLOCK_F + tl.arange(0, BLOCK_F)
+    first, last = part * share, tl.minimum(positions, (part + 1) * share)
     grads = grad + user * grad_user
-    start = pixels + user * pixels_user
-    total = tl.zeros((BLOCK_F, BLOCK_K), tl.float32)
-    for m0 in range(part * share, tl.minimum(positions, (part + 1) * share), BLOCK_M):
+    own = out + part.to(tl.int64) * out_share + user * out_user
+    across = tile % (ACROSS + BIASED)
+    if BIASED and across == ACROSS:
+        _bias(grads, own + FILTERS * DEPTH, f, first, last, FILTERS, BLOCK_M, BLOCK_F)
+    else:
+        k = across * BLOCK_K + tl.arange(0, BLOCK_K)
+        CHUNKS: tl.constexpr = CHANNELS // BLOCK_K
+        start = pixels + user * pixels_user
+        total = tl.zeros((BLOCK_F, BLOCK_K), tl.float32)
+        for m0 in range(first, last, BLOCK_M):
+            m = m0 + tl.arange(0, BLOCK_M)
+            known = m < positions
+            a = tl.load(
+                grads + m[None, :] * FILTERS + f[:, None], mask=known[None, :] & (f < FILTERS)[:, None], other=0.0
+            )
+            image, place = m // (HIGH * WIDE), m % (HIGH * WIDE)
+            row, column = (place // WIDE) * STRIDE - PADDING, (place % WIDE) * STRIDE - PADDING
+            if CHANNELS % BLOCK_K == 0:
+                tap = across // CHUNKS
+                row, column = row + tap // SIZE, column + tap % SIZE
+                if PADDING > 0:
+                    known &= (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
+                here = ((image * HEIGHT + row) * WIDTH + column) * CHANNELS
+                channel = (across % CHUNKS) * BLOCK_K + tl.arange(0, BLOCK_K)
+                here = start + here[:, None] + channel[None, :]
+                b = tl.load(here, mask=known[:, None], other=0.0)
+            else:
+                tap, channel = k // CHANNELS, k % CHANNELS
+                shift = ((tap // SIZE) * WIDTH + tap % SIZE) * CHANNELS + channel
+                here = ((image * HEIGHT + row) * WIDTH + column) * CHANNELS
+                inside = known[:, None] & (k < DEPTH)[None, :]
+                b = tl.load(start + here[:, None] + shift[None, :], mask=inside, other=0.0)
+            total = tl.dot(a, b, total)
+        where = own + f[:, None] * DEPTH + k[None, :]  # nothing but contiguous: each sector is written once
+        tl.store(where, total, mask=(f < FILTERS)[:, None] & (k < DEPTH)[None, :])
+
+
+@triton.jit
+def _bias(grads, out, f, first, last, FILTERS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr):
+    total = tl.zeros((BLOCK_F,), tl.float32)
+    for m0 in range(first, last, BLOCK_M):
         m = m0 + tl.arange(0, BLOCK_M)
-        image, place = m // (HIGH * WIDE), m % (HIGH * WIDE)
-        corner = (image * HEIGHT + (place // WIDE) * STRIDE) * WIDTH + (place % WIDE) * STRIDE
-        known = m < positions
-        a = tl.load(grads + m[None, :] * FILTERS + f[:, None], mask=known[None, :] & (f < FILTERS)[:, None], other=0.0)
-        inside = known[:, None] & (k < DEPTH)[None, :]
-        b = tl.load(start + corner[:, None] * CHANNELS + shift[None, :], mask=inside, other=0.0)
-        if BIASED:
-            b = tl.where((k == DEPTH)[None, :], 1.0, b).to(b.dtype)
-        total = tl.dot(a, b, total)
-    own = out + part * out_share + user * out_user
-    where = own + tl.where((k == DEPTH)[None, :], FILTERS * DEPTH + f[:, None], f[:, None] * DEPTH + k[None, :])
-    tl.store(where, total, mask=(f < FILTERS)[:, None] & (k < DEPTH + BIASED)[None, :])
+        known = (m < last)[:, None] & (f < FILTERS)[None, :]
+        total += tl.sum(tl.load(grads + m[:, None] * FILTERS + f[None, :], mask=known, other=0.0).to(tl.float32), 0)
+    tl.store(out + f, total, mask=f < FILTERS)
+
+
+@triton.jit
+def _add(parts, out, count, SHARES: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for part in tl.static_range(SHARES):
+        total += tl.load(parts + i + part * count.to(tl.int64), mask=i < count)
+    tl.store(out + i, total, mask=i < count)
 
 
 def pool_forward(pixels: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,11 +20,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map_only
 
 _USERS = (13, 17)  # two numbers of users that are unlikely to be other constants of the graph
+_ATEN = torch.ops.aten
+_VIEWS = (_ATEN.detach.default, _ATEN.alias.default, _ATEN.view.default, _ATEN.permute.default)
 
 
 def traced(
@@ -73,7 +76,10 @@ def traced_once(step: Callable[..., None], arguments: tuple[Any, ...]) -> GraphM
 
 
 def copied(once: GraphModule, pieces: int) -> dict[int, torch.dtype]:
-    """Of the first `pieces` inputs, those that the step uses only through one cast to another type, and that type."""
+    """Of the first `pieces` inputs, those that the step casts to another type, once, and that type.
+
+    It may read them as they are, too, as a penalty on the weights does.
+    """
     inputs = _inputs(once.graph)[:pieces]
     found = {piece: _cast_and_update(node) for piece, node in enumerate(inputs)}
     return {piece: cast("torch.dtype", both[0].kwargs["dtype"]) for piece, both in found.items() if both is not None}
@@ -94,22 +100,31 @@ def _inputs(graph: Graph) -> list[Node]:
 
 
 def _uses(node: Node) -> Iterator[Node]:
-    """The nodes that use a tensor, also through detach and alias."""
+    """The nodes that use a tensor, also through views."""
     for user in node.users:
-        if user.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+        if user.target in _VIEWS:
             yield from _uses(user)
         else:
             yield user
 
 
+def _reads(node: Node) -> bool:
+    """Whether the node only reads: it writes into no argument, and nothing can be written through what it gives."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    schema = node.target._schema
+    return not schema.is_mutable and all(given.alias_info is None for given in schema.returns)
+
+
 def _cast_and_update(piece: Node) -> tuple[Node, Node] | None:
-    """The node that casts the piece and the node that updates it, if these are its only uses."""
+    """The only node that casts the piece and the one that updates it after, if all its other uses are reads."""
     uses = list(_uses(piece))
-    copies = [user for user in uses if user.target is torch.ops.aten._to_copy.default]
-    update_nodes = [user for user in uses if user.target is torch.ops.aten.sub_.Tensor and user.args[0] is piece]
-    if len(uses) == 2 and len(copies) == len(update_nodes) == 1 and list(copies[0].kwargs) == ["dtype"]:
-        return copies[0], update_nodes[0]
-    return None
+    copies = [user for user in uses if user.target is _ATEN._to_copy.default]
+    update_nodes = [user for user in uses if user.target is _ATEN.sub_.Tensor and user.args[0] is piece]
+    if not len(copies) == len(update_nodes) == 1 or list(copies[0].kwargs) != ["dtype"]:
+        return None
+    others = [user for user in uses if user is not update_nodes[0]]
+    return (copies[0], update_nodes[0]) if all(_reads(user) for user in others) else None
 
 
 def _use_cached_copy(cached: Node, piece: Node) -> None:
@@ -117,12 +132,21 @@ def _use_cached_copy(cached: Node, piece: Node) -> None:
     both = _cast_and_update(piece)
     assert both is not None
     cast_node, update_node = both
-    cast_node.replace_all_uses_with(cached)
+    views: list[Node] = []
+    above = cast("Node", cast_node.args[0])
+    while above is not piece:
+        views.append(above)
+        above = cast("Node", above.args[0])
+    seen = cached
+    with piece.graph.inserting_before(cast_node):
+        for view in reversed(views):  # the copy is laid out as the piece is
+            seen = piece.graph.call_function(cast("OpOverload", view.target), (seen, *view.args[1:]), view.kwargs)
+    cast_node.replace_all_uses_with(seen)
     piece.graph.erase_node(cast_node)
     with piece.graph.inserting_before(
         next(iter(reversed(piece.graph.nodes)))
     ):  # at the end: all pieces have been updated
-        piece.graph.call_function(torch.ops.aten.copy_.default, (cached, update_node))
+        piece.graph.call_function(_ATEN.copy_.default, (cached, update_node))
 
 
 def _trace(step: Callable[..., None], arguments: tuple[Any, ...], users: int) -> GraphModule:

@@ -241,8 +241,7 @@ class Conv2d(nn.Conv2d):
             return self._of_gray(F.pad(images, zeros))
         if fast:
             return super().forward(images)
-        weight = self.weight.permute(0, 2, 3, 1).flatten(1)
-        return convolution.convolved(F.pad(images, zeros), weight, self.bias, self.kernel_size[0], self.stride[0])
+        return convolution.convolved(images, self.weight.permute(0, 2, 3, 1), self.bias, self.stride[0], tuple(zeros))
 
     def _of_gray(self, images: Tensor) -> Tensor:
         """Filters times patches, one product a user: (batch, 1, height, width), padded, as in `forward`."""
