@@ -189,6 +189,10 @@ def _described(node: Node) -> Any:
     return (value.dtype, tuple(value.shape), value.stride()) if isinstance(value, Tensor) else None
 
 
+def _pointwise(node: Node) -> bool:
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
 class _Splitter:
     """Splits one graph. Positions count its operations, without the cheap ones that are computed where they are used."""
 
@@ -263,63 +267,70 @@ class _Splitter:
             stretches.append((start, period, count))
             end = start + period * count
         stretches += [(end, len(self.order) - end, 1)] * (end < len(self.order))
+        forms = {
+            begin: self._form(begin, period)
+            for start, period, count in stretches
+            for begin in range(start, start + period * count, period)
+        }
+        last = {leaf: begin for begin, (_, given) in forms.items() for leaf in given}  # the stretch that reads it last
         numbers = {node: number for number, node in enumerate(self.inputs)}
         known: dict[Any, int] = {}
         graphs: list[GraphModule] = []
-        calls: list[tuple[int, list[Node], dict[int, Node]]] = []
+        calls: list[Call] = []
         for start, period, count in stretches:
-            starts = [start + turn * period for turn in range(count)]
-            returned = sorted({place for begin in starts for place in self._returned(begin, period)})
-            for begin in starts:
-                form, outside = self._form(begin, period)
+            begins = range(start, start + period * count, period)
+            returned = [place for place in range(period) if any(self.order[begin + place] in last for begin in begins)]
+            for begin in begins:
+                form, given = forms[begin]
                 key = form, tuple(returned)
                 if key not in known:
                     known[key] = len(graphs)
-                    graphs.append(self._graph(begin, period, outside, returned))
-                calls.append((known[key], outside, {at: self.order[begin + place] for at, place in enumerate(returned)}))
-        last = {leaf: number for number, (_, outside, _) in enumerate(calls) for leaf in outside}
-        sequence = []
-        for number, (part, outside, made) in enumerate(calls):
-            kept = [(place, node) for place, node in made.items() if node in last]
-            numbers |= {node: len(numbers) + further for further, (_, node) in enumerate(kept)}
-            done = [leaf for leaf in outside if last[leaf] == number and leaf.op != "placeholder"]
-            sequence.append(
-                Call(
-                    part,
-                    tuple(numbers[leaf] for leaf in (self.counting, *outside)),
-                    tuple((place, numbers[node]) for place, node in kept),
-                    tuple(numbers[leaf] for leaf in done),
+                    graphs.append(self._graph(begin, period, given, returned))
+                made = [(place, self.order[begin + at]) for place, at in enumerate(returned)]
+                made = [(place, node) for place, node in made if node in last]
+                numbers |= {node: len(numbers) + further for further, (_, node) in enumerate(made)}
+                calls.append(
+                    Call(
+                        known[key],
+                        tuple(numbers[leaf] for leaf in (self.counting, *given)),
+                        tuple((place, numbers[node]) for place, node in made),
+                        tuple(numbers[leaf] for leaf in given if last[leaf] == begin and leaf in self.position),
+                    )
                 )
-            )
-        return Parts(graphs, sequence)
-
-    def _returned(self, start: int, length: int) -> list[int]:
-        """Places in the stretch whose results are read after it."""
-        end = start + length
-        return [
-            place - start
-            for place in range(start, end)
-            if (readers := self.readers.get(self.order[place])) and readers[-1] >= end
-        ]
+        return Parts(graphs, calls)
 
     def _form(self, start: int, length: int) -> tuple[tuple[Any, ...], list[Node]]:
-        """What the stretch computes, the same for all that are the same part; and what it reads from outside."""
+        """What the stretch computes, the same for all that are the same part; and what it is given from outside."""
         outside: dict[Node, int] = {}
-        form = []
-        for place in range(start, start + length):
-            own = (self.position.get(leaf, -1) - start for leaf in self.sources[place])
-            places = [
-                at if at >= 0 else -1 - outside.setdefault(leaf, len(outside))
-                for at, leaf in zip(own, self.sources[place], strict=True)
-            ]
-            form.append((self.labels[place], *places))
-        return tuple(form), list(outside)
+        readers: dict[Node, list[Node]] = {}
+        form: list[tuple[Any, ...]] = []
 
-    def _graph(self, start: int, length: int, outside: Sequence[Node], returned: Sequence[int]) -> GraphModule:
+        def refer(leaf: Node) -> int:
+            own = self.position.get(leaf, -1) - start
+            return own if own >= 0 else -1 - outside.setdefault(leaf, len(outside))
+
+        for place in range(start, start + length):
+            form.append((self.labels[place], *map(refer, self.sources[place])))
+            for leaf in self.sources[place]:
+                readers.setdefault(leaf, []).append(self.order[place])
+        # As the compiler would: read what is there anyway and compute once more, rather than write and read another.
+        again = [
+            leaf
+            for leaf in outside
+            if all(map(_pointwise, (leaf, *readers[leaf])))
+            and all(one in outside for one in self.sources[self.position[leaf]])
+            and not any(self.written & self.homes[one] for one in (leaf, *self.sources[self.position[leaf]]))
+        ]
+        again = [leaf for leaf in again if set(again).isdisjoint(self.sources[self.position[leaf]])]
+        for leaf in again:
+            form.append((refer(leaf), self.labels[self.position[leaf]], *map(refer, self.sources[self.position[leaf]])))
+        return tuple(form), [leaf for leaf in outside if leaf not in again]
+
+    def _graph(self, start: int, length: int, given: Sequence[Node], returned: Sequence[int]) -> GraphModule:
         """The stretch as a graph of its own."""
         graph = Graph()
         users = graph.placeholder("counting")
-        copies = {leaf: graph.placeholder(f"given_{number}") for number, leaf in enumerate(outside)}
+        copies = {leaf: graph.placeholder(f"given_{number}") for number, leaf in enumerate(given)}
         copies |= dict.fromkeys(self.users, graph.call_function(_aten.sym_size.int, (users, 0)))
 
         def copy(node: Node) -> Node:
@@ -331,7 +342,7 @@ class _Splitter:
 
         for node in self.order[start : start + length]:
             copy(node)
-        for leaf in (*outside, *(self.order[start + place] for place in returned)):
+        for leaf in (*given, *(self.order[start + place] for place in returned)):
             self._check_border(leaf)
         graph.output(tuple(copies[self.order[start + place]] for place in returned))
         return GraphModule(torch.nn.Module(), graph)
