@@ -188,7 +188,7 @@ def _artifact(graph: GraphModule, like: Sequence[Any]) -> Any:
     with torch.no_grad(), fresh, tracing(TracingContext(like[0].fake_mode)):
         return standalone_compile(
             graph,
-            cast("list[Any]", list(like)),
+            list(like),
             dynamic_shapes="from_tracing_context",
             # Kernels are tuned in the first run, on buffers that are there; else the compiler would make some up.
             options={"config_patches": {"triton.autotune_at_compile_time": False}},

@@ -6,8 +6,8 @@ graph are the same part if they have the same operations with the same constants
 way, and get tensors of the same types and shapes from outside. All calls of a part return what any of them must.
 
 What is cheap is not handed from part to part but computed again where it is used: views, casts to a wider type, filled
-tensors and numbers made of the number of users. So parts return no views of each other's tensors, but for slices. An
-operation in place stays where it is in the sequence; what it writes to is handed around as one tensor.
+tensors and numbers made of the number of users. So what an operation in place writes to is handed from part to part as
+one tensor, never as a view of it, and operations keep their order.
 
 Plain twin: the graph as a whole, which is also what is compiled if it is small or does not repeat.
 Switch: `FastParts.compiled_steps`.
@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
+
+from .tidied import NUMBERS, Inseparable, acts, frozen, memory, tidied
 
 # Operations. A smaller graph is compiled whole in a minute or so, and the compiler fuses across what would be borders.
 _LARGE = 2000
@@ -44,7 +45,6 @@ _FILLED = {
     _aten.scalar_tensor.default, _aten.full.default, _aten.zeros.default, _aten.ones.default, _aten.arange.default,
     _aten.arange.start, _aten.arange.start_step,
 }  # fmt: skip
-_NUMBERS = {_aten.sym_size.int, operator.mul, operator.add, operator.sub, operator.floordiv}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,9 @@ class Parts:
         return sum(len(graph.graph.nodes) for graph in self.graphs)
 
 
-def run_calls(calls: Sequence[Call], parts: Sequence[Callable[..., Sequence[Tensor]]], inputs: Sequence[Tensor]) -> None:
+def run_calls(
+    calls: Sequence[Call], parts: Sequence[Callable[..., Sequence[Tensor]]], inputs: Sequence[Tensor]
+) -> None:
     """Run the calls one after the other on the inputs of the whole graph; a tensor goes after its last use."""
     values = dict(enumerate(inputs))
     for call in calls:
@@ -81,106 +83,20 @@ def run_calls(calls: Sequence[Call], parts: Sequence[Callable[..., Sequence[Tens
             del values[number]
 
 
-def parted(graph: GraphModule, by_user: int, *, large: int = _LARGE) -> Parts | None:
+def parted(graph: GraphModule, by_user: int) -> Parts | None:
     """The graph, a flat one without constants, as calls of parts; None if it should rather be compiled whole.
 
-    The first `by_user` inputs count users along their first axis. None if it has no more than `large` operations,
+    The first `by_user` inputs count users along their first axis. None if it has few operations,
     if less than half of it repeats, or if it does what cannot be handed from part to part.
     """
-    if len(graph.graph.nodes) <= large:
+    if len(graph.graph.nodes) <= _LARGE:
         return None
-    tidied = _tidied(graph.graph)
     try:
-        found = _Splitter(tidied, by_user).parts()
-    except _Inseparable:
+        tidy = tidied(graph.graph)
+        found = _Splitter(tidy, by_user).parts()
+    except Inseparable:
         return None
-    return found if found.nodes <= len(tidied.nodes) / 2 else None
-
-
-class _Inseparable(Exception):
-    """The graph does something that the rules of this file do not cover."""
-
-
-def _schema(node: Node) -> Any:
-    """What the operation says of itself; None for Python's own operators."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._schema
-    if node.op == "call_function" and (node.target in _NUMBERS or node.target is operator.getitem):
-        return None
-    raise _Inseparable(node.format_node())
-
-
-def _nodes_in(argument: Any) -> list[Node]:
-    found: list[Node] = []
-    map_arg(argument, found.append)
-    return found
-
-
-def _aliased(node: Node, *, written: bool) -> Iterator[Node]:
-    """The arguments that the operation writes to, or those that its results may share memory with."""
-    schema = _schema(node)
-    if schema is None or node.target is _aten._unsafe_view.default:
-        if not written and node.target in (operator.getitem, _aten._unsafe_view.default):
-            yield from _nodes_in(node.args[0])
-        return
-    if not written and not any(result.alias_info is not None for result in schema.returns):
-        return
-    for place, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and (argument.alias_info.is_write or not written):
-            value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-            yield from _nodes_in(value)
-
-
-def _memory(graph: Graph) -> tuple[dict[Node, frozenset[Node]], frozenset[Node]]:
-    """For every node those whose memory its result lies in, itself if it is new; and those that are written to."""
-    homes: dict[Node, frozenset[Node]] = {}
-    written: set[Node] = set()
-    for node in graph.nodes:
-        shared = [] if node.op != "call_function" else list(_aliased(node, written=False))
-        homes[node] = frozenset().union(*(homes[one] for one in shared)) if shared else frozenset([node])
-        if node.op == "call_function":
-            written.update(home for one in _aliased(node, written=True) for home in homes[one])
-    return homes, frozenset(written)
-
-
-def _tidied(graph: Graph) -> Graph:
-    """A copy without detours, dead ends, and what is computed twice. What is written to is left as it is."""
-    tidied = Graph()
-    tidied.output(tidied.graph_copy(graph, {}))
-    for node in tidied.nodes:  # the result of an operation in place is what it wrote to
-        if node.op == "call_function" and node.users:
-            targets = list(_aliased(node, written=True))
-            if len(targets) == 1 and _schema(node).returns:
-                node.replace_all_uses_with(targets[0])
-            elif node.target in (_aten.detach.default, _aten.alias.default):
-                node.replace_all_uses_with(node.args[0])
-    homes, written = _memory(tidied)
-    known: dict[Any, Node] = {}
-    for node in list(tidied.nodes):
-        drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        touched = [home for one in (node, *node.all_input_nodes) for home in homes[one]]
-        if node.op != "call_function" or drawn or not written.isdisjoint(touched):
-            continue
-        # Numbers with their type: 1, 1.0 and True are equal, and not the same; neither are 0.0 and -0.0.
-        key = node.target, _frozen((node.args, node.kwargs), lambda one: one)
-        first = known.setdefault(key, node)
-        if first is not node:
-            node.replace_all_uses_with(first)
-    for node in reversed(list(tidied.nodes)):
-        if node.op == "call_function" and not node.users and not any(_aliased(node, written=True)):
-            tidied.erase_node(node)
-    return tidied
-
-
-def _frozen(argument: Any, name: Callable[[Node], Any]) -> Any:
-    """An argument as something to compare and hash, with names for the nodes in it."""
-    if isinstance(argument, Node):
-        return name(argument)
-    if isinstance(argument, list | tuple):
-        return tuple(_frozen(one, name) for one in argument)
-    if isinstance(argument, dict):
-        return tuple((key, _frozen(one, name)) for key, one in argument.items())
-    return type(argument).__name__, repr(argument)
+    return found if found.nodes <= len(tidy.nodes) / 2 else None
 
 
 def _described(node: Node) -> Any:
@@ -194,21 +110,24 @@ def _pointwise(node: Node) -> bool:
 
 
 class _Splitter:
-    """Splits one graph. Positions count its operations, without the cheap ones that are computed where they are used."""
+    """Splits one graph. Positions count its operations, without those that are computed where they are used."""
 
     def __init__(self, graph: Graph, by_user: int) -> None:
         self.inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        self.homes, self.written = _memory(graph)
+        self.homes, self.written = memory(graph)
         counting = [node for node in self.inputs[:by_user] if node not in self.written]
         if not counting or any(node.op == "get_attr" for node in graph.nodes):
-            raise _Inseparable
+            raise Inseparable
         if any(node.all_input_nodes for node in graph.nodes if node.op == "output"):
-            raise _Inseparable
+            raise Inseparable
         self.counting = counting[-1]
         self.users = [node for node in graph.nodes if node.target is _aten.sym_size.int]
         if any(node.args[0] not in self.inputs[:by_user] or node.args[1] != 0 for node in self.users):
-            raise _Inseparable
+            raise Inseparable
         self.order = [node for node in graph.nodes if node.op == "call_function" and not self._cheap(node)]
+        # First the slices of inputs that nobody writes to: which slice it is may be all in which two layers differ.
+        unwritten = set(self.inputs) - self.written
+        self.order.sort(key=lambda node: not self.homes[node] <= unwritten)
         self.position = {node: place for place, node in enumerate(self.order)}
         self._trees: dict[Node, tuple[Any, tuple[Node, ...]]] = {}
         kinds: dict[Any, int] = {}
@@ -225,16 +144,21 @@ class _Splitter:
                 self.readers.setdefault(leaf, []).append(place)
 
     def _cheap(self, node: Node) -> bool:
-        """Whether it is computed again where it is used. A view of what is written to is still a view of it."""
-        if node.target in _NUMBERS or node.target in _VIEWS:
+        """Whether it is computed again where it is used. Made again, a view of what is written to is a view of it."""
+        if node.target in NUMBERS or node.target in _VIEWS:
             return True
+        if node not in self.homes[node] and not self.written.isdisjoint(self.homes[node]):
+            return not acts(node)
         if node.target in _FILLED:
             return node not in self.written
         if node.target is not _aten._to_copy.default or set(node.kwargs) - {"dtype", "layout", "device"}:
             return False
-        before, after = (one.meta.get("val") for one in (node.args[0], node))  # type: ignore[union-attr]
+        source = node.args[0]
+        if not isinstance(source, Node) or not self.written.isdisjoint(self.homes[source]):
+            return False
+        before, after = source.meta.get("val"), node.meta.get("val")
         known = isinstance(before, Tensor) and isinstance(after, Tensor) and before.device == after.device
-        return known and before.itemsize < after.itemsize and self.written.isdisjoint(self.homes[node.args[0]])  # type: ignore[index, union-attr]
+        return known and before.itemsize < after.itemsize
 
     def _tree(self, node: Node) -> tuple[Any, tuple[Node, ...]]:
         """A value as an expression in inputs and results of operations, and these, in order."""
@@ -255,7 +179,7 @@ class _Splitter:
             leaves.extend(below)
             return tree
 
-        return (str(node.target), _frozen((node.args, node.kwargs), name)), tuple(leaves)
+        return (str(node.target), frozen((node.args, node.kwargs), name)), tuple(leaves)
 
     def parts(self) -> Parts:
         """The graph in parts."""
@@ -348,11 +272,11 @@ class _Splitter:
         return GraphModule(torch.nn.Module(), graph)
 
     def _check_border(self, node: Node) -> None:
-        """Refuse what must not be handed from part to part: several tensors as one, and slices that are written to."""
+        """Refuse what must not be handed from part to part: several tensors as one, and views that are written to."""
         several = any(reader.target is operator.getitem for reader in node.users)
-        sliced = node not in self.homes[node] and not self.written.isdisjoint(self.homes[node])
-        if several or sliced:
-            raise _Inseparable(node.format_node())
+        viewed = node not in self.homes[node] and not self.written.isdisjoint(self.homes[node])
+        if several or viewed:
+            raise Inseparable(node.format_node())
 
     def _repeats(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Starts, periods and counts of repetitions in a stretch, which do not overlap: the largest, then the rest."""
@@ -408,4 +332,3 @@ class _Splitter:
 
 def _worth(count: int, period: int) -> bool:
     return count >= _REPETITIONS and (count - 1) * period >= _SAVED
-
