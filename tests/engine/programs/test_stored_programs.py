@@ -137,7 +137,9 @@ def layers(table):
     def moved(stack, rates):
         hidden = [stack[0]]
         for weights in stack:
-            hidden.append(layer(layer(hidden[-1], weights), weights))
+            hidden.append(hidden[-1])
+            for _ in range(5):
+                hidden[-1] = layer(hidden[-1], weights)
         for weights in stack:
             move(weights, table, layer(hidden[-1][:, 0], rates))
 
