@@ -9,7 +9,7 @@ from clipline import LocalSGD
 from clipline.engine.programs import inductor, program_cache
 from clipline.engine.programs.notices import Notices
 from clipline.engine.programs.program_cache import Programs
-from clipline.engine.stacked.step import CompiledStep, StackStep
+from clipline.engine.stacked.step import CompiledStep, SlowEngineWarning, StackStep
 from clipline.engine.working_model import WorkingModel
 
 
@@ -117,6 +117,13 @@ def test_whoever_listens_is_told_before_and_after_compiling_and_not_of_what_is_t
     assert before.startswith("compiling, about ")
     assert before.endswith(" s, once")
     assert (none_yet, after) == (0, (None, 1))
+
+
+def test_a_graph_with_more_to_compile_than_takes_minutes_runs_as_written(compilations, monkeypatch):
+    monkeypatch.setattr(inductor, "MOST_COMPILED", 10)
+    with pytest.warns(SlowEngineWarning, match=r"cannot be compiled \(\d+ operations to compile: more than 10\)"):
+        assert after_a_step() == [3.0, 3.0]
+    assert not compilations
 
 
 def test_few_programs_are_kept_and_the_one_used_last_stays(compilations, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clipline.engine.programs import inductor, program_cache
+from clipline.engine.programs import inductor, program_cache, repeats
 from clipline.engine.programs.program_cache import Programs
 from clipline.engine.programs.program_files import ProgramCacheWarning
 from clipline.engine.stacked.dynamic_batch import traced
@@ -42,6 +42,16 @@ def move_by_number(weights: torch.Tensor, table: torch.Tensor, rates: torch.Tens
 def _(weights, table, rates):
     """The compiler has to know how many users there are, as for a convolution with a group for each; or their range."""
     assert range(weights.shape[0]) if table.shape[1] == 5 else weights.shape[0] > 4 or weights.shape[0] < 9
+
+
+@torch.library.custom_op("clipline::of_a_test_layer", mutates_args=())
+def layer(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(hidden + weights)
+
+
+@layer.register_fake
+def _(hidden, weights):
+    return torch.empty_like(hidden)
 
 
 def step(scale, operation=move, width=4):
@@ -119,6 +129,44 @@ def test_a_program_that_serves_some_numbers_of_users_is_run_for_no_other(folder,
             assert after(program, users, width) == written(moved, users, width)
         assert program.program.any_number == any_number
         assert (programs.counts.compiled, programs.counts.loaded) == (compiled, loaded)
+
+
+def layers(table):
+    """Ten layers, and a step of each along what they have made."""
+
+    def moved(stack, rates):
+        hidden = [stack[0]]
+        for weights in stack:
+            hidden.append(hidden[-1])
+            for _ in range(5):
+                hidden[-1] = layer(hidden[-1], weights)
+        for weights in stack:
+            move(weights, table, layer(hidden[-1][:, 0], rates))
+
+    return moved
+
+
+def test_parts_that_repeat_are_compiled_once_and_stored_as_one_program(folder, monkeypatch):
+    monkeypatch.setattr(repeats, "_LARGE", 0)
+    monkeypatch.setattr(repeats, "_SAVED", 9)
+    compilations = []
+    artifact = inductor._artifact
+    monkeypatch.setattr(inductor, "_artifact", lambda *given: compilations.append(given) or artifact(*given))
+    given = [torch.zeros(3, 4) for _ in range(10)], torch.ones(3)
+    for compiled, loaded, scale in ((1, 0, 2.0), (0, 1, 3.0)):
+        program_cache.forget_programs()
+        moved, programs = layers(torch.full((4, 4), scale)), Programs(stored=True)
+        program = programs.program(traced(moved, given), (*given, []))
+        for users in (3, 7):
+            ours, expected = ([torch.linspace(-1, 1, users * 4).view(users, 4) for _ in range(10)] for _ in range(2))
+            rates = torch.linspace(0, 1, users)
+            program(ours, rates, [])
+            moved(expected, rates)
+            assert all(torch.equal(one, other) for one, other in zip(ours, expected, strict=True))
+            assert not torch.equal(ours[9], torch.linspace(-1, 1, users * 4).view(users, 4))
+        assert (programs.counts.compiled, programs.counts.loaded) == (compiled, loaded)
+        assert len(list(folder.iterdir())) == 1
+    assert 2 <= len(compilations) <= 4  # layers, steps, perhaps what lies between: not all twenty
 
 
 def test_where_the_compiler_cannot_be_called_directly_torch_compile_is_and_nothing_is_stored(folder, monkeypatch):

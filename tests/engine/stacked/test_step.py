@@ -161,7 +161,7 @@ def test_a_step_of_very_many_operations_is_recorded_as_written_and_not_compiled(
 
     monkeypatch.setattr(program, "traced", fails)
     monkeypatch.setattr(program, "copied", fails)
-    monkeypatch.setattr(trainer, "_MOST_COMPILED", 10)
+    monkeypatch.setattr(trainer, "_MOST_TRACED", 10)
     plain, recorded = stacks("cpu")
     assert recorded.in_words.endswith("as written and recorded")
     compare(plain, recorded, 1e-5)

@@ -147,7 +147,10 @@ class Programs:
         return made
 
     def _compile(self, program: Program, inputs: Sequence[Tensor], users: int) -> Version:
-        with self._notices.compiling(len(program.graph.graph.nodes)):
+        parts = inductor.parts_of(program.graph, program.by_user)
+        operations = len(program.graph.graph.nodes) if parts is None else parts.nodes
+        inductor.check_size(operations)
+        with self._notices.compiling(operations):
             made = inductor.compiled(program.graph, inputs, program.by_user)
         self.counts.compiled += 1
         if self._files is not None and isinstance(made, Compiled) and _storable(program.graph):

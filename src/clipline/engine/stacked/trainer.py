@@ -40,8 +40,8 @@ _FREE_SHARE = 0.5  # of the free GPU memory that a block may take
 _MAX_BLOCK = 1024  # users: more do not make a GPU faster
 _CPU_BLOCK = 96  # users in a block on CPU cores, at most
 _GATHERED = 1 << 28  # bytes of examples in a block on CPU cores, where a block is padded to its largest user
-# Operations of a step. One of 3,300 takes two minutes to compile, one of 9,000 five: that is recorded as written.
-_MOST_COMPILED = 5000
+# Operations of a step. Tracing takes 2 ms for each, before it is known how many of them repeat and are compiled once.
+_MOST_TRACED = 40_000
 _MAX_GRAPHED_BATCH = 1 << 26  # bytes: with larger batches steps are not graphed, as every batch takes the full width
 
 
@@ -94,7 +94,7 @@ class Stacked:
                 programs=Programs(
                     kept=problem.fast.kept_programs, stored=problem.fast.stored_programs, notices=problem.notices
                 ),
-                compiled=found.operations <= _MOST_COMPILED,
+                compiled=found.operations <= _MOST_TRACED,
             )
 
     @property

@@ -1,0 +1,120 @@
+"""A traced graph without what is computed twice, and which of its tensors share memory.
+
+The compiler merges equal operations within what it is given. Here they are merged before a graph is cut into parts
+(`repeats.py`): a mask that every layer computes anew is computed once.
+
+Plain twin: the graph as it was traced.
+Switch: `FastParts.compiled_steps`.
+Held equal by: tests/engine/programs/test_tidied.py.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+_aten = torch.ops.aten
+NUMBERS = {_aten.sym_size.int, operator.mul, operator.add, operator.sub, operator.floordiv}  # of users
+
+
+class Inseparable(Exception):
+    """The graph does something that the rules for sharing memory and for cutting do not cover."""
+
+
+def _schema(node: Node) -> Any:
+    """What the operation says of itself; None for Python's own operators."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema
+    if node.op == "call_function" and (node.target in NUMBERS or node.target is operator.getitem):
+        return None
+    raise Inseparable(node.format_node())
+
+
+def _nodes_in(argument: Any) -> list[Node]:
+    found: list[Node] = []
+    map_arg(argument, found.append)
+    return found
+
+
+def _aliased(node: Node, *, written: bool) -> Iterator[Node]:
+    """The arguments that the operation writes to, or those that its results may share memory with."""
+    schema = _schema(node)
+    if schema is None or node.target is _aten._unsafe_view.default:
+        if not written and node.target in (operator.getitem, _aten._unsafe_view.default):
+            yield from _nodes_in(node.args[0])
+        return
+    if not written and not any(result.alias_info is not None for result in schema.returns):
+        return
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and (argument.alias_info.is_write or not written):
+            value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+            yield from _nodes_in(value)
+
+
+def _in_place(node: Node) -> bool:
+    """Whether its result is the one tensor that it writes to."""
+    results = () if _schema(node) is None else _schema(node).returns
+    writes = [result.alias_info is not None and result.alias_info.is_write for result in results]
+    return writes == [True] and len(list(_aliased(node, written=True))) == 1
+
+
+def acts(node: Node) -> bool:
+    """Whether it does more than to return something."""
+    schema = _schema(node)
+    return schema is not None and (not schema.returns or any(_aliased(node, written=True)))
+
+
+def memory(graph: Graph) -> tuple[dict[Node, frozenset[Node]], frozenset[Node]]:
+    """For every node those whose memory its result lies in, itself if it is new; and those that are written to."""
+    homes: dict[Node, frozenset[Node]] = {}
+    written: set[Node] = set()
+    for node in graph.nodes:
+        shared = [] if node.op != "call_function" else list(_aliased(node, written=False))
+        homes[node] = frozenset().union(*(homes[one] for one in shared)) if shared else frozenset([node])
+        if node.op == "call_function":
+            written.update(home for one in _aliased(node, written=True) for home in homes[one])
+    return homes, frozenset(written)
+
+
+def tidied(graph: Graph) -> Graph:
+    """A copy without detours, dead ends, and what is computed twice. What is written to is left as it is."""
+    tidy = Graph()
+    tidy.output(tidy.graph_copy(graph, {}))
+    for node in tidy.nodes:  # the result of an operation in place is what it wrote to
+        if node.op == "call_function" and node.users:
+            if _in_place(node):
+                node.replace_all_uses_with(*_aliased(node, written=True))
+            elif node.target in (_aten.detach.default, _aten.alias.default):
+                node.replace_all_uses_with(node.args[0])
+    homes, written = memory(tidy)
+    known: dict[Any, Node] = {}
+    for node in list(tidy.nodes):
+        drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        touched = [home for one in (node, *node.all_input_nodes) for home in homes[one]]
+        if node.op != "call_function" or drawn or not written.isdisjoint(touched):
+            continue
+        # Numbers with their type: 1, 1.0 and True are equal, and not the same; neither are 0.0 and -0.0.
+        key = node.target, frozen((node.args, node.kwargs), lambda one: one)
+        first = known.setdefault(key, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+    for node in reversed(list(tidy.nodes)):
+        if node.op == "call_function" and not node.users and not acts(node):
+            tidy.erase_node(node)
+    return tidy
+
+
+def frozen(argument: Any, name: Callable[[Node], Any]) -> Any:
+    """An argument as something to compare and hash, with names for the nodes in it."""
+    if isinstance(argument, Node):
+        return name(argument)
+    if isinstance(argument, list | tuple):
+        return tuple(frozen(one, name) for one in argument)
+    if isinstance(argument, dict):
+        return tuple((key, frozen(one, name)) for key, one in argument.items())
+    return type(argument).__name__, repr(argument)
