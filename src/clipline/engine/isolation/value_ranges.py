@@ -20,6 +20,7 @@ from ...errors import CliplineError, PopulationError
 from ...federated.local_sgd import Batch
 from ...federated.population import Population
 from ..batches import Examples
+from ..stacked.vmap_layers import StackSafe
 
 if TYPE_CHECKING:  # it imports this room
     from ..problem import Problem
@@ -41,19 +42,21 @@ def warn_of_ranges(problem: Problem) -> None:
     training is as it would be without it. Nothing is looked at where the population was made with
     missing="zero-update", or where errors are shown anyway.
 
-    On a processor always: a wrong label on a GPU ends the process. Models too large to copy there are left out.
+    A wrong number on a GPU ends the process, so models are tried on a processor. One too large to copy is tried where
+    it is, with the embeddings and losses of a stack, which look at their numbers first.
     """
     population, model = problem.population, problem.model
     options = population.column_options
-    copied = problem.device.type != "cpu"
     if options.get("missing") == "zero-update" or problem.on_error == "raise" or not _wholes(population):
         return
-    if copied and sum(param.numel() for param in model.module.parameters()) > _MOST_COPIED:
-        return
+    on_gpu = problem.device.type != "cpu"
+    small = sum(param.numel() for param in model.module.parameters()) <= _MOST_COPIED
     with problem.users_apart(), torch.no_grad():
-        module = model.export(model.initial).train() if copied else model.load(model.initial)
-        examples = Examples(population, torch.device("cpu"), problem.examples.dtype)
-        run = partial(_loss_of_one, problem, module)
+        if on_gpu and small:
+            module, examples = model.export(model.initial).train(), _on_a_processor(problem)
+        else:
+            module, examples = model.load(model.initial), problem.examples
+        run = partial(_loss_of_one, problem, module, looking_first=on_gpu and not small)
         try:
             check_ranges(examples, run, "the loss", options.get("categories", {}), most_bytes=_FIRST_BYTES)
         except PopulationError as error:
@@ -61,19 +64,33 @@ def warn_of_ranges(problem: Problem) -> None:
             warnings.warn(told, ValueRangeWarning, stacklevel=4)  # who makes the training
 
 
-def _loss_of_one(problem: Problem, module: nn.Module, batch: Batch) -> object:
-    """The loss as if one user had this batch. Rows of a matrix that do not exist count as its last, as in training."""
-    model = problem.model
+def _on_a_processor(problem: Problem) -> Examples:
+    return Examples(problem.population, torch.device("cpu"), problem.examples.dtype)
+
+
+def _loss_of_one(problem: Problem, module: nn.Module, batch: Batch, *, looking_first: bool) -> object:
+    """The loss as if one user had this batch. Rows of a matrix that do not exist count as its last, as in training.
+
+    With `looking_first` an embedding's number that does not exist, and on a GPU a label, is an `IndexError` instead of
+    the end of the process.
+    """
+    model, device = problem.model, next(iter(batch.values())).device
     for name, field in problem.row_fields.items():
         batch = {**batch, field: batch[field].long().clamp(0, model.named_shapes[name][0] - 1)}
-    pieces = torch.split(model.initial.cpu(), [shape.numel() for shape in model.named_shapes.values()])
+    pieces = torch.split(model.initial.to(device), [shape.numel() for shape in model.named_shapes.values()])
     shapes = zip(model.named_shapes.items(), pieces, strict=True)
     reference = (
         {name: piece.view(shape).clone() for (name, shape), piece in shapes} if problem.takes_reference else None
     )
     problem.isolation.seed(0)
     try:
-        return problem.losses(module, batch, reference)
+        if not looking_first:
+            return problem.losses(module, batch, reference)
+        with StackSafe() as looked_at:
+            losses = problem.losses(module, batch, reference)
+        if looked_at.any_invalid:
+            raise IndexError("a label or an index is out of range")
+        return losses
     finally:
         problem.isolation.after_user()
 
