@@ -3,28 +3,38 @@
     python benchmarks/adapters.py                    stacked against one by one on a core, by size of the base
     python benchmarks/adapters.py --gpu qwen2        seconds a round and memory on a GPU: 387 million parameters
     python benchmarks/adapters.py --gpu tinyllama    1.1 billion, 100 users a round, 512 tokens
+    python benchmarks/adapters.py --gpu qwen2 --peer loop --peer pfl      beside a hand-written loop and pfl-research
+    python benchmarks/adapters.py --gpu tiny --device cpu --peer loop     to try the script
 
-Peer on a core: the same users one by one, by turns, three times each; the least counts. On a GPU there is none yet.
+Peer on a core: the same users one by one, by turns, three times each; the least counts. On a GPU every system has a
+process of its own, one after the other (benchmarks/lora); pfl is looked for in benchmarks/.carry (peers/carry.py) too.
 Needs the extra `adapters`. Last results: docs/adapters.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 
 import numpy as np
 import torch
+from lora.work import BATCH, WORKS
 
 import clipline as cl
 from clipline.engine.choose import work_of_a_step
 
 SIZES = ((32, 2, 16), (64, 2, 32), (128, 2, 32), (128, 4, 64))  # width, layers, tokens
-USERS, EACH, BATCH, ROUNDS, TURNS = 16, 8, 4, 1, 3
+USERS, EACH, ROUNDS, TURNS = 16, 8, 1, 3
+BENCHMARKS, OURS, PEERS = Path(__file__).resolve().parent, "clipline", ("loop", "pfl")
 
 
 def trainings(width: int, layers: int, tokens: int) -> dict[str, cl.Training]:
@@ -52,88 +62,71 @@ def trainings(width: int, layers: int, tokens: int) -> dict[str, cl.Training]:
     return {engine: made(engine) for engine in ("stacked", "one-by-one")}
 
 
-@dataclass(frozen=True)
-class OnGpu:
-    """A base and the work of a round."""
+def measure(system: str, wanted: argparse.Namespace) -> str:
+    """A row of the table: what one system took, in a process of its own that is ended after `wanted.timeout` seconds.
 
-    kind: str  # of transformers
-    sizes: dict[str, int]
-    users: int
-    each: int
-    tokens: int
-
-
-ON_GPU = {
-    "qwen2": OnGpu(
-        "Qwen2",
-        {
-            "vocab_size": 32_000, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
-            "num_attention_heads": 14, "num_key_value_heads": 2,
-        },
-        32, 16, 128,
-    ),
-    "tinyllama": OnGpu(
-        "Llama",
-        {
-            "vocab_size": 32_000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
-            "num_attention_heads": 32, "num_key_value_heads": 4,
-        },
-        100, 4, 512,
-    ),
-}  # fmt: skip
-
-
-class Clock(cl.Callback):
-    """When each round ended."""
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def on_round(self, report: object, state: object) -> None:
-        """Note the time, once the GPU is done."""
-        torch.cuda.synchronize()
-        self.ends.append(time.perf_counter())
+    What it had done by then counts; the row says that it was ended.
+    """
+    rounds = wanted.rounds if system == OURS else wanted.peer_rounds
+    flags = ["--base", wanted.gpu, "--rounds", str(rounds), "--device", wanted.device]
+    paths = [str(BENCHMARKS.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    if wanted.device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    ready, ends, peak = "", [], 0
+    command = [sys.executable, str(BENCHMARKS / "lora" / f"{system}_rounds.py"), *flags]
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
+    ):
+        timer = threading.Timer(wanted.timeout, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            answer = json.loads(line)
+            ready, peak = answer.get("ready", ready), answer.get("peak_memory_bytes", peak)
+            ends += [answer["round"]] if "round" in answer else []
+            print(f"   {system} {line.strip()}", file=sys.stderr, flush=True)
+        code = process.wait()
+        timer.cancel()
+        errors.seek(0)
+        said = [text for text in errors.read().splitlines() if text.strip()]
+    if code and not ends:
+        reason = f"no round within {wanted.timeout:g} s" if code < 0 else (said[-1] if said else f"code {code}")
+        return f"| {system} | - | - | - | {ready} ({reason}) |"
+    later = np.diff(ends)
+    seconds = f"{np.median(later):.3g} ({later.min():.3g} to {later.max():.3g})" if len(later) else "-"
+    memory = f"{peak / 2**30:.1f} GiB" if peak else "-"
+    why = f": {said[-1]}" if code > 0 and said else ""
+    ended = f" (ended after {len(ends)} of {rounds} rounds{why})" if code else ""
+    return f"| {system} | {ends[0]:.1f} | {seconds} | {memory} | {ready}{ended} |"
 
 
-def on_gpu(name: str, rounds: int) -> None:
-    """Print seconds a round, to the first round, and memory."""
-    import peft
-    import transformers as hf
-
-    hf.logging.set_verbosity_error()
-    torch.manual_seed(0)
-    work = ON_GPU[name]
-    config = getattr(hf, f"{work.kind}Config")(**work.sizes, tie_word_embeddings=work.kind == "Qwen2")
-    base = getattr(hf, f"{work.kind}ForCausalLM")(config).to("cuda", torch.bfloat16)
-    model = peft.get_peft_model(base, peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
-    for param in model.parameters():
-        if param.requires_grad:
-            param.data = param.data.float()
-    ids = np.random.default_rng(0).integers(1, config.vocab_size, (work.users * work.each, work.tokens))
-    users = cl.Population.from_arrays(np.repeat(np.arange(work.users), work.each), input_ids=ids)
-    begun, clock = time.perf_counter(), Clock()
-    training = cl.Training(
-        model, cl.causal_lm_loss, users, rounds=rounds, cohort_size=work.users,
-        local=cl.LocalSGD(lr=0.1, batch_size=BATCH), privacy=cl.Privacy(noise_multiplier=1.0, sampling="fixed"),
-        compute=cl.Compute(device="cuda", precision="bf16", engine="stacked"), seed=0,
-    )  # fmt: skip
-    training.run([clock])
-    total = sum(param.numel() for param in model.parameters())
-    print(f"{date.today().isoformat()}, {torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print(f"{name}: {total / 1e6:.0f}M parameters, {training.dim:,} trained; {training.engine}")
-    later = ", ".join(f"{seconds:.3f}" for seconds in np.diff(clock.ends))
-    print(f"first round after {clock.ends[0] - begun:.1f} s, then {later} s a round")
-    print(f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB at most")
+def beside_peers(wanted: argparse.Namespace) -> None:
+    """Print a row for each system, as soon as it is there."""
+    work = WORKS[wanted.gpu]
+    device = torch.cuda.get_device_name() if wanted.device == "cuda" else "processor"
+    print(f"{date.today().isoformat()}, {device}, torch {torch.__version__}; {wanted.gpu}: {work.users} users a round,")
+    print(f"{work.each} sequences of {work.tokens} tokens each in batches of {BATCH}; seconds: to the end of the first")
+    print("round, from when the model was on the device; of later rounds the median and the range\n")
+    print("| system | first round | later rounds | memory at most | what ran |")
+    print("| --- | --- | --- | --- | --- |", flush=True)
+    for system in (OURS, *wanted.peer):
+        print(measure(system, wanted), flush=True)
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpu", choices=list(ON_GPU))
-    parser.add_argument("--rounds", type=int, default=7, help="on a GPU")
+    parser.add_argument("--gpu", choices=list(WORKS), metavar="BASE", help=", ".join(WORKS))
+    parser.add_argument("--rounds", type=int, default=7, help="of clipline, on a GPU")
+    parser.add_argument("--peer", action="append", choices=PEERS, default=[], help="once for each")
+    parser.add_argument("--peer-rounds", type=int, default=3)
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for each system")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="with --gpu")
     wanted = parser.parse_args()
     if wanted.gpu:
-        on_gpu(wanted.gpu, wanted.rounds)
+        beside_peers(wanted)
         return
     torch.set_num_threads(1)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, one thread"

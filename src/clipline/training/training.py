@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.choose import choose_trainer
+from ..engine.isolation.value_ranges import warn_of_ranges
 from ..engine.one_by_one import OneByOne
 from ..engine.parallel.choose import choose_backend
 from ..engine.parallel.torchrun import TorchrunBackend, from_rank_0
@@ -63,10 +64,11 @@ class Training:
     is never changed. Its frozen parameters are read where they are, not copied: leave them alone until the training has
     ended.
 
-    A user whose training fails, by a label out of range say, adds nothing and is not within the clip. For study
-    `on_error="raise"` shows the error instead, which the guarantee does not cover. What would fail for every user is
-    found here, on made-up examples; a loss that cannot take any numbers needs a `trial_batch` (field name -> a few
-    examples of your own making).
+    A user whose training fails, by a label out of range say, adds nothing and is not within the clip. A
+    `ValueRangeWarning` says here, to whoever has the data, which values the loss cannot take; it changes nothing in the
+    training. For study `on_error="raise"` shows the error itself, which the guarantee does not cover. What would fail
+    for every user is found here, on made-up examples; a loss that cannot take any numbers needs a `trial_batch` (field
+    name -> a few examples of your own making).
 
     `preprocessing` are private statistics of the data that were used, as a `PrivateStatistics` or a list of what it
     released: noise, budget and guarantee count them, once each. Those by which `population` was made need not be named.
@@ -171,6 +173,7 @@ class Training:
         self.one_by_one = OneByOne(self.problem)
         varying = privacy.sampling != "fixed"
         self.trainer = choose_trainer(compute.engine, self.one_by_one, cohort_size, varying=varying)
+        warn_of_ranges(self.problem)
         assert compute.workers is not None, "resolved above"
         self.backend = choose_backend(compute.workers, self.trainer, self.problem, sampler.sampling)
         self.planned = self.guarantee_of(self.preprocessing.add(self.algorithm.event, self.rounds))

@@ -73,6 +73,22 @@ def test_a_red_banner_names_what_is_not_private_and_text_stays_text(browser, rep
     assert browser.run("document.querySelectorAll('main img, main script, main b').length") == 0
 
 
+def test_the_tiles_of_an_interrupted_run_say_so_and_when_it_was_last_evaluated(browser, tmp_path):
+    tiles = "[...document.querySelectorAll('.tile')].slice(0, 3).map((tile) => tile.innerText).join(' ')"
+    run = write_run(tmp_path / "run", rounds=13, planned=20)  # accuracy every fifth round
+    end_run(run)
+    (run / "checkpoint.safetensors").touch()
+    browser.open(write_report(run).as_uri())
+    shown = browser.run(tiles)
+    assert "Unfinished: last evaluated after 10 of 20 rounds." in shown
+    assert "unfinished: stopped early, can be resumed" in shown
+    ended = write_run(tmp_path / "ended")
+    end_run(ended)
+    browser.open(write_report(ended).as_uri())
+    assert "evaluated" not in browser.run(tiles)
+    assert "nfinished" not in browser.run(tiles)
+
+
 def test_values_are_read_with_the_keyboard_and_stand_in_a_table(browser, report):
     browser.open(report.as_uri())
     browser.run("document.querySelector('#chart-clip .plot').focus()")

@@ -1,5 +1,6 @@
 """The loss of language models by sequence, their perplexity, and adapters from training to PEFT's own format."""
 
+import copy
 import math
 
 import numpy as np
@@ -11,7 +12,19 @@ from samples import ROOT, load_script
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from clipline import Evaluate, LocalSGD, Perplexity, Population, Privacy, SettingError, Training, causal_lm_loss, load
+from clipline import (
+    Compute,
+    Evaluate,
+    FixedClip,
+    LocalSGD,
+    Perplexity,
+    Population,
+    Privacy,
+    SettingError,
+    Training,
+    causal_lm_loss,
+    load,
+)
 from clipline.engine.working_model import WorkingModel
 from clipline.tasks.language import causal_lm
 
@@ -147,6 +160,78 @@ def test_adapters_are_saved_in_pefts_own_format_and_answer_the_same(tmp_path):
     assert torch.equal(load(tmp_path / "saved", model=with_lora(base("llama"))).model(ids).logits, trained)
     merged = result.model.merge_and_unload()
     torch.testing.assert_close(merged(ids).logits, trained, rtol=1e-4, atol=1e-5)
+
+
+class RowScaled(nn.Module):
+    """A layer in 8 bit that anybody could write: whole numbers, and a scale for each row."""
+
+    def __init__(self, linear):
+        super().__init__()
+        scale = linear.weight.detach().abs().amax(dim=1, keepdim=True) / 127
+        self.register_buffer("scale", scale)
+        self.register_buffer("codes", (linear.weight.detach() / scale).round().to(torch.int8))
+
+    def forward(self, values):
+        return F.linear(values, self.codes.to(values.dtype) * self.scale)
+
+
+def _eight_bit(model, kind):
+    """Puts layers of the base into 8 bit; gives the numbers that these stand for, by the names of weights."""
+    if kind == "torchao":
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+        quantize_(model, Int8WeightOnlyConfig())
+        return {name: p.dequantize() for name, p in model.named_parameters() if hasattr(p, "qdata")}
+    meant = {}
+    for layer, decoder in enumerate(model.model.layers):
+        for name in ("up_proj", "down_proj"):
+            quantised = RowScaled(getattr(decoder.mlp, name))
+            setattr(decoder.mlp, name, quantised)
+            meant[f"model.layers.{layer}.mlp.{name}.weight"] = quantised.codes * quantised.scale
+    return meant
+
+
+def _addresses(model):
+    """Of the whole numbers of torchao."""
+    return {name: p.qdata.data_ptr() for name, p in model.named_parameters() if hasattr(p, "qdata")}
+
+
+@needs_adapters
+@pytest.mark.filterwarnings("ignore")  # of torchao's own imports
+@pytest.mark.parametrize("kind", ["own", "torchao"])
+def test_a_base_in_8_bit_trains_in_both_engines_as_one_with_the_numbers_that_it_stands_for(kind, tmp_path):
+    if kind == "torchao":
+        pytest.importorskip("torchao", reason="torchao is not installed: pip install torchao")
+    quantised, plain = base("llama", initializer_range=0.5), base("llama", initializer_range=0.5)
+    meant = _eight_bit(quantised, kind)
+
+    def trained(model, engine):
+        """The result, and how it differs from the start."""
+        torch.manual_seed(0)
+        adapted = with_lora(copy.deepcopy(model))
+        training = Training(
+            adapted, causal_lm_loss, texts(), rounds=1, cohort_size=6, seed=0, compute=Compute(engine=engine),
+            local=LocalSGD(0.01, batch_size=2), privacy=Privacy(noise_multiplier=0.0, sampling="fixed"),
+            clip=FixedClip(1e3),
+        )  # fmt: skip
+        assert _addresses(training.problem.model.module) == _addresses(adapted)  # shared
+        result = training.run()
+        ends, starts = ([p for p in one.parameters() if p.requires_grad] for one in (result.model, adapted))
+        return result, torch.cat([(end - start).detach().flatten() for end, start in zip(ends, starts, strict=True)])
+
+    _, coarse = trained(plain, "one-by-one")
+    plain.load_state_dict(plain.state_dict() | meant)
+    _, wanted = trained(plain, "one-by-one")
+    assert (coarse - wanted).norm() > 5e-3 * wanted.norm()  # rounding to 8 bit shows
+    for engine in ("one-by-one", "stacked"):
+        result, found = trained(quantised, engine)
+        assert found.dtype == torch.float32
+        assert (found - wanted).norm() < 1e-4 * wanted.norm()
+    result.save(tmp_path / "saved")
+    ids = torch.arange(1, WORDS - 1).view(2, -1)
+    like = with_lora(plain if kind == "torchao" else quantised)
+    loaded = load(tmp_path / "saved", model=like).model.eval()
+    torch.testing.assert_close(loaded(ids).logits, result.model.eval()(ids).logits, rtol=1e-3, atol=1e-3)
 
 
 @needs_adapters

@@ -18,6 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,18 @@ from .snapshots import (
 )  # fmt: skip
 
 _TRUSTED = {"clipline", "torch", "numpy", "triton", *sys.stdlib_module_names} - {"__main__"}
-_INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+
+
+def _installed_folders(search_path: Iterable[str]) -> tuple[str, ...]:
+    """Folders of installed libraries: this environment's, and those that it looks into as well.
+
+    With `pip install --user` or `--system-site-packages` libraries are in other folders than those of the environment.
+    """
+    others = (path for path in search_path if PurePath(path).name in ("site-packages", "dist-packages"))
+    return tuple(dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *others)))
+
+
+_INSTALLED = _installed_folders(sys.path)
 _NOT_STATE = frozenset(
     [
         "__dict__",

@@ -73,6 +73,11 @@ class StackSafe(TorchFunctionMode):
         safe = _SAFE.get(func, func)
         return safe(*args, **(kwargs or {}))
 
+    @property
+    def any_invalid(self) -> bool:
+        """Whether an index or label was out of range; outside of vmap."""
+        return any(bool(invalid) for invalid in self._invalid)
+
     def spoiled(self, loss: Tensor) -> Tensor:
         """The loss, or NaN if an index or label was out of range."""
         for invalid in self._invalid:

@@ -101,4 +101,5 @@ def _with_plain_head(model: nn.Module) -> Any:
         return None
     head = inner.get_output_embeddings()
     plain = isinstance(head, nn.Linear) and head.bias is None and not head.weight.requires_grad
+    plain = plain and type(head.weight) in (Tensor, nn.Parameter)  # a quantisation library's own class knows no others
     return inner if plain and not is_batched(head.weight) else None

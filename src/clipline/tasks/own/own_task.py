@@ -17,6 +17,7 @@ from ...data.column_options import ZERO_UPDATE, ColumnOptions
 from ...data.manifest import MANIFEST, read_entries, verify_store
 from ...data.task_stores import CHECKSUM_BYTES, INSIDERS, OUTSIDERS, DataUsed
 from ...engine.batches import Examples
+from ...engine.isolation.value_ranges import check_ranges
 from ...errors import ModuleError, PopulationError, SettingError, check_choice, nearest, refuse
 from ...federated.local_sgd import Batch, Loss, per_example, takes_reference
 from ...federated.population import Population
@@ -29,7 +30,6 @@ from ..settings import TrainSettings, check_given, merged, settings_from
 from ..task import LoadedTask, Task
 from .column_words import in_keys_of
 from .task_file import TaskFile, file_checksum
-from .value_ranges import check_ranges
 
 Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]  # name -> (examples,) numbers
 

@@ -196,6 +196,8 @@ def save_model(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
     """The model's state as safetensors: `model.load_state_dict(safetensors.torch.load_file(path))` reads it.
 
     Adapters of PEFT are also written beside it in PEFT's own format, for `PeftModel.from_pretrained(base, folder)`.
+    Quantised weights of a class of their own (torchao) are written as the numbers that they stand for: the file is for
+    the model as it was before it was quantised.
     """
     state = model.state_dict()
     for name, value in state.items():
@@ -210,5 +212,10 @@ def save_model(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
         model.save_pretrained(str(path.parent))  # type: ignore[operator]
         if not kept:
             readme.unlink(missing_ok=True)  # PEFT's template; the guarantee stands in card.md
-    tensors = {name: tensor.contiguous().clone() for name, tensor in state.items()}
+    tensors = {name: _dequantised(tensor).contiguous().clone() for name, tensor in state.items()}
     save_file(tensors, path, metadata)
+
+
+def _dequantised(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that holds its numbers itself, which safetensors needs: others are made of several."""
+    return tensor.dequantize() if hasattr(tensor, "__tensor_flatten__") else tensor

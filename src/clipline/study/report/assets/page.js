@@ -448,13 +448,19 @@
     const [run] = data.runs;
     const tile = (name, value, below, bad) => el("div", { class: "tile" }, el("span", { class: "quiet" }, name), el("b", { class: bad ? "bad" : null }, value), el("span", { class: "quiet" }, below || ""));
     return el("div", { class: "tiles" },
-      Object.entries(run.final).slice(0, 3).map(([name, value]) => tile(name, short(value), measuredOn().replace(/,.*/, "."))),
+      Object.entries(run.final).slice(0, 3).map(([name, value]) => tile(name, short(value), [evaluatedAt(run, name), measuredOn().replace(/,.*/, ".")].filter(Boolean).join(" "))),
       tile("epsilon", run.epsilon === null ? (run.rounds ? "infinite" : "–") : run.epsilon_text, run.epsilon === null ? (run.rounds ? "not private" : "nothing released yet") : `at delta ${run.delta_text}`, run.epsilon === null && run.rounds > 0),
       tile("rounds", run.planned ? `${run.rounds} of ${run.planned}` : run.rounds, stateWords(run.state)),
       tile("clip", run.clip_end === null ? "–" : short(run.clip_end), run.clip_kind === "none" ? "updates are not clipped" : run.clip_kind));
   }
-  const stateWords = (word) => ({ finished: "finished", budget: "stopped by its budget", interrupted: "interrupted, can be resumed",
-    diverged: "diverged", "not ended": "running, or broken off" })[word] || word;
+  const stateWords = (word) => ({ finished: "finished", budget: "stopped by its budget", interrupted: "unfinished: stopped early, can be resumed",
+    diverged: "diverged", "not ended": "unfinished: running, or broken off" })[word] || word;
+  // When the last value of a metric was measured, where that is not the end of a run that was done.
+  function evaluatedAt(run, name) {
+    const at = (run.metrics[name] || { x: [] }).x.at(-1), unfinished = ["interrupted", "not ended"].includes(run.state);
+    if (!at || (!unfinished && at === run.rounds)) return "";
+    return `${unfinished ? "Unfinished: last" : "Last"} evaluated after ${at} of ${count(unfinished && run.planned ? run.planned : run.rounds, "round")}.`;
+  }
 
   function runsTable() {
     if (data.runs.length < 2) return [];
@@ -538,7 +544,7 @@
     const done = run.planned ? `${run.rounds} of ${run.planned} rounds` : count(run.rounds, "round");
     if (run.state === "finished" || run.state === "budget") return `The run has ended after ${done}.`;
     if (!run.rounds) return "Waiting for the first round.";
-    return run.state === "interrupted" ? `Interrupted after ${done}; followed in case it is resumed.` : `Following: ${done}.`;
+    return run.state === "interrupted" ? `Stopped early, after ${done}; followed in case it is resumed.` : `Following: ${done}.`;
   }
 
   function render(focus) {
