@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..engine.layers import PatchConv2d
+from ..engine.layers import GroupNormReLU, PatchConv2d
 from ..engine.user_random import UserRandom
 from ..federated.local_sgd import Batch
 from ..federated.population import Population
@@ -37,9 +37,9 @@ class Block(nn.Module):
 
     def __init__(self, channels: int, filters: int, groups: int, first: bool) -> None:
         super().__init__()
-        self.norm1 = None if first else nn.GroupNorm(groups, channels, eps=1e-3)  # the stem has just normalised
+        self.norm1 = None if first else GroupNormReLU(groups, channels, eps=1e-3)  # the stem has just normalised
         self.conv1 = _conv(channels, filters, 3)
-        self.norm2 = nn.GroupNorm(groups, filters, eps=1e-3)
+        self.norm2 = GroupNormReLU(groups, filters, eps=1e-3)
         self.conv2 = _conv(filters, filters, 3)
         self.projection = None
         if channels != filters:
@@ -47,8 +47,8 @@ class Block(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """(batch, channels, side, side) -> (batch, filters, side, side)."""
-        hidden = maps if self.norm1 is None else F.relu(self.norm1(maps))
-        hidden = self.conv2(F.relu(self.norm2(self.conv1(hidden))))
+        hidden = maps if self.norm1 is None else self.norm1(maps)
+        hidden = self.conv2(self.norm2(self.conv1(hidden)))
         shortcut = maps if self.projection is None else self.projection(maps)
         added: Tensor = shortcut + hidden
         return added

@@ -151,6 +151,14 @@ def split(positions: int, tiles: int) -> int:
 
 
 @triton.jit
+def _place(m, HIGH: tl.constexpr, WIDE: tl.constexpr):
+    """Image, row and column of a position. Unsigned, which takes a third fewer instructions in a loop."""
+    line = m.to(tl.uint32) // WIDE
+    image = line // HIGH
+    return image.to(tl.int32), (line - image * HIGH).to(tl.int32), (m.to(tl.uint32) - line * WIDE).to(tl.int32)
+
+
+@triton.jit
 def _forward(
     pixels, weight, bias, out, positions, pixels_user, weight_user, out_user,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
@@ -160,8 +168,8 @@ def _forward(
     user = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     f = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)
-    image, place = m // (HIGH * WIDE), m % (HIGH * WIDE)
-    top, left = (place // WIDE) * STRIDE - PADDING, (place % WIDE) * STRIDE - PADDING
+    image, row, column = _place(m, HIGH, WIDE)
+    top, left = row * STRIDE - PADDING, column * STRIDE - PADDING
     corner = ((image * HEIGHT + top) * WIDTH + left) * CHANNELS
     start = pixels + user * pixels_user
     weights = weight + user * weight_user
@@ -203,21 +211,24 @@ def _pixels(
     user = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
-    image, place = m // (HEIGHT * WIDTH), m % (HEIGHT * WIDTH)
-    row, column = place // WIDTH + PADDING, place % WIDTH + PADDING
+    image, row, column = _place(m, HEIGHT, WIDTH)
+    row, column = row + PADDING, column + PADDING
+    corner = ((image * HIGH + row) * WIDE + column) * FILTERS
     grads = grad + user * grad_user
     weights = weight + user * weight_user
     total = tl.zeros((BLOCK_M, BLOCK_C), tl.float32)
     CHUNKS: tl.constexpr = (FILTERS + BLOCK_K - 1) // BLOCK_K
     for step in range(SIZE * SIZE * CHUNKS):  # one loop and not two: reads go on across taps
         tap, chunk = step // CHUNKS, step % CHUNKS
-        up, left = row - tap // SIZE, column - tap % SIZE
+        i, j = tap // SIZE, tap % SIZE
+        up, left = row - i, column - j
         fits = (m < positions) & (up >= 0) & (left >= 0)
+        here = corner - (i * WIDE + j) * FILTERS
         if STRIDE > 1:
             fits &= (up % STRIDE == 0) & (left % STRIDE == 0)
             up, left = up // STRIDE, left // STRIDE
+            here = ((image * HIGH + up) * WIDE + left) * FILTERS
         fits &= (up < HIGH) & (left < WIDE)
-        here = ((image * HIGH + up) * WIDE + left) * FILTERS
         f = chunk * BLOCK_K + tl.arange(0, BLOCK_K)
         inside, known = fits[:, None], (c < CHANNELS)[None, :]
         if FILTERS % BLOCK_K != 0:
@@ -258,14 +269,17 @@ def _weight(
             a = tl.load(
                 grads + m[None, :] * FILTERS + f[:, None], mask=known[None, :] & (f < FILTERS)[:, None], other=0.0
             )
-            image, place = m // (HIGH * WIDE), m % (HIGH * WIDE)
-            row, column = (place // WIDE) * STRIDE - PADDING, (place % WIDE) * STRIDE - PADDING
+            image, row, column = _place(m, HIGH, WIDE)
+            row, column = row * STRIDE - PADDING, column * STRIDE - PADDING
             if CHANNELS % BLOCK_K == 0:
                 tap = across // CHUNKS
                 row, column = row + tap // SIZE, column + tap % SIZE
                 if PADDING > 0:
                     known &= (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
-                here = ((image * HEIGHT + row) * WIDTH + column) * CHANNELS
+                if STRIDE == 1 and HIGH == HEIGHT and WIDE == WIDTH:  # then a tap is as far from every position
+                    here = (m + (tap // SIZE - PADDING) * WIDTH + tap % SIZE - PADDING) * CHANNELS
+                else:
+                    here = ((image * HEIGHT + row) * WIDTH + column) * CHANNELS
                 channel = (across % CHUNKS) * BLOCK_K + tl.arange(0, BLOCK_K)
                 here = start + here[:, None] + channel[None, :]
                 b = tl.load(here, mask=known[:, None], other=0.0)

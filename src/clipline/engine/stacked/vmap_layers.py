@@ -24,6 +24,7 @@ from torch.overrides import _get_current_function_mode_stack as _modes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import convolution
+from ..kernels.group_norm import normalised
 from ..user_random import UserRandom
 from .attention import explicit_attention
 from .sequence_layers import replace_sequence_layer
@@ -265,16 +266,7 @@ class GroupNorm(nn.GroupNorm):
         """(batch, channels, ...) -> the same, each group of channels of each example with mean 0 and variance 1."""
         if not is_batched(values):
             return F.group_norm(values, self.num_groups, self.weight, self.bias, self.eps)
-        wide = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-        grouped = wide.reshape(len(values), self.num_groups, -1, *values.shape[2:])
-        axes = tuple(range(2, grouped.ndim))
-        centred = grouped - grouped.mean(dim=axes, keepdim=True)
-        normal = centred * (centred.square().mean(dim=axes, keepdim=True) + self.eps).rsqrt()
-        normal = normal.reshape(values.shape)
-        if self.affine:
-            along = (-1, *[1] * (values.ndim - 2))
-            normal = normal * self.weight.view(along) + self.bias.view(along)
-        return normal
+        return normalised(values, self.num_groups, self.weight, self.bias, self.eps)
 
 
 @torch.library.custom_op("clipline::stacked_product", mutates_args=())
