@@ -157,8 +157,9 @@ class _Splitter:
         if not isinstance(source, Node) or not self.written.isdisjoint(self.homes[source]):
             return False
         before, after = source.meta.get("val"), node.meta.get("val")
-        known = isinstance(before, Tensor) and isinstance(after, Tensor) and before.device == after.device
-        return known and before.itemsize < after.itemsize
+        if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+            return False
+        return before.device == after.device and before.itemsize < after.itemsize
 
     def _tree(self, node: Node) -> tuple[Any, tuple[Node, ...]]:
         """A value as an expression in inputs and results of operations, and these, in order."""
