@@ -134,6 +134,7 @@ class _Splitter:
         # First the slices of inputs that nobody writes to: which slice it is may be all in which two layers differ.
         unwritten = set(self.inputs) - self.written
         self.order.sort(key=lambda node: not self.homes[node] <= unwritten)
+        self.slices = sum(self.homes[node] <= unwritten for node in self.order)
         self.position = {node: place for place, node in enumerate(self.order)}
         self._trees: dict[Node, tuple[Any, tuple[Node, ...]]] = {}
         kinds: dict[Any, int] = {}
@@ -190,7 +191,7 @@ class _Splitter:
 
     def parts(self) -> Parts:
         """The graph in parts."""
-        repeats = sorted(self._repeats(0, len(self.order)))
+        repeats = sorted(self._repeats(self.slices, len(self.order)))
         stretches: list[tuple[int, int, int]] = []  # start, period, repetitions
         end = 0
         for start, period, count in repeats:
