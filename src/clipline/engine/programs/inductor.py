@@ -7,7 +7,7 @@ this file; where they fail, `through_dynamo` compiles in the usual way, and noth
 
 Plain twin: the graph itself, run operation by operation.
 Switch: `FastParts.compiled_steps`.
-Held equal by: tests/engine/programs/test_inductor.py.
+Held equal by: tests/engine/programs/test_stored_programs.py.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -105,6 +106,13 @@ def _described(node: Node) -> Any:
     return (value.dtype, tuple(value.shape), value.stride()) if isinstance(value, Tensor) else None
 
 
+def _refused(node: Node) -> bool:
+    """What this file has no rule for: modules and results of a graph, and views by their place in a whole memory."""
+    if node.op == "output":
+        return bool(node.all_input_nodes)
+    return node.op not in ("placeholder", "call_function") or "as_strided" in str(node.target)
+
+
 def _pointwise(node: Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
@@ -116,9 +124,7 @@ class _Splitter:
         self.inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self.homes, self.written = memory(graph)
         counting = [node for node in self.inputs[:by_user] if node not in self.written]
-        if not counting or any(node.op == "get_attr" for node in graph.nodes):
-            raise Inseparable
-        if any(node.all_input_nodes for node in graph.nodes if node.op == "output"):
+        if not counting or any(map(_refused, graph.nodes)):
             raise Inseparable
         self.counting = counting[-1]
         self.users = [node for node in graph.nodes if node.target is _aten.sym_size.int]
@@ -128,6 +134,7 @@ class _Splitter:
         # First the slices of inputs that nobody writes to: which slice it is may be all in which two layers differ.
         unwritten = set(self.inputs) - self.written
         self.order.sort(key=lambda node: not self.homes[node] <= unwritten)
+        self.slices = sum(self.homes[node] <= unwritten for node in self.order)
         self.position = {node: place for place, node in enumerate(self.order)}
         self._trees: dict[Node, tuple[Any, tuple[Node, ...]]] = {}
         kinds: dict[Any, int] = {}
@@ -157,8 +164,9 @@ class _Splitter:
         if not isinstance(source, Node) or not self.written.isdisjoint(self.homes[source]):
             return False
         before, after = source.meta.get("val"), node.meta.get("val")
-        known = isinstance(before, Tensor) and isinstance(after, Tensor) and before.device == after.device
-        return known and before.itemsize < after.itemsize
+        if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+            return False
+        return before.device == after.device and before.itemsize < after.itemsize
 
     def _tree(self, node: Node) -> tuple[Any, tuple[Node, ...]]:
         """A value as an expression in inputs and results of operations, and these, in order."""
@@ -183,7 +191,7 @@ class _Splitter:
 
     def parts(self) -> Parts:
         """The graph in parts."""
-        repeats = sorted(self._repeats(0, len(self.order)))
+        repeats = sorted(self._repeats(self.slices, len(self.order)))
         stretches: list[tuple[int, int, int]] = []  # start, period, repetitions
         end = 0
         for start, period, count in repeats:
@@ -310,11 +318,14 @@ class _Splitter:
 
     def _aligned(self, begin: int, length: int, period: int) -> tuple[int, int, int] | None:
         """Start, period and count of the equal repetitions in a stretch, cut where few results cross a border."""
-        crossing = [0] * (period + 1)
+        steps = [0] * (length + period)  # how the number of results that cross a border changes from border to border
         for place in range(begin, begin + length - period):
             near = [one for one in self.readers.get(self.order[place], ()) if one < place + period]
-            for border in range(place + 1, max(near, default=place) + 1):
-                crossing[(border - begin) % period] += 1
+            steps[place - begin + 1] += 1
+            steps[max(near, default=place) - begin + 1] -= 1
+        crossing = [0] * period
+        for border, count in enumerate(accumulate(steps)):
+            crossing[border % period] += count
         together = [self.order[begin + shift].target is operator.getitem for shift in range(period)]
         shifts = [shift for shift in range(min(length % period + 1, period)) if not together[shift]]
         for shift in sorted(shifts, key=lambda one: crossing[one])[:3]:
