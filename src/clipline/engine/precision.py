@@ -10,8 +10,9 @@ import torch
 
 Precision = Literal["float32", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
-_OLDER: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-_NEWER: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
+_CUBLAS: Any = torch.backends.cuda.matmul
+_CUDNN: Any = torch.backends.cudnn
+_OLDER, _NEWER = [_CUBLAS, _CUDNN], [_CUBLAS, _CUDNN.conv, _CUDNN.rnn]
 
 
 @contextmanager
