@@ -118,6 +118,7 @@ def test_classes_are_written_by_name_beside_the_ids(sales, tmp_path):
     ("table", "label", "classes", "outputs"),
     [
         ("sales.parquet", "kind", ["--classes", "small,big"], 3),  # and one for anything else
+        ("sales.parquet", "kind", ["--classes", 'small,"big, or bigger"'], 3),
         ("sales.parquet", "late", ["--classes", "2"], 2),
         ("sales.parquet", "member", [], 2),
         ("sales.jsonl", "late", [], 1),

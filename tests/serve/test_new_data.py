@@ -5,6 +5,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from clipline.data.column_options import ColumnOptions
 from clipline.errors import PopulationError, SettingError
 from clipline.federated.population import Population
 from clipline.serve.new_data import arrays_of, field_like
@@ -104,3 +105,15 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path):
             arrays_of(data, list(TRAINED), only="")
     with pytest.raises(SettingError, match="type of 'rider'='<U1' must be numbers"):
         field_like("rider", np.array(["a"]), TRAINED)
+
+
+def test_a_column_that_is_there_twice_is_refused_whether_it_is_read_or_kept(tmp_path):
+    (tmp_path / "t.csv").write_text("km,id,id\n1.0,a,b\n")
+    with pytest.raises(PopulationError, match="2 columns named 'id': rename all but one"):
+        arrays_of(tmp_path / "t.csv", ["km"], only="", keep=["id"])
+    assert arrays_of(tmp_path / "t.csv", ["km"], only="").fields["km"] == [1.0]  # it is not looked at
+
+
+def test_a_single_number_is_no_column():
+    with pytest.raises(PopulationError, match="'km' is float and no array of numbers"):
+        arrays_of({"km": 1.0}, ["km"], only="", options=ColumnOptions.of({"fill": {"km": 0}}))

@@ -62,4 +62,3 @@ class _Tf32Settings:
             torch.set_float32_matmul_precision("medium")
         for one, value in self._newer:
             one.fp32_precision = value
-
