@@ -164,6 +164,14 @@ def test_columns_of_any_name_are_written_as_they_are(sales, tmp_path):
             ["--table", "sales.csv", "--user", "customer", "--label", "late", "--classes", "1"],
             "classes=1 must be a whole",
         ),
+        (
+            ["--table", "sales.csv", "--user", "customer", "--label", "kind", "--classes", ","],
+            "classes=[] must be a list",
+        ),
+        (
+            ["--table", "sales.csv", "--user", "customer", "--label", "kind", "--classes", "big,big"],
+            "classes=['big', 'big'] must be a list of",
+        ),
         (["--table", "none.csv", "--user", "customer", "--label", "late"], "'none.csv' does not exist"),
         (["--table", "words.csv", "--user", "who", "--label", "late"], "has no column of numbers or times to predict"),
         (["--user", "customer"], "user='customer' must be left out without a table"),

@@ -224,3 +224,16 @@ def test_graphs_that_differ_in_a_branch_alone_are_two_programs():
     plus, minus = branched(1.0), branched(-1.0)
     assert plus.code == minus.code
     assert program_cache.fingerprint(plus, [torch.ones(2)]) != program_cache.fingerprint(minus, [torch.ones(2)])
+
+
+def test_under_another_default_type_the_same_graph_is_another_program():
+    def made(weights):
+        return torch.zeros(2) + weights
+
+    graph, given = torch.fx.symbolic_trace(made), [torch.ones(2)]
+    before = program_cache.fingerprint(graph, given)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert program_cache.fingerprint(graph, given) != before
+    finally:
+        torch.set_default_dtype(torch.float32)

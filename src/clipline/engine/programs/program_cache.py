@@ -204,6 +204,7 @@ def fingerprint(graph: GraphModule, arguments: Sequence[Any], constants: Sequenc
         torch.backends.cuda.matmul.allow_tf32,
         torch.backends.cudnn.allow_tf32,
         torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_dtype(),
         [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")],
     )
     digest.update(repr(flags).encode())  # the compiler may write any of them into its kernels
