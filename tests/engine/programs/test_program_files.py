@@ -28,11 +28,13 @@ def test_what_is_written_can_be_read_by_its_owner_alone(files):
 def test_where_programs_are_stored(monkeypatch, tmp_path):
     monkeypatch.setenv("CLIPLINE_CACHE_DIR", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own" / "programs"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CLIPLINE_CACHE_DIR", "~/own")
+    assert cache_folder() == tmp_path / "own" / "programs"
     monkeypatch.delenv("CLIPLINE_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder() == tmp_path / "xdg" / "clipline" / "programs"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the standard
-    monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "clipline" / "programs"
 
     def homeless():

@@ -34,10 +34,10 @@ class ProgramCacheWarning(UserWarning):
 def cache_folder() -> Path | None:
     """Where programs are stored: below CLIPLINE_CACHE_DIR, or clipline in XDG_CACHE_HOME or ~/.cache; None: nowhere."""
     own = os.environ.get("CLIPLINE_CACHE_DIR")
-    if own:
-        return Path(own).absolute() / "programs"
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
+        if own:
+            return Path(own).expanduser().absolute() / "programs"  # "~" in a file of settings is no shell's
         return (shared if shared.is_absolute() else Path.home() / ".cache") / "clipline" / "programs"
     except RuntimeError:  # a user without a home, as in some containers
         return None
