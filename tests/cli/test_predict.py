@@ -35,3 +35,9 @@ def test_lists_are_refused_where_the_file_has_no_place_for_them(tmp_path, ending
     with pytest.raises(SettingError, match=r"cannot hold these columns .*: give a file that ends in .jsonl"):
         _write({"kept": lists}, tmp_path / f"out.{ending}")
     assert not list(tmp_path.iterdir())
+
+
+def test_any_name_may_stand_in_an_npz(tmp_path):
+    _write({"file": np.array(["a"]), "allow_pickle": np.array([1.5])}, tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as found:
+        assert (found["file"].tolist(), found["allow_pickle"].tolist()) == (["a"], [1.5])

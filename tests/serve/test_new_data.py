@@ -117,3 +117,14 @@ def test_a_column_that_is_there_twice_is_refused_whether_it_is_read_or_kept(tmp_
 def test_a_single_number_is_no_column():
     with pytest.raises(PopulationError, match="'km' is float and no array of numbers"):
         arrays_of({"km": 1.0}, ["km"], only="", options=ColumnOptions.of({"fill": {"km": 0}}))
+
+
+def test_a_row_alone_may_have_gaps_where_the_training_filled_them(tmp_path):
+    (tmp_path / "t.csv").write_text("km,stops,mode\n,,\n")
+    said = {"fill": {"km": 2.5, "stops": 1}, "categories": {"mode": ["bus", "tram"]}}
+    options = ColumnOptions.of(said)
+    for data in (tmp_path / "t.csv", pa.table({"km": [None], "stops": [None], "mode": [None]})):
+        fields = arrays_of(data, ["km", "stops", "mode"], only="", options=options).fields
+        assert {name: field.tolist() for name, field in fields.items()} == {"km": [2.5], "stops": [1], "mode": [2]}
+    with pytest.raises(PopulationError, match=r"has no value for 'km' in row 1 .*: fill the gaps or drop the rows"):
+        arrays_of(pa.table({"km": [None]}), ["km"], only="")

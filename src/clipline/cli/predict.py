@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,10 @@ def _write(columns: dict[str, Any], out: Path) -> None:
     partial = out.with_name(f".{out.name}.partial{out.suffix}")
     try:
         if out.suffix == ".npz":
-            np.savez(partial, **{name: _no_objects(column) for name, column in columns.items()})
+            with zipfile.ZipFile(partial, "w") as archive:  # numpy.savez has arguments, and no columns of their names
+                for name, column in columns.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                        np.lib.format.write_array(file, _no_objects(column), allow_pickle=False)
         elif out.suffix == ".jsonl":
             rows = zip(*(column.tolist() for column in columns.values()), strict=True)
             lines = (json.dumps(dict(zip(columns, row, strict=True)), default=_text) + "\n" for row in rows)
