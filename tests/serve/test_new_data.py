@@ -115,8 +115,9 @@ def test_a_column_that_is_there_twice_is_refused_whether_it_is_read_or_kept(tmp_
 
 
 def test_a_single_number_is_no_column():
-    with pytest.raises(PopulationError, match="'km' is float and no array of numbers"):
-        arrays_of({"km": 1.0}, ["km"], only="", options=ColumnOptions.of({"fill": {"km": 0}}))
+    for number in (1.0, np.ones(()), torch.tensor(1.0)):
+        with pytest.raises(PopulationError, match=f"'km' is {type(number).__name__} and no array of numbers"):
+            arrays_of({"km": number}, ["km"], only="", options=ColumnOptions.of({"fill": {"km": 0}}))
 
 
 def test_a_row_alone_may_have_gaps_where_the_training_filled_them(tmp_path):

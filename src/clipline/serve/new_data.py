@@ -191,7 +191,7 @@ def _columns(
 
 def _mapped(name: str, values: Any, options: ColumnOptions, text: Text | None) -> dict[str, NDArray[Any]]:
     """A column of a mapping as a field, or as two where it has a declared length."""
-    if not hasattr(values, "__len__") or isinstance(values, str):
+    if not hasattr(values, "__len__") or isinstance(values, str) or getattr(values, "ndim", 1) == 0:
         raise PopulationError(f"{name!r} is {type(values).__name__} and no array of numbers: {_WAY_OUT}")
     if text is not None and name not in options.categories and _is_text(values):
         values = text(list(values))
