@@ -118,6 +118,7 @@ def test_classes_are_written_by_name_beside_the_ids(sales, tmp_path):
     ("table", "label", "classes", "outputs"),
     [
         ("sales.parquet", "kind", ["--classes", "small,big"], 3),  # and one for anything else
+        ("sales.parquet", "kind", ["--classes", 'small,"big, or bigger"'], 3),
         ("sales.parquet", "late", ["--classes", "2"], 2),
         ("sales.parquet", "member", [], 2),
         ("sales.jsonl", "late", [], 1),
@@ -162,6 +163,14 @@ def test_columns_of_any_name_are_written_as_they_are(sales, tmp_path):
         (
             ["--table", "sales.csv", "--user", "customer", "--label", "late", "--classes", "1"],
             "classes=1 must be a whole",
+        ),
+        (
+            ["--table", "sales.csv", "--user", "customer", "--label", "kind", "--classes", ","],
+            "classes=[] must be a list",
+        ),
+        (
+            ["--table", "sales.csv", "--user", "customer", "--label", "kind", "--classes", "big,big"],
+            "classes=['big', 'big'] must be a list of",
         ),
         (["--table", "none.csv", "--user", "customer", "--label", "late"], "'none.csv' does not exist"),
         (["--table", "words.csv", "--user", "who", "--label", "late"], "has no column of numbers or times to predict"),

@@ -41,7 +41,7 @@ def test_status_counts_runs(study, monkeypatch, capsys):
         called(monkeypatch, "status", folder, "--json")
     answer = json.loads(capsys.readouterr().out)
     assert answer == {
-        "done": 2, "running": 1, "failed": [failing], "missing": 1, "outcomes": {"finished": 2},
+        "done": 2, "running": 1, "failed": [failing], "missing": 1, "damaged": [], "outcomes": {"finished": 2},
         "experiments": {"fig9": {}},
     }  # fmt: skip
 
@@ -63,9 +63,18 @@ def test_merge_brings_studies_together(study, monkeypatch, capsys, tmp_path):
     assert called(monkeypatch, "merge", study.directory.path, other.directory.path, "--into", into) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{into}: 3 runs"
     assert StudyDirectory(into).check() == []
-    (other.directory.path / "runs" / f"{other.directory.ids()[0]}.json").write_text("{", encoding="utf-8")
+    damaged = other.directory.path / "runs" / f"{other.directory.ids()[0]}.json"
+    damaged.write_text("{", encoding="utf-8")
     assert called(monkeypatch, "merge", other.directory.path, "--into", into) == 1
     assert "is no record of a run" in capsys.readouterr().err
+    assert called(monkeypatch, "status", other.directory.path) == 0  # what can be told is told
+    assert "damaged: 1 of those done, which clipline study check names" in capsys.readouterr().out
+    damaged.unlink()
+    damaged.mkdir()
+    assert called(monkeypatch, "merge", other.directory.path, study.directory.path, "--into", tmp_path / "new") == 1
+    out, err = capsys.readouterr()
+    assert "cannot be read (" in err
+    assert out.splitlines()[-1] == f"{tmp_path / 'new'}: 2 runs"
 
 
 def test_a_folder_that_is_no_study_is_refused(tmp_path, monkeypatch, capsys):

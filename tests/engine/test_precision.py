@@ -85,3 +85,23 @@ def test_local_training_gives_the_switches_back(before, stacked):
     next(blocks)
     assert flags() == before  # between two blocks too
     assert not torch.is_autocast_enabled("cpu")
+
+
+def newer():
+    """Torch's newer names of the same switches; it refuses to read the older ones where the two disagree."""
+    backends = torch.backends
+    return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision, backends.cudnn.rnn.fp32_precision
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_caller_may_use_torchs_newer_names_and_has_them_back(precision):
+    was = flags()
+    torch.backends.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        with precision_context(precision, CPU):
+            assert newer() == (("ieee",) * 3 if precision == "float32" else ("tf32",) * 3)
+            assert flags() == ((False, False) if precision == "float32" else (True, True))
+        assert newer() == ("tf32",) * 3
+    finally:
+        torch.backends.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "none"
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = was

@@ -23,7 +23,7 @@ def test_the_names_are_those_given_or_the_categories_of_a_field_and_one_for_all_
     assert class_names("km", CARD) is None
     with pytest.raises(SettingError, match="classes='mod' is no field of the training: did you mean 'mode'"):
         class_names("mod", CARD)
-    for wrong in ([], ["a", "a"], 3):
+    for wrong in ([], ["a", "a"], 3, ["a", " "], ["a", None]):
         with pytest.raises(SettingError, match="a list of different names, or the field that is predicted"):
             class_names(wrong, CARD)
 
@@ -45,6 +45,8 @@ def test_the_most_likely_class_is_named_and_every_class_has_a_column():
     assert named_columns(chances[:0], ["a", "b", "c"])["prediction"].shape == (0,)
     with pytest.raises(SettingError, match="as many as the model predicts, 3"):
         named_columns(chances, ["a"])
+    with pytest.raises(SettingError, match="'NaN in 1 of 2 rows' must be numbers, to name a class"):
+        named_columns(np.array([[0.2, 0.8], [np.nan, 1.0]]), ["a", "b"])
 
 
 def chances(model, batch):
@@ -80,3 +82,9 @@ def test_a_loaded_model_names_classes_and_keeps_ids_in_the_order_of_the_rows(tmp
         saved.predict({"km": [1.0], "prediction": [2]}, keep=["prediction"])
     with pytest.raises(SettingError, match="left out where data have no names"):
         arrays_of(torch.ones(2, 1), ["x"], only="", keep=["id"])
+
+
+@pytest.mark.parametrize("ids", [[2**63 + 1, 1], [2**63 + 1, -1]])
+def test_large_ids_are_kept_to_the_last_digit(ids):
+    new = arrays_of({"km": [1.0, 2.0], "id": ids}, ["km"], only="", keep=["id"])
+    assert new.kept["id"].tolist() == ids  # 2^63 + 1 is no float64

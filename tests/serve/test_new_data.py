@@ -5,6 +5,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from clipline.data.column_options import ColumnOptions
 from clipline.errors import PopulationError, SettingError
 from clipline.federated.population import Population
 from clipline.serve.new_data import arrays_of, field_like
@@ -104,3 +105,27 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path):
             arrays_of(data, list(TRAINED), only="")
     with pytest.raises(SettingError, match="type of 'rider'='<U1' must be numbers"):
         field_like("rider", np.array(["a"]), TRAINED)
+
+
+def test_a_column_that_is_there_twice_is_refused_whether_it_is_read_or_kept(tmp_path):
+    (tmp_path / "t.csv").write_text("km,id,id\n1.0,a,b\n")
+    with pytest.raises(PopulationError, match="2 columns named 'id': rename all but one"):
+        arrays_of(tmp_path / "t.csv", ["km"], only="", keep=["id"])
+    assert arrays_of(tmp_path / "t.csv", ["km"], only="").fields["km"] == [1.0]  # it is not looked at
+
+
+def test_a_single_number_is_no_column():
+    for number in (1.0, np.ones(()), torch.tensor(1.0)):
+        with pytest.raises(PopulationError, match=f"'km' is {type(number).__name__} and no array of numbers"):
+            arrays_of({"km": number}, ["km"], only="", options=ColumnOptions.of({"fill": {"km": 0}}))
+
+
+def test_a_row_alone_may_have_gaps_where_the_training_filled_them(tmp_path):
+    (tmp_path / "t.csv").write_text("km,stops,mode\n,,\n")
+    said = {"fill": {"km": 2.5, "stops": 1}, "categories": {"mode": ["bus", "tram"]}}
+    options = ColumnOptions.of(said)
+    for data in (tmp_path / "t.csv", pa.table({"km": [None], "stops": [None], "mode": [None]})):
+        fields = arrays_of(data, ["km", "stops", "mode"], only="", options=options).fields
+        assert {name: field.tolist() for name, field in fields.items()} == {"km": [2.5], "stops": [1], "mode": [2]}
+    with pytest.raises(PopulationError, match=r"has no value for 'km' in row 1 .*: fill the gaps or drop the rows"):
+        arrays_of(pa.table({"km": [None]}), ["km"], only="")

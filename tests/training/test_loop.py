@@ -222,6 +222,8 @@ def test_a_label_out_of_range_is_told_where_errors_are_shown_in_every_engine():
         ) as error:
             run.run()
         assert isinstance(error.value.__cause__, IndexError | RuntimeError)
+        # That such a run ended well would tell that nobody has such a label.
+        assert str(run.planned).endswith("; errors of users are shown (on_error='raise'), which it does not cover")
 
 
 def test_an_error_on_start_of_one_of_several_runs_closes_those_that_have_started():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -32,10 +33,10 @@ def new_task(folder: Path, table: Path | None, user: str | None, label: str | No
 
 
 def _classes(given: str | None) -> Sequence[str] | int | None:
-    """A number of classes, or their names."""
+    """A number of classes, or their names; quotes keep a comma."""
     if given is None or given.strip().isdigit():
         return None if given is None else int(given)
-    return [one.strip() for one in given.split(",") if one.strip()]
+    return [one.strip() for one in next(csv.reader([given], skipinitialspace=True), []) if one.strip()]
 
 
 _path = click.Path(path_type=Path)

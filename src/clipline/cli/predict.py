@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..errors import PopulationError, RunError, SettingError, check_choice
+from ..errors import PopulationError, RunError, SettingError, check_choice, refuse
 from .parser import Argument, Command, Option
 
 _ENDINGS = (".csv", ".jsonl", ".parquet", ".npz")
@@ -55,10 +56,10 @@ def _columns(answer: Any) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for name, array in named.items():
         flat = array.reshape(len(array), -1)
-        if array.ndim == 1:
-            columns[name] = array
-        else:
-            columns |= {f"{name}_{place}": flat[:, place] for place in range(flat.shape[1])}
+        some = {name: array} if array.ndim == 1 else {f"{name}_{place}": one for place, one in enumerate(flat.T)}
+        for twice in columns.keys() & some.keys():
+            raise refuse("keep", twice, "named other than the predictions", "rename that column")
+        columns |= some
     return columns
 
 
@@ -73,22 +74,30 @@ def _write(columns: dict[str, Any], out: Path) -> None:
     partial = out.with_name(f".{out.name}.partial{out.suffix}")
     try:
         if out.suffix == ".npz":
-            np.savez(partial, **{name: _no_objects(column) for name, column in columns.items()})
+            with zipfile.ZipFile(partial, "w") as archive:  # numpy.savez has arguments, and no columns of their names
+                for name, column in columns.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                        np.lib.format.write_array(file, _no_objects(column), allow_pickle=False)
         elif out.suffix == ".jsonl":
             rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-            lines = (json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
+            lines = (json.dumps(dict(zip(columns, row, strict=True)), default=_text) + "\n" for row in rows)
             partial.write_text("".join(lines), encoding="utf-8")
         elif out.suffix == ".csv":
             pyarrow.csv.write_csv(pa.table(columns), partial)
         else:
             pyarrow.parquet.write_table(pa.table(columns), partial)
         partial.replace(out)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError) as error:
         raise SettingError(
-            f"out={str(out)!r} cannot hold these predictions ({error}): give a file that ends in .npz"
+            f"out={str(out)!r} cannot hold these columns ({error}): give a file that ends in .jsonl"
         ) from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _text(value: object) -> str:
+    """What JSON has no kind for, such as a date or a decimal."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _no_objects(column: Any) -> Any:

@@ -7,10 +7,14 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from .parser import Argument, Command, Group, Option
+
+if TYPE_CHECKING:
+    from ..study.runs.directory import StudyDirectory
 
 
 def status(folder: Path, as_json: bool) -> None:
@@ -26,11 +30,11 @@ def status(folder: Path, as_json: bool) -> None:
     running = directory.claimed() - done
     failed = failures.keys() - running
     missing = asked - done - running - failed
-    outcomes = Counter(record.outcome for record in directory.records())
+    outcomes, damaged = _outcomes(directory)
     if as_json:
         answer = {
             "done": len(done), "running": len(running), "failed": sorted(failed), "missing": len(missing),
-            "outcomes": dict(outcomes), "experiments": directory.experiments,
+            "damaged": damaged, "outcomes": dict(outcomes), "experiments": directory.experiments,
         }  # fmt: skip
         print(json.dumps(answer))
         return
@@ -38,11 +42,28 @@ def status(folder: Path, as_json: bool) -> None:
     for outcome, count in outcomes.items():
         if outcome != "finished":
             print(f"  {outcome}: {count} of those done")
+    if damaged:
+        print(f"  damaged: {len(damaged)} of those done, which clipline study check names")
     for name in directory.experiments:
         print(f"  experiment  {name}")
     for run in sorted(failed):
         failure = failures[run]
         print(f"  failed      {run} ({failure['what']}): {_last_line(failure['error'])}")
+
+
+def _outcomes(directory: StudyDirectory) -> tuple[Counter[str], list[str]]:
+    """How often runs that are done ended in which way, and those whose record cannot be read."""
+    from ..errors import RunError
+
+    outcomes, damaged = Counter[str](), list[str]()
+    for run in directory.ids():
+        try:
+            record = directory.record(run)
+        except RunError:
+            damaged.append(run)
+        else:
+            outcomes.update([] if record is None else [record.outcome])
+    return outcomes, damaged
 
 
 def _last_line(text: str) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal
+from contextlib import contextmanager, suppress
+from typing import Any, Literal
 
 import torch
 
 Precision = Literal["float32", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
+_CUBLAS: Any = torch.backends.cuda.matmul
+_CUDNN: Any = torch.backends.cudnn
+_OLDER, _NEWER = [_CUBLAS, _CUDNN], [_CUBLAS, _CUDNN.conv, _CUDNN.rnn]
 
 
 @contextmanager
@@ -19,10 +22,43 @@ def precision_context(precision: Precision, device: torch.device) -> Iterator[No
     "tf32" lets matrix products round their inputs to 10 bits, on a GPU that can, and is float32 elsewhere. "bf16" is
     autocast to bfloat16: products and convolutions in bfloat16, sums that need it in float32.
     """
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+    before = _Tf32Settings()
+    before.use(precision != "float32")
     try:
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
             yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+        before.restore()
+
+
+class _Tf32Settings:
+    """Torch's settings of tf32 as they were found: the older names (allow_tf32) and the newer (fp32_precision).
+
+    Torch refuses to read an older name where the two disagree, as they do once a caller has used the newer ones.
+    """
+
+    def __init__(self) -> None:
+        self._newer = [(one, one.fp32_precision) for one in _NEWER]
+        self._older = []
+        self._medium = False  # which the older names do not tell from tf32
+        for one in _OLDER:
+            with suppress(RuntimeError):
+                self._older.append((one, one.allow_tf32))
+        with suppress(RuntimeError):
+            self._medium = torch.get_float32_matmul_precision() == "medium"
+
+    def use(self, tf32: bool) -> None:
+        """Set all of them."""
+        for one in _OLDER:
+            one.allow_tf32 = tf32
+        for one in _NEWER:
+            one.fp32_precision = "tf32" if tf32 else "ieee"
+
+    def restore(self) -> None:
+        """Set all of them as they were found."""
+        for one, allowed in self._older:
+            one.allow_tf32 = allowed
+        if self._medium:
+            torch.set_float32_matmul_precision("medium")
+        for one, value in self._newer:
+            one.fp32_precision = value

@@ -21,6 +21,7 @@ SAMPLERS = {
     "mixed": "mixed sampling",
 }
 KNOWN_SEED = "noise from a seed: whoever knows it can subtract the noise"
+SHOWN_ERRORS = "errors of users are shown (on_error='raise'), which it does not cover"
 ACCOUNTANTS = {"renyi": "Renyi accountant", "privacy loss": "privacy-loss accountant"}
 
 
@@ -34,6 +35,8 @@ class Guarantee:
     drawn from a seed: the guarantee then holds against those who do not know it, and says so. `statistics` names what
     was released of the data beside the rounds, by private preprocessing; epsilon and delta cover it. `example_level` is
     whether each user is one example (`Population.one_each`), and what is protected is one example alone.
+    `shows_errors` is whether a user's error would have ended the run (`on_error="raise"`): then even that it ended well
+    tells of every user, which nothing covers.
     """
 
     epsilon: float
@@ -47,6 +50,7 @@ class Guarantee:
     from_seed: bool = False
     statistics: tuple[str, ...] = ()
     example_level: bool = False
+    shows_errors: bool = False
 
     @property
     def private(self) -> bool:
@@ -79,11 +83,12 @@ class Guarantee:
                 f"WARNING, not a guarantee: {promise} in the paper's convention, which takes the exchange of a user to "
                 f"move the sum by one clip norm where it moves it by two ({terms})"
             )
-        seed = f"; {KNOWN_SEED}" if self.from_seed else ""
+        but = f"; {KNOWN_SEED}" if self.from_seed else ""
+        but += f"; {SHOWN_ERRORS}" if self.shows_errors else ""
         if self.example_level:
             one_example = f"{self.relation.phrase_for('example')}, where each user is one example"
-            return f"{promise}-DP for {one_example}, {terms}{seed}"
-        return f"{promise}-DP for {self.relation.phrase}, {terms}{seed}"
+            return f"{promise}-DP for {one_example}, {terms}{but}"
+        return f"{promise}-DP for {self.relation.phrase}, {terms}{but}"
 
     @property
     def epsilon_text(self) -> str:

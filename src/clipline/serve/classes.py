@@ -31,7 +31,12 @@ def class_names(classes: object, card: Mapping[str, Any]) -> list[str] | None:
             return None
         names = list(map(str, listed))
         return [*names, _OTHER if _OTHER not in names else f"{_OTHER} values"]
-    if not isinstance(classes, Sequence) or not classes or len(set(map(str, classes))) < len(classes):
+    if (
+        not isinstance(classes, Sequence)
+        or not classes
+        or len(set(map(str, classes))) < len(classes)
+        or any(one is None or not str(one).strip() for one in classes)
+    ):
         raise refuse(
             "classes", classes, "a list of different names, or the field that is predicted", 'give ["no", "yes"]'
         )
@@ -45,8 +50,12 @@ def named_columns(
 
     These are called probability_NAME if they are at least 0 and add up to 1 in each row, and score_NAME otherwise. The
     last name `of_field`, for all other values, may be one that the model does not tell. Without names: 0, 1, ...
+    Scores that are not numbers are refused: none of them is the largest.
     """
     count = scores.shape[1]
+    if spoiled := int(np.isnan(scores).any(axis=1).sum()):
+        way_out = "look at the model's parameters and the data, or call it without classes"
+        raise refuse("prediction", f"NaN in {spoiled} of {len(scores)} rows", "numbers, to name a class", way_out)
     if names is None:
         names, prediction = list(map(str, range(count))), scores.argmax(axis=1)
     elif count != len(names) and not (of_field and count == len(names) - 1):

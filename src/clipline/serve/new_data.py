@@ -125,6 +125,8 @@ def _plain_array(values: Any) -> NDArray[Any]:
     """Values of one kind as an array of numbers or text; mixed ones, and those with gaps, as objects."""
     listed = values.tolist() if hasattr(values, "tolist") else list(values)
     kinds = {type(one) for one in listed}
+    if kinds == {int} and not -(1 << 63) <= min(listed) <= max(listed) < 1 << 63:  # NumPy would round them
+        return np.array(listed, "uint64" if min(listed) >= 0 and max(listed) < 1 << 64 else object)
     return np.array(listed) if kinds in ({int}, {float}, {bool}, {str}) else np.array([*listed, None], object)[:-1]
 
 
@@ -189,6 +191,8 @@ def _columns(
 
 def _mapped(name: str, values: Any, options: ColumnOptions, text: Text | None) -> dict[str, NDArray[Any]]:
     """A column of a mapping as a field, or as two where it has a declared length."""
+    if not hasattr(values, "__len__") or isinstance(values, str) or getattr(values, "ndim", 1) == 0:
+        raise PopulationError(f"{name!r} is {type(values).__name__} and no array of numbers: {_WAY_OUT}")
     if text is not None and name not in options.categories and _is_text(values):
         values = text(list(values))
     if not options.concern(name):

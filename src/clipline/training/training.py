@@ -66,9 +66,9 @@ class Training:
 
     A user whose training fails, by a label out of range say, adds nothing and is not within the clip. A
     `ValueRangeWarning` says here, to whoever has the data, which values the loss cannot take; it changes nothing in the
-    training. For study `on_error="raise"` shows the error itself, which the guarantee does not cover. What would fail
-    for every user is found here, on made-up examples; a loss that cannot take any numbers needs a `trial_batch` (field
-    name -> a few examples of your own making).
+    training. For study `on_error="raise"` shows the error itself; the guarantee does not cover that, and says so. What
+    would fail for every user is found here, on made-up examples; a loss that cannot take any numbers needs a
+    `trial_batch` (field name -> a few examples of your own making).
 
     `preprocessing` are private statistics of the data that were used, as a `PrivateStatistics` or a list of what it
     released: noise, budget and guarantee count them, once each. Those by which `population` was made need not be named.
@@ -195,7 +195,10 @@ class Training:
 
     @property
     def programs(self) -> ProgramCounts:
-        """How many programs and recordings a GPU's steps have taken so far: compiled, loaded, recorded. Else zeros."""
+        """How many programs and recordings a GPU's steps have taken so far: compiled, loaded, recorded. Else zeros.
+
+        They depend on how many users were drawn together: the guarantee does not cover them.
+        """
         return self.trainer.programs if isinstance(self.trainer, Stacked) else ProgramCounts()
 
     @property
@@ -260,8 +263,15 @@ class Training:
 
     def accounting(self, ledger: Ledger) -> Callable[[], Guarantee]:
         """What computes `guarantee_of(ledger)`; holds neither data nor loss, and can be pickled."""
-        from_seed, example_level = self.privacy.noise_source == "seed", self.population.example_level
-        return partial(_guarantee, ledger, self.delta, self.relation, from_seed, example_level)
+        return partial(
+            _guarantee,
+            ledger,
+            self.delta,
+            self.relation,
+            from_seed=self.privacy.noise_source == "seed",
+            example_level=self.population.example_level,
+            shows_errors=self.problem.on_error == "raise",
+        )
 
     def affordable(self, spent: Ledger, remaining: int) -> int:
         """How many of the `remaining` rounds the budget allows after what is spent.
@@ -281,9 +291,12 @@ class Training:
         )
 
 
-def _guarantee(ledger: Ledger, delta: float, relation: Relation, from_seed: bool, example_level: bool) -> Guarantee:
+def _guarantee(
+    ledger: Ledger, delta: float, relation: Relation, *, from_seed: bool, example_level: bool, shows_errors: bool
+) -> Guarantee:
     found = account(ledger, delta=delta, relation=relation)
-    return replace(found, from_seed=from_seed or found.from_seed, example_level=example_level)
+    seeded = from_seed or found.from_seed
+    return replace(found, from_seed=seeded, example_level=example_level, shows_errors=shows_errors)
 
 
 def _check_units(statistics: Ledger, population: Population) -> None:

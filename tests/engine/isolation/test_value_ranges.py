@@ -60,6 +60,22 @@ def test_an_error_that_no_single_field_explains_and_what_comes_late_in_a_long_fi
         checked(lookup, most_bytes=6 * 8, place=np.arange(6), word=words)
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "float32", "float64"])
+def test_labels_of_any_type_are_looked_at(dtype):
+    with pytest.raises(PopulationError, match=r"^field 'place' holds values up to 5, and the loss takes 0 to 4 \("):
+        checked(lookup, place=np.arange(6).astype(dtype), word=np.zeros((6, 1), np.int64))
+
+
+def test_two_fields_at_fault_do_not_hide_each_other():
+    places, words = np.arange(6), np.full((6, 1), 12)
+    with pytest.raises(PopulationError, match=r"^field 'place' holds values up to 5, .* 0 to 4 \(IndexError: index 5 "):
+        checked(lookup, place=places, word=words)
+    with pytest.raises(
+        PopulationError, match=r"^field 'word' holds values up to 12, .* 0 to 8 \(IndexError: index 12 "
+    ):
+        checked(lookup, word=words, place=places)
+
+
 MODEL = nn.Linear(1, 3)
 
 

@@ -28,11 +28,13 @@ def test_what_is_written_can_be_read_by_its_owner_alone(files):
 def test_where_programs_are_stored(monkeypatch, tmp_path):
     monkeypatch.setenv("CLIPLINE_CACHE_DIR", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own" / "programs"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CLIPLINE_CACHE_DIR", "~/own")
+    assert cache_folder() == tmp_path / "own" / "programs"
     monkeypatch.delenv("CLIPLINE_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder() == tmp_path / "xdg" / "clipline" / "programs"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the standard
-    monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "clipline" / "programs"
 
     def homeless():
@@ -122,10 +124,23 @@ def test_beyond_the_limit_the_files_that_were_not_used_for_longest_go(tmp_path):
         files.write(name, bytes(150))  # about 200 with mark and checksum
         past = files.folder.joinpath(f"{name}.program").stat().st_mtime - age
         os.utime(files.folder / f"{name}.program", (past, past))
-    (files.folder / ".unfinished").write_bytes(bytes(900))  # another process is writing it
+    unfinished = ".unfinished-program-1"
+    (files.folder / unfinished).write_bytes(bytes(900))  # another process is writing it
     assert files.read("a") is not None  # which makes it the newest
     files.write("d", bytes(150))
-    assert {path.name for path in files.folder.iterdir()} == {"a.program", "c.program", "d.program", ".unfinished"}
-    os.utime(files.folder / ".unfinished", (0, 0))
+    assert {path.name for path in files.folder.iterdir()} == {"a.program", "c.program", "d.program", unfinished}
+    os.utime(files.folder / unfinished, (0, 0))
     files.write("e", bytes(10_000))  # itself beyond the limit, and the newest
     assert {path.name for path in files.folder.iterdir()} == {"e.program"}
+
+
+def test_files_that_are_not_ours_are_left_alone(tmp_path):
+    """As where CLIPLINE_CACHE_DIR is a folder in which somebody keeps programs of another kind."""
+    files = ProgramFiles(tmp_path / "programs", limit=100)
+    files.folder.mkdir(mode=0o700)
+    for name in ("mine.py", ".gitignore"):
+        (files.folder / name).write_bytes(bytes(900))
+        os.utime(files.folder / name, (0, 0))
+    files.write("a", bytes(150))
+    files.write("b", bytes(150))
+    assert {path.name for path in files.folder.iterdir()} == {"mine.py", ".gitignore", "b.program"}

@@ -185,9 +185,10 @@ def test_where_the_compiler_cannot_be_called_directly_torch_compile_is_and_nothi
 
 
 def broken(condition, stored):
-    """A program that loads and cannot be run."""
+    """A program that loads and cannot be run to its end."""
 
-    def fails(*inputs):
+    def fails(weights, *others):
+        weights.add_(1.0)
         raise RuntimeError("no such kernel")
 
     return inductor.Compiled(fails, condition, stored)
@@ -249,3 +250,38 @@ def test_operations_of_other_libraries_are_not_stored(folder, monkeypatch):
     assert not folder.exists()
     prepared(step(1.0))
     assert len(list(folder.iterdir())) == 1
+
+
+def test_a_new_program_that_fails_half_way_leaves_the_weights_as_they_were(folder, monkeypatch):
+    monkeypatch.setattr(inductor, "compiled", lambda graph, inputs, by_user: broken("True", b"code"))
+    _, program = prepared(step(1.0))
+    weights = torch.ones(3, 4)
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        program([weights], torch.ones(3), [])
+    assert torch.equal(weights, torch.ones(3, 4))
+
+
+def test_graphs_that_differ_in_a_branch_alone_are_two_programs():
+    def branched(sign):
+        root, graph = torch.nn.Module(), torch.fx.Graph()
+        root.branch = torch.fx.symbolic_trace(lambda x: x * sign)
+        given = graph.placeholder("x")
+        graph.output(graph.call_function(torch.cond, (True, graph.get_attr("branch"), graph.get_attr("branch"), given)))
+        return torch.fx.GraphModule(root, graph)
+
+    plus, minus = branched(1.0), branched(-1.0)
+    assert plus.code == minus.code
+    assert program_cache.fingerprint(plus, [torch.ones(2)]) != program_cache.fingerprint(minus, [torch.ones(2)])
+
+
+def test_under_another_default_type_the_same_graph_is_another_program():
+    def made(weights):
+        return torch.zeros(2) + weights
+
+    graph, given = torch.fx.symbolic_trace(made), [torch.ones(2)]
+    before = program_cache.fingerprint(graph, given)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert program_cache.fingerprint(graph, given) != before
+    finally:
+        torch.set_default_dtype(torch.float32)

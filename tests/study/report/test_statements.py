@@ -1,6 +1,9 @@
+import numpy as np
 import pytest
+import torch
 from reported_runs import add_rounds, write_record, write_run
 
+import clipline as cl
 from clipline.study.report.collect import collect
 from clipline.study.report.content import content
 from clipline.study.report.statements import basis, cautions, shown_settings, warnings, words
@@ -86,3 +89,16 @@ def test_the_seeds_of_a_study_are_known(tmp_path):
 def test_a_large_epsilon_is_a_caution(tmp_path):
     assert not any("promises little" in text for text in cautions(read(write_run(tmp_path / "a", z=4.0))))
     assert any("promises little" in text for text in cautions(read(write_run(tmp_path / "b", z=0.5))))
+
+
+def test_a_report_promises_what_the_run_promised_for_one_example_and_with_errors_shown(tmp_path):
+    examples = cl.Population.one_each(x=np.ones((40, 1), np.float32))
+    training = cl.Training(
+        torch.nn.Linear(1, 1), lambda model, batch: model(batch["x"]).square()[:, 0], examples,
+        rounds=1, cohort_size=20, local=cl.LocalSGD(0.1), privacy=cl.Privacy(noise_multiplier=1.0), on_error="raise",
+    )  # fmt: skip
+    result = training.run([cl.RunDirectory(tmp_path / "r")])
+    run = read(tmp_path / "r")
+    assert words(run) == str(result.guarantee)
+    assert "where each user is one example" in words(run)
+    assert any("errors of users are shown" in text for text in warnings(run))

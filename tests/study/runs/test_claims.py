@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -25,6 +26,23 @@ def test_a_lock_file_without_a_process_means_nothing(tmp_path):
     (tmp_path / "a.lock").touch()
     assert claimed_elsewhere(tmp_path) == set()
     assert Claims(tmp_path).take("a")
+
+
+def test_claims_in_a_folder_that_may_only_be_read_are_seen(tmp_path, monkeypatch):
+    """As those of a colleague. Root, who may run the tests, is stopped by no permission: so `open` is."""
+    opened = os.open
+
+    def read_only(path, flags, *mode):
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, flags, *mode)
+
+    (tmp_path / "b.lock").touch()
+    with Claims(tmp_path) as claims:
+        assert claims.take("a")
+        with monkeypatch.context() as stopped:
+            stopped.setattr(os, "open", read_only)
+            assert claimed_elsewhere(tmp_path) == {"a"}
 
 
 HOLD = """

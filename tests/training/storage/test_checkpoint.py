@@ -2,6 +2,7 @@ import threading
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from samples import LOCAL, cross_entropies, small_population
 from samples import linear_float32 as linear
@@ -144,3 +145,12 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path):
     with pytest.raises(Exception, match=r"No such file|os error"):
         writer.write(state)
     writer.close()
+
+
+def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
+    def full(*given):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(RunError, match=r"cannot be written \(No space left on device\): make room, then resume"):
+        save_model(tmp_path / "model.safetensors", linear(), {})

@@ -77,6 +77,8 @@ def arrow_array(
     import pyarrow as pa
 
     column = _plain(column)
+    if pa.types.is_null(column.type):  # nothing but gaps, as in a table of one row
+        column = column.cast(_type_of_gaps(name, options))
     kind = column.type
     if _is_list(kind):
         if column.null_count:
@@ -162,6 +164,18 @@ def _filled(where: str, name: str, column: Any, options: ColumnOptions, before: 
         return column.fill_null(pa.scalar(stand_in).cast(column.type))  # which refuses 0.5 among whole numbers
     except (pa.ArrowException, TypeError, ValueError):
         raise SettingError(f"{stand_in!r} cannot fill {name!r}, which is {column.type}: give another fill") from None
+
+
+def _type_of_gaps(name: str, options: ColumnOptions) -> Any:
+    """What a column without a single value would hold, as its options have it."""
+    import pyarrow as pa
+
+    if name in options.categories:
+        return pa.string()
+    if name in options.timestamps:
+        return pa.timestamp("us")
+    stand_in = options.fill_of(name)
+    return pa.float64() if stand_in is None else pa.scalar(stand_in).type
 
 
 def _gap(where: str, name: str, column: Any, before: int, ways: str) -> PopulationError:

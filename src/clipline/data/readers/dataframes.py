@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -154,6 +155,10 @@ def _arrow_table(frame: Any, names: Sequence[str]) -> Any:
     for name in names:
         if not isinstance(name, str):
             raise PopulationError(f"field {name!r} must be named by text: rename it")
+    times = Counter(column_names(frame))
+    for name in names:
+        if times[name] > 1:
+            raise PopulationError(f"dataframe has {times[name]} columns named {name!r}: rename all but one")
     try:
         if _is_pandas(frame):
             return pa.Table.from_pandas(frame[list(names)], preserve_index=False)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # it imports this room
 _MOST_BYTES = 1 << 28  # of a field: reading more only to find its largest value would take seconds
 _FIRST_BYTES = 1 << 22  # the same where nobody asked: about a millisecond
 _MOST_COPIED = 1 << 25  # parameters to copy to a processor for it
-_CLAMPED = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 class ValueRangeWarning(UserWarning):
@@ -47,7 +46,7 @@ def warn_of_ranges(problem: Problem) -> None:
     """
     population, model = problem.population, problem.model
     options = population.column_options
-    if options.get("missing") == "zero-update" or problem.on_error == "raise" or not _wholes(population):
+    if options.get("missing") == "zero-update" or problem.on_error == "raise" or not _candidates(population):
         return
     on_gpu = problem.device.type != "cpu"
     small = sum(param.numel() for param in model.module.parameters()) <= _MOST_COPIED
@@ -104,61 +103,77 @@ def check_ranges(
 ) -> None:
     """Refuse a field of whole numbers whose largest or smallest value `run` fails on, with the values that it takes.
 
-    `run` is the loss on a batch; `where` says in words what fails. An error that is due to no single field is left for
-    the training's own trial. Of each field the first `most_bytes` are looked at.
+    `run` is the loss on a batch; `where` says in words what fails. Of several such fields the first is refused. An
+    error that is due to none of them is left for the training's own trial. Of each field the first `most_bytes` are
+    looked at.
     """
     rows = _extreme_rows(examples.population, most_bytes)
     if not len(rows):
         return
     batch = examples.gather(rows)
-    try:
-        run(batch)
-    except CliplineError:
-        raise
-    except Exception as error:
-        for name, values in batch.items():
-            if values.dtype in _CLAMPED and _works(run, {**batch, name: torch.zeros_like(values)}):
-                raise _refusal(run, batch, name, where, categories.get(name, ()), error) from error
+    error = _error(run, batch)
+    if error is None:
+        return
+    if isinstance(error, CliplineError):
+        raise error
+    zeros = {name: torch.zeros_like(values) for name, values in batch.items() if _is_whole(values)}
+    for name, zero in zeros.items():
+        # The others as they are; else as zeros, as several fields may be at fault.
+        for tried in (batch, {**batch, **zeros, name: batch[name]}):
+            error = _error(run, tried)
+            if error is not None and _error(run, {**tried, name: zero}) is None:
+                raise _refusal(run, tried, name, where, categories.get(name, ()), error) from error
 
 
-def _wholes(population: Population) -> list[np.ndarray[Any, np.dtype[Any]]]:
-    """The fields of whole numbers."""
-    return [field for field in population.fields.values() if field.dtype.kind in "iu" and field.size]
+def _candidates(population: Population) -> list[np.ndarray[Any, np.dtype[Any]]]:
+    """The fields that may be labels or indices: whole numbers, and single numbers of any type."""
+    kinds = ((field, "iuf" if field.ndim == 1 else "iu") for field in population.fields.values())
+    return [field for field, kind in kinds if field.dtype.kind in kind and field.size]
 
 
 def _extreme_rows(population: Population, most_bytes: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """An example with the largest and one with the smallest value of each field of whole numbers."""
+    """An example with the largest and one with the smallest value of each field that may be labels or indices."""
     rows = [0][: population.examples]
-    for field in _wholes(population):
+    for field in _candidates(population):
         width = field.size // len(field)
         first = field[: max(1, most_bytes // (width * field.itemsize))]
         rows += [int(first.argmax()) // width, int(first.argmin()) // width]
     return np.unique(np.array(rows, np.int64))
 
 
-def _works(run: Callable[[Batch], object], batch: Batch) -> bool:
+def _is_whole(values: torch.Tensor) -> bool:
+    """Whether these are whole numbers, of whatever type: labels with gaps are read as fractions."""
+    return values.dtype != torch.bool and (not values.is_floating_point() or bool((values == values.round()).all()))
+
+
+def _error(run: Callable[[Batch], object], batch: Batch) -> Exception | None:
     try:
         run(batch)
-    except Exception:
-        return False
-    return True
+    except Exception as error:
+        return error
+    return None
 
 
 def _refusal(
     run: Callable[[Batch], object], batch: Batch, name: str, where: str, listed: Sequence[object], error: Exception
 ) -> PopulationError:
     """The error, with the largest value that works, or the smallest where only those below 0 do not."""
-    values, said = batch[name], f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    if _works(run, {**batch, name: values.clamp(min=0)}):
+    said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    values = batch[name].to(torch.float64 if batch[name].is_floating_point() else torch.int64)  # uint16 has no clamp
+    smallest, largest = int(values.min()), int(values.max())
+
+    def works_with(chosen: torch.Tensor) -> bool:
+        return _error(run, {**batch, name: chosen.to(batch[name].dtype)}) is None
+
+    if works_with(values.clamp(min=0)):
         return PopulationError(
-            f"field {name!r} holds {int(values.min())}, and {where} takes none below 0 ({said}): number the values "
-            "from 0, or leave those rows out"
+            f"field {name!r} holds {smallest}, and {where} takes none below 0 ({said}): number the values from 0, or "
+            "leave those rows out"
         )
-    works, fails = 0, int(values.max())
+    works, fails = 0, largest
     while fails - works > 1:
         middle = (works + fails) // 2
-        works, fails = (middle, fails) if _works(run, {**batch, name: values.clamp(0, middle)}) else (works, middle)
-    largest = int(values.max())
+        works, fails = (middle, fails) if works_with(values.clamp(0, middle)) else (works, middle)
     unlisted = (
         f" ({largest} stands for whatever its categories do not list)" if listed and largest == len(listed) else ""
     )

@@ -57,7 +57,7 @@ class Program:
     def __init__(self, graph: GraphModule, key: str, by_user: int) -> None:
         self.graph, self.key, self.by_user = graph, key, by_user
         self.made: list[Version] = []
-        self.files: dict[Version, str] = {}  # those that were loaded, until they have run once
+        self.untried: dict[Version, str | None] = {}  # those that have not run yet, and the file it was loaded from
 
     @property
     def versions(self) -> int:
@@ -111,11 +111,12 @@ class Programs:
         for one in program.made:
             if one.serves(users):
                 return one
-        made = self._load(program, inputs, users) or self._compile(program, inputs, users)
+        made, file = self._load(program, inputs, users) or (self._compile(program, inputs, users), None)
         program.made.append(made)
+        program.untried[made] = file
         return made
 
-    def _load(self, program: Program, inputs: Sequence[Tensor], users: int) -> Version | None:
+    def _load(self, program: Program, inputs: Sequence[Tensor], users: int) -> tuple[Version, str] | None:
         if self._files is None or not _storable(program.graph):
             return None
         every, single = _names(program, inputs, users)
@@ -132,19 +133,18 @@ class Programs:
                 self._files.drop(name, f"cannot be loaded ({type(error).__name__})")
                 continue
             self.counts.loaded += 1
-            program.files[made] = name
-            return made
+            return made, name
         return None
 
-    def replaced(self, program: Program, failed: Version, inputs: Sequence[Tensor], error: Exception) -> Version:
-        """A new compilation in place of a loaded one that has failed in its first run; others raise their error."""
-        name = program.files.pop(failed, None)
+    def replace(self, program: Program, failed: Version, inputs: Sequence[Tensor], error: Exception) -> None:
+        """Compile anew in place of a loaded one that has failed in its first run; others raise their error."""
+        name = program.untried.pop(failed, None)
         if name is None or self._files is None or isinstance(error, torch.cuda.OutOfMemoryError):
             raise error
         self._files.drop(name, f"cannot be run ({type(error).__name__})")
         program.made.remove(failed)
         program.made.append(made := self._compile(program, inputs, len(inputs[0])))
-        return made
+        program.untried[made] = None
 
     def _compile(self, program: Program, inputs: Sequence[Tensor], users: int) -> Version:
         parts = inductor.parts_of(program.graph, program.by_user)
@@ -176,12 +176,19 @@ class BoundProgram:
         """Run it on the arguments of the traced step; what is not prepared is compiled now."""
         inputs = self._inputs(given)
         version = self.owner.version(self.program, inputs)
+        if version not in self.program.untried:
+            version(inputs)
+            return
+        # One that fails half-way has moved some weights already, and the step will be taken again.
+        before = [tensor.to("cpu", copy=True) for tensor in inputs[: self.program.by_user]]
         try:
             version(inputs)
         except Exception as error:
-            self.owner.replaced(self.program, version, inputs, error)(inputs)
-        if self.program.files:
-            self.program.files.pop(version, None)
+            for tensor, value in zip(inputs, before, strict=False):
+                tensor.copy_(value)
+            self.owner.replace(self.program, version, inputs, error)
+            self(*given)
+        self.program.untried.pop(version, None)
 
     def _inputs(self, given: Sequence[Any]) -> list[Tensor]:
         return [*tree_leaves(list(given)), *self.constants]
@@ -189,7 +196,10 @@ class BoundProgram:
 
 def fingerprint(graph: GraphModule, arguments: Sequence[Any], constants: Sequence[Tensor] = ()) -> str:
     """What decides the program: operations, types and shapes of inputs but for the number of users, precision."""
-    digest = hashlib.sha256(graph.code.encode())
+    digest = hashlib.sha256()
+    for part in graph.modules():  # a branch or a loop is a graph of its own, of which the code has the name alone
+        if isinstance(part, GraphModule):
+            digest.update(part.code.encode())
     varying = [(tensor, tensor.shape[1:]) for tensor in tree_leaves(list(arguments))]
     for tensor, shape in [*varying, *((tensor, tensor.shape) for tensor in constants)]:
         digest.update(repr((tensor.dtype, tuple(shape), tensor.stride(), str(tensor.device))).encode())
@@ -197,6 +207,7 @@ def fingerprint(graph: GraphModule, arguments: Sequence[Any], constants: Sequenc
         torch.backends.cuda.matmul.allow_tf32,
         torch.backends.cudnn.allow_tf32,
         torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_dtype(),
         [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")],
     )
     digest.update(repr(flags).encode())  # the compiler may write any of them into its kernels

@@ -23,6 +23,7 @@ from pathlib import Path
 LIMIT = 2 << 30  # bytes: beyond, the files that were not read for longest are deleted
 
 _MARK = b"clipline program 1\n"
+_ENDING, _UNFINISHED = ".program", ".unfinished-program-"  # of names: other files in the folder are not ours
 _LEFT_BEHIND = 24 * 3600  # seconds: an unfinished file of that age is nobody's
 
 
@@ -33,10 +34,10 @@ class ProgramCacheWarning(UserWarning):
 def cache_folder() -> Path | None:
     """Where programs are stored: below CLIPLINE_CACHE_DIR, or clipline in XDG_CACHE_HOME or ~/.cache; None: nowhere."""
     own = os.environ.get("CLIPLINE_CACHE_DIR")
-    if own:
-        return Path(own).absolute() / "programs"
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
+        if own:
+            return Path(own).expanduser().absolute() / "programs"  # "~" in a file of settings is no shell's
         return (shared if shared.is_absolute() else Path.home() / ".cache") / "clipline" / "programs"
     except RuntimeError:  # a user without a home, as in some containers
         return None
@@ -80,7 +81,7 @@ class ProgramFiles:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._check_folder()
-            handle, partial = tempfile.mkstemp(prefix=".", dir=self.folder)  # readable by its owner alone
+            handle, partial = tempfile.mkstemp(prefix=_UNFINISHED, dir=self.folder)  # readable by its owner alone
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(_MARK + _checksum(name, program) + program)
@@ -100,7 +101,7 @@ class ProgramFiles:
         self._warn(f"the stored program {str(self._path(name))!r} {why}: it was deleted and is compiled anew")
 
     def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.program"
+        return self.folder / f"{name}{_ENDING}"
 
     def _check_folder(self) -> None:
         """Raise if another user could have put a program here."""
@@ -118,10 +119,10 @@ class ProgramFiles:
         for path in self.folder.iterdir():
             with suppress(OSError):
                 found = path.lstat()
-                if path.name.startswith("."):
+                if path.name.startswith(_UNFINISHED):
                     if time.time() - found.st_mtime > _LEFT_BEHIND:
                         path.unlink()
-                else:
+                elif path.suffix == _ENDING:
                     files.append((found.st_mtime_ns, found.st_size, path))
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files)[:-1]:  # the newest stays

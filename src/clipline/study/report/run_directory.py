@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -184,7 +185,11 @@ def _promise(
         problems.append("delta or the neighbouring relation is not on record: no guarantee is shown")
         return None
     try:
-        guarantee = _account(ledger.entries, delta, relation)
+        guarantee = replace(
+            _account(ledger.entries, delta, relation),
+            example_level=comments.get("example_level") is True,
+            shows_errors=comments.get("shows_errors") is True,
+        )
     except CliplineError as error:
         problems.append(f"the rounds cannot be accounted ({error}): no guarantee is shown")
         return None

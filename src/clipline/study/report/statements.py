@@ -62,6 +62,8 @@ def warnings(run: Run) -> list[str]:
         found.append("no finite epsilon")
     if run.unclipped:
         found.append("updates were not clipped")
+    if run.resolved.get("shows_errors") is True:
+        found.append("errors of users are shown (on_error='raise'), which no guarantee covers")
     relation = promise.relation if promise is not None else run.resolved.get("relation") or run.setting("relation")
     if relation == Relation.PAPER.value:
         found.append("accounted in the paper's convention, which is not a guarantee")

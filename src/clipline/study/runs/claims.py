@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from collections.abc import Iterable
@@ -94,7 +95,7 @@ def _lock(path: Path, *, create: bool = True) -> int | None:
     """
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666) if create else _opened(path)
         except FileNotFoundError:
             if not create:
                 return None
@@ -121,3 +122,13 @@ def _lock(path: Path, *, create: bool = True) -> int | None:
         os.close(descriptor)
         if not create:
             return None
+
+
+def _opened(path: Path) -> int:
+    """A descriptor of a file that is there: to read it alone where it is a colleague's, or the disk is read-only."""
+    try:
+        return os.open(path, os.O_RDWR)  # which some network drives need for a lock
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return os.open(path, os.O_RDONLY)

@@ -81,13 +81,16 @@ class StudyDirectory:
         return sorted(path.stem for path in (self.path / RUNS).glob("*.json") if len(path.stem) == ID_DIGITS)
 
     def record(self, run: str) -> RunRecord | None:
-        """The record of this run, None if it has not ended; refused where the file is damaged."""
+        """The record of this run, None if it has not ended; refused where the file is damaged or cannot be read."""
         if run not in self._cache:
             path = self.path / RUNS / f"{run}.json"
             try:
                 text = path.read_text(encoding="utf-8", errors="replace")
             except FileNotFoundError:
                 return None
+            except OSError as error:
+                way_out = "mend its place, or delete it, and the run is made again"
+                raise RunError(f"{str(path)!r} cannot be read ({error.strerror or error}): {way_out}") from None
             record = RunRecord.from_json(text, repr(str(path)))
             if record.id != run:
                 raise RunError(f"{str(path)!r} holds the run {record.id}: rename it to {record.id}.json")

@@ -83,7 +83,7 @@ def _classes(label: Column, classes: Sequence[str] | int | None) -> Sequence[str
     if label.kind == "yes-no":
         return 2
     if label.kind == "text":
-        if classes is None or isinstance(classes, int):
+        if classes is None or isinstance(classes, int) or not classes or len(set(classes)) < len(classes):
             limit = f"a list of what the label {label.name!r} may be, as it is text"
             raise refuse("classes", classes, limit, "give --classes yes,no, say")
         return classes

@@ -66,8 +66,17 @@ def _contents(
 
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     unfinished = partial_path(path)
-    save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, unfinished, metadata)
+    _save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, unfinished, metadata)
     unfinished.replace(path)
+
+
+def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:  # as of a full disk
+        raise RunError(
+            f"{str(path)!r} cannot be written ({error}): make room, then resume the run or save again"
+        ) from None
 
 
 class CheckpointWriter:
@@ -213,7 +222,7 @@ def save_model(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
         if not kept:
             readme.unlink(missing_ok=True)  # PEFT's template; the guarantee stands in card.md
     tensors = {name: _dequantised(tensor).contiguous().clone() for name, tensor in state.items()}
-    save_file(tensors, path, metadata)
+    _save(tensors, path, metadata)
 
 
 def _dequantised(tensor: torch.Tensor) -> torch.Tensor:

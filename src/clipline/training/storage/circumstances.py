@@ -145,6 +145,9 @@ def resolved(training: Training) -> dict[str, Any]:
         "relation": str(training.relation),
         **({} if training.declared else {"users": len(training.population)}),  # declared: how many came is private
         "parameters": training.dim,
+        # What the ledger does not tell of the promise, for reports:
+        **({"example_level": True} if training.planned.example_level else {}),
+        **({"shows_errors": True} if training.planned.shows_errors else {}),
         "planned": str(training.planned),
     }
 

@@ -166,7 +166,7 @@ def guarantee_from(entries: Mapping[str, Any]) -> Guarantee:
         check_number("order", _shown(order), above=1, way_out=_AGAIN)
     check_number("delta", _shown(values["delta"]), above=0, below=1, way_out=_AGAIN)
     check_whole("rounds", _shown(values["rounds"]), at_least=0, way_out=_AGAIN)
-    for name in ("noisy", "from_seed", "example_level"):
+    for name in ("noisy", "from_seed", "example_level", "shows_errors"):
         if not isinstance(values[name], bool):
             raise refuse(name, _shown(values[name]), "true or false", _AGAIN)
     check_choice("sampler", _shown(values["sampler"]), SAMPLERS)
