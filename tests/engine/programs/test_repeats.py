@@ -78,7 +78,7 @@ def test_layers_backward_layers_and_updates_are_a_part_each_and_compute_the_same
     assert sorted(made) == list(range(inputs, inputs + len(made)))
     assert sorted(number for call in parts.calls for number in call.done) == sorted(made)
     # The backward pass of silu reads its input: who has that can make its output again.
-    returned = {node.target for part in parts.graphs for node in next(reversed(part.graph.nodes)).args[0]}
+    returned = {node.target for part in parts.graphs for node in next(iter(reversed(part.graph.nodes))).args[0]}
     assert torch.ops.aten.silu.default in {node.target for part in parts.graphs for node in part.graph.nodes}
     assert torch.ops.aten.silu.default not in returned
     # One more layer is one more call of each part, and nothing more to compile.

@@ -75,7 +75,7 @@ def test_whose_memory_a_tensor_lies_in():
     )
     homes, written = memory(graph.graph)
     x, y = (node for node in graph.graph.nodes if node.op == "placeholder")
-    row, added, new, part = next(reversed(graph.graph.nodes)).args[0]
+    row, added, new, part = next(iter(reversed(graph.graph.nodes))).args[0]
     assert written == {x}
     assert homes[row] == homes[added] == {x}
     assert homes[new] == {new}

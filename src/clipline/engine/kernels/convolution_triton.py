@@ -9,6 +9,7 @@ Plain twin, test and what it buys: see `convolution.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -46,35 +47,45 @@ def _fits(tiles: Tiles, like: Tensor) -> bool:
     return tiles.stages * (tiles.rows + tiles.columns) * tiles.deep * like.element_size() <= room - 1024
 
 
+def _largest(choices: Sequence[Tiles], like: Tensor) -> Tiles:
+    """The first that fits."""
+    return next(tiles for tiles in choices if tiles is choices[-1] or _fits(tiles, like))
+
+
 def forward_tiles(channels: int, filters: int, depth: int, like: Tensor) -> Tiles:
-    """Of `_forward`: positions by filters, along the depth."""
+    """Of `_forward`: positions by filters, along the depth. The best of a dozen on an H200."""
     columns = _power(filters, 16, 128)
-    large = Tiles(128, columns, 64, 4 if columns <= 64 else 8, 3)
-    if channels % 64 == 0 and _fits(large, like):
-        return large
+    warps = 4 if columns <= 64 else 8
     deep = _divisor(channels, 32) if channels % 16 == 0 else _power(depth, 16, 32)
-    return Tiles(128, columns, deep, 4 if columns <= 64 else 8, 3)
+    choices = [Tiles(128, columns, deep, warps, 3)]
+    if channels % 64 == 0:
+        choices.insert(0, Tiles(128, columns, 64, warps, 3))
+        if filters % 256 == 0:
+            choices.insert(0, Tiles(128, 256, 64, 8, 4))
+    return _largest(choices, like)
 
 
 def pixels_tiles(channels: int, filters: int, like: Tensor) -> Tiles:
-    """Of `_pixels`: positions by channels, along the filters."""
+    """Of `_pixels`: positions by channels, along the filters. The best of a dozen on an H200."""
     columns = _power(channels, 16, 128)
-    large = Tiles(128, columns, 64, 4 if columns <= 64 else 8, 3)
-    if filters % 64 == 0 and _fits(large, like):
-        return large
-    return Tiles(128, columns, _power(filters, 16, 32), 4 if columns <= 64 else 8, 3)
+    warps = 4 if columns <= 64 else 8
+    choices = [Tiles(128, columns, _power(filters, 16, 32), warps, 3)]
+    if filters % 64 == 0:
+        choices.insert(0, Tiles(128, columns, 64, warps, 3))
+        if channels % 256 == 0:
+            choices.insert(0, Tiles(128, 256, 64, 8, 4))
+    return _largest(choices, like)
 
 
 def weight_tiles(channels: int, filters: int, depth: int, padding: int, like: Tensor) -> Tiles:
-    """Of `_weight`: filters by depth, along the positions."""
-    for columns in (256, 128):  # large tiles read less
-        large = Tiles(128, columns, 64, 8, 3)
-        if filters % 128 == 0 and channels % columns == 0 and _fits(large, like):
-            return large
+    """Of `_weight`: filters by depth, along the positions. The best of a dozen on an H200."""
     columns = _power(depth, 16, 64)
     if padding and channels % columns:
         columns = _divisor(channels, 64)
-    return Tiles(_power(filters, 16, 64), columns, 64, 4, 3)
+    choices = [Tiles(_power(filters, 16, 64), columns, 64, 4, 3)]
+    if filters % 128 == 0 and channels % 128 == 0:  # large tiles read less
+        choices.insert(0, Tiles(256 if filters % 256 == 0 else 128, 128, 64, 8, 3))
+    return _largest(choices, like)
 
 
 def conv_forward(
