@@ -2,7 +2,7 @@
 
 import threading
 import types
-from collections import deque
+from collections import OrderedDict, deque
 
 import pytest
 
@@ -41,6 +41,33 @@ def test_a_container_that_changes_is_seen_and_put_back(now, change):
     assert kept.same()
     assert now == before
     assert list(now) == list(before)
+
+
+class HandsOutInstances(OrderedDict):
+    def __getitem__(self, key):
+        return super().__getitem__(key)()
+
+
+class Hidden(list):
+    def __iter__(self):
+        return iter(())
+
+    def clear(self):
+        raise NotImplementedError
+
+
+def test_a_container_that_shows_something_else_than_it_holds_is_put_back_to_what_it_holds():
+    classes, entries = HandsOutInstances(a=dict, b=list), Hidden([1, 2])
+    kept = [Container("classes", classes), Container("entries", entries)]
+    assert all(one.same() for one in kept)
+    OrderedDict.update(classes, c=set)
+    entries.append(3)
+    assert not any(one.same() for one in kept)
+    for one in kept:
+        one.restore()
+    assert list(OrderedDict.items(classes)) == [("a", dict), ("b", list)]
+    assert list(list.__iter__(entries)) == [1, 2]
+    assert type(classes["a"]) is dict
 
 
 def test_some_entries_of_a_dictionary_may_change():

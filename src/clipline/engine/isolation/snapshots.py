@@ -42,14 +42,27 @@ class Snapshot(Protocol):
         ...
 
 
+_KINDS = (OrderedDict, dict, list, set, deque, bytearray)
+
+
 class Container:
-    """A dictionary, list, set, deque or byte array: the same entries in the same order."""
+    """A dictionary, list, set, deque or byte array: the same entries in the same order.
+
+    Read and written by the methods of these types themselves: a class derived from one may show something else than it
+    holds, as a dictionary of classes that hands out instances does.
+    """
 
     read = None
 
     def __init__(self, label: str, now: Any, skipped: Sequence[str] = ()) -> None:
         self.label, self.now, self.skipped = label, now, skipped
-        self.before: Any = now.copy()
+        self.kind: Any = next(kind for kind in _KINDS if isinstance(now, kind))
+        self.before: Any = self.kind(self.entries())
+
+    def entries(self) -> Iterable[Any]:
+        """What it holds, of a dictionary pairs."""
+        entries: Any = self.kind.items if issubclass(self.kind, dict) else self.kind.__iter__
+        return list(entries(self.now))
 
     def live_views(self) -> Sequence[Iterable[Any]]:
         """Keys and values, or entries. None for classes of the caller's, which may show other entries."""
@@ -59,26 +72,27 @@ class Container:
 
     def same(self) -> bool:
         """Whether nothing has changed."""
-        now, before = self.now, self.before
-        if len(now) != len(before):
+        now, before, kind = self.now, self.before, self.kind
+        if kind.__len__(now) != len(before):
             return False
-        if isinstance(now, dict):
+        if issubclass(kind, dict):
             if not self.skipped:
-                return all(map(is_, now.values(), before.values())) and all(map(is_, now, before))
-            return all(now.get(key, MISSING) is entry or key in self.skipped for key, entry in before.items())
-        if isinstance(now, set):
-            return set(map(id, now)) == set(map(id, before))
-        if isinstance(now, bytearray):
-            return bool(now == before)
-        return all(map(is_, now, before))
+                return all(map(is_, kind.values(now), before.values())) and all(map(is_, kind.__iter__(now), before))
+            return all(kind.get(now, key, MISSING) is entry or key in self.skipped for key, entry in before.items())
+        if kind is set:
+            return set(map(id, kind.__iter__(now))) == set(map(id, before))
+        if kind is bytearray:
+            return bool(kind.__eq__(now, before))
+        return all(map(is_, kind.__iter__(now), before))
 
     def restore(self) -> None:
         """Make it what it was."""
-        skipped = {name: self.now[name] for name in self.skipped if name in self.now}
-        self.now.clear()
-        (self.now.extend if isinstance(self.now, list | deque | bytearray) else self.now.update)(self.before)
+        now, kind = self.now, self.kind
+        skipped = {name: kind.__getitem__(now, name) for name in self.skipped if kind.__contains__(now, name)}
+        kind.clear(now)
+        (kind.extend if kind in (list, deque, bytearray) else kind.update)(now, self.before)
         if skipped:
-            self.now.update(skipped)
+            kind.update(now, skipped)
 
 
 class ThreadLocal(Container):
@@ -217,11 +231,10 @@ def _slot_value(owner: Any, slot: types.MemberDescriptorType) -> Any:
 
 def only_equal_values(snapshot: Snapshot) -> bool:
     """Whether only numbers and strings were replaced, by equal ones, as when a module sets the same size again."""
-    if (
-        not isinstance(snapshot, Container)
-        or not isinstance(snapshot.now, dict)
-        or snapshot.now.keys() != snapshot.before.keys()
-    ):
+    if not isinstance(snapshot, Container) or not issubclass(snapshot.kind, dict):
         return False
-    pairs = ((snapshot.now[key], entry) for key, entry in snapshot.before.items() if snapshot.now[key] is not entry)
-    return all(isinstance(now, VALUES) and type(now) is type(then) and now == then for now, then in pairs)
+    now, before = dict(snapshot.entries()), snapshot.before
+    if now.keys() != before.keys():
+        return False
+    pairs = ((now[key], entry) for key, entry in before.items() if now[key] is not entry)
+    return all(isinstance(one, VALUES) and type(one) is type(then) and one == then for one, then in pairs)
