@@ -128,12 +128,10 @@ class SavedModel:
 
     def _answer(self, joined: dict[str, NDArray[Any]], kept: Mapping[str, NDArray[Any]]) -> Any:
         """The predictions, as classes where these are known, behind the columns that are kept."""
-        if self.classes is not None and not isinstance(self.classes, str):  # names that would go unused
-            if list(joined) != [_ONLY] or not self._are_classes(joined[_ONLY]):
-                limit = "left out where a prediction is no fraction for each class"
-                raise refuse(
-                    "classes", list(self.classes), limit, "have predict(model, batch) give (examples, classes)"
-                )
+        by_name = self.classes is not None and not isinstance(self.classes, str)
+        if by_name and (list(joined) != [_ONLY] or not self._are_classes(joined[_ONLY])):  # they would go unused
+            limit = "left out where a prediction is no fraction for each class"
+            raise refuse("classes", self.classes, limit, "have predict(model, batch) give (examples, classes)")
         if list(joined) == [_ONLY]:
             (scores,) = joined.values()
             if self._are_classes(scores):
