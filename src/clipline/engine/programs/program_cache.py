@@ -188,8 +188,8 @@ class BoundProgram:
         except Exception as error:
             if before is None:
                 raise UnfinishedStepError(
-                    f"a program failed in its first run ({type(error).__name__}), and the weights that it moved are too "
-                    "large to be kept twice: start again, with FastParts(compiled_steps=False)"
+                    f"a program failed in its first run ({type(error).__name__}) and may have moved weights, which are "
+                    "too large to be kept twice: start again, with FastParts(compiled_steps=False)"
                 ) from error
             for tensor, value in zip(inputs, before, strict=False):
                 tensor.copy_(value)
