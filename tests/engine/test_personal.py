@@ -69,6 +69,8 @@ def test_a_loaded_model_predicts_for_one_user_with_that_users_own_parameters_and
     saved = load(folder, Two(), predict=lambda model, batch: model.shared[0] + model.own["shift"] + 0 * batch["x"])
     own = run.unprivate_personal()
     mine = saved.with_personal(own["u0"])
+    assert str(mine).endswith("; it does not cover the personal parameters of one user, which this model holds")
+    assert str(saved.with_personal({})) == str(saved)  # a user who never took part
     assert mine.predict({"x": [0.0]}).tolist() == [3.25]  # 0.5 of everybody and 2.75 of the user's own, see above
     assert saved.predict({"x": [0.0]}).tolist() == [0.5]
     save_file({"own.shift": own["u1"]["own.shift"]}, tmp_path / "u1.safetensors")
@@ -81,6 +83,8 @@ def test_a_loaded_model_predicts_for_one_user_with_that_users_own_parameters_and
             saved.with_personal(wrong)
     with pytest.raises(RunError, match="nowhere' is no file"):
         saved.with_personal("nowhere")
+    with pytest.raises(SettingError, match="values=None must be tensors by name"):
+        saved.with_personal(None)
     (tmp_path / "damaged").write_bytes(b"x")
     with pytest.raises(RunError, match="cannot be read as safetensors"):
         saved.with_personal(tmp_path / "damaged")

@@ -105,3 +105,17 @@ def test_a_caller_may_use_torchs_newer_names_and_has_them_back(precision):
     finally:
         torch.backends.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "none"
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = was
+
+
+def test_on_processor_cores_a_callers_rougher_products_are_not_used_and_stay():
+    was = flags()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with precision_context("float32", CPU):
+            assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.mkldnn.matmul.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "none"
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = was

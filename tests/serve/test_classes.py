@@ -80,6 +80,10 @@ def test_a_loaded_model_names_classes_and_keeps_ids_in_the_order_of_the_rows(tmp
         saved.predict(tmp_path / "new.csv", keep="id")
     with pytest.raises(SettingError, match="keep='prediction' must be named other than prediction, probability_bus"):
         saved.predict({"km": [1.0], "prediction": [2]}, keep=["prediction"])
+    for one_number in (lambda model, batch: chances(model, batch)[:, 0], lambda model, batch: {"a": batch["km"]}):
+        named = cl.load(folder, nn.Linear(1, 3), predict=one_number, classes=["no", "yes"])
+        with pytest.raises(SettingError, match="left out where a prediction is no fraction for each class"):
+            named.predict({"km": [1.0]})
     with pytest.raises(SettingError, match="left out where data have no names"):
         arrays_of(torch.ones(2, 1), ["x"], only="", keep=["id"])
 

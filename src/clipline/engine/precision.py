@@ -12,7 +12,9 @@ Precision = Literal["float32", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
 _CUBLAS: Any = torch.backends.cuda.matmul
 _CUDNN: Any = torch.backends.cudnn
+_CORES: Any = torch.backends.mkldnn
 _OLDER, _NEWER = [_CUBLAS, _CUDNN], [_CUBLAS, _CUDNN.conv, _CUDNN.rnn]
+_ON_CORES = [_CORES.matmul, _CORES.conv, _CORES.rnn]
 
 
 @contextmanager
@@ -38,7 +40,7 @@ class _Tf32Settings:
     """
 
     def __init__(self) -> None:
-        self._newer = [(one, one.fp32_precision) for one in _NEWER]
+        self._newer = [(one, one.fp32_precision) for one in [*_NEWER, *_ON_CORES]]
         self._older = []
         self._medium = False  # which the older names do not tell from tf32
         for one in _OLDER:
@@ -53,6 +55,8 @@ class _Tf32Settings:
             one.allow_tf32 = tf32
         for one in _NEWER:
             one.fp32_precision = "tf32" if tf32 else "ieee"
+        for one in _ON_CORES:  # else a caller's "medium" would round products of float32
+            one.fp32_precision = "ieee"
 
     def restore(self) -> None:
         """Set all of them as they were found."""

@@ -32,6 +32,7 @@ from .rebuild import Code, OtherCodeWarning, code_of
 from .ways_out import PYTHON, WaysOut
 
 Predict = Callable[[nn.Module, Batch], Tensor | Mapping[str, Tensor]]  # (examples, ...) of a batch, or several by name
+_WITH_PERSONAL = "; it does not cover the personal parameters of one user, which this model holds"
 _ONLY = ""  # the name of an array that was given without one
 
 
@@ -46,9 +47,10 @@ class SavedModel:
     function: Predict | None = field(default=None, repr=False)
     classes: str | Sequence[str] | None = field(default=None, repr=False)  # see `load`
     ways_out: WaysOut = field(default=PYTHON, repr=False)  # in the caller's words
+    personal: bool = False  # whether it holds parameters of one user, which the guarantee does not cover
 
     def __str__(self) -> str:
-        return str(self.guarantee)
+        return f"{self.guarantee}{_WITH_PERSONAL if self.personal else ''}"
 
     def predict(
         self,
@@ -105,6 +107,8 @@ class SavedModel:
         so is what the new model predicts with them: the guarantee covers the parameters that were released, not these.
         """
         given = _personal_file(Path(values)) if isinstance(values, str | Path) else values
+        if not isinstance(given, Mapping):
+            raise refuse("values", given, "tensors by name, or a safetensors file of them", "see unprivate_personal")
         model, known = copy.deepcopy(self.model), dict(self.model.named_parameters())
         personal = [name for name in known if any(fnmatch.fnmatchcase(name, one) for one in self._personal_patterns)]
         for name, value in given.items():
@@ -118,7 +122,7 @@ class SavedModel:
             for name, param in model.named_parameters():
                 if name in given:
                     param.copy_(given[name])
-        return replace(self, model=model)
+        return replace(self, model=model, personal=self.personal or bool(given))
 
     @property
     def _personal_patterns(self) -> Sequence[str]:
@@ -128,6 +132,10 @@ class SavedModel:
 
     def _answer(self, joined: dict[str, NDArray[Any]], kept: Mapping[str, NDArray[Any]]) -> Any:
         """The predictions, as classes where these are known, behind the columns that are kept."""
+        by_name = self.classes is not None and not isinstance(self.classes, str)
+        if by_name and (list(joined) != [_ONLY] or not self._are_classes(joined[_ONLY])):  # they would go unused
+            limit = "left out where a prediction is no fraction for each class"
+            raise refuse("classes", self.classes, limit, "have predict(model, batch) give (examples, classes)")
         if list(joined) == [_ONLY]:
             (scores,) = joined.values()
             if self._are_classes(scores):

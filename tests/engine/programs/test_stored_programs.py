@@ -259,6 +259,10 @@ def test_a_new_program_that_fails_half_way_leaves_the_weights_as_they_were(folde
     with pytest.raises(RuntimeError, match="no such kernel"):
         program([weights], torch.ones(3), [])
     assert torch.equal(weights, torch.ones(3, 4))
+    monkeypatch.setattr(program_cache, "_MOST_COPIED", 8)
+    _, program = prepared(step(1.0, width=5), 5)
+    with pytest.raises(program_cache.UnfinishedStepError, match="start again, with FastParts"):  # not taken twice
+        program([torch.ones(3, 5)], torch.ones(3), [])
 
 
 def test_graphs_that_differ_in_a_branch_alone_are_two_programs():

@@ -7,6 +7,7 @@ import clipline as cl
 from clipline.study.report.collect import collect
 from clipline.study.report.content import content
 from clipline.study.report.statements import basis, cautions, shown_settings, warnings, words
+from clipline.training.storage.run_directory import resolved_comments
 
 
 def read(path):
@@ -97,8 +98,10 @@ def test_a_report_promises_what_the_run_promised_for_one_example_and_with_errors
         torch.nn.Linear(1, 1), lambda model, batch: model(batch["x"]).square()[:, 0], examples,
         rounds=1, cohort_size=20, local=cl.LocalSGD(0.1), privacy=cl.Privacy(noise_multiplier=1.0), on_error="raise",
     )  # fmt: skip
-    result = training.run([cl.RunDirectory(tmp_path / "r")])
+    file = write_run(tmp_path / "r") / "settings.toml"
+    file.write_text(file.read_text().partition("\n# Resolved")[0] + resolved_comments(training))
     run = read(tmp_path / "r")
-    assert words(run) == str(result.guarantee)
-    assert "where each user is one example" in words(run)
+    for said in (words(run), str(training.planned)):
+        assert "where each user is one example" in said
+        assert said.endswith("errors of users are shown (on_error='raise'), which it does not cover")
     assert any("errors of users are shown" in text for text in warnings(run))

@@ -150,6 +150,8 @@ def test_the_settings_describe_the_training_and_what_followed(tmp_path):
     run.run([RunDirectory(tmp_path / "r", facts={"data": "drawn"})])
     text = (tmp_path / "r" / SETTINGS).read_text()
     settings = tomllib.loads(text)
+    if os.name == "posix":
+        assert (tmp_path / "r" / SETTINGS).stat().st_mode & 0o077 == 0  # who reads the seed can subtract the noise
     assert (settings["rounds"], settings["cohort_size"], settings["seed"]) == (6, 20, 3)
     assert settings["local"] == {
         "type": "LocalSGD", "lr": 0.2, "batch_size": 8, "epochs": 1, "reduction": "mean", "weight_decay": 0.0,

@@ -37,6 +37,7 @@ from .notices import Notices
 from .program_files import ProgramFiles, cache_folder
 
 _MOST = 32  # programs; the one that was not used for longest goes first
+_MOST_COPIED = 4 << 30  # bytes of inputs that are copied to the processor's memory before the first run of a program
 # Of operations in other libraries the graph has the name alone: their next version may compute something else.
 _STORABLE = {"aten", "prims", "clipline"}
 
@@ -49,6 +50,10 @@ class ProgramCounts:
     compiled: int = 0  # by it; more than `programs` if one does not serve all numbers of users
     loaded: int = 0  # from the folder of stored programs
     recordings: int = 0  # CUDA graphs: one for each program, group of users and number of users that came often
+
+
+class UnfinishedStepError(RuntimeError):
+    """A program has failed half-way, and what it has changed cannot be put back: the step cannot be taken again."""
 
 
 class Program:
@@ -180,10 +185,15 @@ class BoundProgram:
             version(inputs)
             return
         # One that fails half-way has moved some weights already, and the step will be taken again.
-        before = [tensor.to("cpu", copy=True) for tensor in inputs[: self.program.by_user]]
+        before = _copies(inputs[: self.program.by_user])
         try:
             version(inputs)
         except Exception as error:
+            if before is None:
+                raise UnfinishedStepError(
+                    f"a program failed in its first run ({type(error).__name__}) and may have moved weights, which are "
+                    "too large to be kept twice: start again, with FastParts(compiled_steps=False)"
+                ) from error
             for tensor, value in zip(inputs, before, strict=False):
                 tensor.copy_(value)
             self.owner.replace(self.program, version, inputs, error)
@@ -192,6 +202,14 @@ class BoundProgram:
 
     def _inputs(self, given: Sequence[Any]) -> list[Tensor]:
         return [*tree_leaves(list(given)), *self.constants]
+
+
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor] | None:
+    """Copies: on the GPU if it has plenty of room, else in the processor's memory; None if they are too large."""
+    size, device = sum(tensor.nbytes for tensor in tensors), tensors[0].device
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 4 * size:
+        return [tensor.clone() for tensor in tensors]
+    return [tensor.to("cpu", copy=True) for tensor in tensors] if size <= _MOST_COPIED else None
 
 
 def fingerprint(graph: GraphModule, arguments: Sequence[Any], constants: Sequence[Tensor] = ()) -> str:

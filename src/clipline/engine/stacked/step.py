@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 
 from ...federated.local_sgd import Batch, LocalTraining, Loss, LossOf, takes_reference
 from ..local_optimisers import LocalOptimiser
-from ..programs.program_cache import BoundProgram, Programs
+from ..programs.program_cache import BoundProgram, Programs, UnfinishedStepError
 from ..working_model import WorkingModel
 from .dynamic_batch import copied, traced, traced_once
 from .vmap_layers import StackSafe
@@ -188,7 +188,8 @@ class CompiledStep:
         try:
             compiled(*given)
         except Exception as error:
-            if compiled is not self._program or isinstance(error, torch.cuda.OutOfMemoryError):
+            never_again = isinstance(error, torch.cuda.OutOfMemoryError | UnfinishedStepError)
+            if compiled is not self._program or never_again:
                 raise
             self._leave_compiling(error)
             self._as_written(*given)

@@ -224,6 +224,7 @@ class RunDirectory(Callback):
             facts = {f"facts.{' '.join(name.split())}": value for name, value in (self.facts or {}).items()}
             text += _comments("What it is about", facts)
         text += resolved_comments(training) + _comments("Where it ran", where_it_ran(training))
+        (self.path / SETTINGS).touch(mode=0o600)  # it holds the seed, by which the noise can be subtracted
         (self.path / SETTINGS).write_text(text, encoding="utf-8")
 
 
