@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch._subclasses import FakeTensor
 
+from clipline.engine.stacked import dynamic_batch
 from clipline.engine.stacked.dynamic_batch import copied, traced, traced_once
 
 
@@ -39,6 +41,37 @@ def test_a_step_whose_course_depends_on_the_number_of_users_is_refused():
 
     with pytest.raises(ValueError, match="evenly"):
         traced(squared, ([torch.zeros(3, 4)], torch.ones(3)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_where_memory_is_short_a_step_is_traced_without_running_and_is_the_same(monkeypatch):
+    frozen = torch.linspace(0, 1, 4)
+    ran = []
+
+    def step(stack, rates):
+        ran.append(type(rates))
+        halved(stack, rates)
+        stack[0].sub_(torch.func.vmap(torch.mul)(frozen.expand(len(rates), 4), rates))
+
+    arguments = ([torch.zeros(3, 4)], torch.ones(3))
+    usual = traced(step, arguments)
+    plain, modes = dynamic_batch.make_fx, []
+
+    def full(function, **how):
+        modes.append(how.get("tracing_mode"))
+
+        def fails(*arguments):
+            raise torch.OutOfMemoryError
+
+        return plain(function, **how) if how else fails
+
+    monkeypatch.setattr(dynamic_batch, "make_fx", full)
+    found = traced(step, arguments)
+    assert modes == [None, "fake"] * 2
+    assert found.code == usual.code
+    constants = [node.target for node in found.graph.nodes if node.op == "get_attr"]
+    assert any(torch.equal(getattr(found, name), frozen) for name in constants)
+    assert ran.count(FakeTensor) == 2
 
 
 def rounding(stack, inputs):

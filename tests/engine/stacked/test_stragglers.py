@@ -39,6 +39,15 @@ def test_users_with_many_steps_go_beside_the_others_and_train_the_same(uncompile
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_cap_below_the_batch_size_that_is_padded_to_more_fits_the_buffers(uncompiled):
+    torch.manual_seed(0)
+    local = LocalSGD(0.3, batch_size=100, max_examples=8)  # a user with 8 examples is padded to 9
+    plain = one_by_one(Mixed().double(), cross_entropies, population_of([9, 8, 3], features=16), local, Streams(0))
+    stack = Stacked(plain, 3, compiled=True)
+    torch.testing.assert_close(rows_of(stack, np.arange(3)), rows_of(plain, np.arange(3)), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_in_bfloat16_weights_of_products_keep_a_copy_and_train_the_same(uncompiled):
     torch.manual_seed(0)
     population = population_of([max(4, size) for size in SIZES], features=16)  # whole batches: equally wide both ways

@@ -150,6 +150,11 @@ def _use_cached_copy(cached: Node, piece: Node) -> None:
 
 
 def _trace(step: Callable[..., None], arguments: tuple[Any, ...], users: int) -> GraphModule:
+    """The step of so many users, run once on zeros; without computing anything where these take too much memory.
+
+    Running it is the safer way: a model may look at a number, as long as that does not depend on its inputs.
+    """
+
     def flat_step(*arguments: Any) -> None:
         with torch.enable_grad():
             step(*arguments[:-1])
@@ -157,9 +162,13 @@ def _trace(step: Callable[..., None], arguments: tuple[Any, ...], users: int) ->
     def zeros_like(tensor: torch.Tensor) -> torch.Tensor:
         return torch.zeros(users, *tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
 
+    zeros = tree_map_only(torch.Tensor, zeros_like, arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program: GraphModule = make_fx(flat_step)(*tree_map_only(torch.Tensor, zeros_like, arguments))
+        try:
+            program: GraphModule = make_fx(flat_step)(*zeros)
+        except torch.OutOfMemoryError:  # a block of a large model has fewer users than are traced
+            program = make_fx(flat_step, tracing_mode="fake", _allow_non_fake_inputs=True)(*zeros)
     return program
 
 

@@ -76,7 +76,8 @@ class Stacked:
         if compiled is None:
             small = problem.local.batch_size * problem.examples.bytes_each <= _MAX_GRAPHED_BATCH
             compiled = problem.fast.compiled_steps and problem.device.type == "cuda" and self._paddable and small
-        longest, width = 0, min(problem.local.batch_size, problem.local.max_examples or problem.local.batch_size)
+        longest, batch_size = 0, problem.local.batch_size
+        width = int(padded_width(np.array([problem.local.max_examples or batch_size]), batch_size)[0])
         if compiled:  # static buffers hold the largest user
             most_examples = min(problem.population.largest(), problem.local.max_examples or 2**62)
             longest = -(-most_examples // problem.local.batch_size) * problem.local.epochs
