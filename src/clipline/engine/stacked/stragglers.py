@@ -6,8 +6,8 @@ for little of the work; beside the rest they fill idle multiprocessors.
 Plain twin: the same block as one group (`_parted` with nothing to split), or the eager steps of `trainer.py`.
 Switch: `FastParts.straggler_streams`.
 Held equal by: tests/engine/stacked/test_stragglers.py.
-Buys: emnist_cr with 100 uneven users on an H200: 27.1 ms a round without, 26.2 with; more where single users are far
-longer, as in real Shakespeare (docs/results/performance.md).
+Buys: 100 real roles of Shakespeare on an H200: 107.5 ms a round without, 101.2 with; less where no user is far longer
+than the rest: emnist_cr with uneven users 27.1 and 26.2 (docs/results/performance.md).
 """
 
 from __future__ import annotations
