@@ -58,7 +58,7 @@ STORES = {  # task -> substitute data of studies/data, and its folder of the sha
     "cifar100": ("cifar100", "cifar100"),
     "shakespeare": ("shakespeare", "shakespeare"),
 }  # quick ones first: what they leave of a budget is shared among the rest
-USERS_ON_CORES = {"so_lr": 100, "emnist_cr": 10, "emnist_ae": 20, "so_nwp": 6, "cifar100": 4, "shakespeare": 10}
+USERS_ON_CORES = {"so_lr": 100, "emnist_cr": 10, "emnist_ae": 20, "so_nwp": 20, "cifar100": 12, "shakespeare": 10}
 # Seconds that a measurement may want, (clipline, pfl), by which a budget is shared out. Nothing else depends on them.
 DEMAND = {
     "cuda": {"so_lr": (25, 10), "emnist_cr": (25, 20), "emnist_ae": (25, 20), "so_nwp": (35, 25), "cifar100": (45, 30),
