@@ -123,7 +123,9 @@ def test_a_model_whose_weights_take_no_plain_numbers_is_refused_in_a_sentence(fo
 
     with (
         pytest.warns(UserWarning, match="prints other layers"),
-        pytest.raises(ModuleError, match=r"has no attribute 'qdata'\): give the model as it was before its weights were"),
+        pytest.raises(
+            ModuleError, match=r"has no attribute 'qdata'\): give the model as it was before its weights were"
+        ),
     ):
         cl.load(folder, Quantised(6, 3, bias=False))
 

@@ -242,7 +242,9 @@ def load_for(
         )
     try:
         module.load_state_dict(tensors)
-    except RuntimeError as error:  # names, shapes and types agree: a weight that takes no plain numbers, a quantised one
+    except (
+        RuntimeError
+    ) as error:  # names, shapes and types agree: a weight that takes no plain numbers, a quantised one
         said = str(error).strip().splitlines()[-1].strip()[:300]
         raise ModuleError(
             f"{str(folder / MODEL)!r} cannot be put into the model given ({said}): give the model as it was before its "
