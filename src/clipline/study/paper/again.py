@@ -43,8 +43,8 @@ class Recorded:
                 found.append(record)
         if missing:
             raise RunError(
-                f"{len(missing)} of {len(specs)} runs that it asks for next are not made yet (the first is {missing[0]})"
-                ": give the same `clipline reproduce` again, which makes what is missing"
+                f"{len(missing)} of {len(specs)} runs that it asks for next are not made yet (the first is "
+                f"{missing[0]}): give the same `clipline reproduce` again, which makes what is missing"
             )
         return found
 
