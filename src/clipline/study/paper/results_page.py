@@ -160,7 +160,8 @@ def _conclusions(entries: Sequence[Entry]) -> list[str]:
         lines += [
             "",
             "The unclipped run has the paper's rates, which it chose for its own number of rounds; a clipped run has",
-            "the best of several server rates. With few rounds this favours clipping.",
+            "the best of several server rates. With few rounds this favours clipping. Figures 3 to 6 have one seed a",
+            "point, so that small differences in them may be chance. Where it says -, the paper says nothing.",
             "",
         ]
     return lines
