@@ -66,6 +66,7 @@ def page() -> str:
         "paper": tables.at_paper_rounds(rows, {name: facts.rounds for name, facts in FACTS.items()}),
         "empty": tables.empty_cells(rows),
         "parts": tables.parts(rows),
+        **tables.notes(rows),
         "contents": ", ".join(f"[{group}](#details-{group.lower().replace(' ', '-')})" for group in sections()),
         "details": "\n\n".join(
             f"## Details: {group}\n\n" + "\n\n".join(f"### {title}\n\n{body}" for title, body in inside.items())

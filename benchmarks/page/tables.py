@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from peers.systems import OURS, PEERS
 from recording import table
 from trainings.records import Record
+from trainings.whole import SECOND
 
 from .comparison import DATA, NAMES, SYSTEMS, Comparison, Training
 
@@ -16,6 +17,14 @@ PAPER = """## At the paper's rounds
 
 Whole trainings on real users, 100 a round, continued to the paper's rounds. Both systems are estimated: clipline by the
 mean of the later half of the rounds that it did, pfl-research by the seconds of its batches. The start counts once."""
+# Sentences that stand on the page where a table has what they explain.
+PROCESSOR = """
+- *(processor)*: seconds of one core that was at work, not of the clock, which other work on the machine disturbed more;
+  both are in [the parts](#what-whole-trainings-are-made-of)."""
+PROCESSOR_COLUMN = "*Processor*: seconds of a core, estimated like the whole, where each had one thread. "
+SECOND_START = """*Second start*: once more in a new process, which finds the compiled programs of the first; all others
+start without any. """
+NO_SECOND_START = "Every process starts without compiled programs. "
 GOAL = 50  # times pfl-research, whole trainings at the paper's rounds on a GPU
 
 
@@ -134,7 +143,19 @@ def parts(rows: Sequence[Comparison]) -> str:
         for (data, system), one in row.trainings.items()
         for turn in one.turns
     ]
-    return table(head, lines)
+    filled = [place for place in range(len(head)) if any(line[place] for line in lines)]  # some were never measured
+    return table([head[place] for place in filled], [[line[place] for place in filled] for line in lines])
+
+
+def notes(rows: Sequence[Comparison]) -> dict[str, str]:
+    """By its name in the template, each sentence that explains what only some results have; empty where none has it."""
+    trainings = [(system, one) for row in rows for (_, system), one in row.trainings.items()]
+    second = any(system == SECOND for system, _ in trainings)
+    return {
+        "processor": PROCESSOR if any(row.by_processor(data) for row in rows for data in DATA) else "",
+        "processor_column": PROCESSOR_COLUMN if any(one.processor_seconds for _, one in trainings) else "",
+        "second_start": SECOND_START if second else NO_SECOND_START,
+    }
 
 
 def _process(turn: Record) -> list[str]:

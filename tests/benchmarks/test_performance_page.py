@@ -91,6 +91,19 @@ def test_ratios_are_of_the_clock_unless_other_work_disturbed_it():
     assert not alone.by_processor("real")
 
 
+def test_only_what_some_result_has_is_explained():
+    from page import tables
+
+    told = tables.notes([only_row([training("clipline", 10), training("pfl", 100)])])
+    assert (told["processor"], told["processor_column"]) == ("", "")
+    assert "Second start" not in told["second_start"]
+    timed = [training(system, 10, load=9, processor_seconds=9) for system in ("clipline", "pfl", "second")]
+    told = tables.notes([only_row(timed)])
+    assert "*(processor)*" in told["processor"]
+    assert "*Processor*" in told["processor_column"]
+    assert "*Second start*" in told["second_start"]
+
+
 def test_turns_are_medians_and_a_failure_does_not_replace_a_result():
     turns = [training("clipline", seconds, turn=number) for number, seconds in enumerate((4, 9, 5))]
     failed = training("clipline", 0, turn=1, failed="ran out of memory")

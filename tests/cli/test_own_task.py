@@ -417,7 +417,7 @@ def test_a_figure_of_the_paper_is_made_of_a_file(mine, tmp_path):
     assert {row["quantile"] for row in rows} == {"", "0.1", "0.5", "0.9"}
     code, out, err = mine("study", "check", "study")
     assert (code, err) == (0, "")
-    assert "7 runs, 0 problems" in out
+    assert "7 runs and 1 tables, 0 problems" in out
     assert mine(*command)[0] == 0  # nothing is left to train
     (tmp_path / "mine.py").write_text(TASK.replace("nn.Linear(3, 2)", "nn.Linear(3, 2, bias=False)"))
     code, _, err = mine(*command)

@@ -15,8 +15,10 @@ def test_report_prints_the_path_of_its_file(clipline, tmp_path):
     write_run(tmp_path / "b")
     assert clipline("report", "a") == (0, "a/report.html\n", "")
     assert clipline("report", "a", "b", "--out", "both.html") == (0, "both.html\n", "")
-    assert (tmp_path / "a" / "report.html").exists()
+    own = (tmp_path / "a" / "report.html").read_text()
     assert "a, b" in (tmp_path / "both.html").read_text()
+    assert clipline("report", "a", "b") == (0, "report.html\n", "")
+    assert (tmp_path / "a" / "report.html").read_text() == own  # of the run alone, as it was
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_status_counts_runs(study, monkeypatch, capsys):
 def test_check_ends_with_1_if_anything_is_wrong(study, monkeypatch, capsys):
     folder = study.directory.path
     assert called(monkeypatch, "check", folder) == 0
-    assert capsys.readouterr().out == f"{folder}: 2 runs, 0 problems\n"
+    assert capsys.readouterr().out == f"{folder}: 2 runs and 0 tables, 0 problems\n"
     path = folder / "runs" / f"{study.directory.ids()[0]}.json"
     path.write_text(path.read_text(encoding="utf-8").replace('"seed": ', '"seed": 1'), encoding="utf-8")
     assert called(monkeypatch, "check", folder) == 1

@@ -96,6 +96,40 @@ def test_fields_go_to_the_arguments_of_their_names_and_labels_may_be_missing(pai
     np.testing.assert_allclose(saved.predict({"climb": [1, 1], "km": [3, 5]}), [2 + weight, 4 + weight], rtol=1e-6)
 
 
+def test_a_batch_of_predictions_has_the_types_of_a_batch_of_the_training(tmp_path):
+    """Codes of categories are stored as int32: one_hot and indexing take int64 alone."""
+    ids = [f"u{place % 9}" for place in range(30)]
+    table = pa.table({"who": ids, "city": ["Bern", "Rome", "Oslo"] * 10, "km": [1.0, 2.0, 3.0] * 10})
+    categories = {"city": ["Bern", "Rome"]}
+    population = cl.Population.from_dataframe(table, user="who", categories=categories)
+
+    def predict(model, batch):
+        return model(nn.functional.one_hot(batch["city"], 3).float()).squeeze(1)
+
+    training = cl.Training(
+        nn.Linear(3, 1), lambda model, batch: (predict(model, batch) - batch["km"]).square(), population,
+        rounds=1, cohort_size=5, local=cl.LocalSGD(lr=0.1), privacy=cl.Privacy(noise_multiplier=1.0), seed=1,
+    )  # fmt: skip
+    saved = cl.load(training.run().save(tmp_path / "saved"), nn.Linear(3, 1), predict=predict)
+    weight, bias = (param.detach().numpy() for param in saved.model.parameters())
+    by_hand = weight[0, [1, 2]] + bias  # Rome, and what is not listed
+    np.testing.assert_allclose(saved.predict({"city": ["Rome", "Kiel"], "km": [1, 2]}), by_hand, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_whose_weights_take_no_plain_numbers_is_refused_in_a_sentence(folder):
+    class Quantised(nn.Linear):
+        def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors):
+            errors.append("'Tensor' object has no attribute 'qdata'")
+
+    with (
+        pytest.warns(UserWarning, match="prints other layers"),
+        pytest.raises(
+            ModuleError, match=r"has no attribute 'qdata'\): give the model as it was before its weights were"
+        ),
+    ):
+        cl.load(folder, Quantised(6, 3, bias=False))
+
+
 def test_models_of_other_shapes_types_or_names_are_refused_in_a_sentence(folder):
     for other, said in (
         (nn.Linear(6, 2, bias=False), r"'weight' is float32 \(3, 6\) in .* and float32 \(2, 6\) in the model given"),

@@ -56,7 +56,7 @@ command = Command(
             type=_path,
             help="Run directories, study directories, or folders of run directories.",
         ),
-        Option(["--out"], type=_path, unset="report.html in the first path", help="The HTML file."),
+        Option(["--out"], type=_path, unset="report.html in the path, or above several", help="The HTML file."),
         Option(["--live"], is_flag=True, help="Serve a page on this machine that follows the run."),
         Option(["--port"], type=int, unset="a free one", help="Where to serve it."),
     ],

@@ -75,14 +75,17 @@ def check(folder: Path) -> int:
 
     Ends with exit code 1 if anything is wrong, and says what.
     """
-    from ..study.paper.again import table_problems
+    from ..study.paper.again import table_problems, without_tables
     from ..study.runs.directory import StudyDirectory
 
     directory = StudyDirectory.existing(folder)
     problems = directory.check([table_problems])
     for problem in problems:
         print(problem, file=sys.stderr)
-    print(f"{folder}: {len(directory.ids())} runs, {len(problems)} problems")
+    tables = len(list(directory.path.glob("*.csv")))
+    print(f"{folder}: {len(directory.ids())} runs and {tables} tables, {len(problems)} problems")
+    if unchecked := without_tables(directory):
+        print(f"  without a table, so that only their runs were checked: {', '.join(unchecked)}")
     return 1 if problems else 0
 
 

@@ -144,13 +144,16 @@ class Examples:
         return torch.from_numpy(plain.view(np.int16) if plain.dtype == np.uint16 else plain).to(self.device)
 
     def _cast(self, rows: Tensor, dtype: np.dtype[Any]) -> Tensor:
-        """The one rule of types: what a batch holds for a field of this type. docs/own_data.md has the table.
+        return rows.view(torch.uint16) if dtype == np.uint16 else in_batch(rows, self.dtype)
 
-        Floating-point data take the type of the model's parameters. int8 and int32 become int64, which torch wants for
-        labels and indices. bool, uint8, int16 and uint16 stay: pixels and tokens are large, and models convert them.
-        """
-        if dtype == np.uint16:
-            return rows.view(torch.uint16)
-        if rows.dtype in (torch.int8, torch.int32):
-            return rows.long()
-        return rows.to(self.dtype) if rows.is_floating_point() else rows
+
+def in_batch(rows: Tensor, floating: torch.dtype) -> Tensor:
+    """The one rule of types: what a batch holds for these rows of a field. docs/own_data.md has the table.
+
+    Floating-point data take the type `floating`, that of the model's parameters. int8, int32, uint32 and uint64 become
+    int64, which torch wants for labels and indices. bool, uint8, int16 and uint16 stay: pixels and tokens are large,
+    and models convert them.
+    """
+    if rows.dtype in (torch.int8, torch.int32, torch.uint32, torch.uint64):
+        return rows.long()
+    return rows.to(floating) if rows.is_floating_point() else rows

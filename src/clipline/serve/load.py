@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..data.chunks import is_file, short
+from ..engine.batches import in_batch
 from ..engine.working_model import uncompiled
 from ..errors import ModuleError, PopulationError, RunError, SettingError, check_whole, nearest, refuse
 from ..federated.local_sgd import Batch
@@ -72,7 +73,8 @@ class SavedModel:
         population are user by user. Columns that the training did not have are not read, and labels may be missing.
         The column options of the training's population (fill, categories, timestamps, lengths, scale) are applied to
         tables and mappings, which have columns as they were before. Numbers become what they were in the training:
-        fractions take the model's type, and whole numbers where the training had fractions become fractions.
+        fractions take the model's type, whole numbers where the training had fractions become fractions, and a batch
+        has the types that it had there (the codes of categories are int64).
 
         A column of text needs the function `text` that the training's population was made with, as in
         `Population.from_dataframe`: functions are not stored.
@@ -238,7 +240,16 @@ def load_for(
             OtherCodeWarning,
             stacklevel=3,
         )
-    module.load_state_dict(tensors)
+    try:
+        module.load_state_dict(tensors)
+    except (
+        RuntimeError
+    ) as error:  # names, shapes and types agree: a weight that takes no plain numbers, a quantised one
+        said = str(error).strip().splitlines()[-1].strip()[:300]
+        raise ModuleError(
+            f"{str(folder / MODEL)!r} cannot be put into the model given ({said}): give the model as it was before its "
+            "weights were quantised; adapters go into a quantised base by PeftModel.from_pretrained(base, folder)"
+        ) from None
     trained = _moved(module, device).eval()
     function = predict or code.predict
     return SavedModel(trained, card.guarantee, card.metrics, card.entries, function, classes, ways_out)
@@ -380,8 +391,7 @@ def _checked(answer: object, examples: int, ways_out: WaysOut) -> Mapping[str, T
 
 
 def _tensor(array: NDArray[Any], like: Tensor) -> Tensor:
-    tensor = torch.tensor(array, device=like.device)
-    return tensor.to(like.dtype) if tensor.is_floating_point() else tensor
+    return in_batch(torch.tensor(array, device=like.device), like.dtype)
 
 
 def _numpy(tensor: Tensor) -> NDArray[Any]:

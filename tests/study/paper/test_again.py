@@ -4,7 +4,7 @@ import pytest
 from made_up_runs import CHECKSUM, grid_of, quality
 
 from clipline.errors import RunError
-from clipline.study.paper.again import facts_of, table_problems
+from clipline.study.paper.again import facts_of, table_problems, without_tables
 from clipline.study.paper.experiments import run_experiment
 from clipline.study.paper.protocol import protocol_for
 from clipline.study.paper.reproduce import write_files
@@ -31,6 +31,18 @@ def study(tmp_path_factory):
 
 def test_tables_are_what_the_runs_give(study):
     assert table_problems(StudyDirectory(study)) == []
+
+
+def test_an_experiment_without_a_table_is_named(study):
+    tables = {path: path.read_text() for path in study.glob("fig7-cifar100*.csv")}
+    assert without_tables(StudyDirectory(study)) == []
+    try:
+        for path in tables:
+            path.unlink()
+        assert without_tables(StudyDirectory(study)) == ["fig7-cifar100"]
+    finally:
+        for path, text in tables.items():
+            path.write_text(text)
 
 
 def test_a_changed_number_is_found(study):
@@ -90,7 +102,8 @@ def test_a_missing_run_is_found(study):
         record.unlink()
         assert any(run in problem for problem in table_problems(StudyDirectory(study)))
         page = write_results_page([study], study / "without.md").read_text()
-        assert "## Not finished" in page
+        assert f"- fig7-cifar100: 1 of 8 runs that it asks for next are not made yet (the first is {run})" in page
+        assert "- emnist_cr: no experiment has ended yet\n" in page
         assert "median, test" in page  # Figure 4 is complete
     finally:
         record.write_text(text)

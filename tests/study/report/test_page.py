@@ -31,7 +31,7 @@ def embedded(text):
     return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
 
 
-def test_the_default_place_is_the_first_path_and_a_second_report_replaces_the_first(tmp_path):
+def test_the_default_place_is_the_path_and_a_second_report_replaces_the_first(tmp_path):
     run = write_run(tmp_path / "r")
     assert write_report([run]) == run / "report.html"
     first = (run / "report.html").read_text()
@@ -41,6 +41,13 @@ def test_the_default_place_is_the_first_path_and_a_second_report_replaces_the_fi
         "ledger.jsonl", "metrics.jsonl", "report.html", "settings.toml",
     ]  # fmt: skip
     assert write_report([run], tmp_path / "new" / "x.html") == tmp_path / "new" / "x.html"
+
+
+def test_the_report_of_several_runs_lies_above_them_and_names_them_apart(tmp_path):
+    runs = [write_run(tmp_path / "study" / folder / "run") for folder in ("low", "high")]
+    assert write_report(runs) == tmp_path / "study" / "report.html"
+    assert embedded((tmp_path / "study" / "report.html").read_text())["title"] == "low/run, high/run"
+    assert write_report([runs[0], runs[0]]) == runs[0] / "report.html"
 
 
 def test_text_of_runs_cannot_become_html(tmp_path):

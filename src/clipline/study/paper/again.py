@@ -33,13 +33,19 @@ class Recorded:
 
     def results(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
         """The records of these runs, in order."""
-        found = []
+        found, missing = list[RunRecord](), list[str]()
         for spec in specs:
             run = spec.identity(self.data, self.code)
             record = self.directory.record(run)
             if record is None:
-                raise RunError(f"run {run} has no record: ask for the experiment again, and it is made")
-            found.append(record)
+                missing.append(run)
+            else:
+                found.append(record)
+        if missing:
+            raise RunError(
+                f"{len(missing)} of {len(specs)} runs that it asks for next are not made yet (the first is "
+                f"{missing[0]}): give the same `clipline reproduce` again, which makes what is missing"
+            )
         return found
 
 
@@ -81,6 +87,13 @@ def paper_experiments(directory: StudyDirectory) -> dict[str, dict[str, Any]]:
     """The experiments of this room that were asked for, by name."""
     found = directory.experiments.items()
     return {name: facts for name, facts in found if isinstance(facts, dict) and facts.get("kind") == KIND}
+
+
+def without_tables(directory: StudyDirectory) -> list[str]:
+    """The experiments that have no CSV file here, so that there is nothing to compare: unfinished, or merged runs."""
+    tables = [path.stem for path in directory.path.glob("*.csv")]
+    names = paper_experiments(directory)
+    return [name for name in names if not any(table == name or table.startswith(f"{name}-") for table in tables)]
 
 
 def table_problems(directory: StudyDirectory) -> list[str]:

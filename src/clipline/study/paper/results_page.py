@@ -100,20 +100,26 @@ def _text(entries: Sequence[Entry], unfinished: Sequence[str], pictures: str) ->
     lines = [
         "# The paper's experiments, made again",
         "",
-        "This page is written by `python studies/paper_results.py`, from the records of the runs alone. Section and",
-        "figure numbers are those of *Differentially Private Learning with Adaptive Clipping*. An interval is a",
-        "bootstrapped 95% interval over seeds. Two sides are as good as each other where the interval of their",
-        "difference holds 0, which few seeds make easy: the difference stands with each Figure 7. z is given for 100",
-        "users a round: with m users a round, runs have z m / 100, so that the",
-        "mean update has the same noise. z* goes by the best of the median and the five fixed clips.",
+        "This page is written by `python studies/paper_results.py studies/paper`, from the records of the runs alone.",
+        "Section and figure numbers are those of *Differentially Private Learning with Adaptive Clipping*. z* is the",
+        "largest noise tried up to which the best of the median and the five fixed clips stays within 5% of what it",
+        "reaches without noise, and C* the best fixed clip at z*: [all rules](../reproduce.md#the-rules). z is given",
+        "for 100 users a round: with m users a round, runs have z m / 100, so that the mean update has the same noise.",
+        "A server rate is the task's own times one of the factors listed, the one that was best.",
+        "",
+        "An interval is a bootstrapped 95% interval over seeds. Two sides are called as good as each other where the",
+        "interval of their difference holds 0, which few seeds make easy: the difference stands with each Figure 7.",
         "",
         *_conclusions(entries),
         *_beside_the_paper(entries),
     ]
     for task in dict.fromkeys(entry.findings.protocol.task for entry in entries):
         lines += _of_task(task, [entry for entry in entries if entry.findings.protocol.task == task], pictures)
-    if unfinished:
-        lines += ["## Not finished", "", *(f"- {said}" for said in unfinished), ""]
+    begun = {entry.findings.protocol.task for entry in entries}
+    waiting = [task for task in PAPER_COMPARISON if task not in begun]
+    if unfinished or waiting:
+        lines += ["## Not finished", "", *(f"- {said}" for said in unfinished)]
+        lines += [*(f"- {task}: no experiment has ended yet" for task in waiting), ""]
     return "\n".join(lines)
 
 
@@ -154,7 +160,8 @@ def _conclusions(entries: Sequence[Entry]) -> list[str]:
         lines += [
             "",
             "The unclipped run has the paper's rates, which it chose for its own number of rounds; a clipped run has",
-            "the best of several server rates. With few rounds this favours clipping.",
+            "the best of several server rates. With few rounds this favours clipping. Figures 3 to 6 have one seed a",
+            "point, so that small differences in them may be chance. Where it says -, the paper says nothing.",
             "",
         ]
     return lines

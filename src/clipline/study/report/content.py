@@ -54,6 +54,8 @@ def _title(collected: Collected) -> str:
     if len(collected.runs) == 1:
         return collected.runs[0].name
     names = [path.resolve().name or str(path) for path in collected.paths]
+    if len(set(names)) < len(names):  # runs of one name in several folders
+        names = [f"{path.resolve().parent.name}/{name}" for path, name in zip(collected.paths, names, strict=True)]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

@@ -14,6 +14,7 @@ import base64
 import hashlib
 import html
 import json
+import os
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,11 +34,12 @@ def write_report(paths: Sequence[str | Path] | str | Path, out: str | Path | Non
     """Write the report of runs or studies as one HTML file, and give its path.
 
     `paths` are run directories, study directories or folders of these; `out` is the file, by default report.html in the
-    first path. It replaces a file that is there, at once. A path that holds no run is refused, and nothing is written.
+    path, or of several paths in the nearest folder that they share, so that no run loses the report of its own. It
+    replaces a file that is there, at once. A path that holds no run is refused, and nothing is written.
     """
     listed = [paths] if isinstance(paths, str | Path) else list(paths)
     collected = collect(listed)
-    target = collected.paths[0] / REPORT if out is None else Path(out)
+    target = _shared_folder(collected.paths) / REPORT if out is None else Path(out)
     if target.is_dir():
         raise RunError(f"out={str(target)!r} must be a file, and it is a folder: give a name such as report.html")
     text = page(content(collected))
@@ -51,6 +53,15 @@ def write_report(paths: Sequence[str | Path] | str | Path, out: str | Path | Non
             partial.unlink(missing_ok=True)
         raise RunError(f"out={str(target)!r} cannot be written ({error}): give another file") from None
     return target
+
+
+def _shared_folder(paths: Sequence[Path]) -> Path:
+    """The only path, or the nearest folder above all of several, seen from here where it is below."""
+    if len({path.resolve() for path in paths}) == 1:
+        return paths[0]
+    folder = Path(os.path.commonpath([path.resolve() for path in paths]))
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def page(data: dict[str, Any], *, live: bool = False) -> str:
