@@ -121,6 +121,21 @@ def test_slices_of_what_is_written_to_are_made_anew_in_each_part():
     assert_equal_for_all_users(graph, parts, constants, like)
 
 
+def test_a_cast_that_is_written_to_is_made_once():
+    """Also by a part, and read by later ones: a cast made again there would be without what was written."""
+
+    def step(stack, inputs, rates):
+        wide = inputs.double()
+        for weight in stack:
+            wide.mul_(0.5).add_(weight.unsqueeze(1))
+            weight.sub_(torch.tanh(wide.sum(dim=1)).cos().exp().sin().sigmoid().float() * rates.view(-1, 1))
+
+    like = [torch.zeros(2, WIDTH) for _ in range(LAYERS)], torch.zeros(2, ROWS, WIDTH), torch.zeros(2)
+    graph, parts, constants = whole_and_parts(step, *like)
+    assert max(Counter(call.part for call in parts.calls).values()) >= LAYERS - 1
+    assert_equal_for_all_users(graph, parts, constants, like)
+
+
 def test_layers_may_read_slices_of_one_tensor():
     """As the keys of random layers are; the number of the slice is all in which these layers differ."""
 

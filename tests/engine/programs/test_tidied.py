@@ -1,9 +1,10 @@
 """Equal operations are merged where they give the same, and nowhere else."""
 
+import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from clipline.engine.programs.tidied import memory, tidied
+from clipline.engine.programs.tidied import Inseparable, memory, tidied
 
 aten = torch.ops.aten
 
@@ -80,3 +81,59 @@ def test_whose_memory_a_tensor_lies_in():
     assert homes[row] == homes[added] == {x}
     assert homes[new] == {new}
     assert homes[part] == {y}
+
+
+def test_views_that_do_not_say_so_are_views():
+    def function(x):
+        before = x.exp()
+        x.unsafe_chunk(2)[0].sigmoid_()  # as torch's own LSTM does
+        return before, x.exp()
+
+    x = torch.zeros(2)
+    graph, counts = tidy(function, x.clone())
+    assert counts[aten.exp.default] == 2
+    assert [one.tolist() for one in ran(graph, x)] == [[1.0, 1.0], [pytest.approx(torch.e**0.5), 1.0]]
+
+
+def test_random_numbers_are_drawn_as_often_as_before_also_where_nobody_reads_them():
+    def function(x):
+        torch.rand(3)
+        return torch.rand(3) - torch.rand(3) + x
+
+    x = torch.zeros(3)
+    graph, counts = tidy(function, x)
+    assert counts[aten.rand.default] == 3
+    results = []
+    for run in (lambda: ran(graph, x), lambda: function(x)):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            results.append(run())
+    assert torch.equal(*results)
+
+
+def test_what_another_library_computes_is_not_merged():
+    """It may draw random numbers and not say so."""
+    with torch.library._scoped_library("clipline_test", "DEF") as library:
+        library.define("noisy(Tensor x) -> Tensor")
+        library.impl("noisy", lambda x: x + torch.rand(()), "CompositeExplicitAutograd")
+        noisy = torch.ops.clipline_test.noisy.default
+        assert tidy(lambda x: noisy(x) - noisy(x), torch.zeros(3))[1][noisy] == 2
+
+
+def test_what_changes_a_shape_in_place_and_statistics_that_are_written_in_secret_are_refused():
+    def turned(x):
+        return x.clone().t_().exp()
+
+    def counted(x, mean, spread, training):
+        return torch.native_batch_norm(x, None, None, mean, spread, training, 0.1, 1e-5)[0]
+
+    x = torch.zeros(2, 3)
+    with pytest.raises(Inseparable, match="t_"):
+        tidy(turned, x)
+    for training in (True, False):
+        graph = make_fx(lambda *given, training=training: counted(*given, training))(x, torch.zeros(3), torch.ones(3))
+        if training:
+            with pytest.raises(Inseparable, match="native_batch_norm"):
+                tidied(graph.graph)
+        else:
+            tidied(graph.graph)

@@ -42,6 +42,23 @@ def test_a_step_whose_course_depends_on_the_number_of_users_is_refused():
     with pytest.raises(ValueError, match="evenly"):
         traced(squared, ([torch.zeros(3, 4)], torch.ones(3)))
 
+    def averaged(stack, rates):
+        stack[0].sub_(torch.tensor(1 / len(rates)))
+
+    with pytest.raises(ValueError, match="another tensor"):
+        traced(averaged, ([torch.zeros(3, 4)], torch.ones(3)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_constant_with_nan_is_the_same_when_the_step_is_traced_again():
+    def step(stack, rates):
+        stack[0].sub_(torch.tensor([float("nan"), 2.0]))
+
+    program = traced(step, ([torch.zeros(3, 2)], torch.ones(3)))
+    program([weights := torch.zeros(5, 2)], torch.ones(5), [])
+    assert weights[:, 1].tolist() == [-2.0] * 5
+    assert weights[:, 0].isnan().all()
+
 
 @pytest.mark.filterwarnings("ignore")
 def test_where_memory_is_short_a_step_is_traced_without_running_and_is_the_same(monkeypatch):

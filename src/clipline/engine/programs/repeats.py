@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from .tidied import NUMBERS, Inseparable, acts, frozen, memory, tidied
+from .tidied import NUMBERS, Inseparable, acts, drawn, frozen, memory, tidied
 
 # Operations. A smaller graph is compiled whole in a minute or so, and the compiler fuses across what would be borders.
 _LARGE = 2000
@@ -114,7 +114,7 @@ def _refused(node: Node) -> bool:
 
 
 def _pointwise(node: Node) -> bool:
-    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) and not drawn(node)
 
 
 class _Splitter:
@@ -156,8 +156,10 @@ class _Splitter:
             return True
         if node not in self.homes[node] and not self.written.isdisjoint(self.homes[node]):
             return not acts(node)
+        if node in self.written:
+            return False
         if node.target in _FILLED:
-            return node not in self.written
+            return True
         if node.target is not _aten._to_copy.default or set(node.kwargs) - {"dtype", "layout", "device"}:
             return False
         source = node.args[0]

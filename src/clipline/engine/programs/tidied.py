@@ -20,6 +20,11 @@ from torch.fx.node import map_arg
 
 _aten = torch.ops.aten
 NUMBERS = {_aten.sym_size.int, operator.mul, operator.add, operator.sub, operator.floordiv}  # of users
+# Views, though the operations do not say so.
+_UNSAFE_VIEWS = {
+    _aten._unsafe_view.default, _aten.unsafe_split.Tensor, _aten.unsafe_split_with_sizes.default,
+}  # fmt: skip
+_KNOWN = {"aten", "prims", "clipline"}  # namespaces whose operations say when they draw random numbers
 
 
 class Inseparable(Exception):
@@ -29,10 +34,30 @@ class Inseparable(Exception):
 def _schema(node: Node) -> Any:
     """What the operation says of itself; None for Python's own operators."""
     if isinstance(node.target, torch._ops.OpOverload):
+        # A view made again after its base got another shape would be another view.
+        if torch.Tag.inplace_view in node.target.tags or _updates_statistics(node):
+            raise Inseparable(node.format_node())
         return node.target._schema
     if node.op == "call_function" and (node.target in NUMBERS or node.target is operator.getitem):
         return None
     raise Inseparable(node.format_node())
+
+
+def _updates_statistics(node: Node) -> bool:
+    """Whether it is a batch norm that writes to its running means, which torch's older ones do not say."""
+    target: Any = node.target
+    given = {one.name: one for one in target._schema.arguments}
+    if "running_mean" not in given or "training" not in given or given["running_mean"].alias_info is not None:
+        return False
+    values = dict(zip(given, node.args, strict=False)) | node.kwargs
+    return values.get("running_mean") is not None and values.get("training") is not False
+
+
+def drawn(node: Node) -> bool:
+    """Whether another call may give something else: random numbers, and what other libraries do not say."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.nondeterministic_seeded in node.target.tags or node.target.namespace not in _KNOWN
 
 
 def _nodes_in(argument: Any) -> list[Node]:
@@ -44,8 +69,8 @@ def _nodes_in(argument: Any) -> list[Node]:
 def _aliased(node: Node, *, written: bool) -> Iterator[Node]:
     """The arguments that the operation writes to, or those that its results may share memory with."""
     schema = _schema(node)
-    if schema is None or node.target is _aten._unsafe_view.default:
-        if not written and node.target in (operator.getitem, _aten._unsafe_view.default):
+    if schema is None or node.target in _UNSAFE_VIEWS:
+        if not written and (node.target is operator.getitem or node.target in _UNSAFE_VIEWS):
             yield from _nodes_in(node.args[0])
         return
     if not written and not any(result.alias_info is not None for result in schema.returns):
@@ -94,9 +119,8 @@ def tidied(graph: Graph) -> Graph:
     homes, written = memory(tidy)
     known: dict[Any, Node] = {}
     for node in list(tidy.nodes):
-        drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         touched = [home for one in (node, *node.all_input_nodes) for home in homes[one]]
-        if node.op != "call_function" or drawn or not written.isdisjoint(touched):
+        if node.op != "call_function" or drawn(node) or not written.isdisjoint(touched):
             continue
         # Numbers with their type: 1, 1.0 and True are equal, and not the same; neither are 0.0 and -0.0.
         key = node.target, frozen((node.args, node.kwargs), lambda one: one)
@@ -104,7 +128,8 @@ def tidied(graph: Graph) -> Graph:
         if first is not node:
             node.replace_all_uses_with(first)
     for node in reversed(list(tidy.nodes)):
-        if node.op == "call_function" and not node.users and not acts(node):
+        # Numbers that are drawn and not read stay: without them the next ones would be others.
+        if node.op == "call_function" and not (node.users or acts(node) or drawn(node)):
             tidy.erase_node(node)
     return tidy
 

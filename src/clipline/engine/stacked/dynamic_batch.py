@@ -62,6 +62,8 @@ def traced(
     for node, other in pairs:
         if node.op != other.op or node.target != other.target:
             raise ValueError(f"the step takes another course for another number of users ({node.format_node()})")
+        if node.op == "get_attr" and not _same(*(getattr(one, str(node.target), None) for one in programs)):
+            raise ValueError(f"the step makes another tensor when it is traced again ({node.format_node()})")
         if node.op == "call_function":
             node.args = _generalise(node.args, other.args, node, users)
             node.kwargs = _generalise(node.kwargs, other.kwargs, node, users)
@@ -170,6 +172,19 @@ def _trace(step: Callable[..., None], arguments: tuple[Any, ...], users: int) ->
         except torch.OutOfMemoryError:  # a block of a large model has fewer users than are traced
             program = make_fx(flat_step, tracing_mode="fake", _allow_non_fake_inputs=True)(*zeros)
     return program
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two constants are equal, as far as torch's own classes go."""
+    if one is other or not {type(one), type(other)} <= {torch.Tensor, torch.nn.Parameter}:
+        return True
+    if not one.layout == other.layout == torch.strided:
+        return bool(one.layout == other.layout)
+    if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
+        return False
+    if one.data_ptr() == other.data_ptr():
+        return True
+    return torch.equal(one, other) or bool(torch.isclose(one, other, rtol=0, atol=0, equal_nan=True).all())
 
 
 def _generalise(ours: Any, theirs: Any, node: Node, users: Node) -> Any:
