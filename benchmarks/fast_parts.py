@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from clipline.engine import one_by_one
 from clipline.engine.fast_parts import FastParts
-from clipline.engine.kernels import convolution, lstm
+from clipline.engine.kernels import convolution, group_norm, lstm
 from clipline.engine.stacked import step, vmap_layers
 
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
@@ -56,6 +56,7 @@ ON_GPU = {
     "device_noise": Bench("so_lr", 100, 20),
     "lstm_kernel": Bench("shakespeare", 100, 10, precision="bf16"),
     "convolution_kernels": Bench("emnist_cr", 100, 20, precision="bf16"),
+    "group_norm": Bench("cifar100", 100, 10, precision="bf16"),  # as one operation, `kernels/group_norm.py`
     "kept_copies": Bench("emnist_cr", 100, 20, precision="bf16"),  # of weights in bfloat16, `stacked/dynamic_batch.py`
     "stacked_product": Bench("emnist_cr", 100, 20, precision="bf16"),  # dense layers, `stacked/vmap_layers.py`
 }
@@ -69,6 +70,8 @@ def _without(part: str) -> None:
         lstm.fused = lambda tensor: False
     elif part == "convolution_kernels":
         convolution.fused = lambda tensor: False
+    elif part == "group_norm":
+        group_norm._served = lambda values, groups: False
     elif part == "kept_copies":
         step.CompiledStep.copies = lambda self, arguments: {}
     elif part == "stacked_product":

@@ -356,6 +356,6 @@ def test_a_buffer_too_long_to_be_copied_that_is_written_past_torchs_count_is_ref
 
 def test_libraries_count_as_installed_wherever_python_finds_them():
     user, system = "/home/me/.local/lib/python3.12/site-packages", "/usr/lib/python3/dist-packages"
-    found = _installed_folders(["", "/work/my_project", user, "/usr/lib/python3.12", system])
+    found = _installed_folders(["", "/home/me/my_project", user, "/usr/lib/python3.12", system])
     assert {user, system} < set(found)
-    assert not any(folder in ("", "/work/my_project", "/usr/lib/python3.12") for folder in found)
+    assert not any(folder in ("", "/home/me/my_project", "/usr/lib/python3.12") for folder in found)
