@@ -16,6 +16,9 @@ start to its end: imports, data, compilation and all rounds. pfl does --pfl-roun
 those after the first, by the number of batches. A training that meets the end of its share of --budget is estimated in
 the same way, clipline's by the mean of the later half of its rounds.
 
+--rounds paper takes as many rounds as the paper has for the task, 1,200 to 4,000. Where the budget ends first, clipline's
+whole time too is an estimate, and is marked as one.
+
 --systems clipline,second,pfl starts clipline a second time, with the compiled programs of the first process at hand.
 
 Each result is a line in --results at once, and what stands there is not measured again (--again does): a run that was
@@ -50,6 +53,7 @@ from .users import StoredUsers
 ROOT = Path(__file__).resolve().parents[2]
 SECOND = "second"  # clipline once more, in a new process that finds the programs of the one before
 SYSTEMS = (OURS, SECOND, "pfl")
+PAPER = "paper"  # as many rounds as the paper's training of the task has
 STORES = {  # task -> substitute data of studies/data, and its folder of the shared data
     "so_lr": ("articles", "stackoverflow_lr"),
     "emnist_cr": ("emnist62", "emnist"),
@@ -102,7 +106,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", help="of clipline: float32, tf32 or bf16")
     parser.add_argument("--users", type=int, help="in every round; 100, on cores 4 to 100 by task")
-    parser.add_argument("--rounds", type=int, help="of a whole training; 100, on cores 10")
+    parser.add_argument("--rounds", type=_rounds, help="of a whole training, or paper; 100, on cores 10")
     parser.add_argument("--pfl-rounds", type=int, default=20, help="that pfl does at most; the rest is estimated")
     parser.add_argument("--threads", type=int, help="1: one thread and one process each, for a machine with other work")
     parser.add_argument("--turns", type=int, default=1, help="of all measurements, one after the other")
@@ -125,7 +129,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     wanted.rounds = wanted.rounds or (10 if wanted.device == "cpu" else 100)
     for name in ("users", "rounds", "pfl_rounds", "threads", "turns", "limit", "budget"):
         value, least = getattr(wanted, name), 2 if "rounds" in name else 1
-        if value is not None and value < least:
+        if value not in (None, PAPER) and value < least:
             parser.error(f"--{name.replace('_', '-')} {value} must be at least {least}")
     wanted.results = wanted.results or RESULTS / f"real_{wanted.device}.jsonl"
     return wanted
@@ -137,7 +141,7 @@ def plan(wanted: argparse.Namespace, machine: str) -> list[Measurement]:
     if wanted.results.exists() and not wanted.again:
         done = {name for name, record in newest(read([wanted.results])).items() if "failed" not in record}
     every = [
-        Measurement(task, data, system, wanted.users or users_of(task, wanted.device), wanted.rounds, turn)
+        Measurement(task, data, system, wanted.users or users_of(task, wanted.device), rounds_of(task, wanted), turn)
         for turn in range(wanted.turns)
         for data in sorted(wanted.data, reverse=True)  # real before even
         for task in STORES
@@ -151,6 +155,15 @@ def plan(wanted: argparse.Namespace, machine: str) -> list[Measurement]:
 def users_of(task: str, device: str) -> int:
     """In a round, unless told otherwise: as many as cores can train in a second or so, or the paper's 100."""
     return USERS_ON_CORES[task] if device == "cpu" else 100
+
+
+def rounds_of(task: str, wanted: argparse.Namespace) -> int:
+    """Of a whole training: those that were asked for, or those of the paper."""
+    return _facts(task).rounds if wanted.rounds == PAPER else wanted.rounds
+
+
+def _rounds(text: str) -> int | str:
+    return text if text == PAPER else int(text)
 
 
 def share(waiting: Sequence[Measurement], device: str, left: float) -> float:
@@ -179,10 +192,7 @@ def store_of(task: str, wanted: argparse.Namespace) -> Path:
 
 def settings_of(task: str) -> dict[str, Any]:
     """The paper's, which both systems train with."""
-    sys.path.insert(0, str(ROOT / "src"))
-    from clipline.tasks.paper_facts import FACTS
-
-    facts = FACTS[task]
+    facts = _facts(task)
     return {
         "client_lr": facts.client_lr,
         "server_lr": facts.server_lr,
@@ -192,6 +202,13 @@ def settings_of(task: str) -> dict[str, Any]:
         "noise_multiplier": facts.noise_at_100,
         "clip_start": 0.1,
     }
+
+
+def _facts(task: str) -> Any:
+    sys.path.insert(0, str(ROOT / "src"))
+    from clipline.tasks.paper_facts import FACTS
+
+    return FACTS[task]
 
 
 def measure(one: Measurement, wanted: argparse.Namespace, limit: float, scratch: Path) -> Record:
