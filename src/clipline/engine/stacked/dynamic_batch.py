@@ -20,7 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
+from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map_only
@@ -168,7 +170,8 @@ def _trace(step: Callable[..., None], arguments: tuple[Any, ...], users: int) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            program: GraphModule = make_fx(flat_step)(*zeros)
+            with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):  # else one for each operation
+                program: GraphModule = make_fx(flat_step)(*zeros)
         except torch.OutOfMemoryError:  # a block of a large model has fewer users than are traced
             program = make_fx(flat_step, tracing_mode="fake", _allow_non_fake_inputs=True)(*zeros)
     return program
