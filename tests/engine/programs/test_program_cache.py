@@ -147,3 +147,15 @@ def test_trainings_that_share_a_program_read_their_own_untrained_weights(compila
     assert weights_after(compiled_step(modules[2])) == [3.0, 3.0]
     assert weights_after(compiled_step(modules[1])) == [6.0, 6.0]
     assert len(compilations) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_kernels_that_write_can_be_tuned_on_copies_in_the_gpus_memory():
+    weights = [torch.zeros(8, 1 << 20, device="cuda"), torch.zeros(8, 3, device="cuda")]
+    program_cache._make_room_for_tuning(weights)
+    room = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+    assert room >= 2 * weights[0].nbytes  # the compiler's rule: copies go elsewhere if they would raise the most
+
+
+def test_no_room_is_made_on_processor_cores():
+    program_cache._make_room_for_tuning([torch.zeros(2, 3)])

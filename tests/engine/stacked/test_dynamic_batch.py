@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch._subclasses import FakeTensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 from clipline.engine.stacked import dynamic_batch
 from clipline.engine.stacked.dynamic_batch import copied, traced, traced_once
@@ -175,3 +175,17 @@ def test_copies_are_renewed_when_all_pieces_have_moved():
         for one, other, copy in zip(ours, expected, copies, strict=True):
             assert torch.equal(one, other)
             assert torch.equal(copy, one.bfloat16())
+
+
+def test_tracing_makes_one_mode_for_all_operations(monkeypatch):
+    """torch makes one for each otherwise, with a walk through the call stack."""
+    made, init = [], FakeTensorMode.__init__
+
+    def counted(self, *args, **kwargs):
+        made.append(self)
+        init(self, *args, **kwargs)
+
+    monkeypatch.setattr(FakeTensorMode, "__init__", counted)
+    graph = traced_once(swapping, ([torch.zeros(2, 5) for _ in range(2)],))
+    assert len(graph.graph.nodes) > 10
+    assert len(made) == 1

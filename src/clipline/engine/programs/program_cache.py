@@ -38,6 +38,7 @@ from .program_files import ProgramFiles, cache_folder
 
 _MOST = 32  # programs; the one that was not used for longest goes first
 _MOST_COPIED = 4 << 30  # bytes of inputs that are copied to the processor's memory before the first run of a program
+_KERNEL_WRITES = 4  # times the largest input: what one kernel writes into
 # Of operations in other libraries the graph has the name alone: their next version may compute something else.
 _STORABLE = {"aten", "prims", "clipline"}
 
@@ -186,6 +187,7 @@ class BoundProgram:
             return
         # One that fails half-way has moved some weights already, and the step will be taken again.
         before = _copies(inputs[: self.program.by_user])
+        _make_room_for_tuning(inputs[: self.program.by_user])
         try:
             version(inputs)
         except Exception as error:
@@ -210,6 +212,18 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor] | None:
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 4 * size:
         return [tensor.clone() for tensor in tensors]
     return [tensor.to("cpu", copy=True) for tensor in tensors] if size <= _MOST_COPIED else None
+
+
+def _make_room_for_tuning(inputs: Sequence[Tensor]) -> None:
+    """Let the compiler tune its kernels on copies in the GPU's memory, in the first run of a program.
+
+    A kernel that writes into its inputs is tuned on copies. Where these would raise the most memory that this process
+    has ever held, the compiler keeps them in the processor's memory instead, and moves them before every trial: minutes
+    for a large model. So that much memory is held for a moment, if there is plenty.
+    """
+    largest, device = max(inputs, key=lambda tensor: tensor.nbytes).nbytes, inputs[0].device
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 2 * _KERNEL_WRITES * largest:
+        torch.empty(_KERNEL_WRITES * largest, dtype=torch.uint8, device=device)
 
 
 def fingerprint(graph: GraphModule, arguments: Sequence[Any], constants: Sequence[Tensor] = ()) -> str:
