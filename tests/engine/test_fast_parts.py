@@ -1,6 +1,7 @@
 """Each fast part can be turned off, and then the same is trained, up to rounding."""
 
 from dataclasses import fields
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,12 @@ from samples import Mixed, cross_entropies, flat_training, one_by_one, populatio
 from tagged_posts import Tags, loss, posts
 
 from clipline import LocalSGD, SettingError
+from clipline.engine import updates
 from clipline.engine.fast_parts import FastParts
+from clipline.engine.kernels import convolution, lstm
+from clipline.engine.problem import Problem
 from clipline.engine.sparse import native
+from clipline.engine.stacked.step import StackStep
 from clipline.engine.stacked.trainer import Stacked
 from clipline.streams import Streams
 
@@ -69,3 +74,42 @@ def test_no_compiler_runs_unless_it_is_asked_for(monkeypatch, wanted):
                       fast=FastParts(compile_c=wanted))  # fmt: skip
     assert asked == ([torch.float64] if wanted else [])
     assert made.runs_c == (wanted and native.compiled(torch.float64) is not None)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_sparse_rows_train_the_same_recorded_or_on_a_small_matrix(recorded):
+    def made(on):
+        torch.manual_seed(0)
+        return one_by_one(Tags().double(), loss, posts(), LocalSGD(0.5, 4), Streams(0),
+                          row_fields={"tags.weight": "words"}, fast=FastParts(recorded_weights=on))  # fmt: skip
+
+    trainer = made(recorded)
+    assert trainer.recorded == ({"tags.weight"} if recorded else set())
+    users = np.arange(len(trainer.problem.population))
+    torch.testing.assert_close(rows_of(trainer, users), rows_of(made(True), users), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("engine", ["one-by-one", "stacked"])
+@pytest.mark.parametrize("on", [True, False])
+def test_the_switch_of_kernels_holds_from_the_first_trial_to_the_sum_and_no_longer(monkeypatch, engine, on):
+    there = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)  # what a tensor on a GPU would say
+    monkeypatch.setattr(convolution, "convolution_kernels", object())
+    monkeypatch.setattr(lstm, "triton_recurrence", object())
+    monkeypatch.setattr(updates, "block_sums", object())
+    seen = []
+
+    def looking(function):
+        def looked(*given, **named):
+            seen.append((convolution.fused(there), lstm.fused(there), updates.subtracts_lazily(there)))
+            return function(*given, **named)
+
+        return looked
+
+    for owner, name in ((Problem, "losses"), (StackStep, "__call__"), (updates.Updates, "norms")):
+        monkeypatch.setattr(owner, name, looking(getattr(owner, name)))
+    flat_training(
+        Mixed(), cross_entropies, population_of([9, 4, 6], features=16), engine=engine, fast=FastParts(kernels=on),
+        delta=0.1, rounds=1, cohort_size=3, sampling="fixed", local=LocalSGD(0.5, 4), seed=0, noise_multiplier=0.2,
+    ).run()  # fmt: skip
+    assert set(seen) == {(on,) * 3}
+    assert convolution.fused(there)

@@ -6,6 +6,7 @@ The compiler merges equal operations within what it is given. Here they are merg
 Plain twin: the graph as it was traced.
 Switch: `FastParts.compiled_steps`.
 Held equal by: tests/engine/programs/test_tidied.py.
+Buys: a part of what is measured in `repeats.py`; not measured by itself.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from torch import Tensor
 from ...federated.local_sgd import Batch, per_example, users_own
 from ..isolation.generators import preserve_generators
 from ..isolation.made_up_data import parameters_to_try
-from ..precision import precision_context
 from ..problem import Problem
 from ..sparse.row_fields import RowUsage, TouchedRows, starting_params
 from .probe import MIN_ROOM, CannotStack
@@ -79,7 +78,7 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
     kept = torch.arange(width, device=device) < torch.tensor(counts, device=device)[:, None]
     before = [piece.clone() for piece in stack]
     problem.model.module.train()
-    with preserve_generators(), precision_context("float32", device):
+    with preserve_generators(), problem.arithmetic("float32"):
         problem.isolation.seed(0)
         try:
             stack_step(stack, random_keys, batch, kept, rates)
@@ -106,7 +105,7 @@ def plain_gradients(
     model = problem.model
     for user, count in enumerate(counts):
         own = {name: field[user, :count] for name, field in batch.items()}
-        with problem.users_apart(), precision_context("float32", problem.device), torch.enable_grad():
+        with problem.users_apart(), problem.arithmetic("float32"), torch.enable_grad():
             problem.isolation.seed(0)
             model.set_keys(random_keys[user])
             pieces = dict(zip(model.trainable, stack, strict=False))

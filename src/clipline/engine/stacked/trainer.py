@@ -24,7 +24,7 @@ from ..batches import Steps, padded_width, plan_steps
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import IsolationError
 from ..one_by_one import OneByOne
-from ..precision import precision_context
+from ..precision import kernels_switched
 from ..problem import Problem
 from ..programs.program_cache import ProgramCounts, Programs
 from ..sparse.row_fields import RowUsage, build_updates, starting_params
@@ -134,16 +134,23 @@ class Stacked:
         """
         users, owners, places = self._sorted_by_work(requests)
         self.problem.isolation.before_block()  # of all blocks: none of the caller's code runs between them
-        end = 0
-        while end < len(users):
-            start, end = end, end + self._next_block(users[end:])
-            for trained in self._train_block(requests, users[start:end], owners[start:end], places[start:end]):
-                for part, stack in trained.stacks:
-                    own = {name: piece if len(piece) == 1 else piece[part] for name, piece in trained.first.items()}
-                    touched = {name: one.of_users(part) for name, one in trained.block.rows.items()}
-                    updates = build_updates(stack[: len(self._shapes)], own, self._shapes, touched)
-                    self._write_personal(requests, trained.block, part, stack[len(self._shapes) :], updates)
-                    yield updates, trained.block.owners[part]
+        with kernels_switched(self.problem.fast.kernels):  # also while the caller measures and sums a block
+            end = 0
+            while end < len(users):
+                start, end = end, end + self._next_block(users[end:])
+                for trained in self._train_block(requests, users[start:end], owners[start:end], places[start:end]):
+                    yield from self._updates_of(requests, trained)
+
+    def _updates_of(
+        self, requests: Sequence[CohortRequest], trained: Trained
+    ) -> Iterator[tuple[Updates, NDArray[np.int64]]]:
+        """The updates of a block, group by group, with the index of every user's request."""
+        for part, stack in trained.stacks:
+            own = {name: piece if len(piece) == 1 else piece[part] for name, piece in trained.first.items()}
+            touched = {name: one.of_users(part) for name, one in trained.block.rows.items()}
+            updates = build_updates(stack[: len(self._shapes)], own, self._shapes, touched)
+            self._write_personal(requests, trained.block, part, stack[len(self._shapes) :], updates)
+            yield updates, trained.block.owners[part]
 
     def _write_personal(
         self, requests: Sequence[CohortRequest], block: Block, part: slice, pieces: Sequence[Tensor], updates: Updates
@@ -285,7 +292,7 @@ class Stacked:
         problem, first = self.problem, self._starting_params(requests, block)
         arguments = (block.examples, block.random_keys, block.counts, block.rates)
         self.problem.model.module.train()
-        with preserve_generators(), torch.enable_grad(), precision_context(problem.precision, problem.device):
+        with preserve_generators(), torch.enable_grad(), problem.arithmetic():
             try:
                 if self._stragglers is None or not recorded:
                     whole = self._step.complete(first).values()

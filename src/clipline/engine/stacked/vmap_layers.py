@@ -3,6 +3,7 @@
 The caller's model keeps its own layers. `StackSafe` corrects the operations whose vmap rules would mix users up.
 
 Plain twin: torch's own layers and operations, which also run here for a single user.
+Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/stacked/test_vmap_layers.py and test_vmap_rules.py.
 Buys: weight gradients laid out as the weights are (`stacked_product_weight`), emnist_cr on an H200: 39 ms a round
 before, 30 after (docs/results/performance.md).
