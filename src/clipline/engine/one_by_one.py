@@ -248,7 +248,7 @@ class OneByOne:
         ) from first
 
     def _hint(self, error: Exception, reason: str) -> str:
-        """What a batch holds, where a field or a type is wrong, or how a loss is called. Made-up examples, nobody's."""
+        """The end of an error: what a batch holds, or how a loss is called. From made-up examples, not from data."""
         if isinstance(error, KeyError):
             return f"; a batch has the fields {', '.join(self._synthetic_examples(1, 'zeros'))}"
         if isinstance(self.problem.loss, nn.modules.loss._Loss):

@@ -115,7 +115,7 @@ def _checked(callbacks: Sequence[Callback]) -> list[Callback]:
 
 
 class Run:
-    """One run on its way. `number` is its place among those that train side by side."""
+    """A run in progress. `number` is its index among those that train side by side."""
 
     def __init__(
         self, training: Training, callbacks: Sequence[Callback], state: TrainState | None = None, number: int = 0
@@ -138,7 +138,7 @@ class Run:
         self._round: Generator[CohortRequest, ClippedSum, tuple[TrainState, Release]] | None = None
         self._request: CohortRequest | None = None
         self._begun = 0.0
-        self._account: tuple[Ledger, BegunAccount] | None = None  # of the round that is on its way
+        self._account: tuple[Ledger, BegunAccount] | None = None  # of the current round
         self._accounting = ThreadPoolExecutor(1, thread_name_prefix="clipline-accounting")
 
     def __enter__(self) -> Run:
@@ -230,7 +230,7 @@ class Run:
             self._account = ledger, BegunAccount(self._accounting.submit(account), account)
 
     def _waits(self, reason: str | None) -> None:
-        """Somebody compiles, say; None when that is over."""
+        """Tell the callbacks why training waits, for the compiler say; None when it goes on."""
         for callback in self._callbacks:
             callback.on_wait(reason)
 

@@ -138,7 +138,7 @@ class Isolation:
 
     def after_stack(self) -> None:
         """After a block of stacked users. Any change is refused, as it cannot be attributed to one user."""
-        # Written to, if only with what was there: how often depends on the users who train along.
+        # A write of the same value counts too: how often it happens depends on the other users of the block.
         written = next((one.label for one in self._state.constants if one.written()), "")
         leftover = self.after_user() or written
         self.after_block()

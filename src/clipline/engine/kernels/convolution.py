@@ -72,7 +72,7 @@ def convolved(
         return F.linear(patches(pixels, size, stride), weight.flatten(1), bias).permute(0, 3, 1, 2)
     in_kernel = len(set(zeros)) == 1 and images.shape[1] % 16 == 0
     images = images if in_kernel or not any(zeros) else F.pad(images, zeros)
-    # Laid out here and not in the operation: the compiler lets the pass write it so that makes the pixels.
+    # Laid out here and not in the operation: the compiler fuses this copy into the kernel that makes the pixels.
     pixels = images.permute(0, 2, 3, 1).to(dtype).contiguous()
     # Rounded here and not in the operation: the step keeps the copy (`stacked/dynamic_batch.py`).
     rounded = weight.detach().to(dtype).flatten(1)

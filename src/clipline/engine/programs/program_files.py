@@ -24,7 +24,7 @@ LIMIT = 2 << 30  # bytes: beyond, the files that were not read for longest are d
 
 _MARK = b"clipline program 1\n"
 _ENDING, _UNFINISHED = ".program", ".unfinished-program-"  # of names: other files in the folder are not ours
-_LEFT_BEHIND = 24 * 3600  # seconds: an unfinished file of that age is nobody's
+_LEFT_BEHIND = 24 * 3600  # seconds: older unfinished files are what a crash left
 
 
 class ProgramCacheWarning(UserWarning):

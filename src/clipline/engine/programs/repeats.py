@@ -76,7 +76,7 @@ class Parts:
 def run_calls(
     calls: Sequence[Call], parts: Sequence[Callable[..., Sequence[Tensor]]], inputs: Sequence[Tensor]
 ) -> None:
-    """Run the calls one after the other on the inputs of the whole graph; a tensor goes after its last use."""
+    """Run the calls one after the other on the inputs of the whole graph; a tensor is freed after its last use."""
     values = dict(enumerate(inputs))
     for call in calls:
         results = parts[call.part](*[values[number] for number in call.given])
@@ -133,7 +133,7 @@ class _Splitter:
         if any(node.args[0] not in self.inputs[:by_user] or node.args[1] != 0 for node in self.users):
             raise Inseparable
         self.order = [node for node in graph.nodes if node.op == "call_function" and not self._cheap(node)]
-        # First the slices of inputs that nobody writes to: which slice it is may be all in which two layers differ.
+        # First the slices of inputs that are never written to: two layers may differ in nothing but their slice.
         unwritten = set(self.inputs) - self.written
         self.order.sort(key=lambda node: not self.homes[node] <= unwritten)
         self.slices = sum(self.homes[node] <= unwritten for node in self.order)

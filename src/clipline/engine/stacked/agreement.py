@@ -24,7 +24,7 @@ _EXAMPLES = 4  # of each synthetic user, at most
 # The distance allowed, as a share of the gradient. Wrong stacks are near 1; of right ones most are at 1e-6, and a deep
 # ResNet is at 3e-3, where rounding moves a value across a kink.
 _TOLERANCE = 0.05
-_FLOOR = 0.1  # of the whole gradient: a parameter with less counts as much, since its own may be rounding alone
+_FLOOR = 0.1  # share of the whole gradient: smaller ones are compared with this, as they may be rounding errors alone
 
 
 class WrongStack(CannotStack):

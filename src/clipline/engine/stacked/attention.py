@@ -43,7 +43,7 @@ def explicit_attention(
 ) -> Tensor:
     """`F.scaled_dot_product_attention`: softmax(query key^T scale + mask) value, the softmax in float32 or more.
 
-    A query that may look nowhere gives zeros, as there. The weights are dropped by `F.dropout`, which has no version
+    A query with all keys masked gives zeros, as in torch. The weights are dropped by `F.dropout`, which has no version
     for a stack unless `_DropoutFrom` gives one. `weighed` is a function of the weights, after the softmax.
     """
     if enable_gqa:

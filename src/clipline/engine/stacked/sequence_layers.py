@@ -243,9 +243,9 @@ class MultiheadAttention(UserRandom, nn.MultiheadAttention):
 def _joined_mask(
     dtype: torch.dtype, attn_mask: Tensor | None, key_padding_mask: Tensor | None, heads: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What is added to the scores (batch, heads, queries, keys), and whether a query may look nowhere, or None.
+    """What is added to the scores (batch, heads, queries, keys), and which queries have all keys masked, or None.
 
-    In masks of torch's layer true means "not there", and numbers are added. Who may look nowhere gets zeros, as there.
+    In torch's masks true means "masked", and numbers are added. A query with all keys masked gets zeros, as in torch.
     """
     joined: Tensor | None = None
     if attn_mask is not None:
