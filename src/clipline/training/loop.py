@@ -24,7 +24,7 @@ from ..federated.round import Algorithm, TrainState
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 from .callbacks import Callback
-from .reports import Metrics, ReportQueue, Waiting
+from .reports import Metrics, PendingReport, ReportQueue
 from .result import Stopped, TrainResult
 from .storage.model_card import about_training
 
@@ -138,7 +138,7 @@ class Run:
         self._round: Generator[CohortRequest, ClippedSum, tuple[TrainState, Release]] | None = None
         self._request: CohortRequest | None = None
         self._begun = 0.0
-        self._account: tuple[Ledger, BegunAccount] | None = None  # of the current round
+        self._account: tuple[Ledger, PendingGuarantee] | None = None  # of the current round
         self._accounting = ThreadPoolExecutor(1, thread_name_prefix="clipline-accounting")
 
     def __enter__(self) -> Run:
@@ -199,7 +199,7 @@ class Run:
         if self._account is not None and self._account[0] == state.ledger:
             account = self._account[1]
         seconds = time.perf_counter() - self._begun
-        self._reports.put(Waiting(state, release, clip, seconds, metrics, account))
+        self._reports.put(PendingReport(state, release, clip, seconds, metrics, account))
         if store is not None:
             store.forget(before=self._reports.oldest(state.round_index))
 
@@ -227,7 +227,7 @@ class Run:
         if any(callback.reads_guarantee for callback in self._callbacks):
             ledger = self._state.ledger.add(self._training.algorithm.event)
             account = self._training.accounting(ledger)
-            self._account = ledger, BegunAccount(self._accounting.submit(account), account)
+            self._account = ledger, PendingGuarantee(self._accounting.submit(account), account)
 
     def _waits(self, reason: str | None) -> None:
         """Tell the callbacks why training waits, for the compiler say; None when it goes on."""
@@ -250,7 +250,7 @@ def _with_statistics(state: TrainState, training: Training) -> TrainState:
     return state if ledger == state.ledger else replace(state, ledger=ledger)
 
 
-class BegunAccount:
+class PendingGuarantee:
     """A guarantee that is accounted in the background, or on demand if the run ended before its turn came."""
 
     def __init__(self, begun: Future[Guarantee], account: Callable[[], Guarantee]) -> None:

@@ -14,7 +14,7 @@ from ...errors import RunError, check_choice
 from .findings import Findings, Table
 from .grid import OF_RUN, Grid, chosen
 from .protocol import HIGHEST, LOWEST, MEDIAN, PAPER_COHORT, Protocol
-from .rules import Interval, Row, best_row, bootstrap, tolerable_noise, verdict, within_tolerance
+from .rules import Interval, Row, best_row, bootstrap, compare_clips, tolerable_noise, within_tolerance
 
 BOOTSTRAP_SEED = 0
 _OF_VALUE = ("value", "outcome", "chosen", "runs")
@@ -129,7 +129,7 @@ def fig7(grid: Grid) -> Findings:
     sides = dict(zip(("median", "best fixed clip"), grid.tested([median, fixed]), strict=True))
     means = {side: bootstrap([row["value"] for row in tested], seed=BOOTSTRAP_SEED) for side, tested in sides.items()}
     values = [[row["value"] for row in tested] for tested in sides.values()]
-    judged = verdict(*values, lower_is_better=lower, seed=BOOTSTRAP_SEED)
+    judged = compare_clips(*values, lower_is_better=lower, seed=BOOTSTRAP_SEED)
     tables = {
         "": _means(sides, means),
         "seeds": _seeds(sides),

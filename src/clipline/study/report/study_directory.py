@@ -15,7 +15,7 @@ from ...privacy.accountant import account
 from ...privacy.events import GaussianEvent, sampling_named
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
-from .run import UNPRIVATE, Promise, Run, finite
+from .run import UNPRIVATE, Promise, ReportedRun, finite
 from .run_directory import flat
 
 STUDY, RUNS = "study.json", "runs"
@@ -29,7 +29,7 @@ def is_study_directory(path: Path) -> bool:
     return (path / STUDY).is_file() or ((path / RUNS).is_dir() and any((path / RUNS).glob("*.json")))
 
 
-def read_records(path: Path) -> tuple[list[Run], list[str]]:
+def read_records(path: Path) -> tuple[list[ReportedRun], list[str]]:
     """The runs of a study and what could not be read of it."""
     from ..runs.record import RunRecord  # with torch, which a report of trainings can do without
 
@@ -52,7 +52,7 @@ def read_records(path: Path) -> tuple[list[Run], list[str]]:
     return sorted(runs, key=_order), problems
 
 
-def _order(run: Run) -> tuple[Any, ...]:
+def _order(run: ReportedRun) -> tuple[Any, ...]:
     """By task, clip and noise: the ids that name the files are in no order."""
     rate, seed = finite(run.setting("server_lr")), finite(run.setting("seed"))
     clip = finite(run.setting("quantile")) if run.target is not None else finite(run.setting("clip"))
@@ -69,7 +69,7 @@ def _data_by_task(file: Path) -> dict[str, dict[str, str]]:
         return {}  # a study of another kind
 
 
-def _run(file: Path, record: Mapping[str, Any]) -> Run:
+def _run(file: Path, record: Mapping[str, Any]) -> ReportedRun:
     """One record as a run."""
     identity, columns = record["identity"], dict(record["rounds"])
     done = [int(number) + 1 for number in columns.pop("round")]
@@ -84,7 +84,7 @@ def _run(file: Path, record: Mapping[str, Any]) -> Run:
     numbers |= _epsilon_column(guarantee, done)
     noise = finite(guarantee.get("noise_multiplier"))
     circumstances = flat(record.get("circumstances") or {})
-    return Run(
+    return ReportedRun(
         name=str(record.get("id") or file.stem)[:10],
         path=str(file),
         of_study=True,
