@@ -15,7 +15,7 @@ LEVELS = {
     "errors": 0,
     "lr_schedules": 0.5,
     "synonyms": 0.5,
-    "better": 0.5,
+    "metric_direction": 0.5,
     "array_checks": 0.5,
     "settings": 1,
     "normal_numbers": 1,

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from .tidied import NUMBERS, Inseparable, acts, drawn, frozen, memory, tidied
+from .graph_cleanup import NUMBERS, Inseparable, acts, clean_graph, drawn, frozen, memory
 
 # Operations. A smaller graph is compiled whole in a minute or so, and the compiler fuses across what would be borders.
 _LARGE = 2000
@@ -95,7 +95,7 @@ def parted(graph: GraphModule, by_user: int) -> Parts | None:
     if len(graph.graph.nodes) <= _LARGE:
         return None
     try:
-        tidy = tidied(graph.graph)
+        tidy = clean_graph(graph.graph)
         found = _Splitter(tidy, by_user).parts()
     except Inseparable:
         return None

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ... import __version__
-from ...better import lower_is_better
+from ...metric_direction import lower_is_better
 from ...privacy.guarantee import delta_rounded_up, rounded_up
 from .collect import Collected
 from .figures import Figure, number_in

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...better import better_facts, lower_is_better
 from ...errors import RunError, refuse
+from ...metric_direction import better_facts, lower_is_better
 from ..runs.record import RunRecord, RunSpec
 from ..runs.study import Study
 from . import noise, rates, scale

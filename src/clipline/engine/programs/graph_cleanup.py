@@ -5,7 +5,7 @@ The compiler merges equal operations within what it is given. Here they are merg
 
 Plain twin: the graph as it was traced.
 Switch: `FastParts.compiled_steps`.
-Held equal by: tests/engine/programs/test_tidied.py.
+Held equal by: tests/engine/programs/test_graph_cleanup.py.
 Buys: a part of what is measured in `repeats.py`; not measured by itself.
 """
 
@@ -107,7 +107,7 @@ def memory(graph: Graph) -> tuple[dict[Node, frozenset[Node]], frozenset[Node]]:
     return homes, frozenset(written)
 
 
-def tidied(graph: Graph) -> Graph:
+def clean_graph(graph: Graph) -> Graph:
     """A copy without no-ops, dead code and common subexpressions. Nodes that are written to stay as they are."""
     tidy = Graph()
     tidy.output(tidy.graph_copy(graph, {}))
