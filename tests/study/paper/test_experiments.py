@@ -35,6 +35,15 @@ def test_figure_7_by_hand():
     assert [len(row["runs"].split()) for row in found.tables[""].rows] == [20, 20]
 
 
+def test_figure_7_says_where_the_medians_clip_went(monkeypatch):
+    calm = "the median's clip ended between 0.8 and 0.8; it was 0.8 at most"
+    assert calm in fig7(cifar(seeds=2)).summary
+    # The range without noise ends at 3.2.
+    monkeypatch.setitem(made_up_runs.CLIPS, 0.5, [0.1, 0.5, 7.0, 0.6])
+    ran_away = "ended between 0.6 and 0.6; it was 7 at most, far above the range without noise, whose end is 3.2"
+    assert any(ran_away in line for line in fig7(cifar(seeds=2)).summary)
+
+
 def test_the_final_comparison_is_on_other_users_and_other_seeds():
     grid = cifar(seeds=3)
     fig7(grid)

@@ -135,9 +135,11 @@ def fig7(grid: Grid) -> Findings:
         "seeds": _seeds(sides),
         "choice": _choice(protocol, rows, best, z_star, fixed["clip"]),
     }
+    paths = [row["clips"] or [math.nan] for row in sides["median"]]  # empty if it diverged in its first round
     numbers = {
         **found, "z_star": z_star, "c_star": fixed["clip"], "median": means["median"],
         "fixed": means["best fixed clip"], "largest_noise": max(protocol.noises),
+        "median_clip_ends": [path[-1] for path in paths], "median_clip_highest": max(map(max, paths)),
         "comparison": judged.word, "verdict": judged.sentence,
     }  # fmt: skip
     return Findings("fig7", protocol, tables, numbers, _said_of_fig7(protocol, numbers, median, fixed))
@@ -225,8 +227,17 @@ def _said_of_fig7(protocol: Protocol, numbers: Mapping[str, Any], median: Row, f
         f"{protocol.metric} on the test users, mean of {numbers['median'].runs} seeds with its 95% interval:",
         f"  median clip, untuned      {numbers['median']}  (server rate {median['server_lr']:.3g})",
         f"  best fixed clip, {fixed['clip']:<8g} {numbers['fixed']}  (server rate {fixed['server_lr']:.3g})",
+        _clip_in_words(numbers),
         numbers["verdict"],
     ]
+
+
+def _clip_in_words(numbers: Mapping[str, Any]) -> str:
+    """Where the tracked clip went in the final runs; where noise and clip drove each other up, this shows it."""
+    ends, highest = numbers["median_clip_ends"], numbers["median_clip_highest"]
+    left = f", far above the range without noise, whose end is {numbers['clip_max']:.3g}"
+    left = left if highest > 2 * numbers["clip_max"] else ""
+    return f"the median's clip ended between {min(ends):.3g} and {max(ends):.3g}; it was {highest:.3g} at most{left}"
 
 
 def _said(protocol: Protocol, value: float) -> str:
