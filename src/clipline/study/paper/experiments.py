@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import RunError, check_choice
+from ...tasks.paper_facts import FACTS
 from .findings import Findings, Table
 from .grid import OF_RUN, Grid, chosen
 from .protocol import HIGHEST, LOWEST, MEDIAN, PAPER_COHORT, Protocol
@@ -142,7 +143,8 @@ def fig7(grid: Grid) -> Findings:
         "median_clip_ends": [path[-1] for path in paths], "median_clip_highest": max(map(max, paths)),
         "comparison": judged.word, "verdict": judged.sentence,
     }  # fmt: skip
-    return Findings("fig7", protocol, tables, numbers, _said_of_fig7(protocol, numbers, median, fixed))
+    said = _said_of_fig7(protocol, numbers, median, fixed) + _at_the_papers_noise(protocol, at, z_star)
+    return Findings("fig7", protocol, tables, numbers, said)
 
 
 EXPERIMENTS: Mapping[str, Callable[[Grid], Findings]] = {
@@ -229,6 +231,20 @@ def _said_of_fig7(protocol: Protocol, numbers: Mapping[str, Any], median: Row, f
         f"  best fixed clip, {fixed['clip']:<8g} {numbers['fixed']}  (server rate {fixed['server_lr']:.3g})",
         _clip_in_words(numbers),
         numbers["verdict"],
+    ]
+
+
+def _at_the_papers_noise(protocol: Protocol, at: Mapping[float, Sequence[Row]], z_star: float) -> list[str]:
+    """Both sides on the validation users at the z* of the paper, where it was tried and is not ours."""
+    papers = FACTS[protocol.task].noise_at_100 if protocol.task in FACTS else None
+    if papers is None or papers == z_star or papers not in at:
+        return []
+    median = next(row["value"] for row in at[papers] if row["method"] == "adaptive")
+    fixed = [row for row in at[papers] if row["method"] == "fixed"]
+    best = best_row(fixed, "value", lower_is_better=protocol.lower_is_better)
+    return [
+        f"at the paper's z* of {papers:g}, on the validation users and one seed: median clip {_said(protocol, median)}, "
+        f"best fixed clip {best['clip']:g} {_said(protocol, best['value'])}"
     ]
 
 
