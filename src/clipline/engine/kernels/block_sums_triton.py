@@ -4,7 +4,6 @@ Each is one pass over memory. The update (parameters minus the starting point `b
 subtract on the fly, round to the parameters' type as a subtraction would, and accumulate in float64.
 
 Plain twin: the torch operations of `engine/updates.py`, used off the GPU and where Triton is absent.
-Switch: `FastParts.kernels`.
 Held equal by: tests/engine/kernels/test_block_sums_triton.py (needs a GPU).
 Buys: emnist_cr on an H200, 22 ms a round before and 18.6 after, together with starting the next round before the clip
 is read (docs/results/performance.md).

@@ -4,7 +4,6 @@ They are custom ops ("clipline::...") so that `torch.func.vmap` and `torch.compi
 convolution kernel never writes its patches to memory.
 
 Plain twin: `patches` times a matrix (the body of `conv`, and `convolved` off the GPU), and `F.max_pool2d` for pooling.
-Switch: `FastParts.kernels`.
 Held equal by: tests/engine/kernels/test_convolution.py (needs a GPU).
 Buys: pooling as one operation, emnist_cr on an H200: 30 ms a round before, 22 after (docs/results/performance.md).
 Both together: 35.0 ms without, 17.1 with, on the code of today.
@@ -16,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..fast_parts import kernels_on
 from ..stacked.vmap_axis import users_first
 
 try:
@@ -26,9 +24,8 @@ except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent els
 
 
 def fused(tensor: Tensor) -> bool:
-    """Whether there is a kernel for this device and type, and kernels are on."""
-    there = tensor.device.type == "cuda" and tensor.dtype != torch.float64 and convolution_kernels is not None
-    return there and kernels_on()
+    """Whether there is a kernel for this device and type."""
+    return tensor.device.type == "cuda" and tensor.dtype != torch.float64 and convolution_kernels is not None
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:

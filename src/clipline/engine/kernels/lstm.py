@@ -5,7 +5,6 @@ unroll it into thousands of small steps.
 
 Three ways: in bfloat16 `lstm.cu`, which keeps the weights on chip; else the kernels of Triton, which read them again in
 every time step; else the plain twin, the loop over time in `stacked_lstm` and `_lstm_loop_backward`.
-Switch: `FastParts.kernels`.
 Held equal by: tests/engine/kernels/test_lstm.py (against a textbook recurrence; the GPU part needs a GPU).
 Buys: shakespeare on an H200: 226 ms a round by the loop, 67 by Triton; so_nwp 162 by Triton, 117 with weights on chip
 (docs/results/performance.md).
@@ -16,7 +15,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..fast_parts import kernels_on
 from ..stacked.vmap_axis import users_first
 from . import lstm_cuda
 
@@ -27,9 +25,8 @@ except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent els
 
 
 def fused(tensor: Tensor) -> bool:
-    """Whether there is a kernel for this device and type, and kernels are on."""
-    there = tensor.device.type == "cuda" and tensor.dtype != torch.float64 and triton_recurrence is not None
-    return there and kernels_on()
+    """Whether there is a kernel for this device and type."""
+    return tensor.device.type == "cuda" and tensor.dtype != torch.float64 and triton_recurrence is not None
 
 
 def units_on_chip(gate_inputs: Tensor) -> int:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ...federated.local_sgd import Batch
 from ..batches import Steps
-from ..fast_parts import kernels_on
 from ..programs.program_cache import Programs
 from .step import CompiledStep, GraphedStep, StackStep
 
@@ -162,7 +161,7 @@ def _fill(
         _copy(field[:, :, :1].transpose(0, 1).expand_as(padding), padding)  # the user's own first example
     pieces = [*enumerate(graphed.stack), *graphed.copies.items()]
     for first, piece in ((start_params[number], piece) for number, piece in pieces):
-        if len(first) == 1 and piece.device.type == "cuda" and block_sums is not None and kernels_on():
+        if len(first) == 1 and piece.device.type == "cuda" and block_sums is not None:
             block_sums.spread(first.reshape(-1), piece[:users].view(users, -1))
         else:
             piece[:users] = first

@@ -21,7 +21,6 @@ from ...federated.backend import CohortRequest
 from ...federated.local_sgd import Batch, users_own
 from ...streams import keys_of
 from ..batches import Steps, padded_width, plan_steps
-from ..fast_parts import kernels_switched
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import IsolationError
 from ..one_by_one import OneByOne
@@ -71,10 +70,9 @@ class Stacked:
         self.problem = problem = plain.problem if problem is None else problem
         self._shapes = problem.model.named_shapes
         self._step = StackStep(problem.model, problem.loss, problem.local)
-        with kernels_switched(problem.fast.kernels):
-            found = probe(problem, plain.made_up, self._step)
-            self._paddable, bytes_a_user = found.paddable, found.bytes_a_user
-            self._check_agreement(plain)
+        found = probe(problem, plain.made_up, self._step)
+        self._paddable, bytes_a_user = found.paddable, found.bytes_a_user
+        self._check_agreement(plain)
         if compiled is None:
             small = problem.local.batch_size * problem.examples.bytes_each <= _MAX_GRAPHED_BATCH
             compiled = problem.fast.compiled_steps and problem.device.type == "cuda" and self._paddable and small
@@ -134,10 +132,6 @@ class Stacked:
         With each block comes the index in `requests` of every user's request. Blocks share memory: use one before
         asking for the next. On a GPU a block is yielded while it is still training.
         """
-        with kernels_switched(self.problem.fast.kernels):  # also while the caller measures and adds a block
-            yield from self._train_blocks(requests)
-
-    def _train_blocks(self, requests: Sequence[CohortRequest]) -> Iterator[tuple[Updates, NDArray[np.int64]]]:
         users, owners, places = self._sorted_by_work(requests)
         self.problem.isolation.before_block()  # of all blocks: none of the caller's code runs between them
         end = 0
