@@ -16,8 +16,8 @@ start to its end: imports, data, compilation and all rounds. pfl does --pfl-roun
 those after the first, by the number of batches. A training that meets the end of its share of --budget is estimated in
 the same way, clipline's by the mean of the later half of its rounds.
 
---rounds paper takes as many rounds as the paper has for the task, 1,200 to 4,000. Where the budget ends first, the
-whole time of clipline too is an estimate, and is marked as one.
+--rounds paper takes as many rounds as the paper has for the task, 1,200 to 4,000. Where the budget ends first,
+clipline's whole time too is an estimate, and is marked as one.
 
 --systems clipline,second,pfl starts clipline a second time, with the compiled programs of the first process at hand.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import RunError, check_choice
+from ...tasks.paper_facts import FACTS
 from .findings import Findings, Table
 from .grid import OF_RUN, Grid, chosen
 from .protocol import HIGHEST, LOWEST, MEDIAN, PAPER_COHORT, Protocol
@@ -135,12 +136,15 @@ def fig7(grid: Grid) -> Findings:
         "seeds": _seeds(sides),
         "choice": _choice(protocol, rows, best, z_star, fixed["clip"]),
     }
+    paths = [row["clips"] or [math.nan] for row in sides["median"]]  # empty if it diverged in its first round
     numbers = {
         **found, "z_star": z_star, "c_star": fixed["clip"], "median": means["median"],
         "fixed": means["best fixed clip"], "largest_noise": max(protocol.noises),
+        "median_clip_ends": [path[-1] for path in paths], "median_clip_highest": max(map(max, paths)),
         "comparison": judged.word, "verdict": judged.sentence,
     }  # fmt: skip
-    return Findings("fig7", protocol, tables, numbers, _said_of_fig7(protocol, numbers, median, fixed))
+    said = _said_of_fig7(protocol, numbers, median, fixed) + _at_the_papers_noise(protocol, at, z_star)
+    return Findings("fig7", protocol, tables, numbers, said)
 
 
 EXPERIMENTS: Mapping[str, Callable[[Grid], Findings]] = {
@@ -225,8 +229,31 @@ def _said_of_fig7(protocol: Protocol, numbers: Mapping[str, Any], median: Row, f
         f"{protocol.metric} on the test users, mean of {numbers['median'].runs} seeds with its 95% interval:",
         f"  median clip, untuned      {numbers['median']}  (server rate {median['server_lr']:.3g})",
         f"  best fixed clip, {fixed['clip']:<8g} {numbers['fixed']}  (server rate {fixed['server_lr']:.3g})",
+        _clip_in_words(numbers),
         numbers["verdict"],
     ]
+
+
+def _at_the_papers_noise(protocol: Protocol, at: Mapping[float, Sequence[Row]], z_star: float) -> list[str]:
+    """Both sides on the validation users at the z* of the paper, where it was tried and is not ours."""
+    papers = FACTS[protocol.task].noise_at_100 if protocol.task in FACTS else None
+    if papers is None or papers == z_star or papers not in at:
+        return []
+    median = next(row["value"] for row in at[papers] if row["method"] == "adaptive")
+    fixed = [row for row in at[papers] if row["method"] == "fixed"]
+    best = best_row(fixed, "value", lower_is_better=protocol.lower_is_better)
+    return [
+        f"at the paper's z* of {papers:g}, on the validation users and one seed: median clip {_said(protocol, median)}, "
+        f"best fixed clip {best['clip']:g} {_said(protocol, best['value'])}"
+    ]
+
+
+def _clip_in_words(numbers: Mapping[str, Any]) -> str:
+    """Where the tracked clip went in the final runs; where noise and clip drove each other up, this shows it."""
+    ends, highest = numbers["median_clip_ends"], numbers["median_clip_highest"]
+    left = f", far above the range without noise, whose end is {numbers['clip_max']:.3g}"
+    left = left if highest > 2 * numbers["clip_max"] else ""
+    return f"the median's clip ended between {min(ends):.3g} and {max(ends):.3g}; it was {highest:.3g} at most{left}"
 
 
 def _said(protocol: Protocol, value: float) -> str:
