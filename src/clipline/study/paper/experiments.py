@@ -243,8 +243,8 @@ def _at_the_papers_noise(protocol: Protocol, at: Mapping[float, Sequence[Row]], 
     fixed = [row for row in at[papers] if row["method"] == "fixed"]
     best = best_row(fixed, "value", lower_is_better=protocol.lower_is_better)
     return [
-        f"at the paper's z* of {papers:g}, on the validation users and one seed: median clip {_said(protocol, median)}, "
-        f"best fixed clip {best['clip']:g} {_said(protocol, best['value'])}"
+        f"at the paper's z* of {papers:g}, on the validation users and one seed: "
+        f"median clip {_said(protocol, median)}, best fixed clip {best['clip']:g} {_said(protocol, best['value'])}"
     ]
 
 

@@ -113,7 +113,11 @@ class Grid:
         found: list[list[dict[str, Any]]] = [[] for _ in rows]
         for number, ((row, seed), record) in enumerate(zip(asked, self.records(runs), strict=True)):
             value = None if record.outcome == "diverged" else record.final.get(self.protocol.metric)
-            own = {"seed": seed, "value": math.nan if value is None else float(value), "outcome": record.outcome}
+            own: dict[str, Any] = {
+                "seed": seed,
+                "value": math.nan if value is None else float(value),
+                "outcome": record.outcome,
+            }
             own["clips"] = [float(clip) for clip in record.rounds["clip"] if clip is not None]
             found[number // len(seeds)].append({**{name: row[name] for name in OF_RUN}, **own, "runs": record.id})
         return found
