@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from ..errors import CliplineError, ModuleError
 from ..federated.backend import CohortRequest, PersonalRows
-from ..federated.local_sgd import Batch, users_own
+from ..federated.local_sgd import Batch
 from .batches import plan_steps
 from .cpu.allocator import keep_freed_memory
-from .isolation.guard import IsolationError
+from .isolation.guard import IsolationError, users_own
 from .isolation.made_up_data import FILLS, made_up
 from .local_optimisers import SingleUser
 from .precision import kernels_switched

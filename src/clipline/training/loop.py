@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..engine.isolation.guard import users_own
 from ..engine.kernels.noise import DeviceNoise
 from ..engine.prefetch import Prefetch, draws_on_device
 from ..engine.problem import Problem
@@ -18,7 +19,6 @@ from ..errors import CliplineError, failed, refuse
 from ..federated.backend import Backend, CohortRequest
 from ..federated.clipping import ClippedSum
 from ..federated.draws import Draws, NoiseNow, PlainDraws
-from ..federated.local_sgd import users_own
 from ..federated.mechanism import Release
 from ..federated.round import Algorithm, TrainState
 from ..privacy.guarantee import Guarantee

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ...errors import ModuleError
 from ...federated.backend import CohortRequest
-from ...federated.local_sgd import LocalSGD, LocalTraining, takes_reference, users_own
+from ...federated.local_sgd import LocalSGD, LocalTraining, takes_reference
 from ...federated.population import Population
 from ...federated.sampling import Cohort
 from ..isolation.generators import preserve_generators
+from ..isolation.guard import users_own
 from ..one_by_one import OneByOne
 from ..problem import Problem
 from ..updates import Dense, Updates

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...federated.local_sgd import Batch, per_example, users_own
+from ...federated.local_sgd import Batch, per_example
 from ..isolation.generators import preserve_generators
+from ..isolation.guard import users_own
 from ..isolation.made_up_data import parameters_to_try
 from ..problem import Problem
 from ..sparse.row_fields import RowUsage, TouchedRows, starting_params

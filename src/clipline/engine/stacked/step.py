@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.fx import GraphModule
 
-from ...federated.local_sgd import Batch, LocalTraining, Loss, LossOf, takes_reference
+from ...federated.local_sgd import Batch, LocalTraining, Loss, takes_reference
 from ..local_optimisers import LocalOptimiser
 from ..programs.program_cache import BoundProgram, Programs, UnfinishedStepError
-from ..working_model import WorkingModel
+from ..working_model import LossOf, WorkingModel
 from .dynamic_batch import copied, traced, traced_once
 from .vmap_layers import StackSafe
 

@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_map
 from ...cuda_streams import side_stream
 from ...errors import CliplineError, ModuleError
 from ...federated.backend import CohortRequest
-from ...federated.local_sgd import Batch, users_own
+from ...federated.local_sgd import Batch
 from ...streams import keys_of
 from ..batches import Steps, padded_width, plan_steps
 from ..isolation.generators import preserve_generators
-from ..isolation.guard import IsolationError
+from ..isolation.guard import IsolationError, users_own
 from ..one_by_one import OneByOne
 from ..precision import kernels_switched
 from ..problem import Problem
