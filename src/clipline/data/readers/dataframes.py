@@ -142,10 +142,13 @@ def column_names(frame: Any) -> list[Any]:
     if hasattr(frame, "column_names") and (_is_hugging_face(frame) or hasattr(frame, "__arrow_c_stream__")):
         if isinstance(frame.column_names, dict):
             raise PopulationError("dataset has several splits but a population is one: give one, as dataset['train']")
+        if not hasattr(frame, "__len__"):  # of datasets, as with streaming=True
+            raise PopulationError("dataset is streamed but all rows are needed: load it without streaming=True")
         return list(frame.column_names)
     if hasattr(frame, "__arrow_c_stream__") and hasattr(frame, "columns"):  # polars and others
         return list(frame.columns)
-    raise PopulationError(f"frame is of type {type(frame).__name__} but must be a dataframe: {_WAY_OUT}")
+    way_out = "give frame.collect()" if hasattr(frame, "collect") else _WAY_OUT
+    raise PopulationError(f"frame is of type {type(frame).__name__} but must be a dataframe: {way_out}")
 
 
 def _arrow_table(frame: Any, names: Sequence[str]) -> Any:
