@@ -15,6 +15,10 @@
 # without src/, so that nothing can be imported from there. What the package must hold besides Python files is compared
 # file by file.
 #
+# Extras are left out unless named, as their packages are large and their tests are skipped without them:
+#
+#     EXTRAS=adapters,images,tensorboard,search tests/versions.sh lowest
+#
 # The environment and the copy are in a temporary folder, deleted at the end unless KEEP is set. PYTHON is the
 # interpreter to start from (python3). Last runs: docs/results/performance.md, "Versions".
 set -euo pipefail
@@ -34,13 +38,16 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/versions-of-clipline-$what.XXXXXX")
 pip() { "$work/env/bin/pip" --disable-pip-version-check -q "$@"; }
 python() { "$work/env/bin/python" "$@"; }
 
-# The requirements of pyproject.toml, a line each: those of the package, then those of the tests.
+# The requirements of pyproject.toml, a line each: those of the package and of extras, then those of the tests.
 ranges() {
-  python - "$root/pyproject.toml" "$1" <<'PY'
+  python - "$root/pyproject.toml" "$1" "${EXTRAS:-}" <<'PY'
 import re, sys, tomllib
 project = tomllib.load(open(sys.argv[1], "rb"))["project"]
-for one in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
-    print(re.sub(r">=([0-9.]+).*", r"==\1", one) if sys.argv[2] == "lowest" and one in project["dependencies"] else one)
+extras = project["optional-dependencies"]
+used = [*project["dependencies"], *(one for name in filter(None, sys.argv[3].split(",")) for one in extras[name])]
+for one in used:
+    print(re.sub(r">=([0-9.]+).*", r"==\1", one) if sys.argv[2] == "lowest" else one)
+print(*extras["dev"], sep="\n")
 PY
 }
 
@@ -77,7 +84,7 @@ wheel | sdist)
     python -m build --sdist --outdir "$work/dist" "$work/source" >"$work/build.log"
     pip wheel --no-deps --wheel-dir "$work/dist" "$work/dist/"*.tar.gz
   fi
-  pip install -c "$root/constraints.txt" "$(echo "$work/dist/"*.whl)[dev]"
+  pip install -c "$root/constraints.txt" "$(echo "$work/dist/"*.whl)[dev${EXTRAS:+,$EXTRAS}]"
   python "$root/tests/package_files.py" "$work/source/src/clipline"
   rm -r "$work/source/src"
   root=$work/source
@@ -85,7 +92,7 @@ wheel | sdist)
 esac
 
 "$work/env/bin/python" -m pip list --format=freeze >"$work/installed.txt"
-grep -iE '^(clipline|torch|numpy|scipy|pyarrow|click|matplotlib|h5py|rich|safetensors)==' "$work/installed.txt"
+grep -iE '^(clipline|torch|numpy|scipy|pyarrow|click|matplotlib|h5py|rich|safetensors|transformers|peft|pillow|tensorboard|optuna)==' "$work/installed.txt"
 cd "$root"
 python -c 'import clipline; print("testing", clipline.__file__)'
 OMP_NUM_THREADS=1 PYTHONPATH="" "$work/env/bin/python" -m pytest -n auto -p no:cacheprovider "$@"

@@ -64,12 +64,12 @@ def test_what_it_prints_runs_as_printed(clipline, tmp_path):
         code, out, err = clipline(*command[1:])
         assert code == 0, err
     last = json.loads((tmp_path / "shop" / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["absolute_error"] < last["error_of_saying_middle"] / 2  # 3.1 against 17.4, give or take 0.1
+    assert last["absolute_error"] < last["baseline_error"] / 2  # 3.1 against 17.4, give or take 0.1
     rows = list(csv.DictReader((tmp_path / "shop" / "rides.csv").read_text().splitlines()))
     said = pyarrow.csv.read_csv(tmp_path / "shop" / "predicted.csv")["prediction"].to_numpy()
     assert len(said) == len(rows)
     errors = np.abs(said - np.array([float(row["minutes"]) for row in rows]))
-    assert errors.mean() < last["error_of_saying_middle"] / 2  # in the order of the rows, or it would be far more
+    assert errors.mean() < last["baseline_error"] / 2  # in the order of the rows, or it would be far more
     assert "(epsilon 4.00" in out
     task = (tmp_path / "shop" / "task.py").read_text()
     assert all(f"# {word}" in task for word in ("What", "How", "About"))
@@ -97,7 +97,10 @@ def test_classes_are_written_by_name_beside_the_ids(sales, tmp_path):
     code, _, err = sales("train", "mine/task.py", *flags)
     assert code == 0, err
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert sum(last[f"share_of_class_{number}"] for number in range(3)) == pytest.approx(1)
+    shares = {name: value for name, value in last.items() if name.startswith("share_")}
+    assert list(shares) == ["share_small", "share_big", "share_other"]  # as columns of predictions are called
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["share_other"] == 0
     flags = ["--model", "mine/task.py", "--data", "sales.csv", "--keep", "customer,visits"]
     for ending in ("csv", "npz", "jsonl"):
         code, out, err = sales("predict", "run", *flags, "--out", f"said.{ending}")
@@ -115,24 +118,33 @@ def test_classes_are_written_by_name_beside_the_ids(sales, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("table", "label", "classes", "outputs"),
+    ("table", "label", "classes", "outputs", "compared_with"),
     [
-        ("sales.parquet", "kind", ["--classes", "small,big"], 3),  # and one for anything else
-        ("sales.parquet", "kind", ["--classes", 'small,"big, or bigger"'], 3),
-        ("sales.parquet", "late", ["--classes", "2"], 2),
-        ("sales.parquet", "member", [], 2),
-        ("sales.jsonl", "late", [], 1),
-        ("sales.npz", "visits", [], 1),
+        (
+            "sales.parquet",
+            "kind",
+            ["--classes", "small,other"],
+            3,
+            ["share_small", "share_other", "share_other values"],
+        ),
+        ("sales.parquet", "kind", ["--classes", 'small,"b, c"'], 3, ["share_small", "share_b, c", "share_other"]),
+        ("sales.parquet", "late", ["--classes", "2"], 2, ["share_0", "share_1"]),
+        ("sales.parquet", "late", ["--classes", "7"], 7, [f"share_{code}" for code in range(5)]),
+        ("sales.parquet", "member", [], 2, ["share_0", "share_1"]),
+        ("sales.jsonl", "late", [], 1, ["baseline_error"]),
+        ("sales.npz", "visits", [], 1, ["baseline_error"]),
     ],
 )
-def test_the_file_fits_the_table_and_the_label(sales, tmp_path, table, label, classes, outputs):
+def test_the_file_fits_the_table_and_the_label(sales, tmp_path, table, label, classes, outputs, compared_with):
     where = ["--table", table, "--user", "customer", "--label", label, *classes]
     code, _, err = sales("new-task", "mine", *where)
     assert code == 0, err
     task = own_task("mine/task.py", {"data": table, "seed": 0})
     loaded = task.load(task.settings)  # which measures a batch, and so runs model, loss and metrics
-    assert loaded.make(0)[-1].out_features == outputs
+    model = loaded.make(0)
+    assert model[-1].out_features == outputs
     assert loaded.metric_name == ("absolute_error" if outputs == 1 else "accuracy")
+    assert list(loaded.evaluate(model)) == [loaded.metric_name, *compared_with, "loss"]
 
 
 def test_columns_of_any_name_are_written_as_they_are(sales, tmp_path):

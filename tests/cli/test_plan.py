@@ -252,6 +252,10 @@ def test_the_parameters_of_a_file_are_counted_and_its_adapters_too(ask, tmp_path
     answer = json.loads(ask(*asked, "--model", "m.py", "--json")[1])
     assert (answer["parameters"], answer["verdict"]) == (16, "hopeless")
     assert answer["remedies"]["adapter_rank"] is None
+    # What stays with its user gets no noise: of 7 x 2 weights and 2 biases the biases are left.
+    with (tmp_path / "m.py").open("a") as file:
+        file.write('PERSONAL = ["1.w*"]\n')
+    assert json.loads(ask(*asked, "--model", "m.py", "--json")[1])["parameters"] == 2
 
 
 def test_explain_adds_lines_and_changes_none(ask):

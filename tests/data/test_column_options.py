@@ -1,7 +1,7 @@
 """Categories, timestamps and gaps: asked for once, stored, and applied to new data alike."""
 
 import json
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 
 import numpy as np
 import pyarrow as pa
@@ -68,6 +68,34 @@ def test_times_with_a_zone_are_counted_in_utc():
         since = {"t": "minutes since 2026-01-01"}
         assert Population.from_dataframe(pa.table(frame), user="u", timestamps=since).fields["t"].tolist() == [0, 180]
     assert Population.from_arrays(["a", "b"], t=times, timestamps=since).fields["t"].tolist() == [0, 180]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        ["2026-01-01 00:00", "2026-01-01T03:00:00", None],  # as pandas reads them from a CSV file
+        ["2026-01-01T02:00:00+02:00", "2026-01-01 03:00:00Z", None],
+        ["2026-01-01T00:00:00.000000000", "2026-01-01T03:00:00.000000000", None],
+    ],
+)
+def test_dates_that_are_text_are_counted_wherever_they_come_from(times, tmp_path):
+    options = {"timestamps": {"t": "minutes since 2026-01-01"}, "fill": {"t": 5}}
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"u": "a", "t": time}) + "\n" for time in times))
+    table = pa.table({"u": ["a"] * 3, "t": times})
+    views = table.set_column(1, "t", table["t"].cast(pa.string_view()))
+    made = [Population.from_dataframe(one, user="u", **options) for one in (table, views)]
+    made += [Population.from_table(tmp_path / "t.jsonl", user="u", **options)]
+    made += [Population.from_arrays(["a"] * 3, t=times, **options)]
+    assert [population.fields["t"].tolist() for population in made] == [[0, 180, 5]] * 4
+
+
+def test_days_and_arrays_of_text_are_times_too():
+    since = {"t": "hours since 2026-01-01"}
+    for days in ([date(2026, 1, 2)], np.array(["2026-01-02"])):
+        assert Population.from_arrays(["a"], t=days, timestamps=since).fields["t"].tolist() == [24]
+    with pytest.raises(PopulationError, match="holds text that is no date") as error:
+        Population.from_arrays(["a"], t=["Easter 4711"], timestamps=since)
+    assert "4711" not in str(error.value)
 
 
 def test_whole_numbers_may_be_categories_with_or_without_gaps():

@@ -139,6 +139,19 @@ def test_a_trial_batch_is_tried_in_the_place_of_made_up_examples():
     assert made.block(made.problem.model.initial, np.array([0]), 0).dense(18).any()
 
 
+def test_a_mean_over_the_tokens_after_the_first_runs_on_made_up_lists():
+    def mean_of_the_rest(model, batch):
+        rest = (torch.arange(1, 6) < batch["x_length"].unsqueeze(1)).to(batch["x"])
+        return (model(batch["x"].clamp(max=9))[:, :1] * rest).sum(dim=1) / rest.sum(dim=1)
+
+    lists = [[1.0, 2.0, 3.0], [4.0, 5.0]]
+    population = Population.from_arrays([0, 1], x=lists, lengths={"x": 6})
+    OneByOne(Problem(linear_model(), mean_of_the_rest, population, LOCAL, Streams(0)))
+    counted = Population.from_arrays([0, 1], x=np.ones((2, 6)), x_length=np.array([3, 2]))  # nobody said what it is
+    with pytest.raises(ModuleError, match=r"made-up whole numbers are 0 or 1: .* needs \.clamp\(min=1\) on it"):
+        OneByOne(Problem(linear_model(), mean_of_the_rest, counted, LOCAL, Streams(0)))
+
+
 def test_a_run_is_its_streams_and_its_rate():
     assert LocalRun(Streams(1), 0.1).lr == 0.1
     with pytest.raises(AttributeError):

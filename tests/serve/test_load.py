@@ -193,6 +193,8 @@ def test_questions_that_cannot_be_answered_are_refused_in_a_sentence(folder, pai
         cl.load(folder, linear, predict=lambda model, batch: model(batch["x"]).sum()).predict({"x": X})
     with pytest.raises(SettingError, match="predict=None must be given where the model takes input and the data have"):
         cl.load(folder, linear).predict({"x": X, "y": np.zeros(7, np.int64)})
+    with pytest.raises(SettingError, match="data has no field 'km' but climb, hours: give it, by that name"):
+        cl.load(pair, Pair).predict({"climb": [1], "hours": [1.0]})
     with pytest.raises(ZeroDivisionError):  # an error of the user's own function is not covered up
         cl.load(folder, linear, predict=lambda model, batch: 1 / 0).predict({"x": X})
 

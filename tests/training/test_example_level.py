@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from samples import ROOT, load_script
+from torch import nn
 from torch.utils.data import TensorDataset
 
-from clipline import FixedClip, LocalSGD, Population, Privacy, Training
+from clipline import FixedClip, LocalSGD, Population, Privacy, ServerSGD, Training
 from clipline.errors import PopulationError
 
 PAGE = (ROOT / "docs" / "example_level.md").read_text(encoding="utf-8")
@@ -55,6 +56,38 @@ def test_each_item_is_a_user_with_a_number_for_an_id():
         assert np.array_equal(population.of(4)["x"], [[8.0, 9.0]])
         assert population.of(4)["y"] == [4]
     assert arrays.fingerprint() == items.fingerprint()
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_rows_of_a_dataframe_may_be_users_with_options_of_columns(library):
+    frames = pytest.importorskip(library)
+    columns = {"km": [1.0, None, 3.0], "bike": ["race", "city", "boat"], "late": [0, 1, 1]}
+    frame = (frames.table if library == "pyarrow" else frames.DataFrame)(columns)
+    options = {"fill": {"km": 2.0}, "categories": {"bike": ["city", "race"]}}
+    for population in (Population.one_each(frame, **options), Population.one_each(**columns, **options)):
+        assert population.example_level
+        assert {name: values.tolist() for name, values in population.fields.items()} == {
+            "km": [1.0, 2.0, 3.0], "bike": [1, 0, 2], "late": [0, 1, 1]
+        }  # fmt: skip
+        assert population.column_options == options
+    assert list(Population.one_each(frame, fields=["late"]).fields) == ["late"]
+    with pytest.raises(PopulationError, match="has no column 'lat': did you mean 'late'"):
+        Population.one_each(frame, fields=["lat"])
+    with pytest.raises(PopulationError, match=r"use Population\.from_dataframe"):
+        Population.from_dataset(frame, [1, 2, 3])
+
+
+def test_the_server_has_momentum_for_users_and_none_for_examples():
+    x, terms = np.ones((4, 1), np.float32), {"rounds": 1, "cohort_size": 2, "local": LocalSGD(1.0)}
+    for population, momentum in ((Population.one_each(x=x), 0.0), (Population.from_arrays([0, 1, 2, 3], x=x), 0.9)):
+        made = Training(
+            nn.Linear(1, 1),
+            lambda model, batch: model(batch["x"]).mean(),
+            population,
+            privacy=Privacy(epsilon=9.0),
+            **terms,
+        )
+        assert made.server == ServerSGD(1.0, momentum=momentum)
 
 
 def test_halves_subsets_and_stores_stay_at_the_level_of_examples(tmp_path):

@@ -96,8 +96,10 @@ def _parameters_of(model: str) -> Any:
         return FACTS[check_choice("model", model, FACTS)].parameters
     from ..tasks.own.own_task import own_model
 
-    tensors = list(own_model(model).parameters())
-    trained = [tuple(tensor.shape) for tensor in tensors if tensor.requires_grad]
+    module, personal = own_model(model)
+    tensors = dict(module.named_parameters())
+    # What stays with its user is not released, and gets no noise.
+    trained = [tuple(one.shape) for name, one in tensors.items() if one.requires_grad and name not in personal]
     if not trained:
         raise refuse("model", model, "one with a parameter to train", "let some parameters require a gradient")
     if len(trained) < len(tensors):  # partly frozen, such as adapters: no adapters on these

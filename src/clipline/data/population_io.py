@@ -23,7 +23,15 @@ from .column_options import ZERO_UPDATE, ColumnOptions, charges_of
 from .fields import fields_of_arrays
 from .fingerprint import fingerprint
 from .manifest import MANIFEST, VERSION, check_field_names, read_entries, write_manifest
-from .readers.dataframes import column_names, read_column, read_dataframe, read_dataset, read_fields
+from .readers.dataframes import (
+    column_names,
+    is_dataframe,
+    read_column,
+    read_dataframe,
+    read_dataset,
+    read_fields,
+    read_rows,
+)
 from .readers.images import read_images, table_of
 from .readers.tables import read_table
 from .store import atomic_folder, write_store
@@ -167,16 +175,24 @@ def population_from_images(
     return _grouped(ids, {field: pictures, **arrays}, known_users, options, charges_of(column_options))
 
 
-def population_one_each(dataset: Any, names: Sequence[str], arrays: Mapping[str, Any]) -> Population:
-    """Every item of a torch `Dataset`, or every row of the arrays, as a user of its own."""
+def population_one_each(
+    dataset: Any, names: Sequence[str] | None, arrays: Mapping[str, Any], column_options: Mapping[str, Any]
+) -> Population:
+    """Every row of a dataframe or of the arrays, or every item of a torch `Dataset`, as a user of its own."""
     if (dataset is None) == (not arrays):
         given = "both a dataset and arrays" if arrays else "neither a dataset nor arrays"
         raise PopulationError(f"one_each got {given} but needs one of them: give a torch Dataset, or x=... and y=...")
-    options = ColumnOptions.of({})
-    fields = fields_of_arrays(arrays if dataset is None else read_dataset(dataset, None, names, ())[1], options)
+    options = ColumnOptions.of(column_options)
+    if is_dataframe(dataset):
+        fields = read_rows(dataset, fields=names, options=options)
+    else:
+        if dataset is not None:
+            arrays = read_dataset(dataset, None, names or ("x", "y"), options.lengths)[1]
+        fields = fields_of_arrays(arrays, options)
     first = next(iter(fields.values()))
     count = len(first) if first.ndim else 0
-    return Population(np.arange(count + 1), fields, np.arange(count), example_level=True)
+    entries, charges = options.entries(), charges_of(column_options)
+    return Population(np.arange(count + 1), fields, np.arange(count), entries, charges, example_level=True)
 
 
 def fields_like(population: Population, frame: Any, text: Text | None) -> dict[str, NDArray[Any]]:

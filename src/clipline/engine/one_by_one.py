@@ -253,6 +253,8 @@ class OneByOne:
             return f"; a batch has the fields {', '.join(self._synthetic_examples(1, 'zeros'))}"
         if isinstance(self.problem.loss, nn.modules.loss._Loss):
             return "; a loss is called as loss(model, batch): call the model in it, and this on what the model gives"
+        if isinstance(error, FloatingPointError):
+            return "; made-up whole numbers are 0 or 1: a loss that divides by their sum needs .clamp(min=1) on it, say"
         if not re.search(r"dtype|scalar type|Tensor type|not implemented for '", reason):
             return ""
         batch = self._synthetic_examples(1, "zeros")
@@ -264,7 +266,9 @@ class OneByOne:
 
     def _synthetic_examples(self, count: int, fill: str) -> Batch:
         problem = self.problem
-        return problem.examples.to_device(made_up(problem.population.fields, count, fill, problem.trial_batch))
+        population = problem.population
+        lengths = {f"{name}_length": width for name, width in population.column_options.get("lengths", {}).items()}
+        return problem.examples.to_device(made_up(population.fields, count, fill, problem.trial_batch, lengths))
 
     def _trial(self, made: Callable[[int], Batch]) -> None:
         """One step of a synthetic user."""

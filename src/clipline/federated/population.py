@@ -189,12 +189,35 @@ class Population:
         return population
 
     @classmethod
-    def one_each(cls, dataset: Any = None, *, fields: Sequence[str] = ("x", "y"), **arrays: Any) -> Population:
-        """Every example is a user of its own: `one_each(x=images, y=labels)`, or the items of a torch `Dataset`.
+    def one_each(
+        cls,
+        dataset: Any = None,
+        *,
+        fields: Sequence[str] | None = None,
+        missing: float | str | None = None,
+        fill: Mapping[str, float | str] | None = None,
+        categories: Mapping[str, Sequence[str | int]] | None = None,
+        timestamps: Mapping[str, str] | None = None,
+        lengths: Mapping[str, int] | None = None,
+        pad: float | None = None,
+        scale: Mapping[str, Sequence[Any]] | None = None,
+        **arrays: Any,
+    ) -> Population:
+        """Every example is a user of its own: `one_each(x=images, y=labels)`, a dataframe, or a torch `Dataset`.
 
-        The guarantee is then for one example, and says so. Ids are numbers from 0; items are as in `from_dataset`.
+        The guarantee is then for one example, and says so. Ids are numbers from 0; items are as in `from_dataset`, with
+        "x" and "y" as `fields` unless given, and rows and options of columns as in `from_dataframe`.
         """
-        population: Population = _data().population_one_each(dataset, fields, arrays)
+        options = ColumnKeywords(
+            missing=missing,
+            fill=fill,
+            categories=categories,
+            timestamps=timestamps,
+            lengths=lengths,
+            pad=pad,
+            scale=scale,
+        )
+        population: Population = _data().population_one_each(dataset, fields, arrays, _given(options))
         return population
 
     @classmethod

@@ -363,8 +363,9 @@ def _called(model: nn.Module, batch: Batch, ways_out: WaysOut) -> Any:
     arguments = inspect.signature(model.forward).parameters.values()
     named = [one for one in arguments if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     needed = [one.name for one in named if one.default is one.empty]
-    if needed and all(name in batch for name in needed):
-        return model(**{one.name: batch[one.name] for one in named if one.name in batch})
+    if any(name in batch for name in needed):  # so its arguments are fields; one that is not there is named
+        given = [one.name for one in named if one.name in needed or one.name in batch]
+        return model(**{name: batch[name] for name in given})
     raise refuse(
         "predict",
         None,

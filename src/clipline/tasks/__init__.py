@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import check_choice
+from ..errors import check_choice, refuse
 from .paper_facts import FACTS
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ _FILE = re.compile(r"(.*\.py)(?::(\w*))?", re.DOTALL)
 
 def task_named(name: str) -> Task:
     """The task of this name; an unknown name is refused with the nearest known one."""
+    if str(name).endswith(".toml"):
+        raise refuse("task", name, f"one of {', '.join(TASK_NAMES)}, or FILE.py", f"give settings as --config {name}")
     check_choice("task", name, TASK_NAMES)
     task: Task = importlib.import_module(f".{name}", __name__).TASK
     return task

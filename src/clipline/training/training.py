@@ -53,7 +53,8 @@ class Training:
     """Algorithm 1 on `model` and the users of `population`: checked when it is made, trained by `run()`.
 
     `privacy` decides the promise, `compute` only the time; see `Privacy` and `Compute`. The rest decides the result and
-    has the paper's defaults: the median as clip, momentum 0.9 at the server.
+    has the paper's defaults: the median as clip, momentum 0.9 at the server. Where users are single examples
+    (`Population.one_each`) the server has no momentum, as DP-SGD has none.
 
     Cohorts, noise and the order of examples come from the operating system, and nobody can draw them again. Give a
     `seed` to repeat a run: they then come from it, and whoever knows it can subtract the noise, as the guarantee says.
@@ -98,7 +99,8 @@ class Training:
         personal: Sequence[str] = (),
     ) -> None:
         clip = QuantileClip() if clip is None else clip
-        server = ServerSGD() if server is None else server
+        if server is None:  # the paper's, or for single examples that of DP-SGD
+            server = ServerSGD(momentum=0.0) if getattr(population, "example_level", False) else ServerSGD()
         compute = Compute() if compute is None else compute
         _check_parts(population, local, privacy, clip, server, compute)
         check_module(uncompiled(model))

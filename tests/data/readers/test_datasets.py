@@ -78,5 +78,7 @@ def test_a_dataset_of_hugging_face_is_a_dataframe_with_its_choice_of_rows():
     assert population.fingerprint() == plain.fingerprint()
     with pytest.raises(PopulationError, match="give one, as dataset\\['train'\\]"):
         Population.from_dataframe(datasets.DatasetDict({"train": dataset}), user="who")
+    with pytest.raises(PopulationError, match="load it without streaming=True"):
+        Population.from_dataframe(dataset.to_iterable_dataset(), user="who")
     with pytest.raises(PopulationError, match="has no user column 'whom': did you mean 'who'"):
         Population.from_dataframe(dataset, user="whom")

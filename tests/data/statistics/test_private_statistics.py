@@ -41,6 +41,18 @@ def test_means_and_standard_deviations_come_near_the_truth():
     assert moments.users == pytest.approx(USERS, abs=5 * math.sqrt(7))
 
 
+def test_a_variance_below_its_noise_is_that_of_the_noise():
+    """Else a field that drowned in noise would be divided by nearly nothing. 10 to the left of the middle, 0 to 40."""
+    users = cl.Population.from_arrays(np.arange(2000), x=np.full(2000, 10.0))
+    found = cl.PrivateStatistics(seed=1).moments(users, {"x": (0, 40)}, noise_multiplier=20.0)
+    on_mean = 20 * math.sqrt(3) / found.users  # in halves of the range, where the middle is 0 and 10 is -0.5
+    middle = (found.mean["x"] - 20) / 20
+    assert found.mean["x"] == pytest.approx(10, abs=5 * 20 * on_mean)
+    floor = 20 * math.sqrt(on_mean * math.hypot(0.5, 2 * middle))
+    assert found.stddev["x"] >= floor * (1 - 1e-9)
+    assert floor == pytest.approx(20 * math.sqrt(0.0173 * 1.118), rel=0.2)  # 2.8, where 0.02 was the least
+
+
 def test_ranges_hold_the_quantiles_to_a_bin():
     ranges = cl.PrivateStatistics(seed=1).ranges(PEOPLE, AGES, noise_multiplier=1.0, quantiles=(0.1, 0.9), bins=50)
     low, high = np.quantile(AGE, [0.1, 0.9])  # about 27 and 53; a bin is 2 wide

@@ -41,6 +41,25 @@ class Numbers(dict):
     pass
 
 
+class SaysEmpty(list):
+    def __len__(self):
+        return 0
+
+
+class SaysFalse(dict):
+    def __bool__(self):
+        return False
+
+
+class Lazy(dict):
+    """Makes its entries when they are asked for, and cannot make all, as tables of models in transformers."""
+
+    def items(self):
+        raise ValueError("an entry cannot be imported")
+
+    __iter__ = keys = values = items
+
+
 class Marked(Holder):
     __slots__ = ()
 
@@ -63,7 +82,7 @@ class Net(nn.Linear):
 
 def forms():
     """name -> (recall, remember, attributes)."""
-    holder, items, numbers = Holder(), [], Numbers()
+    holder, items, numbers, lazy = Holder(), [], Numbers(), Lazy(a=[])
     holder.last = 0
     shared = [torch.zeros(2), torch.zeros(2)]
 
@@ -100,6 +119,12 @@ def forms():
             lambda m: m.weak().last, lambda m: setattr(m.weak(), "last", 1), {"weak": weakref.ref(KEPT)}),
         "attributes of a dictionary": (
             lambda m: getattr(numbers, "seen", 0), lambda m: setattr(numbers, "seen", 1), {}),
+        "a list that says it is empty": (
+            lambda m: list.__len__(m.said), lambda m: m.said.append(1), {"said": SaysEmpty()}),
+        "a dictionary that is false": (
+            lambda m: dict.__len__(m.said), lambda m: m.said.update(a=1), {"said": SaysFalse()}),
+        "a list in a dictionary that does not show it": (
+            lambda m: len(lazy["a"]), lambda m: lazy["a"].append(1), {}),
         "a minus before zero": (
             lambda m: bool(torch.signbit(m.level)), lambda m: m.level.neg_(), {"level": torch.zeros(())}),
         "a gradient of a tensor": (
@@ -150,6 +175,12 @@ def test_the_next_user_finds_nothing(name):
     except ModuleError:
         return  # refused in a sentence, before anything is released
     assert torch.equal(ours, expected)
+
+
+def test_a_member_in_c_that_nobody_can_write_is_not_put_back():
+    pattern = pytest.importorskip("regex").compile("ab+", flags=8240)  # its flags are a new number at every look
+    net = Net(lambda m: pattern.flags == 0, lambda m: None, said=SaysEmpty())
+    assert update(net, [0, 1]).norm() > 0
 
 
 def test_what_is_set_and_reset_within_a_block_is_seen():

@@ -32,6 +32,14 @@ def test_made_up_examples_have_the_form_of_the_fields_and_none_of_their_values(f
         assert (batch["x"] == (fill == "ones")).all()
 
 
+@pytest.mark.parametrize(("width", "least"), [(1, 1), (2, 2), (3, 2), (16, 8)])
+def test_made_up_lists_are_never_so_short_that_a_mean_over_the_tokens_after_the_first_divides_by_zero(width, least):
+    fields = {"tokens": np.zeros((5, width), np.int64), "tokens_length": np.zeros(5, np.int32)}
+    mixed, *others = (made_up(fields, 200, fill, lengths={"tokens_length": width})["tokens_length"] for fill in FILLS)
+    assert (mixed.min(), mixed.max(), mixed.dtype) == (least, width, np.int32)
+    assert all((lengths == width).all() for lengths in others)
+
+
 def test_given_examples_are_repeated_in_the_types_of_the_fields():
     fields = {"x": FIELDS["x"], "y": FIELDS["y"].astype(np.int16)}
     given = check_trial_batch({"x": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], "y": torch.tensor([1, 2])}, fields)

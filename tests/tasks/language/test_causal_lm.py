@@ -56,6 +56,9 @@ def test_the_loss_is_the_mean_over_the_tokens_that_count():
     first = (-math.log(5 / 8) + math.log(4)) / 2
     found = causal_lm_loss(model, {"input_ids": IDS, "attention_mask": mask})
     torch.testing.assert_close(found, torch.tensor([first, math.log(4), 0.0]))  # the last has nothing to predict
+    lengths = {"input_ids_length": torch.tensor([3, 2, 1], dtype=torch.int32)}  # as `lengths=` makes them
+    assert torch.equal(causal_lm_loss(model, {"input_ids": IDS, **lengths}), found)
+    assert torch.equal(causal_lm_loss(model, {"input_ids": IDS, **lengths, "attention_mask": mask}), found)
     labels = torch.tensor([[-100, -100, 3, -100], [-100, 2, -100, -100], [0, 0, 0, 0]])
     found = causal_lm_loss(model, {"input_ids": IDS, "labels": labels})
     torch.testing.assert_close(found, torch.full((3,), math.log(4)))
@@ -95,6 +98,19 @@ def test_without_whole_logits_the_loss_and_its_gradient_are_those_of_the_model(n
     for ours, wanted in zip(gradients, torch.autograd.grad(expected.sum(), params), strict=True):
         torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-6)
     assert causal_lm._with_plain_head(base("llama")) is None  # its output layer trains
+
+
+def test_lists_of_tokens_train_as_padded_ones_with_a_mask_do():
+    ids = IDS.numpy()
+    masked = Population.from_arrays([0, 0, 1], input_ids=ids, attention_mask=(ids != 0).astype(np.int64))
+    listed = Population.from_arrays([0, 0, 1], input_ids=[[1, 2, 3], [2, 2], [3]], lengths={"input_ids": 4})
+    terms = {"rounds": 2, "cohort_size": 2, "local": LocalSGD(0.5), "privacy": Privacy(noise_multiplier=0.0), "seed": 0}
+    trainings = [Training(Bigrams(), causal_lm_loss, users, **terms) for users in (masked, listed)]
+    assert all(training.engine.startswith("stacked") for training in trainings)
+    first, second = (training.run() for training in trainings)
+    assert first.model.table.any()
+    torch.testing.assert_close(second.model.table, first.model.table)
+    assert Perplexity(listed)(first.model) == pytest.approx(Perplexity(masked)(first.model))
 
 
 @needs_adapters

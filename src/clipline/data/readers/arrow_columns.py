@@ -88,6 +88,9 @@ def arrow_array(
         codes = column.to_numpy(zero_copy_only=False)
         # With a gap, whole numbers would come as fractions, and all of them be taken for gaps.
         return options.applied(name, codes if not column.null_count else np.array(column.to_pylist(), object))
+    if _is_text(kind) and name in options.timestamps:
+        column = _dates(where, name, column)
+        kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         if name not in options.timestamps:
             raise PopulationError(
@@ -97,10 +100,6 @@ def arrow_array(
         if column.null_count and options.fill_of(name) is None and options.missing != ZERO_UPDATE:
             raise _gap(where, name, column, before, _WAYS)
         return options.applied(name, np.asarray(column.to_numpy(zero_copy_only=False)).astype("M8[us]"))
-    if _is_text(kind) and name in options.timestamps:
-        raise PopulationError(
-            f"{where} has {name!r} as text but timestamps need dates: write them as 2026-01-31 or 2026-01-31 12:30:00"
-        )
     if column.null_count:
         column = _filled(where, name, column, options, before)
     if _is_text(kind):
@@ -108,6 +107,22 @@ def arrow_array(
     if not _is_number(kind):
         raise PopulationError(f"{where} has {name!r} as {kind}: turn it into numbers or leave it out")
     return options.applied(name, np.asarray(column.to_numpy(zero_copy_only=False)))
+
+
+def _dates(where: str, name: str, column: Any) -> Any:
+    """Dates that were read as text, as pandas reads those of a CSV file; times with a zone as UTC."""
+    import pyarrow as pa
+
+    text = column.cast(pa.large_string())  # views of text have no cast to times
+    for unit, zone in (("us", None), ("us", "UTC"), ("ns", None), ("ns", "UTC")):
+        try:
+            return text.cast(pa.timestamp(unit, zone))
+        except pa.ArrowInvalid:
+            continue
+    raise PopulationError(
+        f"{where} has {name!r} as text but timestamps need dates: write them as 2026-01-31 or 2026-01-31 12:30:00, all "
+        "with a zone or all without"
+    )
 
 
 def _lists(where: str, name: str, column: Any, options: ColumnOptions, before: int) -> NDArray[Any]:

@@ -49,6 +49,20 @@ def read_dataframe(
     return ids, _arrays(table, columns, text, options)
 
 
+def read_rows(
+    frame: Any, *, fields: Sequence[str] | None = None, options: ColumnOptions = NO_OPTIONS
+) -> dict[str, NDArray[Any]]:
+    """All rows of a dataframe that has no users, by the rules of `read_dataframe`."""
+    names = column_names(frame)
+    for name in fields or ():
+        if name not in names:
+            raise PopulationError(f"dataframe has no column {name!r}: {nearest(name, map(str, names))}")
+    columns = names if fields is None else list(fields)
+    options.check_columns(columns)
+    check_length_fields(columns, options)
+    return _arrays(_arrow_table(frame, columns), columns, None, options)
+
+
 def read_fields(
     frame: Any, fields: Iterable[str], *, text: Text | None = None, options: ColumnOptions = NO_OPTIONS
 ) -> dict[str, NDArray[Any]]:
@@ -77,6 +91,8 @@ def read_dataset(
 
     Fields in `ragged` stay lists, one an item.
     """
+    if is_dataframe(dataset):
+        raise PopulationError("dataset is a dataframe but must be a torch Dataset: use Population.from_dataframe")
     try:
         items = [dataset[place] for place in range(len(dataset))]
     except TypeError:
@@ -131,6 +147,11 @@ def _is_pandas(frame: Any) -> bool:
     return type(frame).__module__.partition(".")[0] == "pandas" and hasattr(frame, "columns")
 
 
+def is_dataframe(frame: Any) -> bool:
+    """Whether it is a dataframe of pandas, or of others that give theirs to Arrow, as polars and pyarrow do."""
+    return _is_pandas(frame) or (hasattr(frame, "__arrow_c_stream__") and not _is_hugging_face(frame))
+
+
 def _is_hugging_face(frame: Any) -> bool:
     return type(frame).__module__.partition(".")[0] == "datasets" and hasattr(frame, "with_format")
 
@@ -142,10 +163,13 @@ def column_names(frame: Any) -> list[Any]:
     if hasattr(frame, "column_names") and (_is_hugging_face(frame) or hasattr(frame, "__arrow_c_stream__")):
         if isinstance(frame.column_names, dict):
             raise PopulationError("dataset has several splits but a population is one: give one, as dataset['train']")
+        if not hasattr(frame, "__len__"):  # of datasets, as with streaming=True
+            raise PopulationError("dataset is streamed but all rows are needed: load it without streaming=True")
         return list(frame.column_names)
     if hasattr(frame, "__arrow_c_stream__") and hasattr(frame, "columns"):  # polars and others
         return list(frame.columns)
-    raise PopulationError(f"frame is of type {type(frame).__name__} but must be a dataframe: {_WAY_OUT}")
+    way_out = "give frame.collect()" if hasattr(frame, "collect") else _WAY_OUT
+    raise PopulationError(f"frame is of type {type(frame).__name__} but must be a dataframe: {way_out}")
 
 
 def _arrow_table(frame: Any, names: Sequence[str]) -> Any:

@@ -39,8 +39,9 @@ class ChargedPair(tuple[NDArray[np.float64], NDArray[np.float64]]):
 class Moments(Mapping[str, ChargedPair]):
     """Private means and standard deviations by field, as scale: `scale=moments` or `moments.apply(population)`.
 
-    `mean[name]` and `stddev[name]` have the shape of a row. `noise_stddev[name]` is that of the noise on the mean, in
-    the field's own unit: where it is not far below the standard deviation, the noise was too large for so few users.
+    `mean[name]` and `stddev[name]` have the shape of a row. A variance is at least the noise on it, so that a standard
+    deviation that drowned in noise does not blow the field up. `noise_stddev[name]` is that of the noise on the mean,
+    in the field's own unit: where it is not far below the standard deviation, the noise was too large for so few users.
     """
 
     event: GaussianEvent = field(repr=False)
@@ -115,14 +116,16 @@ def moments_from(
     users = max(float(unscaled[0]), 1.0)
     first = np.clip(unscaled[1 : 1 + dim] / users, -1, 1)
     second = np.clip((unscaled[1 + dim :] / users + 1) / 2, 0, 1)
-    spread = np.sqrt(np.maximum(second - first**2, _LEAST_STDDEV**2))
+    noise_on_mean = event.noise_multiplier * math.sqrt(1 + 2 * dim) / users
+    noise_on_variance = noise_on_mean * np.sqrt(1 / 4 + 4 * first**2)  # of `second`, and of the square of `first`
+    spread = np.sqrt(np.maximum(second - first**2, np.clip(noise_on_variance, _LEAST_STDDEV**2, 1)))
     mean, stddev, noise, start = {}, {}, {}, 0
     for name, (low, high) in ranges.items():
         part, shape = slice(start, start + sizes[name]), population.fields[name].shape[1:]
         half = high / 2 - low / 2
         mean[name] = np.reshape(low / 2 + high / 2 + half * first[part], shape)
         stddev[name] = np.reshape(half * spread[part], shape)
-        noise[name] = half * event.noise_multiplier * math.sqrt(1 + 2 * dim) / users
+        noise[name] = half * noise_on_mean
         start += sizes[name]
     return Moments(event, mean, stddev, users, noise)
 

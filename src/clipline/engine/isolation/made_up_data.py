@@ -21,18 +21,31 @@ _SPREADS = (0.0, 0.02, 0.05)  # stddev of the noise added to the initial paramet
 
 
 def made_up(
-    fields: Mapping[str, NDArray[Any]], count: int, fill: str, given: Mapping[str, NDArray[Any]] | None = None
+    fields: Mapping[str, NDArray[Any]],
+    count: int,
+    fill: str,
+    given: Mapping[str, NDArray[Any]] | None = None,
+    lengths: Mapping[str, int] | None = None,
 ) -> dict[str, NDArray[Any]]:
     """`count` examples with the shapes and types of these fields; their values are not used.
 
     "mixed": normal numbers, and 0 or 1 for integer fields, which are valid labels and word ids of most models. "zeros"
     and "ones": all the same. If examples are `given`, those, repeated.
+
+    `lengths` names the fields that say how many entries of a list count, with the width of the list. "mixed": between
+    half of the width and all of it, at least 2 if it has them; else all of it. A loss that divides by the number of
+    tokens, or of those after the first, is then not divided by 0.
     """
     if given is not None:
         return {name: np.resize(given[name], (count, *field.shape[1:])).astype(field.dtype)
                 for name, field in fields.items()}  # fmt: skip
     rng = np.random.default_rng(2021)
-    return {name: _values((count, *field.shape[1:]), field.dtype, fill, rng) for name, field in fields.items()}
+    made = {name: _values((count, *field.shape[1:]), field.dtype, fill, rng) for name, field in fields.items()}
+    for name in made.keys() & (lengths or {}).keys():
+        width = (lengths or {})[name]
+        least = max(min(2, width), width // 2) if fill == "mixed" else width
+        made[name] = np.random.default_rng(width).integers(least, width + 1, count).astype(fields[name].dtype)
+    return made
 
 
 def check_trial_batch(given: Mapping[str, Any], fields: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

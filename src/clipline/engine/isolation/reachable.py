@@ -147,9 +147,11 @@ class _Walk:
             self.found.reseeders.append(reseed)
         elif isinstance(value, dict | list | set | deque | bytearray | types.SimpleNamespace):
             inside = vars(value) if isinstance(value, types.SimpleNamespace) else value
-            self._add(Container(label, inside))
-            named = inside.items() if isinstance(inside, dict) else enumerate(inside)
-            for key, entry in list(named):
+            held = Container(label, inside)
+            self._add(held)
+            # What it holds: a class derived from these may show other entries, or import them one by one and fail.
+            for one in held.entries():
+                key, entry = one if isinstance(inside, dict) else (None, one)
                 self.visit(entry, f"{label}[{key!r}]" if isinstance(inside, dict) else label)
         elif isinstance(value, threading.local):
             self.found.restorable.append(ThreadLocal(label, value))
@@ -192,15 +194,14 @@ class _Walk:
 
     def _add(self, snapshot: Container) -> None:
         """Put a container into the list by which it is checked."""
+        size = len(snapshot.before)
         if snapshot.label.rpartition(".")[2] in _STRUCTURE:
             self.found.structure.append(snapshot)
-        elif len(snapshot.now) == 0 and type(snapshot.now) is not types.MappingProxyType:
+        elif size == 0 and type(snapshot.now) is snapshot.kind:  # a class derived from it may say that it is empty
             self.found.empty_containers.append(snapshot.now)
             self.found.empty_labels.append(snapshot.label)
         else:
-            (self.found.large_containers if len(snapshot.now) > _MAX_PER_USER else self.found.restorable).append(
-                snapshot
-            )
+            (self.found.large_containers if size > _MAX_PER_USER else self.found.restorable).append(snapshot)
 
     def _add_special(self, label: str, owner: Any, *names: str) -> None:
         """Before the contents of a `__dict__`, so that these are restored in the right one."""
@@ -280,8 +281,10 @@ class _Walk:
         for cls in type(value).__mro__:
             for name, slot in vars(cls).items() if not _installed(cls) else ():
                 if isinstance(slot, types.MemberDescriptorType):
-                    self.found.restorable.append(Slot(f"{label}.{name}", value, slot))
-                    self.visit(self.found.restorable[-1].before, f"{label}.{name}")  # type: ignore[attr-defined]
+                    snapshot = Slot(f"{label}.{name}", value, slot)
+                    if snapshot.writable():
+                        self.found.restorable.append(snapshot)
+                    self.visit(snapshot.before, f"{label}.{name}")
 
 
 def _instruction_names(code: types.CodeType, *kinds: str) -> Iterator[str]:

@@ -164,6 +164,14 @@ class Slot(_Single):
         self.owner, self.slot = owner, slot
         super().__init__(label, partial(_slot_value, owner, slot))
 
+    def writable(self) -> bool:
+        """Whether Python code can write it. Not so members of some classes in C, as of `regex.Pattern`."""
+        try:
+            self.restore()  # to what it is
+        except (AttributeError, TypeError):
+            return self.before is MISSING  # nothing is there to delete
+        return True
+
     def restore(self) -> None:
         """Make it what it was."""
         if self.before is MISSING:

@@ -27,8 +27,9 @@ def causal_lm_loss(model: nn.Module, batch: Batch) -> Tensor:
     """The mean loss of the next token for each sequence, (sequences,); one without tokens to predict has 0.
 
     `batch` has "input_ids" (sequences, length). Where "attention_mask" is 0 there is padding, on the right, which
-    counts for nothing. "labels", if there are any, say what to predict at each place, not moved by one; -100 does not
-    count.
+    counts for nothing; without it "input_ids_length" says how many tokens of each sequence count, as a population made
+    with `lengths={"input_ids": ...}` has it. "labels", if there are any, say what to predict at each place, not moved
+    by one; -100 does not count.
 
     Where the output layer is frozen and the model one of those known to do nothing after it (GPT-2, Llama, Mistral,
     Qwen 2 and 3), its logits are made a few rows at a time and never held whole.
@@ -69,9 +70,9 @@ def _sums(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     labels = batch.get("labels", ids).long()[:, 1:]
     given: dict[str, Any] = {"input_ids": ids}
     counted = labels != IGNORED
-    if "attention_mask" in batch:
-        given["attention_mask"] = batch["attention_mask"].long()
-        counted = counted & (batch["attention_mask"][:, 1:] != 0)
+    if (mask := _mask(batch)) is not None:
+        given["attention_mask"] = mask
+        counted = counted & (mask[:, 1:] != 0)
     elif is_batched(ids):  # without one, transformers looks at values, which a stack of users cannot
         given["attention_mask"] = torch.ones(ids.shape, dtype=torch.long, device=ids.device)
     labels = torch.where(counted, labels, 0)
@@ -88,6 +89,16 @@ def _sums(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
             hidden, weight = hidden.to(dtype), weight.to(dtype)
         losses = token_losses(hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1)).view(labels.shape)
     return torch.where(counted, losses, 0.0).sum(dim=1), counted.sum(dim=1)
+
+
+def _mask(batch: Batch) -> Tensor | None:
+    """(sequences, length) whole numbers, 0 where there is padding; None if nothing says where."""
+    if "attention_mask" in batch:
+        return batch["attention_mask"].long()
+    if "input_ids_length" in batch:
+        lengths, width = batch["input_ids_length"], batch["input_ids"].shape[1]
+        return (torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)).long()
+    return None
 
 
 def _with_plain_head(model: nn.Module) -> Any:

@@ -87,12 +87,17 @@ def task_of(settings: TrainSettings) -> Task:
     return own_task(settings.task, {name: value for name, value in asdict(settings).items() if value is not None})
 
 
-def own_model(task: str) -> nn.Module:
-    """A new model of a file that defines `model()`. Nothing else of the file is needed, and no data."""
+def own_model(task: str) -> tuple[nn.Module, list[str]]:
+    """A new model of a file that defines `model()`, and which of its parameters stay with their user, by name.
+
+    Nothing else of the file is needed, and no data.
+    """
     file = TaskFile(task)
     if file.makes_task:
         raise SettingError(f"model={task!r} defines TASK, whose model depends on its data: give --parameters instead")
-    return file.make_model()()
+    model = file.make_model()()
+    names = [name for name, _ in model.named_parameters()]
+    return model, [name for pattern in _personal_in(file) for name in fnmatch.filter(names, pattern)]
 
 
 def model_of(task: str, way_out: str) -> tuple[Callable[[], nn.Module], Any, str | None]:

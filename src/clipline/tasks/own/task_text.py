@@ -98,9 +98,10 @@ def _numbers(chosen: Chosen) -> str:
         middle, spread = chosen.scales.get(chosen.label, (0.0, 1.0))
         label.append(f"MIDDLE, SPREAD = {middle}, {spread}  # of the label, as for the columns below")
     elif isinstance(chosen.classes, int):
-        label.append(f"CLASSES = {chosen.classes}  # the label is 0, 1, ... below this")
+        label.append(f"CLASSES = range({chosen.classes})  # the label is 0, 1, ... below this")
     else:
-        label.append('CLASSES = len(COLUMNS["categories"][LABEL]) + 1  # the last is for anything else')
+        other = _quoted("other" if "other" not in chosen.classes else "other values")
+        label.append(f'CLASSES = [*COLUMNS["categories"][LABEL], {other}]  # the last is for anything else')
     return "\n".join([*label, "", *lines])
 
 
@@ -146,14 +147,14 @@ def metrics(model, batch):
     label = batch[LABEL].float()
     return {
         "absolute_error": (predict(model, batch) - label).abs(),
-        "error_of_saying_middle": (label - MIDDLE).abs(),  # to compare with: no model at all
+        "baseline_error": (label - MIDDLE).abs(),  # to compare with: of always saying MIDDLE
     }
 '''
 
 _CLASSIFICATION = '''
 def model():
     """A new model, not trained yet."""
-    return network(CLASSES)
+    return network(len(CLASSES))
 
 
 def predict(model, batch):
@@ -171,8 +172,9 @@ def metrics(model, batch):
     label = batch[LABEL].long()
     return {
         "accuracy": (model(features(batch)).argmax(dim=1) == label).float(),
-        # To compare with: the largest of these is the accuracy of always saying that class.
-        **{f"share_of_class_{number}": (label == number).float() for number in range(min(CLASSES, 5))},
+        # To compare with: how many of the examples are of each class, as share_yes; of five classes at most. The
+        # largest share is the accuracy of always saying that class.
+        **{f"share_{name}": (label == code).float() for code, name in enumerate(CLASSES[:5])},
     }
 '''
 
