@@ -20,7 +20,6 @@ import synthetic
 import uneven_users
 from torch.nn import functional
 
-from clipline.engine import one_by_one
 from clipline.engine.fast_parts import FastParts
 from clipline.engine.kernels import convolution, group_norm, lstm
 from clipline.engine.stacked import step, vmap_layers
@@ -54,6 +53,7 @@ ON_GPU = {
     "straggler_streams": Bench("emnist_cr", 100, 40, precision="bf16", uneven=True),
     "prefetch": Bench("so_lr", 100, 20),
     "device_noise": Bench("so_lr", 100, 20),
+    "kernels": Bench("emnist_cr", 100, 20, precision="bf16"),  # all of the next three, and sums of updates
     "lstm_kernel": Bench("shakespeare", 100, 10, precision="bf16"),
     "convolution_kernels": Bench("emnist_cr", 100, 20, precision="bf16"),
     "group_norm": Bench("cifar100", 100, 10, precision="bf16"),  # as one operation, `kernels/group_norm.py`
@@ -63,10 +63,8 @@ ON_GPU = {
 
 
 def _without(part: str) -> None:
-    """Put the plain twin in the place of a part that has no switch of its own, in this process."""
-    if part == "recorded_weights":
-        one_by_one._RECORDED_DTYPES = ()
-    elif part == "lstm_kernel":
+    """Put the plain twin in the place of a single part of what one switch turns off, in this process."""
+    if part == "lstm_kernel":
         lstm.fused = lambda tensor: False
     elif part == "convolution_kernels":
         convolution.fused = lambda tensor: False

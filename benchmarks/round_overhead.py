@@ -55,7 +55,7 @@ def on_a_gpu(training: Training, count: int) -> tuple[float, float]:
     assert len({id(own) for own, _ in taken}) == 1, "users of equal size train in one lane"
     for _ in range(3):
         whole.append(rounds_in_a_row(training, count))
-        taken[0][0].place.zero_()
+        taken[0][0].step_index.zero_()
         torch.cuda.synchronize()
         begun = time.perf_counter()
         for own, active in taken:

@@ -15,7 +15,7 @@ LEVELS = {
     "errors": 0,
     "lr_schedules": 0.5,
     "synonyms": 0.5,
-    "better": 0.5,
+    "metric_direction": 0.5,
     "array_checks": 0.5,
     "settings": 1,
     "normal_numbers": 1,
@@ -171,7 +171,9 @@ ROOMS = sorted(path.parent for path in SOURCE.rglob("__init__.py") if path.paren
 
 @pytest.mark.parametrize("folder", ROOMS, ids=lambda folder: folder.relative_to(SOURCE).as_posix())
 def test_a_room_says_what_it_is_for_and_holds_about_a_dozen_files(folder):
-    assert (ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or "").count(" ") > 8
+    about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+    assert about.count("\n") >= 1
+    assert re.search("[Bb]egin with `", about), "where to begin"
     assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= 14
 
 
@@ -181,3 +183,22 @@ def test_federated_is_algorithm_1_and_nothing_else():
         "backend", "clip_controllers", "clipping", "draws", "local_sgd", "mechanism", "population", "round",
         "sampling", "server_optimisers",
     }  # fmt: skip
+
+
+def fenced(path: Path) -> str:
+    about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return about if "Plain twin" in about else ""
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if room(p) == "engine" and p.name != "__init__.py" and fenced(p)], ids=str
+)
+def test_a_fast_part_names_its_switch_its_test_and_what_it_buys(path):
+    about = fenced(path)
+    for told in ("Switch", "Held equal by", "Buys"):
+        elsewhere = re.search(r"see `\w+\.py`", about)  # the file of the part that it belongs to
+        assert told in about or elsewhere, f"{path.name} has no line {told!r}"
+    for test in re.findall(r"tests/[\w/]+\.py", about):
+        assert (ROOT / test).is_file(), test
+    for switch in re.findall(r"`FastParts\.(\w+)`", about):
+        assert switch in clipline.FastParts.__dataclass_fields__, switch

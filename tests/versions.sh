@@ -2,12 +2,14 @@
 # Run the tests in a fresh environment of other packages, or against what is built from the source.
 #
 #     tests/versions.sh lowest|newest|wheel|sdist [arguments of pytest]
+#     tests/versions.sh extras
 #
 # lowest   the lowest version of every range in pyproject.toml. Old builds of torch bring CUDA along: some gigabytes.
 # newest   the newest that pip finds within the ranges, for all but torch: that stays as constraints.txt has it, since
 #          another build is again some gigabytes. To try a newer torch too: TORCH='torch' tests/versions.sh newest
 # wheel    the wheel that is built here, with the versions of constraints.txt.
 # sdist    the wheel that is built from the sdist, as a packager would.
+# extras   no tests: asks pip whether each extra, and all together, can be installed with constraints.txt. Four minutes.
 #
 # wheel and sdist test the installed package: tests, docs, examples, studies and settings are copied out of the repository
 # without src/, so that nothing can be imported from there. What the package must hold besides Python files is compared
@@ -19,9 +21,9 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 what=${1:-}
 case "$what" in
-lowest | newest | wheel | sdist) shift ;;
+lowest | newest | wheel | sdist | extras) shift ;;
 *)
-  sed -n '2,4p' "$0" >&2
+  sed -n '2,5p' "$0" >&2
   exit 2
   ;;
 esac
@@ -41,6 +43,16 @@ for one in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
     print(re.sub(r">=([0-9.]+).*", r"==\1", one) if sys.argv[2] == "lowest" and one in project["dependencies"] else one)
 PY
 }
+
+if [ "$what" = extras ]; then
+  extras=$(python -c 'import sys, tomllib
+print(*tomllib.load(open(sys.argv[1], "rb"))["project"]["optional-dependencies"])' "$root/pyproject.toml")
+  for extra in $extras "${extras// /,}"; do
+    echo "pip install -c constraints.txt '.[$extra]'"
+    pip install --dry-run -c "$root/constraints.txt" "$root[$extra]"
+  done
+  exit
+fi
 
 case "$what" in
 lowest)

@@ -48,9 +48,9 @@ box(40, 165, 190, 46, "5  mechanism.py", ("adds noise, rounds to a grid",))
 box(40, 236, 190, 62, "6  server_optimisers.py", ("moves the model", "clip_controllers.py: the clip"))
 box(260, 165, 190, 62, "4  clipping.py", ("the only clip-and-sum", "PartialSums, ClippedSum"))
 box(530, 60, 200, 62, "2  parallel/", ("one process, forked workers,", "torchrun: shares out users"))
-box(530, 165, 200, 62, "3  one_by_one, stacked/", ("local SGD of each user", "on batches.py, problem.py"))
-box(760, 60, 180, 62, "kernels/  cpu/  sparse/", ("fast parts, each with", "a plain twin and a test"))
-box(760, 165, 180, 62, "isolation/", ("no user finds what", "another one left"))
+box(530, 165, 200, 62, "3  one_by_one, stacked/", ("or single_step/: local SGD of", "each user, on batches.py"))
+box(755, 60, 190, 62, "kernels/ programs/ sparse/", ("fast parts, each with", "a plain twin and a test"))
+box(755, 165, 190, 62, "isolation/", ("no user finds what", "another one left"))
 text(530, 262, "Every fast part is here, behind one protocol: backend.py.", 12, GREY)
 text(530, 280, "A privacy review need not enter this room.", 12, GREY)
 
@@ -71,7 +71,7 @@ box(
     290,
     76,
     "privacy/: what is promised",
-    ("accountant, ledger, calibration,", "planning; renyi/ pld/ numerics/"),
+    ("accountant, ledger, calibration, planning;", "renyi/ pld/ numerics/ feasibility/"),
     PAPER,
 )
 box(
@@ -83,12 +83,14 @@ box(
     ("training.py, loop.py (the one loop),", "callbacks: evaluate, run directory, progress"),
 )
 box(660, 370, 300, 76, "data/  tasks/", ("tables and TFF files become stores;", "the paper's six tasks, handwriting"))
-box(20, 466, 460, 60, "study/", ("tables and figures of the paper",))
-box(500, 466, 460, 60, "cli/", ("the same objects as commands",))
+box(20, 466, 300, 60, "serve/", ("a stored model predicts",))
+box(340, 466, 300, 60, "study/", ("many runs: the paper, tuning, reports",))
+box(660, 466, 300, 60, "cli/", ("the same objects as commands",))
 text(
     20,
     548,
-    "Imports go down only: base, privacy, federated, engine, training, data, tasks, study, cli. A test reads them.",
+    "Imports go down only: base, privacy, federated, engine, training, data, tasks, serve and study, cli. "
+    "A test reads them.",
     12,
     GREY,
 )

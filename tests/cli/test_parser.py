@@ -1,6 +1,26 @@
 """Flags that other programs have are answered with ours."""
 
+import click
 import pytest
+
+from clipline.cli.app import app
+from clipline.settings import SETTINGS
+from clipline.synonyms import SYNONYMS
+
+
+def commands(group):
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield from commands(command) if isinstance(command, click.Group) else [command]
+
+
+def test_a_flag_that_means_a_setting_has_the_name_of_the_setting_too():
+    options = [option for command in commands(app) for option in command.params if isinstance(option, click.Option)]
+    short = [(option, flag) for option in options for flag in option.opts if flag.strip("-") in SYNONYMS]
+    assert {flag for _, flag in short} == {"--users", "--cohort", "--noise", "--user"}
+    for option, flag in short:
+        assert SETTINGS[SYNONYMS[flag.strip("-")]].flag in option.opts, flag
 
 
 @pytest.mark.parametrize(

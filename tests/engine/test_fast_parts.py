@@ -1,18 +1,21 @@
 """Each fast part can be turned off, and then the same is trained, up to rounding."""
 
 from dataclasses import fields
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from samples import Mixed, cross_entropies, flat_training, one_by_one, population_of, request, rows_of
+from samples import Mixed, cross_entropies, flat_training, one_by_one, population_of, rows_of
 from tagged_posts import Tags, loss, posts
 
 from clipline import LocalSGD, SettingError
-from clipline.engine.fast_parts import FastParts, kernels_on
-from clipline.engine.kernels import convolution, group_norm
+from clipline.engine import updates
+from clipline.engine.fast_parts import FastParts
+from clipline.engine.kernels import convolution, lstm
+from clipline.engine.problem import Problem
 from clipline.engine.sparse import native
-from clipline.engine.stacked import vmap_layers
+from clipline.engine.stacked.step import StackStep
 from clipline.engine.stacked.trainer import Stacked
 from clipline.streams import Streams
 
@@ -73,48 +76,40 @@ def test_no_compiler_runs_unless_it_is_asked_for(monkeypatch, wanted):
     assert made.runs_c == (wanted and native.compiled(torch.float64) is not None)
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_operations_of_our_own_run_only_with_kernels_on_and_the_switch_is_put_back(monkeypatch, wanted):
-    taken, product = [], vmap_layers.product
-    monkeypatch.setattr(vmap_layers, "product", lambda *given: taken.append(kernels_on()) or product(*given))
-    plain = one_by_one(torch.nn.Linear(16, 3).double(), cross_entropies, population_of([4, 3], features=16),
-                       LocalSGD(0.3, 4), Streams(0), fast=FastParts(kernels=wanted))  # fmt: skip
-    stack = Stacked(plain, 2, block_size=1)
-    going = stack.train([request(plain.problem.model.initial, np.arange(2))])
-    next(going)
-    assert kernels_on() == wanted  # while the caller measures and adds the block
-    going.close()  # as when the caller fails
-    assert kernels_on()
-    assert set(taken) == ({True} if wanted else set())
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_without_kernels_a_gpu_trains_the_same_by_torchs_operations(monkeypatch):
-    class Images(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.norm = torch.nn.Conv2d(16, 16, 3, padding=1), torch.nn.GroupNorm(2, 16)
-            self.out = torch.nn.Linear(16, 3)
-
-        def forward(self, x):
-            return self.out(self.norm(self.conv(x.view(-1, 16, 2, 2))).relu().mean(dim=(2, 3)))
-
-    def run(fast):
+@pytest.mark.parametrize("recorded", [True, False])
+def test_sparse_rows_train_the_same_recorded_or_on_a_small_matrix(recorded):
+    def made(on):
         torch.manual_seed(0)
-        settings = {"rounds": 2, "cohort_size": 4, "local": LocalSGD(0.1, 4), "seed": 0, "noise_multiplier": 0.2}
-        population = population_of([9, 4, 1, 6, 3, 7], features=64)
-        training = flat_training(Images(), cross_entropies, population, engine="stacked", device="cuda",
-                                 precision="bf16", fast=fast, delta=0.1, **settings)  # fmt: skip
-        return training.run().state.params
+        return one_by_one(Tags().double(), loss, posts(), LocalSGD(0.5, 4), Streams(0),
+                          row_fields={"tags.weight": "words"}, fast=FastParts(recorded_weights=on))  # fmt: skip
 
-    usual = run(FastParts(stored_programs=False))
-    monkeypatch.setattr(convolution, "convolution_kernels", NoKernel())
-    monkeypatch.setattr(group_norm, "group_norm_kernels", NoKernel())
-    torch.testing.assert_close(run(FastParts(kernels=False, stored_programs=False)), usual, rtol=0.02, atol=2e-3)
+    trainer = made(recorded)
+    assert trainer.recorded == ({"tags.weight"} if recorded else set())
+    users = np.arange(len(trainer.problem.population))
+    torch.testing.assert_close(rows_of(trainer, users), rows_of(made(True), users), rtol=1e-12, atol=1e-13)
 
 
-class NoKernel:
-    """Stands for a room of kernels: none may be asked for."""
+@pytest.mark.parametrize("engine", ["one-by-one", "stacked"])
+@pytest.mark.parametrize("on", [True, False])
+def test_the_switch_of_kernels_holds_from_the_first_trial_to_the_sum_and_no_longer(monkeypatch, engine, on):
+    there = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)  # what a tensor on a GPU would say
+    monkeypatch.setattr(convolution, "convolution_kernels", object())
+    monkeypatch.setattr(lstm, "triton_recurrence", object())
+    monkeypatch.setattr(updates, "block_sums", object())
+    seen = []
 
-    def __getattr__(self, name):
-        raise AssertionError(f"{name} was asked for")
+    def looking(function):
+        def looked(*given, **named):
+            seen.append((convolution.fused(there), lstm.fused(there), updates.subtracts_lazily(there)))
+            return function(*given, **named)
+
+        return looked
+
+    for owner, name in ((Problem, "losses"), (StackStep, "__call__"), (updates.Updates, "norms")):
+        monkeypatch.setattr(owner, name, looking(getattr(owner, name)))
+    flat_training(
+        Mixed(), cross_entropies, population_of([9, 4, 6], features=16), engine=engine, fast=FastParts(kernels=on),
+        delta=0.1, rounds=1, cohort_size=3, sampling="fixed", local=LocalSGD(0.5, 4), seed=0, noise_multiplier=0.2,
+    ).run()  # fmt: skip
+    assert set(seen) == {(on,) * 3}
+    assert convolution.fused(there)

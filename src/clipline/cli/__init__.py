@@ -1,4 +1,4 @@
-"""The command line. `app` names the commands, `parser` makes flags from settings; each command has a file.
+"""The command line. Begin with `app`, which names the commands; `parser` makes flags from settings; each has a file.
 
 Every command checks before it works, and fails in one sentence with exit code 2.
 """

@@ -49,7 +49,7 @@ command = Command(
     params=[
         Argument(["folder"], type=_path, metavar="DIR", help="The folder to write, new or empty."),
         _of_table(["--table"], type=_path, metavar="FILE", help="Parquet, CSV, JSONL or NPZ, a row an example."),
-        _of_table(["--user"], metavar="COLUMN", help="The column that says whose row it is."),
+        _of_table(["--user-column", "--user", "user"], metavar="COLUMN", help="The column that says whose row it is."),
         _of_table(["--label"], metavar="COLUMN", help="The column to predict."),
         _of_table(
             ["--classes"],

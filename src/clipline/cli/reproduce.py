@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..better import better_facts, lower_is_better
 from ..errors import CliplineError, RunError, SettingError, check_choice, refuse
+from ..metric_direction import better_facts, lower_is_better
 from ..settings import SETTINGS, check
 from ..tasks import DEFAULT_TASK, TASK_NAMES, is_task_file
 from .parser import Argument, Command, Option, flags_for

@@ -75,7 +75,7 @@ def check(folder: Path) -> int:
 
     Ends with exit code 1 if anything is wrong, and says what.
     """
-    from ..study.paper.again import table_problems, without_tables
+    from ..study.paper.recompute import table_problems, without_tables
     from ..study.runs.directory import StudyDirectory
 
     directory = StudyDirectory.existing(folder)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ..better import better_facts
 from ..errors import CliplineError, RunError, SettingError, refuse
+from ..metric_direction import better_facts
 from ..settings import GROUPS, RUN, SETTINGS
 from ..tasks import DEFAULT_TASK, TASK_NAMES, file_and_name, is_task_file, task_named
 from .parser import Argument, Command, Option, flags_for

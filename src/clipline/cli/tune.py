@@ -249,7 +249,12 @@ command = Command(
     params=[
         Argument(["task"], help="A task by name, a TOML file of settings, or a Python file of your own (see train)."),
         *flags_for(("epsilon", "delta"), group=_TARGET),
-        _target(["--users"], type=int, metavar="N", help="How many private users there are, known beforehand."),
+        _target(
+            ["--population-size", "--users", "users"],
+            type=int,
+            metavar="N",
+            help="How many private users there are, known beforehand.",
+        ),
         _target(
             ["--relation"],
             metavar="add-or-remove|replace-one|zero-out",
@@ -297,7 +302,13 @@ command = Command(
             default=None,
             help="Search on the private data; the price is charged and shown.",
         ),
-        _search(["--noise"], type=float, metavar="X", help="Noise z of step 1, at the trial's cohort.", unset="0.01"),
+        _search(
+            ["--noise-multiplier", "--noise", "noise"],
+            type=float,
+            metavar="X",
+            help="Noise z of step 1, at the trial's cohort.",
+            unset="0.01",
+        ),
         _run(
             ["--out"], type=_path, unset="tune/TASK", help="Where runs and results go; one that is there is continued."
         ),

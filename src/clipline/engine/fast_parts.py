@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
 from ..errors import refuse
@@ -24,9 +22,10 @@ class FastParts:
     kept_programs: bool = (
         True  # on a GPU: a program that was compiled in this process serves every training of its shape
     )
-    kernels: bool = True  # on a GPU: convolutions, recurrences, norms and sums of stacked users as kernels of our own
     stored_programs: bool = declared("stored_programs")  # on a GPU: later processes load what one has compiled
     straggler_streams: bool = True  # on a GPU: users with many more steps run on a stream beside the others
+    kernels: bool = True  # on a GPU: convolution, pooling, group norm, LSTM and sums of updates by kernels of our own
+    recorded_weights: bool = True  # on CPU cores: SGD on sparse rows is recorded; off: on a small matrix of the rows
     single_step: bool = True  # on CPU cores: users of one example share the round's weights, see docs/example_level.md
     prefetch: bool = True  # the next round's cohort and noise are drawn while this one ends
     device_noise: bool = True  # on a GPU: it draws the noise itself, the same numbers as processor cores
@@ -39,22 +38,3 @@ class FastParts:
             value = getattr(self, field.name)
             if not isinstance(value, bool):
                 raise refuse(f"fast parts: {field.name}", value, "True or False", "leave it out for the default")
-
-
-_kernels_on = True
-
-
-@contextmanager
-def kernels_switched(on: bool) -> Iterator[None]:
-    """Within, whether operations of stacked users run as our own kernels: in the whole process, as torch's settings."""
-    global _kernels_on
-    before, _kernels_on = _kernels_on, on
-    try:
-        yield
-    finally:
-        _kernels_on = before
-
-
-def kernels_on() -> bool:
-    """Whether to take a kernel where there is one."""
-    return _kernels_on

@@ -125,5 +125,5 @@ def _along(of_users: Tensor, piece: Tensor) -> Tensor:
 
 
 def _move(piece: Tensor, value: Tensor, working: Tensor | None) -> None:
-    """Write the value in place, for the users who work."""
+    """Write the value in place, for the users whose `working` is true, or for all."""
     piece.copy_(value if working is None else torch.where(_along(working, piece), value, piece))

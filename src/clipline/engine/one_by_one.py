@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from ..errors import CliplineError, ModuleError
 from ..federated.backend import CohortRequest, PersonalRows
-from ..federated.local_sgd import Batch, users_own
+from ..federated.local_sgd import Batch
 from .batches import plan_steps
 from .cpu.allocator import keep_freed_memory
-from .isolation.guard import IsolationError
+from .isolation.guard import IsolationError, users_own
 from .isolation.made_up_data import FILLS, made_up
 from .local_optimisers import SingleUser
+from .precision import kernels_switched
 from .problem import Problem
 from .sparse.native import compiled
 from .sparse.row_fields import starting_params, together
@@ -55,7 +56,7 @@ class OneByOne:
         dtype = problem.model.vector.dtype
         # A record is of plain SGD: momentum, say, would move a row in steps whose batch does not touch it.
         cpu = problem.device.type == "cpu" and problem.precision != "bf16" and dtype in _RECORDED_DTYPES
-        plain = cpu and problem.local.plain_sgd
+        plain = cpu and problem.local.plain_sgd and problem.fast.recorded_weights
         self.recorded = frozenset(problem.row_fields) if plain else frozenset[str]()
         # Before forking: otherwise each worker would compile.
         self._library = compiled(dtype) if self.recorded and problem.fast.compile_c else None
@@ -67,18 +68,19 @@ class OneByOne:
         """Updates (params after local SGD - params) of the requests' users in blocks, one request after the other."""
         if self.problem.fast.keep_freed_memory and self.problem.device.type == "cpu":
             keep_freed_memory()
-        for request_index, request in enumerate(requests):
-            users = request.cohort.users
-            start = 0
-            while start < len(users):
-                block_users = users[start : start + self._block_size(len(users) - start)]
-                places = np.arange(start, start + len(block_users))
-                personal = None if request.personal is None else request.personal.of_users(places)
-                yield (
-                    self.block(request.params, block_users, request.round_index, request.run, personal),
-                    np.full(len(block_users), request_index),
-                )
-                start += len(block_users)
+        with kernels_switched(self.problem.fast.kernels):  # also while the caller measures and sums a block
+            for request_index, request in enumerate(requests):
+                users = request.cohort.users
+                start = 0
+                while start < len(users):
+                    block_users = users[start : start + self._block_size(len(users) - start)]
+                    places = np.arange(start, start + len(block_users))
+                    personal = None if request.personal is None else request.personal.of_users(places)
+                    yield (
+                        self.block(request.params, block_users, request.round_index, request.run, personal),
+                        np.full(len(block_users), request_index),
+                    )
+                    start += len(block_users)
 
     @property
     def in_words(self) -> str:
@@ -246,7 +248,7 @@ class OneByOne:
         ) from first
 
     def _hint(self, error: Exception, reason: str) -> str:
-        """What a batch holds, where a field or a type is wrong, or how a loss is called. Made-up examples, nobody's."""
+        """The end of an error: what a batch holds, or how a loss is called. From made-up examples, not from data."""
         if isinstance(error, KeyError):
             return f"; a batch has the fields {', '.join(self._synthetic_examples(1, 'zeros'))}"
         if isinstance(self.problem.loss, nn.modules.loss._Loss):

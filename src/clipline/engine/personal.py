@@ -33,7 +33,7 @@ class PersonalStore:
         return "PersonalStore(private)"
 
     def begin(self, round_index: int) -> None:
-        """A run begins before this round: nobody has a row before round 0, and before another one it must be known."""
+        """Start a run at this round: from no rows at round 0, else from the rows that were kept for it, or refused."""
         if round_index == 0:
             self._before = {0: {}}
         elif round_index not in self._before:

@@ -1,4 +1,7 @@
-"""The arithmetic of local training. Parameters, sums and clip norms are float32 or better in all settings."""
+"""The arithmetic of local training: its precision, and whether kernels of our own compute it.
+
+Parameters, sums and clip norms are float32 or better in all settings.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,25 @@ _CUDNN: Any = torch.backends.cudnn
 _CORES: Any = torch.backends.mkldnn
 _OLDER, _NEWER = [_CUBLAS, _CUDNN], [_CUBLAS, _CUDNN.conv, _CUDNN.rnn]
 _ON_CORES = [_CORES.matmul, _CORES.conv, _CORES.rnn]
+
+
+_kernels = True  # not a context variable: the backward pass runs in a thread of torch's own
+
+
+def kernels_in_use() -> bool:
+    """Whether kernels of our own may compute here; if not, their plain twins do."""
+    return _kernels
+
+
+@contextmanager
+def kernels_switched(on: bool) -> Iterator[None]:
+    """Within, kernels of our own are used or not, by `FastParts.kernels`; on leaving, as before."""
+    global _kernels
+    before, _kernels = _kernels, on
+    try:
+        yield
+    finally:
+        _kernels = before
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from .fast_parts import FastParts
 from .isolation.generators import preserve_generators, preserve_torch_generators
 from .isolation.guard import Isolation
 from .isolation.made_up_data import check_trial_batch
-from .precision import Precision, precision_context
+from .precision import Precision, kernels_switched, precision_context
 from .programs.notices import Notices
 from .sparse.row_fields import RowFields, check_row_fields
 from .working_model import WorkingModel
@@ -130,6 +130,12 @@ class Problem:
         return shared
 
     @contextmanager
+    def arithmetic(self, precision: Precision | None = None) -> Iterator[None]:
+        """Within, torch computes in the set precision, or this one, and by our kernels unless they are switched off."""
+        with precision_context(precision or self.precision, self.device), kernels_switched(self.fast.kernels):
+            yield
+
+    @contextmanager
     def users_apart(self) -> Iterator[torch.Generator]:
         """Within, users may train in the set precision; on leaving, the caller's random generators are restored.
 
@@ -140,7 +146,7 @@ class Problem:
         with (
             preserve_generators(),
             preserve_torch_generators(self.device) as generator,
-            precision_context(self.precision, self.device),
+            self.arithmetic(),
             torch.enable_grad(),
         ):
             yield generator

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .fast_parts import kernels_on
+from .precision import kernels_in_use
 from .single_step.updates import FactoredUpdates
 from .sparse.updates import OuterProductUpdates
 
@@ -23,11 +23,12 @@ _CACHED = 1 << 16  # the same on a CPU core, to fit its cache
 
 def subtracts_lazily(values: Tensor) -> bool:
     """Whether to keep parameters and starting point apart: Triton reductions subtract on the fly, saving a pass."""
-    return _by_kernel(values) and values.dtype == torch.float32
+    return _by_triton(values) and values.dtype == torch.float32
 
 
-def _by_kernel(values: Tensor) -> bool:
-    return values.device.type == "cuda" and block_sums is not None and kernels_on()
+def _by_triton(values: Tensor) -> bool:
+    """Whether Triton kernels measure and sum: on a GPU, where Triton is there and not switched off."""
+    return values.device.type == "cuda" and block_sums is not None and kernels_in_use()
 
 
 def _column_chunks(values: Tensor) -> Iterator[slice]:
@@ -68,7 +69,7 @@ class Dense:
         """
         if unit is not None:
             return Dense(0, self.formed() / unit.unsqueeze(1)).squares()
-        if _by_kernel(self.values):
+        if _by_triton(self.values):
             return block_sums.squares(self.values, self.before)
         if self.values.device.type != "cpu":
             norms: Tensor = torch.linalg.vector_norm(self.formed(), dim=1, dtype=torch.float64)
@@ -83,7 +84,7 @@ class Dense:
         A user whose scale is 0 adds nothing, whatever the values: 0 times infinity is not 0.
         """
         own = total[self.start : self.start + self.values.shape[1]]
-        if _by_kernel(self.values):
+        if _by_triton(self.values):
             block_sums.add_scaled(self.values, scale, own, self.before)
             return
         values = self.formed()
@@ -135,7 +136,7 @@ class Rows:
 
     def squares(self, unit: Tensor | None = None) -> Tensor:
         """(users,) float64: sums of squares, of the values divided by unit (users,) if given."""
-        if self.before is not None and unit is None and _by_kernel(self.values):
+        if self.before is not None and unit is None and _by_triton(self.values):
             return block_sums.squares(self.values.flatten(1), self.before.flatten(1), self.used)
         return Dense(0, self.formed().flatten(1)).squares(unit)
 
@@ -150,7 +151,7 @@ class Rows:
                     part = slice(start, start + step)
                     matrix.index_add_(0, places[part], values[part].double(), alpha=factor)
             return
-        if _by_kernel(self.values):
+        if _by_triton(self.values):
             block_sums.add_rows(self.places, self.used, self.values, scale, matrix, self.before)
             return
         change, step = self.formed(), max(1, _CHUNK // max(1, touched * width))

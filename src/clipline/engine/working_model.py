@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import ModuleError, nearest, refuse
+from ..federated.local_sgd import Batch, Loss, Reference, takes_reference
 from .isolation.constants import SHORT, has_own_memory
 from .stacked.attention import use_stackable_attention
 from .stacked.vmap_layers import replace_layers
@@ -309,3 +310,17 @@ def check_module(module: nn.Module) -> None:
     if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
         names = ", ".join(sorted(map(str, dtypes)))
         raise ModuleError(f"trainable parameters are {names} but must share one type: call model.float()")
+
+
+class LossOf(nn.Module):
+    """A loss as a module, so that `torch.func.functional_call` can replace the parameters of its model."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self._takes_reference = takes_reference(loss)
+
+    def forward(self, batch: Batch, reference: Reference | None = None) -> Tensor:
+        """The loss of the model on this batch."""
+        return self.loss(self.model, batch, reference) if self._takes_reference else self.loss(self.model, batch)

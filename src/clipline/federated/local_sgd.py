@@ -8,7 +8,6 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -115,16 +114,6 @@ class LocalAdam(LocalTraining):
         check_number("eps", self.eps, above=0, way_out="1e-8 is usual")
 
 
-def users_own(error: Exception) -> bool:
-    """Whether an error may come from one user's data, as for a label out of range.
-
-    Not if memory ran out, or after a CUDA error, which no user of the process can survive.
-    """
-    if isinstance(error, torch.cuda.OutOfMemoryError):
-        return False
-    return not (isinstance(error, RuntimeError) and "CUDA" in str(error))
-
-
 def per_example(losses: object, examples: int) -> bool:
     """True for a loss of one number for each example, (examples,); False for a single number, (); else refused."""
     if isinstance(losses, Tensor) and losses.shape in ((), (examples,)):
@@ -142,17 +131,3 @@ def takes_reference(loss: Loss) -> bool:
         return list(inspect.signature(called).parameters)[2:3] == ["reference"]
     except (TypeError, ValueError):  # a builtin without a signature
         return False
-
-
-class LossOf(nn.Module):
-    """A loss as a module, so that `torch.func.functional_call` can replace the parameters of its model."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-        self._takes_reference = takes_reference(loss)
-
-    def forward(self, batch: Batch, reference: Reference | None = None) -> Tensor:
-        """The loss of the model on this batch."""
-        return self.loss(self.model, batch, reference) if self._takes_reference else self.loss(self.model, batch)

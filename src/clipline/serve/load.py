@@ -28,9 +28,9 @@ from ..training.storage.model_card import CARD_KEY, MODEL
 from ..training.storage.run_directory import checked_path
 from .checked_card import CheckedCard, checked_card, described
 from .classes import PREDICTION, class_names, named_columns
+from .error_advice import PYTHON, WaysOut
 from .new_data import arrays_of, field_like, perhaps_renamed
 from .rebuild import Code, OtherCodeWarning, code_of
-from .ways_out import PYTHON, WaysOut
 
 Predict = Callable[[nn.Module, Batch], Tensor | Mapping[str, Tensor]]  # (examples, ...) of a batch, or several by name
 _WITH_PERSONAL = "; it does not cover the personal parameters of one user, which this model holds"

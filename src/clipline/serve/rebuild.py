@@ -18,7 +18,7 @@ from ..tasks import is_task_file, task_named
 from ..tasks.own.own_task import model_of
 from ..tasks.own.task_file import file_checksum
 from ..tasks.task import Task
-from .ways_out import PYTHON, WaysOut
+from .error_advice import PYTHON, WaysOut
 
 
 class OtherCodeWarning(UserWarning):

@@ -1,1 +1,4 @@
-"""Studies: many runs kept in a folder (`runs`), and the paper's experiments made of them (`paper`)."""
+"""Many runs, kept in a folder (`runs/`): the paper's experiments (`paper/`), its tuning recipe (`tune/`), their page.
+
+Begin with `runs/study.py`, which runs what is missing and keeps the records; `report/` writes the page.
+"""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Literal
 
-from ..better import lower_is_better
 from ..errors import SettingError, check_choice, check_number, check_whole, nearest
 from ..federated.round import TrainState
+from ..metric_direction import lower_is_better
 from .callbacks import Callback
 from .reports import RoundReport
 

@@ -23,7 +23,7 @@ _PARTS = {"privacy": Privacy, "local": LocalSGD, "clip": QuantileClip, "server":
 def says_where_keywords_belong(init: Callable[Given, None]) -> Callable[Given, None]:
     """A constructor that refuses an unknown keyword argument with the place where it belongs.
 
-    Before anything else: who writes `epsilon=4` leaves out `privacy`, and Python would complain of that alone.
+    Checked first: a call with `epsilon=4` also leaves out `privacy`, and Python would report only what is missing.
     """
     known = inspect.signature(init).parameters
 

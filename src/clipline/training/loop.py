@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..engine.isolation.guard import users_own
 from ..engine.kernels.noise import DeviceNoise
 from ..engine.prefetch import Prefetch, draws_on_device
 from ..engine.problem import Problem
@@ -18,13 +19,12 @@ from ..errors import CliplineError, failed, refuse
 from ..federated.backend import Backend, CohortRequest
 from ..federated.clipping import ClippedSum
 from ..federated.draws import Draws, NoiseNow, PlainDraws
-from ..federated.local_sgd import users_own
 from ..federated.mechanism import Release
 from ..federated.round import Algorithm, TrainState
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 from .callbacks import Callback
-from .reports import Metrics, ReportQueue, Waiting
+from .reports import Metrics, PendingReport, ReportQueue
 from .result import Stopped, TrainResult
 from .storage.model_card import about_training
 
@@ -115,7 +115,7 @@ def _checked(callbacks: Sequence[Callback]) -> list[Callback]:
 
 
 class Run:
-    """One run on its way. `number` is its place among those that train side by side."""
+    """A run in progress. `number` is its index among those that train side by side."""
 
     def __init__(
         self, training: Training, callbacks: Sequence[Callback], state: TrainState | None = None, number: int = 0
@@ -138,7 +138,7 @@ class Run:
         self._round: Generator[CohortRequest, ClippedSum, tuple[TrainState, Release]] | None = None
         self._request: CohortRequest | None = None
         self._begun = 0.0
-        self._account: tuple[Ledger, BegunAccount] | None = None  # of the round that is on its way
+        self._account: tuple[Ledger, PendingGuarantee] | None = None  # of the current round
         self._accounting = ThreadPoolExecutor(1, thread_name_prefix="clipline-accounting")
 
     def __enter__(self) -> Run:
@@ -199,7 +199,7 @@ class Run:
         if self._account is not None and self._account[0] == state.ledger:
             account = self._account[1]
         seconds = time.perf_counter() - self._begun
-        self._reports.put(Waiting(state, release, clip, seconds, metrics, account))
+        self._reports.put(PendingReport(state, release, clip, seconds, metrics, account))
         if store is not None:
             store.forget(before=self._reports.oldest(state.round_index))
 
@@ -227,10 +227,10 @@ class Run:
         if any(callback.reads_guarantee for callback in self._callbacks):
             ledger = self._state.ledger.add(self._training.algorithm.event)
             account = self._training.accounting(ledger)
-            self._account = ledger, BegunAccount(self._accounting.submit(account), account)
+            self._account = ledger, PendingGuarantee(self._accounting.submit(account), account)
 
     def _waits(self, reason: str | None) -> None:
-        """Somebody compiles, say; None when that is over."""
+        """Tell the callbacks why training waits, for the compiler say; None when it goes on."""
         for callback in self._callbacks:
             callback.on_wait(reason)
 
@@ -250,7 +250,7 @@ def _with_statistics(state: TrainState, training: Training) -> TrainState:
     return state if ledger == state.ledger else replace(state, ledger=ledger)
 
 
-class BegunAccount:
+class PendingGuarantee:
     """A guarantee that is accounted in the background, or on demand if the run ended before its turn came."""
 
     def __init__(self, begun: Future[Guarantee], account: Callable[[], Guarantee]) -> None:

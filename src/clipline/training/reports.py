@@ -71,7 +71,7 @@ def finite_or_none(number: float) -> float | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Waiting:
+class PendingReport:
     """A round whose release or metrics may still be computed."""
 
     state: TrainState  # after the round
@@ -91,9 +91,9 @@ class ReportQueue:
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.done: list[RoundReport] = []
         self._callbacks = callbacks
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[PendingReport] = deque()
 
-    def put(self, waiting: Waiting) -> None:
+    def put(self, waiting: PendingReport) -> None:
         """Take in one more, and hand out those that are ready. Waits if too many are not."""
         self._waiting.append(waiting)
         while self._waiting:

@@ -5,7 +5,7 @@ from collections import OrderedDict, deque
 import pytest
 
 from clipline.engine.isolation.quick_check import QuickCheck
-from clipline.engine.isolation.snapshots import Attribute, Cell, ClassAttributes, Container, Global, Slot
+from clipline.engine.isolation.snapshots import Attribute, ClassAttributes, ClosureCell, Container, Global, Slot
 
 CHANGES = {
     "an entry more in a list": ([1, 2], lambda now: now.append(3)),
@@ -36,7 +36,7 @@ def others():
         Container("a dictionary", {"a": 1, "b": [2]}),
         Container("some entries", {"a": 1, "clock": 2}, skipped=["clock"]),
         Container("bytes", bytearray(b"ab")),
-        Cell("a variable", function.__closure__[0]),
+        ClosureCell("a variable", function.__closure__[0]),
         Global("a global variable", namespace, "a"),
         Slot("a slot", owner, Slots.full),
         Attribute("code", function, "__code__"),

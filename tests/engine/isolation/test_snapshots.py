@@ -8,8 +8,8 @@ import pytest
 
 from clipline.engine.isolation.snapshots import (
     Attribute,
-    Cell,
     ClassAttributes,
+    ClosureCell,
     Container,
     Global,
     Slot,
@@ -102,7 +102,7 @@ def test_a_variable_of_a_function_and_one_that_is_not_there_yet():
         return seen, later
 
     cells = dict(zip(uses.__code__.co_freevars, uses.__closure__, strict=True))
-    kept = {name: Cell(name, cell) for name, cell in cells.items()}
+    kept = {name: ClosureCell(name, cell) for name, cell in cells.items()}
     seen, later = [1], 5
     assert not kept["seen"].same()
     assert not kept["later"].same()

@@ -11,7 +11,7 @@ from worker_runs import TOLERANCE, alone, distance, model_with_dropout, nothing_
 
 from clipline import Population
 from clipline.engine.parallel.forked import ForkedBackend
-from clipline.engine.parallel.sharing import partition_users
+from clipline.engine.parallel.partition import partition_users
 from clipline.engine.parallel.single import SingleProcess
 from clipline.engine.stacked.trainer import Stacked
 from clipline.privacy.events import PoissonSampling

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from samples import ROOT
 
 from clipline.cli.train import resolve, run
+from clipline.engine.parallel import torchrun
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
 TRAIN = [
@@ -135,3 +136,18 @@ def test_a_program_may_run_and_serve_by_itself(tmp_path):
     script = LIBRARY.format(path=[str(ROOT / "tests")])
     for code, text in pair(tmp_path, ["-c", script, "0"], ["-c", script, "1"]):
         assert code == 7, text
+
+
+def test_joining_leaves_the_callers_hook_for_errors(monkeypatch):
+    def initialised(*args, **kwargs):
+        sys.excepthook = print  # as torch does
+
+    monkeypatch.setattr("torch.distributed.init_process_group", initialised)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: False)
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    before = sys.excepthook
+    monkeypatch.setattr(sys, "excepthook", before)  # put back if this fails
+    torchrun.join_group()
+    assert sys.excepthook is before

@@ -1,7 +1,7 @@
 import torch
 import torch.nn.functional as F
 
-from clipline.engine.single_step.aligned import outer_products, product, product_backward
+from clipline.engine.single_step.aligned import aligned_product, aligned_product_backward, outer_products
 
 
 def test_products_are_those_of_torch_and_alike_at_every_place():
@@ -15,10 +15,18 @@ def test_products_are_those_of_torch_and_alike_at_every_place():
     ):
         inputs, outputs = (torch.randn(users, positions, size, generator=generator) for size in (width, height))
         weight = torch.randn(height, width, generator=generator)
-        made = product(inputs, weight), product_backward(outputs, weight), outer_products(outputs, inputs)
+        made = (
+            aligned_product(inputs, weight),
+            aligned_product_backward(outputs, weight),
+            outer_products(outputs, inputs),
+        )
         formed = torch.einsum("upo,upi->uoi", outputs, inputs).flatten(1)
         for found, wanted in zip(made, (F.linear(inputs, weight), outputs @ weight, formed), strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
         inputs, outputs = inputs.roll(-5, 0), outputs.roll(-5, 0)
-        moved = product(inputs, weight), product_backward(outputs, weight), outer_products(outputs, inputs)
+        moved = (
+            aligned_product(inputs, weight),
+            aligned_product_backward(outputs, weight),
+            outer_products(outputs, inputs),
+        )
         assert all(torch.equal(one.roll(-5, 0), other) for one, other in zip(made, moved, strict=True))

@@ -18,7 +18,7 @@ def test_products_of_any_width_are_those_of_the_rows_that_have_moved(library, dt
     features, values = torch.randint(HEIGHT, (50, 9), generator=rng), torch.randn(50, 9, generator=rng).to(dtype)
     values[:, 7:], values[3] = 0, 0  # padding, and an example of padding alone
     by_hand = weight.double().index_add(0, numbers, change.factors.double().unsqueeze(1) * table[sources].double())
-    product, terms = moved(weight.to(dtype), [change], library(dtype)).product(features, values)
+    product, terms = moved(weight.to(dtype), [change], library(dtype)).sparse_product(features, values)
     expected = torch.stack([value @ by_hand[feature] for feature, value in zip(features, values.double(), strict=True)])
     close = 1e-4 if dtype == torch.float32 else 1e-12
     torch.testing.assert_close(product, expected.to(dtype), rtol=close, atol=close)

@@ -6,7 +6,7 @@ import pytest
 
 from clipline import SettingError
 from clipline.privacy import NoiseTable, plan, plan_table
-from clipline.privacy.feasibility.noise_table import Cell, usual_cohorts
+from clipline.privacy.feasibility.noise_table import NoiseCell, usual_cohorts
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_more_users_a_round_hide_more_on_the_mean_and_more_rounds_less():
 
 
 def test_what_a_cell_bears_is_hand_arithmetic():
-    cell = Cell(cohort_size=200, rounds=100, noise_multiplier=0.49, delta_noise_multiplier=0.5)
+    cell = NoiseCell(cohort_size=200, rounds=100, noise_multiplier=0.49, delta_noise_multiplier=0.5)
     assert cell.most_parameters == 160_000  # (200 / 0.5)^2
     assert cell.noise_norm(40_000) == pytest.approx(0.5)
 

@@ -3,14 +3,14 @@
 import pytest
 
 from clipline.privacy import NoiseTable, Relation
-from clipline.privacy.feasibility.noise_table import Cell
+from clipline.privacy.feasibility.noise_table import NoiseCell
 from clipline.privacy.feasibility.table_text import table_text
 
 CELLS = (
-    Cell(100, 50, 0.5001, 0.6),
-    Cell(100, 150, 0.8, 0.9),
-    Cell(1000, 50, 1.2, 1.5),
-    Cell(1000, 150, 2.0, 2.5),
+    NoiseCell(100, 50, 0.5001, 0.6),
+    NoiseCell(100, 150, 0.8, 0.9),
+    NoiseCell(1000, 50, 1.2, 1.5),
+    NoiseCell(1000, 150, 2.0, 2.5),
 )
 
 
@@ -64,5 +64,5 @@ def test_the_papers_convention_comes_with_a_warning():
 )
 def test_numbers_of_parameters_are_short_and_rounded_down(number, text):
     noise = 1000 / (number + 0.5) ** 0.5
-    table = NoiseTable(9_000, 3.0, 1e-5, Relation.ADD_OR_REMOVE, "poisson", (Cell(1000, 5, noise, noise),))
+    table = NoiseTable(9_000, 3.0, 1e-5, Relation.ADD_OR_REMOVE, "poisson", (NoiseCell(1000, 5, noise, noise),))
     assert rows(table_text(table), "most parameters")[0] == ["1,000", text]

@@ -15,10 +15,10 @@ from clipline.study.paper.rules import (
     bootstrap,
     bootstrap_difference,
     clip_range,
+    compare_clips,
     log_spaced,
     ramp_up_rounds,
     tolerable_noise,
-    verdict,
     within_tolerance,
 )
 
@@ -174,6 +174,6 @@ def test_the_difference_of_two_means_by_hand():
     ],
 )
 def test_the_verdict_in_words(adaptive, fixed, lower, word, words):
-    found = verdict(adaptive, fixed, lower_is_better=lower, seed=0)
+    found = compare_clips(adaptive, fixed, lower_is_better=lower, seed=0)
     assert found.word == word
     assert re.search(words, found.sentence)

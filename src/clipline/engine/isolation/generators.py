@@ -33,7 +33,7 @@ def preserve_generators() -> Iterator[None]:
     _preserved.inside = True
     try:
         mtrand.set_bit_generator(_own_bits)
-        np.random.seed(0)  # noqa: NPY002 (nothing of those who drew from them before is left)
+        np.random.seed(0)  # noqa: NPY002 (as earlier users may have drawn from it)
         yield
     finally:
         _preserved.inside = False

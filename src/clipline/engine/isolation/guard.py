@@ -138,7 +138,7 @@ class Isolation:
 
     def after_stack(self) -> None:
         """After a block of stacked users. Any change is refused, as it cannot be attributed to one user."""
-        # Written to, if only with what was there: how often depends on the users who train along.
+        # A write of the same value counts too: how often it happens depends on the other users of the block.
         written = next((one.label for one in self._state.constants if one.written()), "")
         leftover = self.after_user() or written
         self.after_block()
@@ -226,3 +226,13 @@ def _remembered(label: str, *, together: bool = False) -> str:
     way_out = 'use engine="one-by-one", which puts it back after each' if together else "keep nothing between calls"
     who = "users trained together" if together else "a user trained"
     return f"{label} changed while {who}, and what one user leaves there the next would find: {way_out}"
+
+
+def users_own(error: Exception) -> bool:
+    """Whether an error may come from one user's data, as for a label out of range.
+
+    Not if memory ran out, or after a CUDA error, which no user of the process can survive.
+    """
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return False
+    return not (isinstance(error, RuntimeError) and "CUDA" in str(error))

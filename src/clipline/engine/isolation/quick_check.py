@@ -1,7 +1,9 @@
 """One comparison for many snapshots at once. Most of the time nothing has changed, and then this is all there is to do.
 
-Plain twin: `all(snapshot.same() for snapshot in snapshots)`, which `Isolation` asks as soon as this one fails. Buys:
-55 microseconds after a user instead of 95 (handwriting, one by one, on busy cores).
+Plain twin: `all(snapshot.same() for snapshot in snapshots)`, which `Isolation` asks as soon as this one fails.
+Switch: none, as it decides nothing by itself.
+Held equal by: tests/engine/isolation/test_quick_check.py.
+Buys: 55 microseconds after a user instead of 95 (handwriting, one by one, on busy cores): 3% of such a user's 1.3 ms.
 """
 
 from __future__ import annotations

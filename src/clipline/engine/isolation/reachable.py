@@ -32,8 +32,8 @@ from .snapshots import (
     MISSING,
     VALUES,
     Attribute,
-    Cell,
     ClassAttributes,
+    ClosureCell,
     Container,
     Global,
     Slot,
@@ -240,7 +240,7 @@ class _Walk:
         if _installed(function):
             return
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            self.found.restorable.append(Cell(f"{name!r} in {function.__qualname__}", cell))
+            self.found.restorable.append(ClosureCell(f"{name!r} in {function.__qualname__}", cell))
             self.visit(contents(cell), f"{name!r} in {function.__qualname__}")
         self._add_special(label, function, "__dict__", "__code__", "__defaults__", "__kwdefaults__")
         self._add(Container(f"attributes of {function.__qualname__}", function.__dict__))

@@ -127,7 +127,7 @@ class _Single:
         return self.read() is self.before
 
 
-class Cell(_Single):
+class ClosureCell(_Single):
     """A closure variable of a function."""
 
     def __init__(self, label: str, cell: types.CellType) -> None:

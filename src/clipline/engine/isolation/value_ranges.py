@@ -31,7 +31,7 @@ _MOST_COPIED = 1 << 25  # parameters to copy to a processor for it
 
 
 class ValueRangeWarning(UserWarning):
-    """A field holds values that the loss cannot take: who has one adds nothing. For whoever holds the data alone."""
+    """A field holds values that the loss cannot take; a user with one adds nothing. Not for publication."""
 
 
 def warn_of_ranges(problem: Problem) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..fast_parts import kernels_on
+from ..precision import kernels_in_use
 from ..stacked.vmap_axis import users_first
 
 try:
@@ -26,9 +26,13 @@ except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent els
 
 
 def fused(tensor: Tensor) -> bool:
-    """Whether there is a kernel for this device and type, and kernels are on."""
-    there = tensor.device.type == "cuda" and tensor.dtype != torch.float64 and convolution_kernels is not None
-    return there and kernels_on()
+    """Whether there is a kernel for this device and type, and it is not switched off."""
+    return (
+        kernels_in_use()
+        and tensor.device.type == "cuda"
+        and tensor.dtype != torch.float64
+        and convolution_kernels is not None
+    )
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
@@ -68,7 +72,7 @@ def convolved(
         return F.linear(patches(pixels, size, stride), weight.flatten(1), bias).permute(0, 3, 1, 2)
     in_kernel = len(set(zeros)) == 1 and images.shape[1] % 16 == 0
     images = images if in_kernel or not any(zeros) else F.pad(images, zeros)
-    # Laid out here and not in the operation: the compiler lets the pass write it so that makes the pixels.
+    # Laid out here and not in the operation: the compiler fuses this copy into the kernel that makes the pixels.
     pixels = images.permute(0, 2, 3, 1).to(dtype).contiguous()
     # Rounded here and not in the operation: the step keeps the copy (`stacked/dynamic_batch.py`).
     rounded = weight.detach().to(dtype).flatten(1)

@@ -4,7 +4,7 @@ Tiles and the split of a sum are chosen by shape alone: a user's numbers are the
 Padding is never in memory: the kernels mask what they would read there. Where channels fill whole tiles, a tile lies in
 one tap of the filter, so that its tap is a scalar and its channels are contiguous.
 
-Plain twin, test and what it buys: see `convolution.py`.
+Plain twin, switch, test and what it buys: see `convolution.py`.
 """
 
 from __future__ import annotations

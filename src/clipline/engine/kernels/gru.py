@@ -4,7 +4,7 @@ A custom op ("clipline::...") for the same reason as the LSTM's: `torch.func.vma
 and unrolled by the compiler it would be thousands of small steps.
 
 Plain twin: `nn.GRU`, which also runs where users train one by one.
-Switch: `Compute(engine="one-by-one")`.
+Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/kernels/test_gru.py and tests/engine/stacked/test_sequence_layers.py.
 Buys: 349 ms a round one by one, 42 stacked (50 users, 16 wide, 20 steps, one core; docs/engine.md).
 """

@@ -3,8 +3,10 @@
 It is a custom op ("clipline::...") so that `torch.func.vmap` and `torch.compile` treat it as one operation and do not
 unroll it into thousands of small steps.
 
-Three ways: in bfloat16 `lstm.cu`, which keeps the weights on chip; else the kernels of Triton, which read them again in
-every time step; else the plain twin, the loop over time in `stacked_lstm` and `_lstm_loop_backward`.
+In bfloat16 `lstm.cu` keeps the weights on chip. Where it cannot serve, the kernels of Triton read them again in every
+time step.
+
+Plain twin: the loop over time in `stacked_lstm` and `_lstm_loop_backward`.
 Switch: `FastParts.kernels`.
 Held equal by: tests/engine/kernels/test_lstm.py (against a textbook recurrence; the GPU part needs a GPU).
 Buys: shakespeare on an H200: 226 ms a round by the loop, 67 by Triton; so_nwp 162 by Triton, 117 with weights on chip
@@ -16,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..fast_parts import kernels_on
+from ..precision import kernels_in_use
 from ..stacked.vmap_axis import users_first
 from . import lstm_cuda
 
@@ -27,9 +29,13 @@ except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent els
 
 
 def fused(tensor: Tensor) -> bool:
-    """Whether there is a kernel for this device and type, and kernels are on."""
-    there = tensor.device.type == "cuda" and tensor.dtype != torch.float64 and triton_recurrence is not None
-    return there and kernels_on()
+    """Whether there is a kernel for this device and type, and it is not switched off."""
+    return (
+        kernels_in_use()
+        and tensor.device.type == "cuda"
+        and tensor.dtype != torch.float64
+        and triton_recurrence is not None
+    )
 
 
 def units_on_chip(gate_inputs: Tensor) -> int:

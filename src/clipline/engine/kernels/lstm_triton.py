@@ -1,6 +1,6 @@
 """Triton kernels of `lstm.py`: one launch for the whole recurrence; each program loops over time for one user.
 
-Plain twin, test and what it buys: see `lstm.py`.
+Plain twin, switch, test and what it buys: see `lstm.py`.
 """
 
 from __future__ import annotations

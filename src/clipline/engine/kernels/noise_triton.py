@@ -7,7 +7,7 @@ attempt (`_counts`, then `_place`). A lane starts `WARM_UP` words before its seg
 begins. That does not matter: 98.5% of attempts take one word, so any two walks soon meet and then stay together. That
 they have not met after 64 words has a chance below 1e-30.
 
-Plain twin, switch and test: see `noise.py`, which launches these.
+Plain twin, switch, test and what it buys: see `noise.py`, which launches these.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from ...federated.clipping import ClippedSum, PartialSums
 from ...federated.sampling import Cohort
 from ...privacy.events import Sampling
 from ..problem import Problem
-from .sharing import requests_of_rank
+from .partition import requests_of_rank
 from .single import add_up, finished
 from .transport import Transport
 

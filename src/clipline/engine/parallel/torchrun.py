@@ -7,6 +7,7 @@ import hashlib
 import os
 import secrets
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -74,7 +75,9 @@ def join_group() -> Rank:
         if on_gpus and own.local_rank < torch.cuda.device_count():
             torch.cuda.set_device(own.local_rank)
         # Control messages go over gloo; parameters and sums over the backend of their device.
+        hook = sys.excepthook
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=TIMEOUT)
+        sys.excepthook = hook  # torch installs one that prefixes the caller's later errors with the rank
         atexit.register(_destroy_group)
     return own
 

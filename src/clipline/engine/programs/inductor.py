@@ -8,6 +8,8 @@ this file; where they fail, `through_dynamo` compiles in the usual way, and noth
 Plain twin: the graph itself, run operation by operation.
 Switch: `FastParts.compiled_steps`.
 Held equal by: tests/engine/programs/test_stored_programs.py.
+Buys: 20 to 35 s to compile instead of 35 to 45 through Dynamo (emnist_cr's step on a core,
+docs/results/performance.md). What compiling itself buys is in `stacked/step.py`.
 """
 
 from __future__ import annotations
@@ -152,7 +154,7 @@ def _run_parts(calls: Sequence[Call], runs: Sequence[Any], *inputs: Tensor) -> N
 
 
 def _stand_ins(inputs: Sequence[Tensor], by_user: int) -> tuple[Any, list[Any]]:
-    """Tensors without content in place of the inputs, with a symbol for the number of users; and its conditions."""
+    """Fake tensors in place of the inputs, with a symbol for the number of users; and its conditions."""
     from torch._dynamo.source import ConstantSource
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -171,7 +173,7 @@ def _stand_ins(inputs: Sequence[Tensor], by_user: int) -> tuple[Any, list[Any]]:
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """The same without content, in memory of its own."""
+    """An empty tensor of the same layout, in memory of its own."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 

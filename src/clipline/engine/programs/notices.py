@@ -1,4 +1,4 @@
-"""Tells whoever listens that training waits for something that is done once, as compiling is."""
+"""Tells callbacks that training waits for something that is done once, as compiling is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROUNDED = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300)  # seconds,
 
 
 class Notices:
-    """Who listens to one training's engine. Nobody does unless asked."""
+    """The listeners of one training's engine. There are none unless one is added."""
 
     _seconds_a_node = _SECONDS_A_NODE  # as measured last in this process
 

@@ -8,6 +8,8 @@ in the machine code: torch, Triton, CUDA, the GPU, Python, the compiler's settin
 Plain twin: a new compilation of the same graph.
 Switch: `FastParts.kept_programs` (this process), `FastParts.stored_programs` (later ones).
 Held equal by: tests/engine/programs/test_program_cache.py, test_stored_programs.py.
+Buys: nine runs of one shape in one process started in 2.8 s, the first of that shape in 26 (CHANGELOG.md). Of files:
+see `program_files.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ user owns it or may write to it. A file that was cut off or changed on the disk 
 Plain twin: to compile anew.
 Switch: `FastParts.stored_programs`.
 Held equal by: tests/engine/programs/test_program_files.py, test_stored_programs.py.
-Buys: the seconds of compiling, in every process but the first (docs/results/performance.md).
+Buys: 3.0 s to load a program that takes 20 to 35 to compile (emnist_cr's step on a core, docs/results/performance.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIMIT = 2 << 30  # bytes: beyond, the files that were not read for longest are d
 
 _MARK = b"clipline program 1\n"
 _ENDING, _UNFINISHED = ".program", ".unfinished-program-"  # of names: other files in the folder are not ours
-_LEFT_BEHIND = 24 * 3600  # seconds: an unfinished file of that age is nobody's
+_LEFT_BEHIND = 24 * 3600  # seconds: older unfinished files are what a crash left
 
 
 class ProgramCacheWarning(UserWarning):

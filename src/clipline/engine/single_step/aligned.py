@@ -14,13 +14,13 @@ from torch import Tensor
 _WIDTH = 16  # numbers: 64 bytes of float32
 
 
-def product(rows: Tensor, weight: Tensor) -> Tensor:
+def aligned_product(rows: Tensor, weight: Tensor) -> Tensor:
     """`F.linear`: (..., in) by (out, in) -> (..., out)."""
     return F.linear(_padded(rows), _padded_twice(weight))[..., : len(weight)]
 
 
-def product_backward(gradient: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of `product`'s rows: (..., out) by (out, in) -> (..., in)."""
+def aligned_product_backward(gradient: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of `aligned_product`'s rows: (..., out) by (out, in) -> (..., in)."""
     return (_padded(gradient) @ _padded_twice(weight))[..., : weight.shape[1]]
 
 

@@ -4,6 +4,8 @@ vmap keeps users apart: a model sees one user's example, and nothing of the othe
 same for all of them, so a layer's products run as one product over all users. autograd would add up their gradients of
 such a weight. The functions here form none: their backward passes note the layer's inputs and the gradients of its
 outputs, user by user, and pass on the gradient of the inputs. Convolutions note gradients of the weight.
+
+Plain twin, switch, test and what it buys: see `step.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from torch.nn.grad import conv2d_input
 from torch.overrides import TorchFunctionMode
 
 from ..stacked.vmap_axis import is_batched
-from .aligned import outer_products, product, product_backward
+from .aligned import aligned_product, aligned_product_backward, outer_products
 
 _PATCHED = 32  # images whose patches are formed at a time: more do not fit the cache
 
@@ -182,14 +184,14 @@ class _Linear(Function):
         """One product over all users."""
         ctx.save_for_backward(values, weight)
         ctx.notes, ctx.name = notes, name
-        return product(values, weight)
+        return aligned_product(values, weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Note inputs and gradients."""
         values, weight = ctx.saved_tensors
         ctx.notes.add(ctx.name, Use("linear", _rows(values), _rows(gradient)))
-        return product_backward(gradient, weight) if ctx.needs_input_grad[0] else None, None, None, None
+        return aligned_product_backward(gradient, weight) if ctx.needs_input_grad[0] else None, None, None, None
 
 
 class _Embedding(Function):

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from ...errors import ModuleError
-from ...federated.local_sgd import Batch, Loss, LossOf, per_example
+from ...federated.local_sgd import Batch, Loss, per_example
 from ..stacked.vmap_layers import StackSafe
 from ..updates import ChannelsLast, Dense, Piece, Rows, Updates
-from ..working_model import WorkingModel
+from ..working_model import LossOf, WorkingModel
 from .aligned import outer_products
 from .shared_weights import Notes, SharedWeights, Use
 from .updates import FactoredUpdates

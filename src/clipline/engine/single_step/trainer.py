@@ -13,12 +13,12 @@ from torch import Tensor
 
 from ...errors import ModuleError
 from ...federated.backend import CohortRequest
-from ...federated.local_sgd import LocalSGD, LocalTraining, takes_reference, users_own
+from ...federated.local_sgd import LocalSGD, LocalTraining, takes_reference
 from ...federated.population import Population
 from ...federated.sampling import Cohort
 from ..isolation.generators import preserve_generators
+from ..isolation.guard import users_own
 from ..one_by_one import OneByOne
-from ..precision import precision_context
 from ..problem import Problem
 from ..updates import Dense, Updates
 from ..user_random import random_layer_keys
@@ -126,7 +126,7 @@ class SingleStep:
         examples = problem.examples.gather(np.asarray(problem.population.offsets[padded], np.int64))
         keys, version = self._random_keys(request, padded), request.params._version
         problem.model.module.train()
-        with preserve_generators(), torch.enable_grad(), precision_context(problem.precision, problem.device):
+        with preserve_generators(), torch.enable_grad(), problem.arithmetic():
             # A model that draws from NumPy's or Python's generator draws the same numbers, whoever the users are.
             problem.isolation.seed(run.streams.user_key("stack", request.round_index, 0))
             try:

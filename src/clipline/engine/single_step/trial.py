@@ -16,7 +16,6 @@ from ...errors import ModuleError
 from ...federated.local_sgd import Batch
 from ..isolation.generators import generators_state, preserve_generators
 from ..isolation.made_up_data import parameters_to_try
-from ..precision import precision_context
 from ..problem import Problem
 from ..stacked.agreement import compare, plain_gradients
 from ..stacked.probe import CannotStack, vmap_reason
@@ -100,7 +99,7 @@ class _Trial:
         order = torch.arange(of, device=problem.device) if users is None else users
         examples = {name: problem.examples.select_rows(field, order) for name, field in self._made_up(of).items()}
         problem.model.module.train()
-        with preserve_generators(), precision_context("float32", problem.device), torch.enable_grad():
+        with preserve_generators(), problem.arithmetic("float32"), torch.enable_grad():
             problem.isolation.seed(0)
             before = generators_state()
             try:

@@ -4,6 +4,7 @@ For one outer product the norm is that of one factor times that of the other. Fo
 products of all pairs: |sum_p b_p a_p^T|^2 = sum_pq (a_p . a_q)(b_p . b_q).
 
 Plain twin: `Dense`, the update as it is. Held equal by: tests/engine/single_step/test_updates.py.
+Switch and what it buys: see `step.py`.
 """
 
 from __future__ import annotations

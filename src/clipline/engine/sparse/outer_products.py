@@ -128,7 +128,7 @@ def locate_terms(library: ctypes.CDLL, users: Sequence[Sequence[SparseOuterProdu
 class UpdatedWeight(Protocol):
     """A weight (height, out) plus a change."""
 
-    def product(self, features: Tensor, values: Tensor) -> tuple[Tensor, SparseOuterProducts]:
+    def sparse_product(self, features: Tensor, values: Tensor) -> tuple[Tensor, SparseOuterProducts]:
         """`bag`: features (batch, width) int64 and their values -> (batch, out), and the entries that took part.
 
         The entries come as terms: numbers (features), sources (examples) and factors (values). The caller sets the
@@ -153,7 +153,7 @@ class _Native:
         if change:
             call(library.link_terms, len(self._next), self._terms.numbers, self._heads, self._next)
 
-    def product(self, features: Tensor, values: Tensor) -> tuple[Tensor, SparseOuterProducts]:
+    def sparse_product(self, features: Tensor, values: Tensor) -> tuple[Tensor, SparseOuterProducts]:
         (batch, width), (height, out) = features.shape, self._weight.shape
         product = self._weight.new_empty(batch, out)
         numbers, sources = (torch.empty(batch * width, dtype=torch.int64) for _ in range(2))
@@ -183,7 +183,7 @@ class _Plain:
         where[by_row.rows] = torch.arange(len(by_row.rows))
         return where, by_row.terms.rows(by_row.starts)
 
-    def product(self, features: Tensor, values: Tensor) -> tuple[Tensor, SparseOuterProducts]:
+    def sparse_product(self, features: Tensor, values: Tensor) -> tuple[Tensor, SparseOuterProducts]:
         present = values != 0
         entries = present.flatten().nonzero().squeeze(1)
         numbers = features.flatten()[entries].clamp(0, len(self._weight) - 1)

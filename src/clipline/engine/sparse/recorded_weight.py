@@ -6,6 +6,7 @@ read where it is, shared by all users of a round.
 
 Plain twin: SGD on the small matrix of the user's own rows (`row_fields.py`), used for weights and users for whom the
 weight is used in any other way than through `bag`.
+Switch: `FastParts.recorded_weights`.
 Held equal by: tests/engine/sparse/test_recorded_weight.py.
 Buys, with outer_products.py: 88 ms a round instead of 181 (so_lr, 20 users; benchmarks/fast_parts.py, 2026-11-16).
 """
@@ -41,7 +42,7 @@ def bag(features: Tensor, weight: Tensor, values: Tensor) -> Tensor:
             "width): give every feature its value"
         )
     if isinstance(weight, RecordedWeight) and len(weight) and not values.requires_grad:
-        return weight.record.product(features, values)
+        return weight.record.sparse_product(features, values)
     columns = (values != 0).any(dim=0).nonzero()
     used = int(columns[-1]) + 1 if len(columns) else 1  # drop columns that are all padding: they cost as much as others
     index = features[:, :used].long().clamp(max=len(weight) - 1)
@@ -134,12 +135,12 @@ class StepRecord:
         """A stand-in for the weight. Not stored here: a reference cycle would keep it alive after the user."""
         return RecordedWeight.of(self._weight, self)
 
-    def product(self, features: Tensor, values: Tensor) -> Tensor:
+    def sparse_product(self, features: Tensor, values: Tensor) -> Tensor:
         """`bag` with the weight after the steps so far."""
         with torch.no_grad():
             if self._current is None:
                 self._current = moved(self._weight, self._steps, self._library)
-            product, terms = self._current.product(features.long(), values.to(self._weight.dtype))
+            product, terms = self._current.sparse_product(features.long(), values.to(self._weight.dtype))
         if torch.is_grad_enabled():
             product.requires_grad_()
             self._forward.append(

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ...errors import ModuleError
-from ...federated.local_sgd import Batch, LossOf
+from ...federated.local_sgd import Batch
 from ..isolation.made_up_data import parameters_to_try
 from ..local_optimisers import SingleUser
 from ..updates import Updates
 from ..user_steps import UserSteps, check_finite_loss
+from ..working_model import LossOf
 from .outer_products import SparseOuterProducts
 from .recorded_weight import StepRecord
 from .row_fields import TouchedRows, build_updates, renumber_rows, starting_params, touched

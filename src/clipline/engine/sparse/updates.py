@@ -1,4 +1,7 @@
-"""Updates of a matrix parameter as sparse outer products: a row is formed only while it is measured or added."""
+"""Updates of a matrix parameter as sparse outer products: a row is formed only while it is measured or added.
+
+Plain twin, switch, test and what it buys: see `recorded_weight.py`; of the C code `native.py`.
+"""
 
 from __future__ import annotations
 

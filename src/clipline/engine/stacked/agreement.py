@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...federated.local_sgd import Batch, per_example, users_own
+from ...federated.local_sgd import Batch, per_example
 from ..isolation.generators import preserve_generators
+from ..isolation.guard import users_own
 from ..isolation.made_up_data import parameters_to_try
-from ..precision import precision_context
 from ..problem import Problem
 from ..sparse.row_fields import RowUsage, TouchedRows, starting_params
 from .probe import MIN_ROOM, CannotStack
@@ -25,7 +25,7 @@ _EXAMPLES = 4  # of each synthetic user, at most
 # The distance allowed, as a share of the gradient. Wrong stacks are near 1; of right ones most are at 1e-6, and a deep
 # ResNet is at 3e-3, where rounding moves a value across a kink.
 _TOLERANCE = 0.05
-_FLOOR = 0.1  # of the whole gradient: a parameter with less counts as much, since its own may be rounding alone
+_FLOOR = 0.1  # share of the whole gradient: smaller ones are compared with this, as they may be rounding errors alone
 
 
 class WrongStack(CannotStack):
@@ -79,7 +79,7 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
     kept = torch.arange(width, device=device) < torch.tensor(counts, device=device)[:, None]
     before = [piece.clone() for piece in stack]
     problem.model.module.train()
-    with preserve_generators(), precision_context("float32", device):
+    with preserve_generators(), problem.arithmetic("float32"):
         problem.isolation.seed(0)
         try:
             stack_step(stack, random_keys, batch, kept, rates)
@@ -106,7 +106,7 @@ def plain_gradients(
     model = problem.model
     for user, count in enumerate(counts):
         own = {name: field[user, :count] for name, field in batch.items()}
-        with problem.users_apart(), precision_context("float32", problem.device), torch.enable_grad():
+        with problem.users_apart(), problem.arithmetic("float32"), torch.enable_grad():
             problem.isolation.seed(0)
             model.set_keys(random_keys[user])
             pieces = dict(zip(model.trainable, stack, strict=False))

@@ -7,6 +7,7 @@ with numbers from torch's global generator, which users would share.
 Plain twin: `F.scaled_dot_product_attention`, and the model's own choice of attention.
 Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/stacked/test_attention.py.
+Buys: a Llama of width 64 with LoRA, 16 users on one core: 0.24 s a round one by one, 0.10 stacked (docs/adapters.md).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def explicit_attention(
 ) -> Tensor:
     """`F.scaled_dot_product_attention`: softmax(query key^T scale + mask) value, the softmax in float32 or more.
 
-    A query that may look nowhere gives zeros, as there. The weights are dropped by `F.dropout`, which has no version
+    A query with all keys masked gives zeros, as in torch. The weights are dropped by `F.dropout`, which has no version
     for a stack unless `_DropoutFrom` gives one. `weighed` is a function of the weights, after the softmax.
     """
     if enable_gqa:

@@ -16,7 +16,6 @@ from ...errors import ModuleError
 from ...federated.local_sgd import Batch, per_example
 from ..isolation.generators import generators_state, preserve_generators
 from ..isolation.made_up_data import parameters_to_try
-from ..precision import precision_context
 from ..problem import Problem
 from ..sparse.row_fields import RowUsage, starting_params
 from .step import StackStep
@@ -73,11 +72,11 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
         torch.cuda.reset_peak_memory_stats(problem.device)
     with (
         preserve_generators(),
-        precision_context("float32", problem.device),
+        problem.arithmetic("float32"),
     ):  # float32: coarser arithmetic would blur the comparison
         stack_step.per_example, paddable = _check_padding(problem, made_up)
     problem.isolation.after_user()
-    with preserve_generators(), precision_context(problem.precision, problem.device):
+    with preserve_generators(), problem.arithmetic():
         try:
             problem.isolation.seed(0)
             states_before = generators_state()

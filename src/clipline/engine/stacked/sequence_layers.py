@@ -5,6 +5,7 @@ cannot replace it. Parameters and their names stay torch's. What has no form for
 projections, dropout between layers, packed sequences) says so, and users then train one by one.
 
 Plain twin: torch's own layers, which run here for a single user.
+Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/stacked/test_sequence_layers.py.
 Buys: a round of 50 users, 16 wide, 20 steps, on one core: LSTM 113 ms one by one and 63 stacked, GRU 349 and 42,
 encoder 246 and 65 (docs/engine.md).
@@ -242,9 +243,9 @@ class MultiheadAttention(UserRandom, nn.MultiheadAttention):
 def _joined_mask(
     dtype: torch.dtype, attn_mask: Tensor | None, key_padding_mask: Tensor | None, heads: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What is added to the scores (batch, heads, queries, keys), and whether a query may look nowhere, or None.
+    """What is added to the scores (batch, heads, queries, keys), and which queries have all keys masked, or None.
 
-    In masks of torch's layer true means "not there", and numbers are added. Who may look nowhere gets zeros, as there.
+    In torch's masks true means "masked", and numbers are added. A query with all keys masked gets zeros, as in torch.
     """
     joined: Tensor | None = None
     if attn_mask is not None:

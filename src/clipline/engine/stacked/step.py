@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.fx import GraphModule
 
-from ...federated.local_sgd import Batch, LocalTraining, Loss, LossOf, takes_reference
+from ...federated.local_sgd import Batch, LocalTraining, Loss, takes_reference
 from ..local_optimisers import LocalOptimiser
 from ..programs.program_cache import BoundProgram, Programs, UnfinishedStepError
-from ..working_model import WorkingModel
+from ..working_model import LossOf, WorkingModel
 from .dynamic_batch import copied, traced, traced_once
 from .vmap_layers import StackSafe
 
@@ -210,9 +210,9 @@ class GraphedStep:
     """A program's steps, captured as CUDA graphs for some numbers of users and then replayed.
 
     All inputs and outputs are static buffers: fill `stack` and its `copies`, `examples`, `counts`, `random_keys` and
-    `rates`, and set `place`, the step counter, to 0. Every `replay(active)` runs the next step of the first `active`
-    users. Steps that cannot be captured, since the model copies from the processor's memory say, run without: compiled,
-    or as they are written.
+    `rates`, and set `step_index` to 0. Every `replay(active)` runs the next step of the first `active` users. Steps
+    that cannot be captured, since the model copies from the processor's memory say, run without: compiled, or as they
+    are written.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class GraphedStep:
         self.counts = torch.zeros(steps, users, dtype=torch.int64, device=device)
         self.random_keys = torch.zeros(steps, users, program.step.random_keys, 2, dtype=torch.int32, device=device)
         self.rates = stack[0].new_zeros(users)
-        self.place = torch.zeros(1, dtype=torch.int64, device=device)
+        self.step_index = torch.zeros(1, dtype=torch.int64, device=device)
         self._slots = torch.arange(width, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._calls: Counter[int] = Counter()
@@ -254,13 +254,13 @@ class GraphedStep:
 
     @property
     def _capturing(self) -> bool:
-        return self.place.device.type == "cuda"
+        return self.step_index.device.type == "cuda"
 
     def _captured(self, users: int) -> torch.cuda.CUDAGraph:
         """The next step of the first `users` users as a CUDA graph, not run yet."""
         self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.current_stream(self.place.device)
+        stream = torch.cuda.current_stream(self.step_index.device)
         with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             self._run(users)
         self._program.programs.counts.recordings += 1
@@ -270,19 +270,21 @@ class GraphedStep:
         """No step of this program is captured any more, and a warning says so once."""
         self._program.recordable = False
         if self._capturing:
-            torch.cuda.synchronize(self.place.device)
+            torch.cuda.synchronize(self.step_index.device)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         slow = f"the step of many users cannot be recorded as a CUDA graph ({reason}); it runs without, which is slower"
         warnings.warn(slow, SlowEngineWarning, stacklevel=2)
 
     def _run(self, users: int) -> None:
         self._program(self._arguments(users), {piece: copy[:users] for piece, copy in self.copies.items()})
-        self.place += 1
+        self.step_index += 1
 
     def _arguments(self, users: int) -> Arguments:
         """The arguments of the next step of the first `users` users, as views of the buffers."""
-        random_keys, counts = (_select_step(field, self.place)[:users] for field in (self.random_keys, self.counts))
-        batch = {name: _select_step(field, self.place)[:users] for name, field in self.examples.items()}
+        random_keys, counts = (
+            _select_step(field, self.step_index)[:users] for field in (self.random_keys, self.counts)
+        )
+        batch = {name: _select_step(field, self.step_index)[:users] for name, field in self.examples.items()}
         kept = self._slots < counts.unsqueeze(1)
         return [piece[:users] for piece in self.stack], random_keys, batch, kept, self.rates[:users]
 
@@ -299,8 +301,8 @@ def _split(pieces: Sequence[Tensor], count: int) -> tuple[Sequence[Tensor], Sequ
     return pieces[:count], pieces[count:]
 
 
-def _select_step(field: Tensor, place: Tensor) -> Tensor:
-    """field[place], for a step counter on the device; also for uint16, which torch cannot index."""
+def _select_step(field: Tensor, step_index: Tensor) -> Tensor:
+    """field[step_index], which is on the device; also for uint16, which torch cannot index."""
     if field.dtype == torch.uint16:
-        return field.view(torch.int16).index_select(0, place)[0].view(torch.uint16)
-    return field.index_select(0, place)[0]
+        return field.view(torch.int16).index_select(0, step_index)[0].view(torch.uint16)
+    return field.index_select(0, step_index)[0]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...federated.local_sgd import Batch
 from ..batches import Steps
-from ..fast_parts import kernels_on
+from ..precision import kernels_in_use
 from ..programs.program_cache import Programs
 from .step import CompiledStep, GraphedStep, StackStep
 
@@ -126,13 +126,13 @@ class StragglerStreams:
         return self._recordings[group, shapes]
 
     def _current_stream(self) -> torch.cuda.Stream | None:
-        device = next(iter(self._recordings.values())).place.device
+        device = next(iter(self._recordings.values())).step_index.device
         return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
     def _stream(self, group: int) -> torch.cuda.Stream:
         """The stream of a group. The stragglers' has high priority: the rest fill what they leave idle."""
         if group not in self._streams:
-            device = next(iter(self._recordings.values())).place.device
+            device = next(iter(self._recordings.values())).step_index.device
             self._streams[group] = torch.cuda.Stream(device, priority=-1 if group else 0)  # type: ignore[no-untyped-call]
         return self._streams[group]
 
@@ -151,7 +151,7 @@ def _fill(
     """Copy a group's inputs into the static buffers; unused slots have no steps."""
     users, longest = counts.shape
     graphed.counts.zero_()
-    graphed.place.zero_()
+    graphed.step_index.zero_()
     graphed.rates[:users] = rates
     graphed.counts[:longest, :users] = counts.T
     graphed.random_keys[:longest, :users] = random_keys.transpose(0, 1)
@@ -162,7 +162,7 @@ def _fill(
         _copy(field[:, :, :1].transpose(0, 1).expand_as(padding), padding)  # the user's own first example
     pieces = [*enumerate(graphed.stack), *graphed.copies.items()]
     for first, piece in ((start_params[number], piece) for number, piece in pieces):
-        if len(first) == 1 and piece.device.type == "cuda" and block_sums is not None and kernels_on():
+        if len(first) == 1 and piece.device.type == "cuda" and block_sums is not None and kernels_in_use():
             block_sums.spread(first.reshape(-1), piece[:users].view(users, -1))
         else:
             piece[:users] = first

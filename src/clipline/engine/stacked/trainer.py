@@ -18,14 +18,13 @@ from torch.utils._pytree import tree_map
 from ...cuda_streams import side_stream
 from ...errors import CliplineError, ModuleError
 from ...federated.backend import CohortRequest
-from ...federated.local_sgd import Batch, users_own
+from ...federated.local_sgd import Batch
 from ...streams import keys_of
 from ..batches import Steps, padded_width, plan_steps
-from ..fast_parts import kernels_switched
 from ..isolation.generators import preserve_generators
-from ..isolation.guard import IsolationError
+from ..isolation.guard import IsolationError, users_own
 from ..one_by_one import OneByOne
-from ..precision import precision_context
+from ..precision import kernels_switched
 from ..problem import Problem
 from ..programs.program_cache import ProgramCounts, Programs
 from ..sparse.row_fields import RowUsage, build_updates, starting_params
@@ -71,10 +70,9 @@ class Stacked:
         self.problem = problem = plain.problem if problem is None else problem
         self._shapes = problem.model.named_shapes
         self._step = StackStep(problem.model, problem.loss, problem.local)
-        with kernels_switched(problem.fast.kernels):
-            found = probe(problem, plain.made_up, self._step)
-            self._paddable, bytes_a_user = found.paddable, found.bytes_a_user
-            self._check_agreement(plain)
+        found = probe(problem, plain.made_up, self._step)
+        self._paddable, bytes_a_user = found.paddable, found.bytes_a_user
+        self._check_agreement(plain)
         if compiled is None:
             small = problem.local.batch_size * problem.examples.bytes_each <= _MAX_GRAPHED_BATCH
             compiled = problem.fast.compiled_steps and problem.device.type == "cuda" and self._paddable and small
@@ -134,22 +132,25 @@ class Stacked:
         With each block comes the index in `requests` of every user's request. Blocks share memory: use one before
         asking for the next. On a GPU a block is yielded while it is still training.
         """
-        with kernels_switched(self.problem.fast.kernels):  # also while the caller measures and adds a block
-            yield from self._train_blocks(requests)
-
-    def _train_blocks(self, requests: Sequence[CohortRequest]) -> Iterator[tuple[Updates, NDArray[np.int64]]]:
         users, owners, places = self._sorted_by_work(requests)
         self.problem.isolation.before_block()  # of all blocks: none of the caller's code runs between them
-        end = 0
-        while end < len(users):
-            start, end = end, end + self._next_block(users[end:])
-            for trained in self._train_block(requests, users[start:end], owners[start:end], places[start:end]):
-                for part, stack in trained.stacks:
-                    own = {name: piece if len(piece) == 1 else piece[part] for name, piece in trained.first.items()}
-                    touched = {name: one.of_users(part) for name, one in trained.block.rows.items()}
-                    updates = build_updates(stack[: len(self._shapes)], own, self._shapes, touched)
-                    self._write_personal(requests, trained.block, part, stack[len(self._shapes) :], updates)
-                    yield updates, trained.block.owners[part]
+        with kernels_switched(self.problem.fast.kernels):  # also while the caller measures and sums a block
+            end = 0
+            while end < len(users):
+                start, end = end, end + self._next_block(users[end:])
+                for trained in self._train_block(requests, users[start:end], owners[start:end], places[start:end]):
+                    yield from self._updates_of(requests, trained)
+
+    def _updates_of(
+        self, requests: Sequence[CohortRequest], trained: Trained
+    ) -> Iterator[tuple[Updates, NDArray[np.int64]]]:
+        """The updates of a block, group by group, with the index of every user's request."""
+        for part, stack in trained.stacks:
+            own = {name: piece if len(piece) == 1 else piece[part] for name, piece in trained.first.items()}
+            touched = {name: one.of_users(part) for name, one in trained.block.rows.items()}
+            updates = build_updates(stack[: len(self._shapes)], own, self._shapes, touched)
+            self._write_personal(requests, trained.block, part, stack[len(self._shapes) :], updates)
+            yield updates, trained.block.owners[part]
 
     def _write_personal(
         self, requests: Sequence[CohortRequest], block: Block, part: slice, pieces: Sequence[Tensor], updates: Updates
@@ -291,7 +292,7 @@ class Stacked:
         problem, first = self.problem, self._starting_params(requests, block)
         arguments = (block.examples, block.random_keys, block.counts, block.rates)
         self.problem.model.module.train()
-        with preserve_generators(), torch.enable_grad(), precision_context(problem.precision, problem.device):
+        with preserve_generators(), torch.enable_grad(), problem.arithmetic():
             try:
                 if self._stragglers is None or not recorded:
                     whole = self._step.complete(first).values()

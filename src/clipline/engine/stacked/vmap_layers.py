@@ -3,7 +3,7 @@
 The caller's model keeps its own layers. `StackSafe` corrects the operations whose vmap rules would mix users up.
 
 Plain twin: torch's own layers and operations, which also run here for a single user.
-Switch: `FastParts.kernels`, of products.
+Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/stacked/test_vmap_layers.py and test_vmap_rules.py.
 Buys: weight gradients laid out as the weights are (`stacked_product_weight`), emnist_cr on an H200: 39 ms a round
 before, 30 after (docs/results/performance.md).
@@ -24,7 +24,6 @@ from torch.overrides import TorchFunctionMode
 from torch.overrides import _get_current_function_mode_stack as _modes
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..fast_parts import kernels_on
 from ..kernels import convolution
 from ..kernels.group_norm import normalised
 from ..user_random import UserRandom
@@ -221,8 +220,7 @@ class Linear(nn.Linear):
 
     def forward(self, values: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
-        # Frozen, or shared: one product over the rows of all users.
-        if not is_batched(self.weight) or not kernels_on():
+        if not is_batched(self.weight):  # frozen, or shared: one product over the rows of all users
             return F.linear(values, self.weight, self.bias)
         device_type = values.device.type
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else self.weight.dtype

@@ -20,7 +20,7 @@ _LARGEST_COHORT = 10_000  # more users than this are rarely trained in one round
 
 
 @dataclass(frozen=True)
-class Cell:
+class NoiseCell:
     """One cohort and number of rounds, and the noise that they need. Noise multipliers are a few 10^-4 too large."""
 
     cohort_size: int
@@ -47,7 +47,7 @@ class NoiseTable:
     delta: float
     relation: Relation
     sampling: str
-    cells: tuple[Cell, ...] = field(repr=False)  # cohorts rise, and within a cohort the rounds
+    cells: tuple[NoiseCell, ...] = field(repr=False)  # cohorts rise, and within a cohort the rounds
     parameters: int | None = None
     remedies: Remedies | None = field(default=None, repr=False)  # of `best`, where that is not feasible
 
@@ -61,14 +61,14 @@ class NoiseTable:
         """The columns."""
         return tuple(dict.fromkeys(cell.rounds for cell in self.cells))
 
-    def least_feasible(self, rounds: int) -> Cell | None:
+    def least_feasible(self, rounds: int) -> NoiseCell | None:
         """The smallest cohort of the table whose noise is feasible for so many rounds; None if there is none."""
         assert self.parameters is not None
         column = [cell for cell in self.cells if cell.rounds == rounds]
         return next((cell for cell in column if cell.noise_norm(self.parameters) <= Verdict.FEASIBLE.most), None)
 
     @property
-    def best(self) -> Cell:
+    def best(self) -> NoiseCell:
         """The cell with the least noise on the mean update."""
         return min(self.cells, key=lambda cell: cell.delta_noise_multiplier / cell.cohort_size)
 
@@ -87,7 +87,7 @@ class NoiseTable:
             "remedies": None if self.remedies is None else self.remedies.to_json(),
         }
 
-    def _cell_json(self, cell: Cell) -> dict[str, Any]:
+    def _cell_json(self, cell: NoiseCell) -> dict[str, Any]:
         numbers: dict[str, Any] = {
             "cohort_size": cell.cohort_size,
             "rounds": cell.rounds,
@@ -125,7 +125,7 @@ def noise_cells(
     sampling: str,
     relation: Relation,
     count_stddev: float | None,
-) -> tuple[Cell, ...]:
+) -> tuple[NoiseCell, ...]:
     """The least noise of every cohort and number of rounds within (epsilon, delta)."""
     cells = []
     for cohort_size in cohorts:
@@ -137,5 +137,5 @@ def noise_cells(
                 delta=delta,
                 relation=relation,
             )
-            cells.append(Cell(cohort_size, count, z, update_noise(z, cohort_size, count_stddev)))
+            cells.append(NoiseCell(cohort_size, count, z, update_noise(z, cohort_size, count_stddev)))
     return tuple(cells)

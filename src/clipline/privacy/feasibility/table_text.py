@@ -10,7 +10,7 @@ from .noise_norm import Verdict, ratio_text, verdict
 from .remedy_text import noise_rows, remedy_rows, row_lines
 
 if TYPE_CHECKING:  # `noise_table` imports this module
-    from .noise_table import Cell, NoiseTable
+    from .noise_table import NoiseCell, NoiseTable
 
 _MARKS = {Verdict.COMFORTABLE: "+", Verdict.FEASIBLE: " ", Verdict.DOUBTFUL: "?", Verdict.HOPELESS: "x"}
 _WIDTH = 12
@@ -57,7 +57,7 @@ def _for_model(table: NoiseTable, explain: bool) -> list[str]:
     parameters = table.parameters
     assert parameters is not None
 
-    def norm(cell: Cell) -> str:
+    def norm(cell: NoiseCell) -> str:
         ratio = cell.noise_norm(parameters)
         return ratio_text(ratio) + _MARKS[verdict(ratio)]
 
@@ -87,7 +87,7 @@ def _range(word: Verdict) -> str:
     return f" to {word.most:g}"
 
 
-def _grid(table: NoiseTable, text: Callable[[Cell], str], explain: bool) -> list[str]:
+def _grid(table: NoiseTable, text: Callable[[NoiseCell], str], explain: bool) -> list[str]:
     """A head of rounds and a line for every cohort. Each text ends with a mark or a space."""
     lines = [f"    {'users a round':<14}" + "".join(f"{f'{rounds:,} rounds':>{_WIDTH}} " for rounds in table.rounds)]
     for cohort in table.cohorts:

@@ -15,7 +15,7 @@ from ...tasks.paper_facts import FACTS
 from .findings import Findings, Table
 from .grid import OF_RUN, Grid, chosen
 from .protocol import HIGHEST, LOWEST, MEDIAN, PAPER_COHORT, Protocol
-from .rules import Interval, Row, best_row, bootstrap, tolerable_noise, verdict, within_tolerance
+from .rules import Interval, Row, best_row, bootstrap, compare_clips, tolerable_noise, within_tolerance
 
 BOOTSTRAP_SEED = 0
 _FAR = 2.0  # times the largest clip without noise: a tracked clip beyond it was driven there by noise
@@ -133,7 +133,7 @@ def fig7(grid: Grid) -> Findings:
     sides = dict(zip(("median", "best fixed clip"), grid.tested([median, fixed]), strict=True))
     means = {side: bootstrap([row["value"] for row in tested], seed=BOOTSTRAP_SEED) for side, tested in sides.items()}
     values = [[row["value"] for row in tested] for tested in sides.values()]
-    judged = verdict(*values, lower_is_better=lower, seed=BOOTSTRAP_SEED)
+    judged = compare_clips(*values, lower_is_better=lower, seed=BOOTSTRAP_SEED)
     tables = {
         "": _means(sides, means),
         "seeds": _seeds(sides),
@@ -250,8 +250,8 @@ def _at_the_papers_noise(protocol: Protocol, at: Mapping[float, Sequence[Row]], 
     fixed = [row for row in at[papers] if row["method"] == "fixed"]
     best = best_row(fixed, "value", lower_is_better=protocol.lower_is_better)
     return [
-        f"at the paper's z* of {papers:g}, on the validation users and one seed: median clip {_said(protocol, median)}, "
-        f"best fixed clip {best['clip']:g} {_said(protocol, best['value'])}"
+        f"at the paper's z* of {papers:g}, on the validation users and one seed: "
+        f"median clip {_said(protocol, median)}, best fixed clip {best['clip']:g} {_said(protocol, best['value'])}"
     ]
 
 

@@ -24,7 +24,7 @@ class Results(Interface):
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridRun:
     """One run of a grid: what to run, and what its row says of it."""
 
     spec: RunSpec
@@ -47,7 +47,7 @@ class Grid:
             self._kept.update(zip(missing, self.study.results(missing), strict=True))
         return [self._kept[spec] for spec in specs]
 
-    def adaptive(self, quantiles: Sequence[float], noises: Sequence[float]) -> list[Cell]:
+    def adaptive(self, quantiles: Sequence[float], noises: Sequence[float]) -> list[GridRun]:
         """A run for each quantile, noise and server rate."""
         return [
             self._cell(self.protocol.adaptive(self.base, q, z, f), method="adaptive", quantile=q, noise_at_100=z)
@@ -56,7 +56,7 @@ class Grid:
             for f in self.protocol.server_rates
         ]
 
-    def fixed(self, clips: Sequence[float], noises: Sequence[float]) -> list[Cell]:
+    def fixed(self, clips: Sequence[float], noises: Sequence[float]) -> list[GridRun]:
         """A run for each clip, noise and server rate."""
         return [
             self._cell(self.protocol.fixed(self.base, c, z, f), method="fixed", clip=c, noise_at_100=z)
@@ -65,12 +65,12 @@ class Grid:
             for f in self.protocol.server_rates
         ]
 
-    def unclipped(self, rates: Sequence[tuple[float, float]]) -> list[Cell]:
+    def unclipped(self, rates: Sequence[tuple[float, float]]) -> list[GridRun]:
         """A run for each pair of client and server rate, without clipping and noise."""
         runs = [self.protocol.unclipped(self.base, *pair) for pair in rates]
         return [self._cell(run, method="unclipped", noise_at_100=0.0) for run in runs]
 
-    def rows(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    def rows(self, cells: Sequence[GridRun]) -> list[dict[str, Any]]:
         """A row for each run; the best server rate of each configuration is `chosen`."""
         protocol, rows = self.protocol, []
         for cell, record in zip(cells, self.records([cell.spec for cell in cells]), strict=True):
@@ -94,7 +94,7 @@ class Grid:
         best = best_of_server_rates(rows, by, "value", lower_is_better=protocol.lower_is_better)
         return [{**row, "chosen": any(row is one for one in best)} for row in rows]
 
-    def chosen(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    def chosen(self, cells: Sequence[GridRun]) -> list[dict[str, Any]]:
         """The rows at their best server rate alone."""
         return chosen(self.rows(cells))
 
@@ -113,7 +113,11 @@ class Grid:
         found: list[list[dict[str, Any]]] = [[] for _ in rows]
         for number, ((row, seed), record) in enumerate(zip(asked, self.records(runs), strict=True)):
             value = None if record.outcome == "diverged" else record.final.get(self.protocol.metric)
-            own = {"seed": seed, "value": math.nan if value is None else float(value), "outcome": record.outcome}
+            own: dict[str, Any] = {
+                "seed": seed,
+                "value": math.nan if value is None else float(value),
+                "outcome": record.outcome,
+            }
             own["clips"] = [float(clip) for clip in record.rounds["clip"] if clip is not None]
             found[number // len(seeds)].append({**{name: row[name] for name in OF_RUN}, **own, "runs": record.id})
         return found
@@ -123,10 +127,10 @@ class Grid:
         clips = [math.nan if clip is None else float(clip) for clip in record.rounds["clip"]]
         return ClipCurve(row["quantile"], clips, record.rounds["fraction_within"])
 
-    def _cell(self, settings: TrainSettings, **labels: Any) -> Cell:
+    def _cell(self, settings: TrainSettings, **labels: Any) -> GridRun:
         """Runs without noise that follow a quantile also record the true quantiles, for Figure 4."""
         unprivate = settings.clip == "quantile" and settings.noise_multiplier == 0
-        return Cell(RunSpec(settings, unprivate, evaluate_last=self.protocol.evaluate_last), labels)
+        return GridRun(RunSpec(settings, unprivate, evaluate_last=self.protocol.evaluate_last), labels)
 
 
 def chosen(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ...better import lower_is_better
 from ...errors import SettingError, check_choice, refuse
+from ...metric_direction import lower_is_better
 from ...settings import STAND_IN
 from ...tasks.paper_facts import FACTS
 from ...tasks.settings import TrainSettings

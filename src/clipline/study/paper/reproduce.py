@@ -17,12 +17,12 @@ from ..runs.data_checksum import data_checksum
 from ..runs.directory import StudyDirectory
 from ..runs.progress import NoProgress
 from ..runs.study import Study
-from .again import facts_of
 from .experiments import run_experiment
 from .figures import draw
 from .findings import Findings
 from .grid import Grid
 from .protocol import Protocol
+from .recompute import facts_of
 
 
 @dataclass(frozen=True)

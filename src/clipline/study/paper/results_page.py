@@ -12,11 +12,11 @@ from typing import Any
 from ...errors import CliplineError, RunError
 from ...tasks.paper_facts import FACTS
 from ..runs.directory import StudyDirectory
-from .again import findings_of, paper_experiments
 from .experiments import EXPERIMENTS
 from .figures import draw
 from .findings import Findings
 from .protocol import PAPER_COHORT, differences
+from .recompute import findings_of, paper_experiments
 
 # Section 3.3 of the paper, by its Figure 7: how the median clip did beside the best fixed clip on the test set.
 PAPER_COMPARISON = {

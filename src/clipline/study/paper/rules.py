@@ -196,14 +196,16 @@ def bootstrap_difference(
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClipComparison:
     """How the untuned median did beside the best fixed clip: `word` is better, as good, worse or undecided."""
 
     word: str
     sentence: str
 
 
-def verdict(adaptive: Sequence[float], fixed: Sequence[float], *, lower_is_better: bool, seed: int) -> Verdict:
+def compare_clips(
+    adaptive: Sequence[float], fixed: Sequence[float], *, lower_is_better: bool, seed: int
+) -> ClipComparison:
     """Compare the metrics of two sets of runs, one value a seed.
 
     As good where the interval of the difference of their means holds 0, else better or worse. A side with a diverged
@@ -211,15 +213,17 @@ def verdict(adaptive: Sequence[float], fixed: Sequence[float], *, lower_is_bette
     """
     lost = [not all(math.isfinite(value) for value in side) for side in (adaptive, fixed)]
     if all(lost):
-        return Verdict("undecided", "runs of both diverged")
+        return ClipComparison("undecided", "runs of both diverged")
     if any(lost):
         word, whose = ("worse", "it") if lost[0] else ("better", "the best fixed clip")
-        return Verdict(word, f"the untuned median is {word}: a run of {whose} diverged")
+        return ClipComparison(word, f"the untuned median is {word}: a run of {whose} diverged")
     found = bootstrap_difference(adaptive, fixed, seed=seed)
     base = abs(sum(fixed) / len(fixed))
     by = f"{abs(found.mean):.2g}" + (f" ({abs(found.mean) / base:.1%})" if base else "")
     said = f"95% interval of the difference [{found.low:.3g}, {found.high:.3g}]"
     if found.low <= 0 <= found.high:
-        return Verdict("as good", f"the untuned median is as good as the best fixed clip: they differ by {by}, {said}")
+        return ClipComparison(
+            "as good", f"the untuned median is as good as the best fixed clip: they differ by {by}, {said}"
+        )
     word = "better" if (found.mean < 0) == lower_is_better else "worse"
-    return Verdict(word, f"the untuned median is {word} than the best fixed clip by {by}, {said}")
+    return ClipComparison(word, f"the untuned median is {word} than the best fixed clip by {by}, {said}")

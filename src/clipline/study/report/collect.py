@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...errors import RunError
 from .figures import Figure, read_figures
-from .run import Run
+from .run import ReportedRun
 from .run_directory import is_run_directory, read_run_directory
 from .study_directory import is_study_directory, read_records
 
@@ -18,7 +18,7 @@ class Collected:
     """All that one report is about."""
 
     paths: tuple[Path, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[ReportedRun, ...]
     figures: tuple[Figure, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -31,7 +31,7 @@ def collect(paths: Iterable[str | Path]) -> Collected:
     found = tuple(dict.fromkeys(Path(path) for path in paths))
     if not found:
         raise RunError("paths=() must name at least one run: give a run directory or a study directory")
-    runs: list[Run] = []
+    runs: list[ReportedRun] = []
     figures: list[Figure] = []
     problems: list[str] = []
     for path in found:
@@ -42,7 +42,7 @@ def collect(paths: Iterable[str | Path]) -> Collected:
     return Collected(found, tuple(_named_apart(runs)), tuple(figures), tuple(problems))
 
 
-def _read(path: Path) -> tuple[list[Run], list[Figure], list[str]]:
+def _read(path: Path) -> tuple[list[ReportedRun], list[Figure], list[str]]:
     if not path.exists():
         raise RunError(f"path={str(path)!r} does not exist: give a run directory or a study directory")
     if not path.is_dir():
@@ -64,7 +64,7 @@ def _read(path: Path) -> tuple[list[Run], list[Figure], list[str]]:
     )
 
 
-def _named_apart(runs: list[Run]) -> list[Run]:
+def _named_apart(runs: list[ReportedRun]) -> list[ReportedRun]:
     """The runs with names that differ: those of two folders of one name have the folder above in front."""
     names = [run.name for run in runs]
     twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()

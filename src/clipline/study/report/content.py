@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from ... import __version__
-from ...better import lower_is_better
+from ...metric_direction import lower_is_better
 from ...privacy.guarantee import delta_rounded_up, rounded_up
 from .collect import Collected
 from .figures import Figure, number_in
-from .run import UNPRIVATE, Run
+from .run import UNPRIVATE, ReportedRun
 from .statements import basis, cautions, shown_settings, warnings, words
 
 POINTS = 240  # rounds of a curve that are drawn; a chart is a few hundred pixels wide
@@ -59,7 +59,7 @@ def _title(collected: Collected) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _run(run: Run, shared: Mapping[str, str], where: Mapping[str, str]) -> dict[str, Any]:
+def _run(run: ReportedRun, shared: Mapping[str, str], where: Mapping[str, str]) -> dict[str, Any]:
     settings = {name: value for name, value in shown_settings(run).items() if name not in shared}
     epsilon = None if run.promise is None else run.promise.epsilon
     delta = None if run.promise is None else run.promise.delta
@@ -91,7 +91,7 @@ def _run(run: Run, shared: Mapping[str, str], where: Mapping[str, str]) -> dict[
     }
 
 
-def _released(run: Run) -> dict[str, Any]:
+def _released(run: ReportedRun) -> dict[str, Any]:
     """Clip, fraction within and epsilon in the rounds that are drawn; true quantiles too, where they are on record."""
     names = [name for name in ("clip", "fraction_within", "epsilon") if _has_numbers(run.columns.get(name))]
     of_target = f"{UNPRIVATE}quantile_{run.target:g}" if run.target is not None else ""
@@ -103,7 +103,7 @@ def _released(run: Run) -> dict[str, Any]:
     return {"x": [run.round[i] for i in kept], **columns}
 
 
-def _measured(run: Run, name: str) -> dict[str, Any]:
+def _measured(run: ReportedRun, name: str) -> dict[str, Any]:
     """A metric in the rounds in which it was measured, as far as they are drawn."""
     places = [i for i, value in enumerate(run.columns[name]) if value is not None]
     values = [run.columns[name][i] for i in places]
@@ -127,7 +127,7 @@ def drawn(length: int, columns: Iterable[Sequence[float | None]], points: int = 
     return sorted(kept)
 
 
-def _labels(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
+def _labels(runs: Sequence[ReportedRun]) -> tuple[list[str], list[str]]:
     """What the legend calls each run, and of this what clip and noise do not say.
 
     A run directory goes by its name. A run of a study goes by what tells it from others, seeds aside.
@@ -152,7 +152,7 @@ def _labels(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
     return labels, differing
 
 
-def _statements(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _statements(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """Each different statement once, with the runs that it is about."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for run in runs:

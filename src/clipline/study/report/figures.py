@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...better import lower_is_better
+from ...metric_direction import lower_is_better
 
 ROWS = 200  # of a longer table that is no chart, the report shows the first
 _TITLES = {

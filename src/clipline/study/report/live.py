@@ -13,7 +13,7 @@ from ...errors import RunError, refuse
 from .collect import Collected, collect
 from .content import content
 from .page import page
-from .run import Run
+from .run import ReportedRun
 from .run_directory import is_run_directory, read_run_directory
 
 LOOPBACK = "127.0.0.1"
@@ -91,5 +91,5 @@ def _handler(folder: Path) -> type[BaseHTTPRequestHandler]:
 def _content(folder: Path) -> dict[str, object]:
     """The run as far as it has come; an empty one where it has not begun."""
     begun = is_run_directory(folder)
-    run = read_run_directory(folder) if begun else Run(folder.resolve().name, str(folder), False, "not ended")
+    run = read_run_directory(folder) if begun else ReportedRun(folder.resolve().name, str(folder), False, "not ended")
     return content(Collected((folder,), (run,)))

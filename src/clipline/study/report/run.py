@@ -26,7 +26,7 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """One run: its rounds as columns, its settings, its promise and where it ran. Values are plain."""
 
     name: str

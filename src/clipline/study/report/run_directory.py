@@ -20,7 +20,7 @@ from ...privacy.events import GaussianEvent
 from ...privacy.guarantee import Guarantee
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
-from .run import Promise, Run, finite
+from .run import Promise, ReportedRun, finite
 
 SETTINGS, METRICS, LEDGER = "settings.toml", "metrics.jsonl", "ledger.jsonl"
 MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
@@ -32,7 +32,7 @@ def is_run_directory(path: Path) -> bool:
     return (path / METRICS).is_file() or ((path / SETTINGS).is_file() and (path / LEDGER).is_file())
 
 
-def read_run_directory(path: Path) -> Run:
+def read_run_directory(path: Path) -> ReportedRun:
     """The run in a folder. What cannot be read is left out and named in `problems`.
 
     Without a ledger no epsilon is shown. The guarantee is computed from the ledger: a round that was charged counts,
@@ -52,7 +52,7 @@ def read_run_directory(path: Path) -> Run:
     final = {name: next((v for v in reversed(columns[name]) if v is not None), None) for name in measured}
     noises = [event.noise_multiplier for event in ledger.events] if ledger is not None else []
     done = [int(line["round"]) + 1 for line in rounds]
-    return Run(
+    return ReportedRun(
         name=path.resolve().name,
         path=str(path),
         of_study=False,

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...privacy.guarantee import delta_rounded_up, rounded_up
 from ...privacy.relations import Relation
-from .run import UNPRIVATE, Run
+from .run import UNPRIVATE, ReportedRun
 
 # Below this a seed is found by trying all of them. Seeds that clipline draws have 62 bits.
 GUESSABLE = 1 << 40
@@ -14,7 +14,7 @@ MUCH = 10.0  # an epsilon above which little is promised
 _INSIDERS = "other examples of the training users"
 
 
-def words(run: Run) -> str:
+def words(run: ReportedRun) -> str:
     """The statement to quote."""
     if run.promise is not None and run.promise.words:
         return run.promise.words
@@ -23,7 +23,7 @@ def words(run: Run) -> str:
     return "No guarantee is on record: claim none."
 
 
-def basis(run: Run) -> list[tuple[str, str]]:
+def basis(run: ReportedRun) -> list[tuple[str, str]]:
     """Everything that the statement rests on, as names and values; what is not known is left out."""
     promise, resolved = run.promise, {**run.settings, **run.resolved}
     relation = None if promise is None else promise.relation
@@ -52,7 +52,7 @@ def basis(run: Run) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in rows if value is not None and value != ""]
 
 
-def warnings(run: Run) -> list[str]:
+def warnings(run: ReportedRun) -> list[str]:
     """What makes a run, or a part of its record, not private: for the red banner."""
     found = []
     promise = run.promise
@@ -79,7 +79,7 @@ def warnings(run: Run) -> list[str]:
     return found
 
 
-def cautions(run: Run) -> list[str]:
+def cautions(run: ReportedRun) -> list[str]:
     """What a reader should know and that does not break the promise."""
     found = list(run.problems)
     promise = run.promise
@@ -95,7 +95,7 @@ def cautions(run: Run) -> list[str]:
     return found
 
 
-def shown_settings(run: Run) -> dict[str, str]:
+def shown_settings(run: ReportedRun) -> dict[str, str]:
     """The settings as text. A seed that is a secret is not shown, as a report is made to be given away."""
     shown = {}
     for name, value in run.settings.items():
@@ -104,13 +104,13 @@ def shown_settings(run: Run) -> dict[str, str]:
     return shown
 
 
-def _seed_known(run: Run) -> bool:
+def _seed_known(run: ReportedRun) -> bool:
     """A study's record tells the seed of every run; that of a training is a secret if it is hard to guess."""
     seed = run.setting("seed")
     return run.of_study or (isinstance(seed, int) and seed < GUESSABLE)
 
 
-def _source(run: Run) -> str | None:
+def _source(run: ReportedRun) -> str | None:
     source = run.setting("noise_source")
     if source == "system":
         return "the operating system's generator"

@@ -10,13 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...better import better_facts
 from ...errors import CliplineError, RunError
+from ...metric_direction import better_facts
 from ...privacy.accountant import account
 from ...privacy.events import GaussianEvent, sampling_named
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
-from .run import UNPRIVATE, Promise, Run, finite
+from .run import UNPRIVATE, Promise, ReportedRun, finite
 from .run_directory import flat
 
 STUDY, RUNS = "study.json", "runs"
@@ -30,7 +30,7 @@ def is_study_directory(path: Path) -> bool:
     return (path / STUDY).is_file() or ((path / RUNS).is_dir() and any((path / RUNS).glob("*.json")))
 
 
-def read_records(path: Path) -> tuple[list[Run], list[str]]:
+def read_records(path: Path) -> tuple[list[ReportedRun], list[str]]:
     """The runs of a study and what could not be read of it."""
     from ..runs.record import RunRecord  # with torch, which a report of trainings can do without
 
@@ -53,7 +53,7 @@ def read_records(path: Path) -> tuple[list[Run], list[str]]:
     return sorted(runs, key=_order), problems
 
 
-def _order(run: Run) -> tuple[Any, ...]:
+def _order(run: ReportedRun) -> tuple[Any, ...]:
     """By task, clip and noise: the ids that name the files are in no order."""
     rate, seed = finite(run.setting("server_lr")), finite(run.setting("seed"))
     clip = finite(run.setting("quantile")) if run.target is not None else finite(run.setting("clip"))
@@ -78,7 +78,7 @@ def _better(protocol: Mapping[str, Any]) -> dict[str, str]:
     return better_facts({str(metric): "lower" if lower else "higher"})
 
 
-def _run(file: Path, record: Mapping[str, Any]) -> Run:
+def _run(file: Path, record: Mapping[str, Any]) -> ReportedRun:
     """One record as a run."""
     identity, columns = record["identity"], dict(record["rounds"])
     done = [int(number) + 1 for number in columns.pop("round")]
@@ -93,7 +93,7 @@ def _run(file: Path, record: Mapping[str, Any]) -> Run:
     numbers |= _epsilon_column(guarantee, done)
     noise = finite(guarantee.get("noise_multiplier"))
     circumstances = flat(record.get("circumstances") or {})
-    return Run(
+    return ReportedRun(
         name=str(record.get("id") or file.stem)[:10],
         path=str(file),
         of_study=True,

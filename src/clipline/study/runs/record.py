@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from ... import __version__
-from ...better import lower_is_better
 from ...errors import RunError, check_whole, refuse
+from ...metric_direction import lower_is_better
 from ...settings import SETTINGS
 from ...tasks import short_name
 from ...tasks.settings import TrainSettings

@@ -148,7 +148,7 @@ class _Search:
         return -value if self.trials.metric.lower_is_better else value
 
     def _open(self) -> set[int]:
-        """The numbers of the trials that nobody has told yet."""
+        """The numbers of the trials whose result Optuna does not have yet."""
         running = self.optuna.trial.TrialState.RUNNING
         return {trial.number for trial in self.study.get_trials(deepcopy=False) if trial.state == running}
 

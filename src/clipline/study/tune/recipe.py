@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...better import better_facts, lower_is_better
 from ...errors import RunError, refuse
+from ...metric_direction import better_facts, lower_is_better
 from ..runs.record import RunRecord, RunSpec
 from ..runs.study import Study
 from . import noise, rates, scale
@@ -61,7 +61,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseSearch:
     """What step 2 found. `enough` is the noise with which the trial's cohort itself meets the target."""
 
     trials: tuple[NoiseTrial, ...]
@@ -87,7 +87,7 @@ class Tuned:
     question: Question
     metric: Metric
     rates: Rates
-    noise: Noise
+    noise: NoiseSearch
     scaled: scale.Scaled | None
     refusal: scale.Unreachable | None = None
 
@@ -179,7 +179,7 @@ def search_grid(question: Question, trials: Trials, tell: Tell) -> Rates:
     )
 
 
-def raise_noise(question: Question, trials: Trials, chosen: RateTrial, tell: Tell) -> Noise:
+def raise_noise(question: Question, trials: Trials, chosen: RateTrial, tell: Tell) -> NoiseSearch:
     """Step 2: more noise at these rates until the metric degrades, or until the target needs no more."""
     metric, enough = trials.metric, question.target.enough_noise()
     tried = [NoiseTrial(question.noise_multiplier, chosen.value, chosen.run)]
@@ -195,7 +195,7 @@ def raise_noise(question: Question, trials: Trials, chosen: RateTrial, tell: Tel
             shown = "diverged" if math.isinf(loss) else f"{metric.name} {value:.4g}, {noise.change_in_words(loss)}"
             tell(f"  z = {z:.3g}: {shown}")
     best = noise.borne(tried, question.degradation, lower_is_better=metric.lower_is_better)
-    return Noise(tuple(tried), best, enough)
+    return NoiseSearch(tuple(tried), best, enough)
 
 
 def check_learnt(chosen: RateTrial) -> None:

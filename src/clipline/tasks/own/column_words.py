@@ -1,4 +1,4 @@
-"""Messages about columns in the words of who reads them: flags of `clipline data prepare`, or keys of `COLUMNS`.
+"""Rewords errors about columns for their reader: as flags of `clipline data prepare`, or as keys of `COLUMNS`.
 
 Readers of tables name the options as Python has them, `fill={column: 0}`: there is one reader for all callers.
 """

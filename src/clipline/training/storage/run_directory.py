@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...better import HIGHER, LOWER
 from ...errors import RunError, SettingError, check_whole, refuse
 from ...federated.round import TrainState
+from ...metric_direction import HIGHER, LOWER
 from ...privacy.ledger import Ledger, ledger_line
 from ..callbacks import Callback
 from ..curves import draw_curves, quantile_of

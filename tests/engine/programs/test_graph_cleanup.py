@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from clipline.engine.programs.tidied import Inseparable, memory, tidied
+from clipline.engine.programs.graph_cleanup import Inseparable, clean_graph, memory
 
 aten = torch.ops.aten
 
 
 def tidy(function, *arguments):
-    """The tidied graph of a function, and how often it has each operation."""
-    graph = tidied(make_fx(function)(*arguments).graph)
+    """The cleaned graph of a function, and how often it has each operation."""
+    graph = clean_graph(make_fx(function)(*arguments).graph)
     targets = [node.target for node in graph.nodes if node.op == "call_function"]
     return graph, {target: targets.count(target) for target in targets}
 
@@ -134,6 +134,6 @@ def test_what_changes_a_shape_in_place_and_statistics_that_are_written_in_secret
         graph = make_fx(lambda *given, training=training: counted(*given, training))(x, torch.zeros(3), torch.ones(3))
         if training:
             with pytest.raises(Inseparable, match="native_batch_norm"):
-                tidied(graph.graph)
+                clean_graph(graph.graph)
         else:
-            tidied(graph.graph)
+            clean_graph(graph.graph)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clipline.better import better_facts, lower_is_better
+from clipline.metric_direction import better_facts, lower_is_better
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What to do where a model's code is missing, in the words of Python and of the command line."""
+"""Advice at the end of errors about a model's missing code: for callers in Python, and for the command line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WaysOut:
-    """Ends of messages, for whoever reads them."""
+    """What an error message advises, in each case of missing code."""
 
     file: str  # to name the file that defines the model
     module: str  # to bring the model itself

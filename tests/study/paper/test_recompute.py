@@ -4,9 +4,9 @@ import pytest
 from made_up_runs import CHECKSUM, grid_of, quality
 
 from clipline.errors import RunError
-from clipline.study.paper.again import facts_of, table_problems, without_tables
 from clipline.study.paper.experiments import run_experiment
 from clipline.study.paper.protocol import protocol_for
+from clipline.study.paper.recompute import facts_of, table_problems, without_tables
 from clipline.study.paper.reproduce import write_files
 from clipline.study.paper.results_page import write_results_page
 from clipline.study.runs.directory import StudyDirectory

@@ -5,7 +5,8 @@ The compiler merges equal operations within what it is given. Here they are merg
 
 Plain twin: the graph as it was traced.
 Switch: `FastParts.compiled_steps`.
-Held equal by: tests/engine/programs/test_tidied.py.
+Held equal by: tests/engine/programs/test_graph_cleanup.py.
+Buys: a part of what is measured in `repeats.py`; not measured by itself.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _updates_statistics(node: Node) -> bool:
 
 
 def drawn(node: Node) -> bool:
-    """Whether another call may give something else: random numbers, and what other libraries do not say."""
+    """Whether another call may give another result: random draws, and operations that do not say so."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     return torch.Tag.nondeterministic_seeded in node.target.tags or node.target.namespace not in _KNOWN
@@ -89,7 +90,7 @@ def _in_place(node: Node) -> bool:
 
 
 def acts(node: Node) -> bool:
-    """Whether it does more than to return something."""
+    """Whether the node has side effects."""
     schema = _schema(node)
     return schema is not None and (not schema.returns or any(_aliased(node, written=True)))
 
@@ -106,8 +107,8 @@ def memory(graph: Graph) -> tuple[dict[Node, frozenset[Node]], frozenset[Node]]:
     return homes, frozenset(written)
 
 
-def tidied(graph: Graph) -> Graph:
-    """A copy without detours, dead ends, and what is computed twice. What is written to is left as it is."""
+def clean_graph(graph: Graph) -> Graph:
+    """A copy without no-ops, dead code and common subexpressions. Nodes that are written to stay as they are."""
     tidy = Graph()
     tidy.output(tidy.graph_copy(graph, {}))
     for node in tidy.nodes:  # the result of an operation in place is what it wrote to
