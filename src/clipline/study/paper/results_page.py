@@ -178,8 +178,8 @@ def _run_away(entries: Sequence[Entry]) -> list[str]:
         highest, z_star, alone = numbers["median_clip_highest"], numbers["z_star"], numbers["median_z_star"]
         said = (
             f"On {task} the median's clip ran away: at z* = {z_star:g} it rose to {highest:.3g}, where clips without "
-            f"noise stay within {numbers['clip_max']:.3g}. Noise is in proportion to the clip, so that a rise feeds "
-            "itself; a fixed clip cannot rise."
+            f"noise stay within {numbers['clip_max']:.3g}. Noise is in proportion to the clip, so that a "
+            "[rise feeds itself](../reproduce.md#a-clip-that-runs-away); a fixed clip cannot rise."
         )
         if alone < z_star:
             said += (

@@ -79,6 +79,7 @@ def _run(run: ReportedRun, shared: Mapping[str, str], where: Mapping[str, str]) 
         "epsilon_text": None if epsilon is None else rounded_up(epsilon, 3),
         "delta_text": None if delta is None else delta_rounded_up(delta),
         "private": not warnings(run),
+        "on_record": run.promise is not None,
         "target": run.target,
         "final": {name: _short(value) for name, value in run.final.items()},
         "best": {name: _short(value) for name, value in best.items()},
@@ -93,7 +94,8 @@ def _run(run: ReportedRun, shared: Mapping[str, str], where: Mapping[str, str]) 
 
 def _released(run: ReportedRun) -> dict[str, Any]:
     """Clip, fraction within and epsilon in the rounds that are drawn; true quantiles too, where they are on record."""
-    names = [name for name in ("clip", "fraction_within", "epsilon") if _has_numbers(run.columns.get(name))]
+    known = ("clip", "fraction_within") if run.promise is None else ("clip", "fraction_within", "epsilon")
+    names = [name for name in known if _has_numbers(run.columns.get(name))]
     of_target = f"{UNPRIVATE}quantile_{run.target:g}" if run.target is not None else ""
     names += [of_target] if _has_numbers(run.columns.get(of_target)) else []
     kept = drawn(len(run.round), [run.columns[name] for name in names])

@@ -450,7 +450,7 @@
     const tile = (name, value, below, bad) => el("div", { class: "tile" }, el("span", { class: "quiet" }, name), el("b", { class: bad ? "bad" : null }, value), el("span", { class: "quiet" }, below || ""));
     return el("div", { class: "tiles" },
       Object.entries(run.final).slice(0, 3).map(([name, value]) => tile(name, short(value), [evaluatedAt(run, name), measuredOn().replace(/,.*/, ".")].filter(Boolean).join(" "))),
-      tile("epsilon", run.epsilon === null ? (run.rounds ? "infinite" : "–") : run.epsilon_text, run.epsilon === null ? (run.rounds ? "not private" : "nothing released yet") : `at delta ${run.delta_text}`, run.epsilon === null && run.rounds > 0),
+      tile("epsilon", run.epsilon === null ? (!run.rounds ? "–" : run.on_record ? "infinite" : "none") : run.epsilon_text, run.epsilon === null ? (!run.rounds ? "nothing released yet" : run.on_record ? "not private" : "no guarantee is on record") : `at delta ${run.delta_text}`, run.epsilon === null && run.rounds > 0),
       tile("rounds", run.planned ? `${run.rounds} of ${run.planned}` : run.rounds, stateWords(run.state)),
       tile("clip", run.clip_end === null ? "–" : short(run.clip_end), run.clip_kind === "none" ? "updates are not clipped" : run.clip_kind));
   }
