@@ -41,6 +41,7 @@ def values(figure):
 def test_of_several_server_rates_the_best_counts(tmp_path):
     figure = write(tmp_path, fig5=FIG5)["fig5"]
     assert figure.ticks == ("0.1", "0.5")
+    assert figure.title.endswith("(z at 100 users a round)")
     assert values(figure) == {"z = 0": {"0.1": 0.7, "0.5": 0.84}, "z = 0.1": {"0.5": 0.75}}
     assert [p.runs for _, points in figure.lines for p in points] == ["c", "b", "d"]
 

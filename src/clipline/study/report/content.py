@@ -132,19 +132,17 @@ def drawn(length: int, columns: Iterable[Sequence[float | None]], points: int = 
 def _labels(runs: Sequence[ReportedRun]) -> tuple[list[str], list[str]]:
     """What the legend calls each run, and of this what clip and noise do not say.
 
-    A run directory goes by its name. A run of a study goes by what tells it from others, seeds aside.
+    A run directory goes by its name. A run of a study goes by what tells it from others of its task, seeds aside.
     """
     of_study = [run for run in runs if run.of_study]
     tasks, clips = {run.task for run in of_study}, {run.clip for run in of_study}
     noises = {run.noise_multiplier for run in of_study}
-    rows = [_texts(run.settings) for run in of_study]
-    shared = _shared(rows)
-    named = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in shared]
-    named = [name for name in named if name not in _NOT_TOLD_APART]
+    named = {task: _not_shared([_texts(run.settings) for run in of_study if run.task == task]) for task in tasks}
     labels, differing = [], []
     for run in runs:
         texts = _texts(run.settings) if run.of_study else {}
-        rest = ", ".join(f"{_SPOKEN.get(name, name)} {_brief(texts[name])}" for name in named if name in texts)
+        told = named.get(run.task, ())
+        rest = ", ".join(f"{_SPOKEN.get(name, name)} {_brief(texts[name])}" for name in told if name in texts)
         parts = [run.task] if len(tasks) > 1 else []
         parts += [f"clip {run.clip}"] if len(clips) > 1 else []
         parts += [f"z {run.noise_multiplier:g}"] if len(noises) > 1 and run.noise_multiplier is not None else []
@@ -152,6 +150,13 @@ def _labels(runs: Sequence[ReportedRun]) -> tuple[list[str], list[str]]:
         labels.append((", ".join(parts) or "all runs") if run.of_study else run.name)
         differing.append(rest)
     return labels, differing
+
+
+def _not_shared(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """The settings that tell these runs from each other."""
+    shared = _shared(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in names if name not in shared and name not in _NOT_TOLD_APART]
 
 
 def _statements(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:

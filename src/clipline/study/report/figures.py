@@ -99,6 +99,8 @@ def _figure(name: str, task: str, metric: str, rows: Sequence[Mapping[str, str]]
     shown = tuple(tuple(row.get(column, "") for column in columns) for row in rows[:ROWS])
     if name not in _TITLES or not any(column in columns for column in _VALUES):
         return Figure(name, task, title, metric, columns=columns, rows=shown, rows_in_file=len(rows))
+    if name in ("fig5", "fig6") and any(row.get("noise_at_100") for row in rows):
+        title += " (z at 100 users a round)"  # the table of runs has the z that each run had
     x_label, x_of = _axis(name)
     line_of = _noise if name in ("fig5", "fig6") else (lambda row: metric)
     ticks = tuple(sorted(dict.fromkeys(x_of(row) for row in rows), key=_order))
