@@ -65,7 +65,7 @@ def _facts_by_task(file: Path) -> dict[str, dict[str, str]]:
     """What each task was trained on, in words, and which way a metric of one's own is better, by the experiments."""
     try:
         asked = json.loads(file.read_text(encoding="utf-8"))["experiments"].values()
-        protocols = [(one["protocol"], str(one["data"])) for one in asked]
+        protocols = [(one["protocol"], str(one["data"])) for one in asked if "protocol" in one]  # not those of tune
         return {str(protocol["task"]): {"trained_on": data, **_better(protocol)} for protocol, data in protocols}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}  # a study of another kind
