@@ -63,6 +63,10 @@ def test_merge_brings_studies_together(study, monkeypatch, capsys, tmp_path):
     assert called(monkeypatch, "merge", study.directory.path, other.directory.path, "--into", into) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{into}: 3 runs"
     assert StudyDirectory(into).check() == []
+    for one, count in ((other.directory, 5), (StudyDirectory(into), 6)):
+        one.note_experiment("fig7-handwriting", {"protocol": {"seeds": count}})
+    assert called(monkeypatch, "merge", other.directory.path, "--into", into) == 0
+    assert "fig7-handwriting is asked for otherwise there" in capsys.readouterr().out
     damaged = other.directory.path / "runs" / f"{other.directory.ids()[0]}.json"
     damaged.write_text("{", encoding="utf-8")
     assert called(monkeypatch, "merge", other.directory.path, "--into", into) == 1

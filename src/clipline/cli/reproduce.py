@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import SettingError, check_choice, refuse
+from ..errors import CliplineError, RunError, SettingError, check_choice, refuse
 from ..metric_direction import better_facts, lower_is_better
 from ..settings import SETTINGS, check
 from ..tasks import DEFAULT_TASK, TASK_NAMES, is_task_file
@@ -77,6 +77,7 @@ def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, giv
     if column is not None and not any(is_task_file(task) for task in tasks):
         raise refuse("user_column", column, "left out where no task is a file of your own", "drop it")
     asked = [_asked(task, scale, data, column, given) for task in tasks]  # all are checked before the first is run
+    failed: list[CliplineError] = []
     for protocol, task, where in asked:
         try:
             reproduced = reproduce(
@@ -93,12 +94,21 @@ def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, giv
             again = "give the same command again, and none is repeated"
             print(f"interrupted with {kept} finished runs in {out}: {again}", file=sys.stderr)
             raise
+        except CliplineError as error:
+            if len(asked) == 1:
+                raise
+            print(f"clipline: {what}, {protocol.task}: {error}", file=sys.stderr)  # the other tasks go on
+            failed.append(error)
+            continue
         click.echo(f"{what}, {protocol.task}, scale {scale}:")
         for line in reproduced.findings.summary:
             click.echo(f"  {line}")
         for file in reproduced.files:
             click.echo(str(file))
-    click.echo(str(write_report([out])))
+    if len(failed) < len(asked):
+        click.echo(str(write_report([out])))
+    if failed:
+        raise RunError(f"{what} of {len(failed)} of {len(asked)} tasks did not end, for the reasons above")
 
 
 def _asked(

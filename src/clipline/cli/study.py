@@ -100,6 +100,7 @@ def merge(sources: Sequence[Path], into: Path) -> int:
     others = [StudyDirectory.existing(source) for source in sources]
     directory, damaged = StudyDirectory(into), False
     for source, other in zip(sources, others, strict=True):
+        differing = _asked_otherwise(directory, other)
         try:
             new = directory.merge(other)
         except RunError as error:
@@ -107,8 +108,18 @@ def merge(sources: Sequence[Path], into: Path) -> int:
             damaged = True
         else:
             print(f"{source}: {new} new runs of {len(other.ids())}")
+        for name in differing:
+            print(f"  {name} is asked for otherwise there, and stays here as it is: give its clipline reproduce again")
     print(f"{into}: {len(directory.ids())} runs")
     return 1 if damaged else 0
+
+
+def _asked_otherwise(directory: StudyDirectory, other: StudyDirectory) -> list[str]:
+    """Experiments that both have with other grids, seeds, splits or data."""
+    here, there = directory.experiments, other.experiments
+    parts = ("protocol", "unprivate_data_checksum")
+    both = [name for name in there if isinstance(here.get(name), dict) and isinstance(there[name], dict)]
+    return [name for name in both if any(here[name].get(part) != there[name].get(part) for part in parts)]
 
 
 _path = click.Path(path_type=Path)

@@ -75,8 +75,10 @@ def test_the_clip_range_by_hand():
 def test_a_clip_that_never_arrives_gives_no_range():
     low = ClipCurve(0.1, [0.1, 0.12], [0.0, 0.0])
     high = ClipCurve(0.9, [0.1, 0.2], [0.9, 0.9])
-    with pytest.raises(RunError, match=r"quantile 0.1 is 0.12 after 2 rounds.*raise --rounds or --clip-start"):
+    with pytest.raises(RunError, match=r"quantile 0.1 is 0.12 after 2 rounds.*raise --rounds, or raise --clip-start"):
         clip_range(low, high)
+    with pytest.raises(RunError, match=r"quantile 0.1 is 0.4 after 2 rounds.*or lower --clip-start"):
+        clip_range(ClipCurve(0.1, [0.5, 0.4], [1.0, 1.0]), high)  # it came down, and is still too high
     with pytest.raises(RunError, match=r"C_min=0.5 must be below C_max=0.2"):
         clip_range(ClipCurve(0.1, [0.5], [0.1]), high)
     with pytest.raises(SettingError, match=r"lowest.quantile=0.9 must be below highest.quantile=0.1"):

@@ -10,6 +10,8 @@ from scipy.stats import norm
 from clipline import EarlyStopping, Evaluate, RunDirectory
 from clipline.errors import RunError
 from clipline.study.report.collect import collect
+from clipline.study.report.content import content
+from clipline.study.report.statements import warnings
 
 
 def gaussian_epsilon(mu, delta):
@@ -95,6 +97,9 @@ def test_no_epsilon_is_shown_without_a_sound_ledger_and_its_terms(tmp_path, file
     assert read.promise is None
     assert any(problem in told for told in read.problems)
     assert len(read.round) == 20
+    assert "no guarantee is on record" in warnings(read)
+    (shown,) = content(collect([run]))["runs"]
+    assert (shown["private"], shown["epsilon"], "epsilon" in shown["released"]) == (False, None, False)
 
 
 def test_a_run_that_has_not_released_anything_is_read(tmp_path):

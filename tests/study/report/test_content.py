@@ -23,6 +23,15 @@ def test_runs_of_a_study_that_differ_by_seed_alone_share_a_label(tmp_path):
     assert labels == ["clip quantile 0.1", "clip quantile 0.5", "clip quantile 0.5"]
 
 
+def test_what_tasks_differ_in_is_not_told_of_each_run(tmp_path):
+    for number, (task, server_lr) in enumerate([("so_lr", 1.0), ("emnist_cr", 0.5), ("emnist_cr", 0.1)]):
+        write_record(tmp_path, number, server_lr=server_lr)
+        (file,) = (tmp_path / "runs").glob(f"{number:010x}*.json")
+        file.write_text(file.read_text().replace("emnist_cr", task))
+    labels = [run["label"] for run in content(collect([tmp_path]))["runs"]]
+    assert labels == ["emnist_cr, server rate 0.1", "emnist_cr, server rate 0.5", "so_lr"]
+
+
 def test_settings_that_all_runs_share_are_told_once(tmp_path):
     write_run(tmp_path / "a", server_lr=1.0)
     write_run(tmp_path / "b", server_lr=0.5)

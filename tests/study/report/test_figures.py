@@ -1,3 +1,8 @@
+import json
+
+from reported_runs import write_record
+
+from clipline.study.report.collect import collect
 from clipline.study.report.figures import read_figures
 
 OF_RUN = "method,quantile,clip,noise_at_100,noise_multiplier,client_lr,server_lr"
@@ -36,6 +41,7 @@ def values(figure):
 def test_of_several_server_rates_the_best_counts(tmp_path):
     figure = write(tmp_path, fig5=FIG5)["fig5"]
     assert figure.ticks == ("0.1", "0.5")
+    assert figure.title.endswith("(z at 100 users a round)")
     assert values(figure) == {"z = 0": {"0.1": 0.7, "0.5": 0.84}, "z = 0.1": {"0.5": 0.75}}
     assert [p.runs for _, points in figure.lines for p in points] == ["c", "b", "d"]
 
@@ -43,6 +49,7 @@ def test_of_several_server_rates_the_best_counts(tmp_path):
 def test_the_lower_error_is_the_better_one(tmp_path):
     figure = write(tmp_path, "mean_squared_error", fig5=FIG5)["fig5"]
     assert values(figure)["z = 0"]["0.5"] == 0.8
+    assert figure.lower_is_better
 
 
 def test_median_against_best_and_worst_fixed_clip_at_each_noise(tmp_path):
@@ -85,3 +92,15 @@ def test_a_file_that_is_no_text_is_a_problem(tmp_path):
     (tmp_path / "fig5-x.csv").write_bytes(b"\xff\xfe\x00")
     figures, problems = read_figures(tmp_path, {})
     assert (figures, len(problems)) == ([], 1)
+
+
+def test_what_a_task_says_of_its_metric_goes_before_the_name(tmp_path):
+    write_record(tmp_path, 1)
+    protocol = {"task": "emnist_cr", "own_metric": "accuracy", "own_lower": True}  # as of a task file with BETTER
+    experiments = {"fig5-emnist_cr": {"protocol": protocol, "data": "made-up users"}}
+    (tmp_path / "study.json").write_text(json.dumps({"experiments": experiments}))
+    (tmp_path / "fig5-emnist_cr.csv").write_text(FIG5)
+    (tmp_path / "fig6-emnist_cr.csv").write_text(FIG6)
+    found = {figure.name: figure for figure in collect([tmp_path]).figures}
+    assert values(found["fig5"])["z = 0"]["0.5"] == 0.8
+    assert values(found["fixed-against-adaptive"])["best fixed clip, in hindsight"] == {"0": 0.6, "0.1": 0.4}

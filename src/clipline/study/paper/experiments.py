@@ -18,6 +18,7 @@ from .protocol import HIGHEST, LOWEST, MEDIAN, PAPER_COHORT, Protocol
 from .rules import Interval, Row, best_row, bootstrap, compare_clips, tolerable_noise, within_tolerance
 
 BOOTSTRAP_SEED = 0
+_FAR = 2.0  # times the largest clip without noise: a tracked clip beyond it was driven there by noise
 _OF_VALUE = ("value", "outcome", "chosen", "runs")
 
 
@@ -125,7 +126,9 @@ def fig7(grid: Grid) -> Findings:
     at = {noise: [row for row in chosen(rows) if row["noise_at_100"] == noise] for noise in protocol.noises}
     best = {noise: best_row(at[noise], "value", lower_is_better=lower) for noise in protocol.noises}
     z_star = tolerable_noise({noise: row["value"] for noise, row in best.items()}, lower_is_better=lower)
-    median = next(row for row in at[z_star] if row["method"] == "adaptive")
+    medians = {noise: next(row for row in at[noise] if row["method"] == "adaptive") for noise in protocol.noises}
+    alone = tolerable_noise({noise: row["value"] for noise, row in medians.items()}, lower_is_better=lower)
+    median = medians[z_star]
     fixed = best_row([row for row in at[z_star] if row["method"] == "fixed"], "value", lower_is_better=lower)
     sides = dict(zip(("median", "best fixed clip"), grid.tested([median, fixed]), strict=True))
     means = {side: bootstrap([row["value"] for row in tested], seed=BOOTSTRAP_SEED) for side, tested in sides.items()}
@@ -137,10 +140,12 @@ def fig7(grid: Grid) -> Findings:
         "choice": _choice(protocol, rows, best, z_star, fixed["clip"]),
     }
     paths = [row["clips"] or [math.nan] for row in sides["median"]]  # empty if it diverged in its first round
+    highest = max(map(max, paths))
     numbers = {
-        **found, "z_star": z_star, "c_star": fixed["clip"], "median": means["median"],
+        **found, "z_star": z_star, "median_z_star": alone, "c_star": fixed["clip"], "median": means["median"],
         "fixed": means["best fixed clip"], "largest_noise": max(protocol.noises),
-        "median_clip_ends": [path[-1] for path in paths], "median_clip_highest": max(map(max, paths)),
+        "median_clip_ends": [path[-1] for path in paths], "median_clip_highest": highest,
+        "median_clip_ran_away": highest > _FAR * found["clip_max"],
         "comparison": judged.word, "verdict": judged.sentence,
     }  # fmt: skip
     said = _said_of_fig7(protocol, numbers, median, fixed) + _at_the_papers_noise(protocol, at, z_star)
@@ -221,6 +226,8 @@ def _said_of_fig7(protocol: Protocol, numbers: Mapping[str, Any], median: Row, f
     z_star, largest = numbers["z_star"], numbers["largest_noise"]
     low, high = numbers["clip_min"], numbers["clip_max"]
     beyond = ", the largest that was tried" if z_star == largest else ""
+    alone = f"; the median by itself bears {numbers['median_z_star']:g}"
+    beyond += alone if numbers["median_z_star"] != z_star else ""
     scaled = f" at 100 users a round ({median['noise_multiplier']:.3g} at the {protocol.cohort_size} of these runs)"
     scaled = "" if protocol.cohort_size == PAPER_COHORT else scaled
     return [
@@ -251,8 +258,11 @@ def _at_the_papers_noise(protocol: Protocol, at: Mapping[float, Sequence[Row]], 
 def _clip_in_words(numbers: Mapping[str, Any]) -> str:
     """Where the tracked clip went in the final runs; where noise and clip drove each other up, this shows it."""
     ends, highest = numbers["median_clip_ends"], numbers["median_clip_highest"]
-    left = f", far above the range without noise, whose end is {numbers['clip_max']:.3g}"
-    left = left if highest > 2 * numbers["clip_max"] else ""
+    left = (
+        f", far above the range without noise, whose end is {numbers['clip_max']:.3g}: noise is in proportion to the "
+        "clip, so that a rise feeds itself, which a fixed clip cannot"
+    )
+    left = left if numbers["median_clip_ran_away"] else ""
     return f"the median's clip ended between {min(ends):.3g} and {max(ends):.3g}; it was {highest:.3g} at most{left}"
 
 

@@ -89,10 +89,12 @@ def _fig3(findings: Findings) -> tuple[Figure, str]:
             axis.annotate(f"{value:.4g}", (x, value), (0, 9), textcoords="offset points", ha="center", fontsize=9)
     _mark_diverged(axis, range(len(rows)), values)
     axis.set_xticks(range(len(rows)), names)
-    axis.margins(x=0.08, y=0.2)
-    axis.set_xlabel("quantile of the update norms that the clip follows (0.1 clips most; each at its best server rate)")
+    axis.margins(y=0.2)
+    axis.set_xlim(-0.4, len(rows) - 0.6)  # also where the first or the last diverged and has no point
+    axis.set_xlabel("quantile of update norms that the clip follows (0.1 clips most; each at its best server rate)")
     _label_metric(axis, findings.protocol)
-    return figure, f"what clipping does without noise ({_averaged(findings.protocol)}; dashed: no clipping)"
+    dashed = "; dashed: no clipping" if math.isfinite(values[0]) else ""
+    return figure, f"what clipping does without noise ({_averaged(findings.protocol)}{dashed})"
 
 
 def _fig4(findings: Findings) -> tuple[Figure, str]:

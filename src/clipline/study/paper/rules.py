@@ -75,9 +75,11 @@ class ClipCurve:
             last = (
                 f"{self.clips[-1]:.3g} after {len(self.clips)} rounds" if self.clips else "unknown: there is no round"
             )
+            nearer = "lower" if len(self.clips) > 1 and self.clips[-1] < self.clips[0] else "raise"
             raise RunError(
                 f"the clip of quantile {self.quantile:g} is {last}, but in no round was the fraction within it closer "
-                f"than {NEAR_TARGET:g} to {self.quantile:g}, so there is no clip range: raise --rounds or --clip-start"
+                f"than {NEAR_TARGET:g} to {self.quantile:g}, so there is no clip range: raise --rounds, or "
+                f"{nearer} --clip-start"
             )
         return self.clips[start:]
 
@@ -218,7 +220,7 @@ def compare_clips(
     found = bootstrap_difference(adaptive, fixed, seed=seed)
     base = abs(sum(fixed) / len(fixed))
     by = f"{abs(found.mean):.2g}" + (f" ({abs(found.mean) / base:.1%})" if base else "")
-    said = f"95% interval of the difference [{found.low:.2g}, {found.high:.2g}]"
+    said = f"95% interval of the difference [{found.low:.3g}, {found.high:.3g}]"
     if found.low <= 0 <= found.high:
         return ClipComparison(
             "as good", f"the untuned median is as good as the best fixed clip: they differ by {by}, {said}"

@@ -52,7 +52,7 @@ def _read(path: Path) -> tuple[list[ReportedRun], list[Figure], list[str]]:
     if is_study_directory(path):
         runs, problems = read_records(path)
         metrics = {run.task: run.metrics[0] for run in reversed(runs) if run.metrics}
-        figures, unread = read_figures(path, metrics)
+        figures, unread = read_figures(path, metrics, {run.task: run.about for run in runs})
         return runs, figures, [*problems, *unread]
     inside = [read_run_directory(folder) for folder in sorted(path.iterdir()) if is_run_directory(folder)]
     figures, unread = read_figures(path, {})

@@ -79,6 +79,7 @@ def _run(run: ReportedRun, shared: Mapping[str, str], where: Mapping[str, str]) 
         "epsilon_text": None if epsilon is None else rounded_up(epsilon, 3),
         "delta_text": None if delta is None else delta_rounded_up(delta),
         "private": not warnings(run),
+        "on_record": run.promise is not None,
         "target": run.target,
         "final": {name: _short(value) for name, value in run.final.items()},
         "best": {name: _short(value) for name, value in best.items()},
@@ -93,7 +94,8 @@ def _run(run: ReportedRun, shared: Mapping[str, str], where: Mapping[str, str]) 
 
 def _released(run: ReportedRun) -> dict[str, Any]:
     """Clip, fraction within and epsilon in the rounds that are drawn; true quantiles too, where they are on record."""
-    names = [name for name in ("clip", "fraction_within", "epsilon") if _has_numbers(run.columns.get(name))]
+    known = ("clip", "fraction_within") if run.promise is None else ("clip", "fraction_within", "epsilon")
+    names = [name for name in known if _has_numbers(run.columns.get(name))]
     of_target = f"{UNPRIVATE}quantile_{run.target:g}" if run.target is not None else ""
     names += [of_target] if _has_numbers(run.columns.get(of_target)) else []
     kept = drawn(len(run.round), [run.columns[name] for name in names])
@@ -130,19 +132,17 @@ def drawn(length: int, columns: Iterable[Sequence[float | None]], points: int = 
 def _labels(runs: Sequence[ReportedRun]) -> tuple[list[str], list[str]]:
     """What the legend calls each run, and of this what clip and noise do not say.
 
-    A run directory goes by its name. A run of a study goes by what tells it from others, seeds aside.
+    A run directory goes by its name. A run of a study goes by what tells it from others of its task, seeds aside.
     """
     of_study = [run for run in runs if run.of_study]
     tasks, clips = {run.task for run in of_study}, {run.clip for run in of_study}
     noises = {run.noise_multiplier for run in of_study}
-    rows = [_texts(run.settings) for run in of_study]
-    shared = _shared(rows)
-    named = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in shared]
-    named = [name for name in named if name not in _NOT_TOLD_APART]
+    named = {task: _not_shared([_texts(run.settings) for run in of_study if run.task == task]) for task in tasks}
     labels, differing = [], []
     for run in runs:
         texts = _texts(run.settings) if run.of_study else {}
-        rest = ", ".join(f"{_SPOKEN.get(name, name)} {_brief(texts[name])}" for name in named if name in texts)
+        told = named.get(run.task, ())
+        rest = ", ".join(f"{_SPOKEN.get(name, name)} {_brief(texts[name])}" for name in told if name in texts)
         parts = [run.task] if len(tasks) > 1 else []
         parts += [f"clip {run.clip}"] if len(clips) > 1 else []
         parts += [f"z {run.noise_multiplier:g}"] if len(noises) > 1 and run.noise_multiplier is not None else []
@@ -150,6 +150,13 @@ def _labels(runs: Sequence[ReportedRun]) -> tuple[list[str], list[str]]:
         labels.append((", ".join(parts) or "all runs") if run.of_study else run.name)
         differing.append(rest)
     return labels, differing
+
+
+def _not_shared(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """The settings that tell these runs from each other."""
+    shared = _shared(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in names if name not in shared and name not in _NOT_TOLD_APART]
 
 
 def _statements(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import csv
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...metric_direction import lower_is_better
@@ -48,13 +48,16 @@ class Figure:
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     rows_in_file: int = 0
+    lower_is_better: bool = False
 
 
-def read_figures(path: Path, metrics: Mapping[str, str]) -> tuple[list[Figure], list[str]]:
+def read_figures(
+    path: Path, metrics: Mapping[str, str], said: Mapping[str, Mapping[str, str]] | None = None
+) -> tuple[list[Figure], list[str]]:
     """The tables `figN-TASK.csv` of a folder as figures, fixed against adaptive first; and what could not be read.
 
-    `metrics` has the name of each task's metric, which says whether more is better. Columns that are not known are left
-    to the table behind a figure.
+    `metrics` has the name of each task's metric, which says whether more is better unless the facts of the task in
+    `said` do. Columns that are not known are left to the table behind a figure.
     """
     tables: dict[str, dict[str, list[dict[str, str]]]] = {}  # task -> name -> rows
     problems = []
@@ -72,8 +75,10 @@ def read_figures(path: Path, metrics: Mapping[str, str]) -> tuple[list[Figure], 
     for task, of_task in tables.items():
         metric = metrics.get(task) or _metric(of_task)
         compared = [*of_task.get("fig5", ()), *of_task.get("fig6", ())] or of_task.get("fig7 choice", [])
-        figures += _fixed_against_adaptive(task, metric, compared)
-        figures += [_figure(name, task, metric, rows) for name, rows in of_task.items()]
+        lower = lower_is_better(metric, (said or {}).get(task))
+        made = _fixed_against_adaptive(task, metric, compared, lower)
+        made += [_figure(name, task, metric, rows, lower) for name, rows in of_task.items()]
+        figures += [replace(figure, lower_is_better=lower) for figure in made]
     return figures, problems
 
 
@@ -87,20 +92,22 @@ def _name_and_task(stem: str) -> tuple[str, str]:
     return name, task
 
 
-def _figure(name: str, task: str, metric: str, rows: Sequence[Mapping[str, str]]) -> Figure:
+def _figure(name: str, task: str, metric: str, rows: Sequence[Mapping[str, str]], lower: bool) -> Figure:
     """One table as a chart where its columns are known, else as a table."""
     title = _TITLES.get(name, f"Table of {name}")
     columns = tuple(rows[0])
     shown = tuple(tuple(row.get(column, "") for column in columns) for row in rows[:ROWS])
     if name not in _TITLES or not any(column in columns for column in _VALUES):
         return Figure(name, task, title, metric, columns=columns, rows=shown, rows_in_file=len(rows))
+    if name in ("fig5", "fig6") and any(row.get("noise_at_100") for row in rows):
+        title += " (z at 100 users a round)"  # the table of runs has the z that each run had
     x_label, x_of = _axis(name)
     line_of = _noise if name in ("fig5", "fig6") else (lambda row: metric)
     ticks = tuple(sorted(dict.fromkeys(x_of(row) for row in rows), key=_order))
     best: dict[tuple[str, str], Mapping[str, str]] = {}
     for row in rows:  # several server rates: the best one counts, as in the paper
         key = line_of(row), x_of(row)
-        if key not in best or _better(row, best[key], metric):
+        if key not in best or _better(row, best[key], lower):
             best[key] = row
     lines: dict[str, list[Point]] = {}
     for (line, x), row in sorted(best.items(), key=lambda item: (_order(item[0][0]), ticks.index(item[0][1]))):
@@ -131,13 +138,13 @@ def _side(row: Mapping[str, str]) -> str:
     return f"{row['side']}, {known}" if row.get("side") else known
 
 
-def _fixed_against_adaptive(task: str, metric: str, rows: Sequence[Mapping[str, str]]) -> list[Figure]:
+def _fixed_against_adaptive(task: str, metric: str, rows: Sequence[Mapping[str, str]], lower: bool) -> list[Figure]:
     """At each noise: the median clip, which nobody tuned, against the best and the worst of the fixed clips."""
     best: dict[tuple[str, str, str], Mapping[str, str]] = {}  # of all server rates
     for row in rows:
         quantile = _short(row.get("quantile"))
         key = _noise(row), "median" if quantile == "0.5" else "other" if quantile else "fixed", _clip(row)
-        if _value(row) is not None and (key not in best or _better(row, best[key], metric)):
+        if _value(row) is not None and (key not in best or _better(row, best[key], lower)):
             best[key] = row
     noises = sorted({noise for noise, _, _ in best}, key=_order)
     lines: dict[str, list[Point]] = {name: [] for name in _COMPARED}
@@ -147,7 +154,7 @@ def _fixed_against_adaptive(task: str, metric: str, rows: Sequence[Mapping[str, 
         fixed = [row for (at, kind, _), row in best.items() if (at, kind) == (noise, "fixed")]
         if not median or not fixed:
             continue
-        ranked = sorted(fixed, key=lambda row: _value(row) or 0.0, reverse=not lower_is_better(metric))
+        ranked = sorted(fixed, key=lambda row: _value(row) or 0.0, reverse=not lower)
         for name, row in zip(_COMPARED, (median[0], ranked[0], ranked[-1]), strict=True):
             note = "quantile 0.5" if row is median[0] else f"clip {_clip(row)}"
             lines[name].append(Point(len(ticks), _value(row) or 0.0, note=note, runs=row.get("runs", "")))
@@ -172,11 +179,11 @@ def _value(row: Mapping[str, str]) -> float | None:
     return next((number for name in _VALUES if (number := number_in(row.get(name))) is not None), None)
 
 
-def _better(row: Mapping[str, str], than: Mapping[str, str], metric: str) -> bool:
+def _better(row: Mapping[str, str], than: Mapping[str, str], lower: bool) -> bool:
     mine, other = _value(row), _value(than)
     if mine is None or other is None:
         return mine is not None
-    return mine < other if lower_is_better(metric) else mine > other
+    return mine < other if lower else mine > other
 
 
 def _noise(row: Mapping[str, str]) -> str:

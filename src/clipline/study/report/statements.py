@@ -60,6 +60,8 @@ def warnings(run: ReportedRun) -> list[str]:
         found.append("no noise was added")
     elif promise is not None and promise.epsilon is None:
         found.append("no finite epsilon")
+    elif promise is None and run.round:
+        found.append("no guarantee is on record")
     if run.unclipped:
         found.append("updates were not clipped")
     if run.resolved.get("shows_errors") is True:
@@ -85,7 +87,7 @@ def cautions(run: ReportedRun) -> list[str]:
     promise = run.promise
     if promise is not None and promise.epsilon is not None and promise.epsilon > MUCH:
         found.append(f"an epsilon above {MUCH:g} promises little")
-    if run.setting("noise_source") == "seed" and not warnings(run):
+    if run.setting("noise_source") == "seed" and (not warnings(run) or (promise is None and not _seed_known(run))):
         found.append("cohorts and noise come from the seed in settings.toml: keep that file secret")
     if run.about.get("data") == "stand-in":
         found.append("trained on a stand-in, generated: not comparable with results on the original data")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CliplineError, RunError
+from ...metric_direction import better_facts
 from ...privacy.accountant import account
 from ...privacy.events import GaussianEvent, sampling_named
 from ...privacy.ledger import Ledger
@@ -34,13 +35,13 @@ def read_records(path: Path) -> tuple[list[ReportedRun], list[str]]:
     from ..runs.record import RunRecord  # with torch, which a report of trainings can do without
 
     runs, problems = [], []
-    data = _data_by_task(path / STUDY)
+    facts = _facts_by_task(path / STUDY)
     for file in sorted((path / RUNS).glob("*.json")):
         try:
             text = file.read_text(encoding="utf-8")
             record = json.loads(text)
             run = _run(file, record)
-            runs.append(replace(run, about={**data.get(run.task, {}), **run.about}))
+            runs.append(replace(run, about={**facts.get(run.task, {}), **run.about}))
             if "checksum" not in record:
                 problems.append(f"{RUNS}/{file.name} has no checksum: whether its numbers were changed cannot be told")
                 continue
@@ -60,13 +61,21 @@ def _order(run: ReportedRun) -> tuple[Any, ...]:
     return run.task, kind, clip or 0.0, run.noise_multiplier or 0.0, rate or 0.0, seed or 0.0
 
 
-def _data_by_task(file: Path) -> dict[str, dict[str, str]]:
-    """What each task was trained on, in words, as the study's experiments have it."""
+def _facts_by_task(file: Path) -> dict[str, dict[str, str]]:
+    """What each task was trained on, in words, and which way a metric of one's own is better, by the experiments."""
     try:
         asked = json.loads(file.read_text(encoding="utf-8"))["experiments"].values()
-        return {str(one["protocol"]["task"]): {"trained_on": str(one["data"])} for one in asked}
+        protocols = [(one["protocol"], str(one["data"])) for one in asked if "protocol" in one]  # not those of tune
+        return {str(protocol["task"]): {"trained_on": data, **_better(protocol)} for protocol, data in protocols}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}  # a study of another kind
+
+
+def _better(protocol: Mapping[str, Any]) -> dict[str, str]:
+    metric, lower = protocol.get("own_metric"), protocol.get("own_lower")
+    if metric is None or lower is None:  # a task of the paper, whose metric says it by its name
+        return {}
+    return better_facts({str(metric): "lower" if lower else "higher"})
 
 
 def _run(file: Path, record: Mapping[str, Any]) -> ReportedRun:

@@ -51,6 +51,7 @@ class _Search:
         import optuna
 
         self.optuna: Any = optuna
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # progress is told once, by us
         self.question, self.trials = question, trials
         self.directory = trials.study.directory
         # A study has its direction before the first run tells which metric it is: ours is always "larger is better".

@@ -36,7 +36,7 @@ def noise_words(answer: Tuned) -> str:
     else:
         above = min(other for other in rising if other > z)
         loss = dict(noise.losses(answer.metric))[above]
-        cost = "diverged" if math.isinf(loss) else f"costs {100 * loss:.2g}% of the {answer.metric.name}"
+        cost = "diverged" if math.isinf(loss) else f"costs {100 * loss:.3g}% of the {answer.metric.name}"
         why = f"the next one tried, z = {above:.3g}, {cost}"
     return f"z = {z:.3g} is borne at a loss of at most {limit:g}%; {why}."
 

@@ -33,7 +33,7 @@
     if (typeof value !== "number") return String(value);
     if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
     const rounded = Number(value.toPrecision(digits));
-    return rounded !== 0 && Math.abs(rounded) < 1e-3 ? rounded.toExponential() : String(rounded);
+    return rounded !== 0 && (Math.abs(rounded) < 1e-3 || Math.abs(rounded) >= 1e9) ? rounded.toExponential().replace("+", "") : String(rounded);
   };
   const list = (names, most = 8) =>
     names.slice(0, most).join(", ") + (names.length > most ? ` and ${names.length - most} more` : "");
@@ -200,11 +200,12 @@
     return from < to ? [from, to] : [whole(from / 2, Math.floor), whole(to * 2, Math.ceil)];
   }
 
-  // On a logarithmic axis: powers of ten, and on a short one also twice and five times these.
+  // On a logarithmic axis: powers of ten, fewer on a long one, and on a short one also twice and five times these.
   function logTick(value, scale) {
-    const digit = Number((value / 10 ** Math.floor(Math.log10(value) + 1e-9)).toPrecision(3));
+    const power = Math.floor(Math.log10(value) + 1e-9);
+    const digit = Number((value / 10 ** power).toPrecision(3));
     const decades = Math.log10(scale.max / scale.min);
-    return digit === 1 || (decades <= 2.01 && (digit === 2 || digit === 5)) || (decades <= 0.7 && Number.isInteger(digit));
+    return (digit === 1 && power % Math.ceil(decades / 8) === 0) || (decades <= 2.01 && (digit === 2 || digit === 5)) || (decades <= 0.7 && Number.isInteger(digit));
   }
 
   function nearest(values, i) {
@@ -410,7 +411,7 @@
       const [low, high] = [Math.min(...ends), Math.max(...ends)], pad = (high - low) * 0.08 || Math.abs(high) * 0.05 || 1;
       const interval = figure.lines.some((line) => line.points.some((p) => p.low !== null));
       return { title, x_label: figure.x_label, ticks: figure.ticks, series, range: () => [low - pad, high + pad],
-        note: [figure.metric === "value" ? "" : `The metric is ${figure.metric}.`, !interval ? "" : figure.name === "fig7" ? "Bars: 95% interval of the mean over seeds, on the test users." : "Bars: the interval in the table."].join(" ").trim(),
+        note: [figure.metric === "value" ? "" : `The metric is ${figure.metric}${figure.lower_is_better ? ", lower is better" : ""}.`, !interval ? "" : figure.name === "fig7" ? "Bars: 95% interval of the mean over seeds, on the test users." : "Bars: the interval in the table."].join(" ").trim(),
         legend: figure.lines.length > 1 ? el("div", { class: "legend", role: "group", "aria-label": `Legend of ${title}` }, series.map((one) =>
           toggle(one, !hidden.has(one.label), (show) => { if (show) hidden.delete(one.label); else hidden.add(one.label); kept.show(); }))) : null,
         numbers: () => (figure.columns.length ? csvTable(figure) : pointsTable(figure)) };
@@ -449,7 +450,7 @@
     const tile = (name, value, below, bad) => el("div", { class: "tile" }, el("span", { class: "quiet" }, name), el("b", { class: bad ? "bad" : null }, value), el("span", { class: "quiet" }, below || ""));
     return el("div", { class: "tiles" },
       Object.entries(run.final).slice(0, 3).map(([name, value]) => tile(name, short(value), [evaluatedAt(run, name), measuredOn().replace(/,.*/, ".")].filter(Boolean).join(" "))),
-      tile("epsilon", run.epsilon === null ? (run.rounds ? "infinite" : "–") : run.epsilon_text, run.epsilon === null ? (run.rounds ? "not private" : "nothing released yet") : `at delta ${run.delta_text}`, run.epsilon === null && run.rounds > 0),
+      tile("epsilon", run.epsilon === null ? (!run.rounds ? "–" : run.on_record ? "infinite" : "none") : run.epsilon_text, run.epsilon === null ? (!run.rounds ? "nothing released yet" : run.on_record ? "not private" : "no guarantee is on record") : `at delta ${run.delta_text}`, run.epsilon === null && run.rounds > 0),
       tile("rounds", run.planned ? `${run.rounds} of ${run.planned}` : run.rounds, stateWords(run.state)),
       tile("clip", run.clip_end === null ? "–" : short(run.clip_end), run.clip_kind === "none" ? "updates are not clipped" : run.clip_kind));
   }
