@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 
+import pytest
 from samples import ROOT, SOURCE, load_script
 
 README = (ROOT / "README.md").read_text()
@@ -37,6 +38,24 @@ def test_there_are_exactly_two_set_up_commands_and_ci_runs_the_second():
 def test_every_link_leads_somewhere():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def anchors(page):
+    """What can be linked to: a heading in lower case, spaces as hyphens, without other signs."""
+    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
+def test_every_link_of_the_docs_leads_somewhere(page):
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), target
 
 
 def test_on_pypi_no_link_and_no_image_leads_nowhere():

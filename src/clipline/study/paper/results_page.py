@@ -110,6 +110,7 @@ def _text(entries: Sequence[Entry], unfinished: Sequence[str], pictures: str) ->
         "",
         "An interval is a bootstrapped 95% interval over seeds. Two sides are called as good as each other where the",
         "interval of their difference holds 0, which few seeds make easy: the difference stands with each Figure 7.",
+        "Such intervals are too narrow for few seeds, so that better and worse are less sure than they look.",
         "",
         *_conclusions(entries),
         *_beside_the_paper(entries),
@@ -186,7 +187,7 @@ def _run_away(entries: Sequence[Entry]) -> list[str]:
                 f" By itself the median stays within 5% up to z = {alone:g}: z* goes by the best of all clips that are "
                 "compared, which here was a fixed one."
             )
-        lines += [*textwrap.wrap(said, 110), ""]
+        lines += [*textwrap.wrap(said, 110, break_on_hyphens=False, break_long_words=False), ""]
     return lines
 
 
