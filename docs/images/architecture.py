@@ -52,7 +52,8 @@ box(530, 165, 200, 62, "3  one_by_one, stacked/", ("or single_step/: local SGD o
 box(755, 60, 190, 62, "kernels/ programs/ sparse/", ("fast parts, each with", "a plain twin and a test"))
 box(755, 165, 190, 62, "isolation/", ("no user finds what", "another one left"))
 text(530, 262, "Every fast part is here, behind one protocol: backend.py.", 12, GREY)
-text(530, 280, "A privacy review need not enter this room.", 12, GREY)
+text(530, 280, "What it owes to privacy: an update depends on its own user", 12, GREY)
+text(530, 298, "alone (isolation/, and the tests of each twin).", 12, GREY)
 
 arrow(230, 82, 528, 82, "CohortRequest", INK)
 arrow(630, 122, 630, 163)
