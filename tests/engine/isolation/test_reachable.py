@@ -21,7 +21,7 @@ from samples import cross_entropy, one_by_one, population_of
 from torch import nn
 
 from clipline import LocalSGD
-from clipline.engine.isolation.reachable import _full_names, _installed
+from clipline.engine.isolation.reachable import _from_installed, _full_names, _installed
 from clipline.errors import ModuleError
 from clipline.streams import Streams
 
@@ -57,6 +57,16 @@ class Local(threading.local):
 
 class Spread(statistics.NormalDist):
     """Its numbers are in slots of the library's class."""
+
+
+class Slotted(nn.Linear):
+    __slots__ = ("last",)
+
+
+def parametrised():
+    layer = Slotted(2, 2).requires_grad_(False)
+    layer.last = 0
+    return torch.nn.utils.parametrize.register_parametrization(layer, "weight", nn.Identity())
 
 
 Made = dataclasses.make_dataclass("Made", [("seen", int, 0)])
@@ -152,7 +162,20 @@ def forms():
         "a class made by a library": (seen, see, Made()),
         "slots of a library's class": (
             lambda m: m.held._mu, lambda m: setattr(m.held, "_mu", 1.0), Spread(0.0, 1.0)),
-        "a counter that numbers words": (lambda m: m.held["word"] % 2, lambda m: (m.held["new"], m.held["newer"]), numbers),
+        "a counter that numbers words": (
+            lambda m: m.held["word"] % 2, lambda m: (m.held["new"], m.held["newer"]), numbers),
+        "a key": (
+            lambda m: next(iter(m.held)).seen, lambda m: setattr(next(iter(m.held)), "seen", 1), {Described(): 1}),
+        "a class without a module": (seen, see, EXECUTED()),
+        "slots of a class that a library derives from": (
+            lambda m: m.held.last, lambda m: setattr(m.held, "last", 1), parametrised()),
+        "children of a seed": (
+            lambda m: m.held.n_children_spawned, lambda m: m.held.spawn(1), np.random.SeedSequence(1)),
+        "children of a generator": (
+            lambda m: m.held.bit_generator.seed_seq.n_children_spawned, lambda m: m.held.spawn(1),
+            np.random.default_rng(1)),
+        "a sequence that fills a square": (
+            lambda m: m.held.num_generated, lambda m: m.held.draw(1), torch.quasirandom.SobolEngine(2)),
         "another factory": (
             lambda m: m.held.default_factory is not int, lambda m: setattr(m.held, "default_factory", float),
             collections.defaultdict(int)),
@@ -177,6 +200,9 @@ def forms():
     }  # fmt: skip
 
 
+EXECUTED = {}
+exec("class Executed:\n    seen = 0", EXECUTED)  # as tools do that read settings in Python
+EXECUTED = EXECUTED["Executed"]
 LINK, SHOWN, LOCAL, VIEW = Link(Spread), Described(), Local(), memoryview(bytearray(2))
 WEAK = weakref.WeakKeyDictionary()
 
@@ -237,7 +263,18 @@ def test_an_import_inside_a_package_may_mean_a_module_beside_it_or_above():
 def test_a_class_counts_as_the_callers_although_a_library_made_it():
     assert not _installed(Made)
     assert not _installed(types.new_class("Fresh"))
+    assert not _installed(EXECUTED)
     assert _installed(types.SimpleNamespace)
+    assert _installed(types.GeneratorType)
+
+
+def test_a_file_of_the_callers_with_the_name_of_one_of_pythons_is_the_callers(monkeypatch):
+    name = "this"  # which nobody imports
+    for file, installed in (("/home/me/project/this.py", False), (statistics.__file__, True)):
+        module = types.ModuleType(name)
+        module.__file__ = file
+        monkeypatch.setitem(sys.modules, name, module)
+        assert _from_installed.__wrapped__(name) == installed
 
 
 def test_a_context_variable_that_has_no_value_to_go_back_to_is_refused():

@@ -61,6 +61,7 @@ def _installed_folders(search_path: Iterable[str]) -> tuple[str, ...]:
 
 
 _INSTALLED = _installed_folders(sys.path)
+_PYTHON = (sys.prefix, sys.base_prefix, sys.base_exec_prefix, str(PurePath(types.__file__).parent), *_INSTALLED)
 _NOT_STATE = frozenset(
     [
         "__dict__",
@@ -86,8 +87,9 @@ _NOT_STATE = frozenset(
 # Containers written in Python: what they hold is in their attributes.
 _IN_PYTHON = (
     *(UserDict, UserList, ChainMap, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
-    torch.optim.Optimizer,
+    *(torch.optim.Optimizer, torch.quasirandom.SobolEngine),
 )
+_MADE_BY_PYTHON = 1 << 9  # the flag of classes that are not static in C
 _MAX_PER_USER = 4096  # entries: larger containers are compared once a block, not after every user
 _STRUCTURE = ("_parameters", "_buffers", "_modules")  # the dictionaries of a module whose change is refused
 
@@ -133,7 +135,7 @@ class _Walk:
 
     def visit(self, value: Any, label: str) -> None:
         """Snapshot everything mutable that can be reached from `value`."""
-        callers_class = not _installed(type(value))
+        callers_class = _has_callers_class(value)
         if (isinstance(value, VALUES) and not callers_class) or id(value) in self._seen:
             return
         self._seen[id(value)] = value  # kept alive, so that no other object gets its id
@@ -182,6 +184,7 @@ class _Walk:
             # What it holds: a class derived from these may show other entries, or import them one by one and fail.
             for one in held.entries():
                 key, entry = one if isinstance(inside, dict) else (None, one)
+                self.visit(key, label)
                 self.visit(entry, f"{label}[{key!r}]" if isinstance(inside, dict) else label)
         elif isinstance(value, threading.local):
             self.found.restorable.append(ThreadLocal(label, value))
@@ -314,8 +317,8 @@ class _Walk:
         self.visit(type(value), label)
 
     def _visit_slots(self, value: Any, label: str) -> None:
-        for cls in type(value).__mro__:
-            for name, slot in list(vars(cls).items()) if not _installed(type(value)) else ():
+        for cls in type(value).__mro__ if _has_callers_class(value) else ():
+            for name, slot in list(vars(cls).items()):
                 if isinstance(slot, types.MemberDescriptorType):
                     snapshot = Slot(f"{label}.{name}", value, slot)
                     if snapshot.writable():
@@ -362,9 +365,10 @@ def _callables(held: Iterable[Any]) -> Iterator[Any]:
 
 @functools.cache
 def _from_installed(module_name: str) -> bool:
-    if module_name.partition(".")[0] in _TRUSTED:
-        return True
+    top = module_name.partition(".")[0]
     file = getattr(sys.modules.get(module_name), "__file__", None)
+    if top in _TRUSTED:  # but a file of the caller's may have the name of one of Python's, as profile.py
+        return not (top in sys.stdlib_module_names and isinstance(file, str) and not file.startswith(_PYTHON))
     return isinstance(file, str) and file.startswith(_INSTALLED)
 
 
@@ -376,9 +380,15 @@ def _installed(thing: Any) -> bool:
     if isinstance(thing, types.FunctionType):
         return _from_installed(str(thing.__globals__.get("__name__", "")))
     name = getattr(thing, "__module__", None)
-    if name == "types" and getattr(types, thing.__name__, None) is not thing:
-        return False  # made by `types.new_class`, or before Python 3.12 by `dataclasses.make_dataclass`
+    if name in ("builtins", "types") and isinstance(thing, type) and thing.__flags__ & _MADE_BY_PYTHON:
+        # By `exec`, by `types.new_class`, or before Python 3.12 by `dataclasses.make_dataclass`: the caller's.
+        return getattr(sys.modules[name], thing.__name__, None) is thing
     return _from_installed(name if isinstance(name, str) and name else "builtins")  # of Cython's classes it is no text
+
+
+def _has_callers_class(value: Any) -> bool:
+    """Whether the value's class, or one that it derives from, is the caller's."""
+    return not all(map(_installed, type(value).__mro__))
 
 
 def _article(word: str) -> str:
