@@ -13,6 +13,7 @@ from torch import nn
 
 zoo = Zoo()
 LAST = {}
+GLOBAL_NOTES = []
 COUNT = 0
 
 
@@ -237,6 +238,23 @@ def global_rebound():
     global COUNT
     COUNT = 0
     return Global()
+
+
+@torch.no_grad()
+def noted(x):
+    GLOBAL_NOTES.append(mean(x))
+    return sum(GLOBAL_NOTES)
+
+
+@zoo.add(EITHER)
+def global_of_a_function_without_gradients():
+    GLOBAL_NOTES.clear()
+
+    class Noting(Net):
+        def seen(self, x):
+            return x + 0.1 * noted(x)
+
+    return Noting()
 
 
 @zoo.add(EITHER)

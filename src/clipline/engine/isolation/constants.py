@@ -37,7 +37,8 @@ class Constant:
         self.before: Any = None  # a copy of the array, or of the tensor's memory
         self.checksum: list[int] | None = None
         if isinstance(now, np.ndarray):
-            self.before = now.copy() if now.nbytes <= _COPIED else None
+            self.writeable = now.flags.writeable
+            self.before = _plain(now).copy() if now.nbytes <= _COPIED else None
             self.checksum = _array_checksum(now) if self.before is None and not now.dtype.hasobject else None
             self._checked_per_user = now.nbytes <= SHORT
             return
@@ -82,10 +83,15 @@ class Constant:
         """Whether nothing has changed."""
         now, before = self.now, self.before
         if isinstance(now, np.ndarray):
+            if now.flags.writeable != self.writeable:
+                return False
             if before is None:
                 return self.checksum is None or _array_checksum(now) == self.checksum
-            same_form = now.shape == before.shape and now.dtype == before.dtype
-            return same_form and (now.dtype.hasobject or now.tobytes() == before.tobytes())
+            if now.shape != before.shape or now.dtype != before.dtype:
+                return False
+            if now.dtype.kind == "T":  # texts of any length, which lie elsewhere in a copy
+                return bool(np.array_equal(_plain(now), before))
+            return bool(_plain(now).tobytes() == before.tobytes())  # of objects: that they are the same ones
         if torch._C._functorch.is_functorch_wrapped_tensor(now):  # left behind by vmap
             return False
         if (now.is_leaf and now.grad is not self.grad) or _form(now) != self.form:
@@ -103,8 +109,12 @@ class Constant:
         """Make it what it was; what is shared, in the caller's memory."""
         now = self.now
         if isinstance(now, np.ndarray):
-            if self.before is not None and now.flags.writeable:
-                now[...] = self.before
+            with suppress(ValueError):  # of memory that cannot be written to, or is no longer the array's own
+                now.setflags(write=self.writeable)
+                if self.before is not None and self.writeable:
+                    if now.shape != self.before.shape:
+                        now.resize(self.before.shape, refcheck=False)
+                    _plain(now)[...] = self.before
             return
         if now.is_leaf:
             now.grad = self.grad
@@ -204,9 +214,14 @@ def checksum(values: Tensor) -> int:
     return int(total)
 
 
+def _plain(values: NDArray[Any]) -> NDArray[Any]:
+    """The array itself: a class derived from it may show something else, as a masked one hides what is masked."""
+    return values if type(values) is np.ndarray else values.view(np.ndarray)
+
+
 def _array_checksum(values: NDArray[Any]) -> list[int]:
     """Checksums of the parts of an array, which may be read-only."""
-    flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    flat = np.ascontiguousarray(_plain(values)).reshape(-1).view(np.uint8)
     parts = (flat[start : start + _CHUNK_ON_DEVICE].copy() for start in range(0, len(flat), _CHUNK_ON_DEVICE))
     return [*values.shape, *(checksum(torch.from_numpy(part)) for part in parts)]
 

@@ -91,11 +91,15 @@ def beginning(value: Any) -> Callable[[int], object] | None:
         return value.seed
     if isinstance(value, np.random.RandomState):
         return lambda key: value.seed(key & 0xFFFFFFFF)
+    if isinstance(value, np.random.SeedSequence):
+        return lambda key: value.__init__(key)  # type: ignore[misc]
     if isinstance(value, np.random.Generator | np.random.BitGenerator):
         bits = value.bit_generator if isinstance(value, np.random.Generator) else value
 
         def reseed(key: int) -> None:
             bits.state = type(bits)(key).state
+            if isinstance(bits.seed_seq, np.random.SeedSequence):  # it counts what `spawn` gave
+                bits.seed_seq.__init__(key)  # type: ignore[misc]
 
         return reseed
     return None

@@ -23,7 +23,8 @@ from .quick_check import QuickCheck
 from .reachable import find_mutable_state
 from .snapshots import MISSING, Container, only_equal_values
 
-_attributes = attrgetter("grad", "requires_grad", "_backward_hooks", "shape")  # of a parameter, that stay as they are
+# Of a parameter, that stay as they are.
+_attributes = attrgetter("grad", "requires_grad", "_backward_hooks", "shape", "_post_accumulate_grad_hooks")
 
 
 class IsolationError(ModuleError):
@@ -55,7 +56,10 @@ class Isolation:
         self._params = list(self._trainable.values())
         self._layouts = [_layout(param) for param in self._params]
         self._addresses, self._strides = [*map(Tensor.data_ptr, self._params)], [*map(Tensor.stride, self._params)]
-        self._attributes = [(None, True, param._backward_hooks, param.shape) for param in self._params]
+        self._attributes = [
+            (None, True, param._backward_hooks, param.shape, param._post_accumulate_grad_hooks)
+            for param in self._params
+        ]
         self._data = [param.data for param in self._params]  # keeps the memory alive
         self._dtype = torch.get_default_dtype()
         self._state = find_mutable_state(self._module, self._loss, self._params, self._shared)
@@ -108,7 +112,10 @@ class Isolation:
         for snapshot in self._state.restorable:
             if not snapshot.same():
                 leftover = leftover or ("" if only_equal_values(snapshot) else snapshot.label)
-                snapshot.restore()
+                try:
+                    snapshot.restore()
+                except ModuleError as error:  # it cannot be: the caller's next attempt must not find it
+                    self._spoilt = refused = str(error)
         empty = self._state.empty_containers
         if any(empty):
             labels = self._state.empty_labels
@@ -188,11 +195,13 @@ class Isolation:
             param.data = data
             param.requires_grad_()
             param._backward_hooks = None
+            param._post_accumulate_grad_hooks = None  # type: ignore[assignment]
 
 
 def _layout(param: Tensor) -> tuple[object, ...]:
     """Address, shape and strides of a parameter, and the number of hooks on its gradient."""
-    return param.data_ptr(), param.shape, param.stride(), len(param._backward_hooks or ())
+    hooks = len(param._backward_hooks or ()), len(param._post_accumulate_grad_hooks or ())
+    return param.data_ptr(), param.shape, param.stride(), hooks
 
 
 def _changed(constant: Constant, module: nn.Module) -> str:

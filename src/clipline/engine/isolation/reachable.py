@@ -1,13 +1,15 @@
 """Finds all mutable state that a model and its loss can reach, and takes a snapshot of it.
 
 Found are: attributes of modules and of objects of the caller's own classes, class attributes, hooks, functions with
-their closures, defaults and the global variables that they name. Not found is state inside library objects, in files or
-in other processes.
+their closures, defaults and the global variables that they name; also functions that a library has wrapped, as
+`torch.no_grad()` does. Not found is state inside library objects, in files or in other processes, nor what a function
+reaches by a name that it makes up while it runs (`globals()`, `importlib`).
 """
 
 from __future__ import annotations
 
 import builtins
+import contextvars
 import dis
 import functools
 import sys
@@ -15,13 +17,15 @@ import sysconfig
 import threading
 import types
 import weakref
-from collections import deque
+from array import array
+from collections import ChainMap, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from ...errors import ModuleError
@@ -32,9 +36,11 @@ from .snapshots import (
     MISSING,
     VALUES,
     Attribute,
+    Buffer,
     ClassAttributes,
     ClosureCell,
     Container,
+    ContextVariable,
     Global,
     Slot,
     Snapshot,
@@ -55,6 +61,7 @@ def _installed_folders(search_path: Iterable[str]) -> tuple[str, ...]:
 
 
 _INSTALLED = _installed_folders(sys.path)
+_PYTHON = (sys.prefix, sys.base_prefix, sys.base_exec_prefix, str(PurePath(types.__file__).parent), *_INSTALLED)
 _NOT_STATE = frozenset(
     [
         "__dict__",
@@ -77,6 +84,12 @@ _NOT_STATE = frozenset(
         "__orig_bases__",
     ]
 )
+# Containers written in Python: what they hold is in their attributes.
+_IN_PYTHON = (
+    *(UserDict, UserList, ChainMap, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
+    *(torch.optim.Optimizer, torch.quasirandom.SobolEngine),
+)
+_MADE_BY_PYTHON = 1 << 9  # the flag of classes that are not static in C
 _MAX_PER_USER = 4096  # entries: larger containers are compared once a block, not after every user
 _STRUCTURE = ("_parameters", "_buffers", "_modules")  # the dictionaries of a module whose change is refused
 
@@ -122,12 +135,13 @@ class _Walk:
 
     def visit(self, value: Any, label: str) -> None:
         """Snapshot everything mutable that can be reached from `value`."""
-        callers_class = not _installed(type(value))
+        callers_class = _has_callers_class(value)
         if (isinstance(value, VALUES) and not callers_class) or id(value) in self._seen:
             return
         self._seen[id(value)] = value  # kept alive, so that no other object gets its id
-        if callers_class and isinstance(value, (*VALUES, dict, list, set, tuple, deque)):
-            self._visit_object(value, label)  # a class of the caller's may add attributes
+        looked_into = (Tensor, nn.Module, type, threading.local)  # below, with all attributes
+        if isinstance(value, _IN_PYTHON) or (callers_class and not isinstance(value, looked_into)):
+            self._visit_object(value, label)  # a class of the caller's may add attributes, whatever it derives from
         if isinstance(value, Tensor):
             self._visit_tensor(value, label)
         elif isinstance(value, nn.Module):
@@ -136,6 +150,20 @@ class _Walk:
             self.found.constants.append(Constant(label, value))
             for entry in value.ravel().tolist() if value.dtype.hasobject else ():
                 self.visit(entry, label)
+            if not callers_class and hasattr(value, "__dict__"):  # the mask of a masked array
+                self._visit_object(value, label)
+        elif isinstance(value, torch.UntypedStorage | torch.TypedStorage):
+            bits = value._untyped_storage if isinstance(value, torch.TypedStorage) else value
+            memory = torch.empty(0, dtype=torch.uint8, device=bits.device).set_(bits)
+            self.found.constants.append(Constant(label, memory))
+        elif isinstance(value, array | memoryview):
+            held_bytes = Buffer(label, value)
+            few = len(held_bytes.before) <= _MAX_PER_USER
+            (self.found.restorable if few else self.found.large_containers).append(held_bytes)
+        elif isinstance(value, contextvars.ContextVar):
+            variable = ContextVariable(label, value)
+            self.found.restorable.append(variable)
+            self.visit(variable.before, label)
         elif isinstance(value, weakref.ref):
             self.visit(value(), label)
         elif isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
@@ -149,19 +177,25 @@ class _Walk:
             inside = vars(value) if isinstance(value, types.SimpleNamespace) else value
             held = Container(label, inside)
             self._add(held)
+            if isinstance(value, defaultdict):
+                factory = Slot(f"{label}.default_factory", value, defaultdict.default_factory)  # type: ignore[misc, arg-type]
+                self.found.restorable.append(factory)
+                self.visit(factory.before, factory.label)
             # What it holds: a class derived from these may show other entries, or import them one by one and fail.
             for one in held.entries():
                 key, entry = one if isinstance(inside, dict) else (None, one)
+                self.visit(key, label)
                 self.visit(entry, f"{label}[{key!r}]" if isinstance(inside, dict) else label)
         elif isinstance(value, threading.local):
             self.found.restorable.append(ThreadLocal(label, value))
+            self.visit(type(value), label)
             for name, entry in list(vars(value).items()):
                 self.visit(entry, f"{label}.{name}")
         elif isinstance(value, tuple | frozenset):
             for entry in value:
                 self.visit(entry, label)
         elif isinstance(value, functools.partial):
-            for entry in (value.func, value.args, value.keywords):
+            for entry in (value.func, value.args, value.keywords, vars(value)):
                 self.visit(entry, label)
         elif isinstance(value, types.MethodType):
             self.visit(value.__self__, label)
@@ -169,11 +203,11 @@ class _Walk:
         elif isinstance(value, staticmethod | classmethod):
             self.visit(value.__func__, label)
         elif isinstance(value, property):
-            for function in (value.fget, value.fset):
+            for function in (value.fget, value.fset, value.fdel):
                 self.visit(function, label)
         elif isinstance(value, functools._lru_cache_wrapper):
             self.found.caches.append(value)
-            self.visit(value.__wrapped__, label)
+            self.visit(vars(value), label)  # the function in it too
         elif isinstance(value, types.FunctionType):
             self._visit_function(value, label)
         elif isinstance(value, type):
@@ -189,8 +223,9 @@ class _Walk:
                 f"{label} is {_article(type(value).__name__)}, which cannot begin anew for every user: keep a list and "
                 "an index, or a random generator"
             )
-        elif not _installed(type(value)):
-            self._visit_object(value, label)
+        elif not callers_class:
+            for entry in _callables(list(getattr(value, "__dict__", {}).values())):
+                self.visit(entry, label)
 
     def _add(self, snapshot: Container) -> None:
         """Put a container into the list by which it is checked."""
@@ -221,7 +256,8 @@ class _Walk:
             self.visit(entry, f"{label}.{name}")
         self._visit_slots(value, label)
         self.visit(type(value), label)
-        self.visit(value._backward_hooks, f"a hook on {label}")
+        for hooks in (value._backward_hooks, value._post_accumulate_grad_hooks):
+            self.visit(hooks, f"a hook on {label}")
 
     def _visit_module(self, module: nn.Module, label: str) -> None:
         skipped = ("draws",) if isinstance(module, UserRandom) else ()  # set by the engine
@@ -238,7 +274,9 @@ class _Walk:
         self.visit(type(module), label)
 
     def _visit_function(self, function: types.FunctionType, label: str) -> None:
-        if _installed(function):
+        if _installed(function):  # it may be what a library made of the caller's, as `torch.no_grad()` does
+            for entry in _callables([*map(contents, function.__closure__ or ()), *vars(function).values()]):
+                self.visit(entry, label)
             return
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self.found.restorable.append(ClosureCell(f"{name!r} in {function.__qualname__}", cell))
@@ -255,7 +293,8 @@ class _Walk:
             if entry is not MISSING:
                 self.visit(entry, f"global variable {name!r}")
         for name in _imported_names(function.__code__):
-            self.visit(sys.modules.get(name), f"module {name}")
+            for full_name in _full_names(name, function.__globals__.get("__package__") or ""):
+                self.visit(sys.modules.get(full_name), f"module {full_name}")
 
     def _visit_class(self, kind: type) -> None:
         metaclass: type = type(kind)
@@ -278,8 +317,8 @@ class _Walk:
         self.visit(type(value), label)
 
     def _visit_slots(self, value: Any, label: str) -> None:
-        for cls in type(value).__mro__:
-            for name, slot in vars(cls).items() if not _installed(cls) else ():
+        for cls in type(value).__mro__ if _has_callers_class(value) else ():
+            for name, slot in list(vars(cls).items()):
                 if isinstance(slot, types.MemberDescriptorType):
                     snapshot = Slot(f"{label}.{name}", value, slot)
                     if snapshot.writable():
@@ -308,10 +347,28 @@ def _imported_names(code: types.CodeType) -> set[str]:
 
 
 @functools.cache
+def _full_names(name: str, package: str) -> list[str]:
+    """The modules that an import of `name` inside a package may mean: with every package above, and relative ones."""
+    above = package.split(".") if package else []
+    packages = [".".join(above[:depth]) for depth in range(len(above), 0, -1)]
+    names = [name, *(f"{each}.{name}".rstrip(".") for each in packages)]
+    return [one[:end] for one in names for end in (*(at for at, sign in enumerate(one) if sign == "."), len(one))]
+
+
+def _callables(held: Iterable[Any]) -> Iterator[Any]:
+    """The functions among what an object of a library holds, also in a dictionary, as that of `singledispatch`."""
+    kinds = (types.FunctionType, types.MethodType, functools.partial, functools._lru_cache_wrapper)
+    for one in held:
+        inside = list(one.values()) if isinstance(one, dict | types.MappingProxyType) else [one]
+        yield from (entry for entry in inside if isinstance(entry, kinds) or not _installed(type(entry)))
+
+
+@functools.cache
 def _from_installed(module_name: str) -> bool:
-    if module_name.partition(".")[0] in _TRUSTED:
-        return True
+    top = module_name.partition(".")[0]
     file = getattr(sys.modules.get(module_name), "__file__", None)
+    if top in _TRUSTED:  # but a file of the caller's may have the name of one of Python's, as profile.py
+        return not (top in sys.stdlib_module_names and isinstance(file, str) and not file.startswith(_PYTHON))
     return isinstance(file, str) and file.startswith(_INSTALLED)
 
 
@@ -323,7 +380,15 @@ def _installed(thing: Any) -> bool:
     if isinstance(thing, types.FunctionType):
         return _from_installed(str(thing.__globals__.get("__name__", "")))
     name = getattr(thing, "__module__", None)
+    if name in ("builtins", "types") and isinstance(thing, type) and thing.__flags__ & _MADE_BY_PYTHON:
+        # By `exec`, by `types.new_class`, or before Python 3.12 by `dataclasses.make_dataclass`: the caller's.
+        return getattr(sys.modules[name], thing.__name__, None) is thing
     return _from_installed(name if isinstance(name, str) and name else "builtins")  # of Cython's classes it is no text
+
+
+def _has_callers_class(value: Any) -> bool:
+    """Whether the value's class, or one that it derives from, is the caller's."""
+    return not all(map(_installed, type(value).__mro__))
 
 
 def _article(word: str) -> str:

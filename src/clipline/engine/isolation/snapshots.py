@@ -5,8 +5,10 @@ Each can tell whether the state has changed, and restore it.
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import types
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, MutableMapping, Sequence
 from functools import partial
@@ -14,6 +16,8 @@ from operator import is_
 from typing import Any, Protocol
 
 import torch
+
+from ...errors import ModuleError
 
 VALUES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, torch.Size)
 MISSING = object()
@@ -112,6 +116,30 @@ class ThreadLocal(Container):
         return super().same()
 
 
+class Buffer:
+    """An `array.array`, or the bytes that a `memoryview` shows."""
+
+    read = None
+
+    def __init__(self, label: str, now: array[Any] | memoryview) -> None:
+        self.label, self.now, self.before = label, now, now.tobytes()
+
+    def live_views(self) -> Sequence[Iterable[Any]]:
+        """None: numbers are compared by value."""
+        return ()
+
+    def same(self) -> bool:
+        """Whether nothing has changed."""
+        return self.now.tobytes() == self.before
+
+    def restore(self) -> None:
+        """Make it what it was."""
+        if isinstance(self.now, memoryview):
+            self.now.cast("B")[:] = self.before
+        else:
+            self.now[:] = array(self.now.typecode, self.before)
+
+
 class _Single:
     """A single value, which `read` gives."""
 
@@ -155,6 +183,22 @@ class Global(_Single):
             self.namespace.pop(self.name, None)
         else:
             self.namespace[self.name] = self.before
+
+
+class ContextVariable(_Single):
+    """A `contextvars.ContextVar`, in the context of who asks."""
+
+    def __init__(self, label: str, variable: contextvars.ContextVar[Any]) -> None:
+        self.variable = variable
+        super().__init__(label, partial(_context_value, variable))
+
+    def restore(self) -> None:
+        """Make it what it was. Where it had neither value nor default that cannot be done, and is refused."""
+        if self.before is MISSING:
+            raise ModuleError(
+                f"{self.label} was set while a user trained, and a context variable cannot be unset: give it a default"
+            )
+        self.variable.set(self.before)
 
 
 class Slot(_Single):
@@ -227,6 +271,13 @@ def contents(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
+        return MISSING
+
+
+def _context_value(variable: contextvars.ContextVar[Any]) -> Any:
+    try:
+        return variable.get()
+    except LookupError:
         return MISSING
 
 
