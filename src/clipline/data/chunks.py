@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError, nearest
+from ..packed_field import Field
 
-Chunk = tuple[NDArray[Any], dict[str, NDArray[Any]]]  # ids (rows,), whole numbers or text; name -> (rows, ...)
+Chunk = tuple[NDArray[Any], dict[str, Field]]  # ids (rows,), whole numbers or text; name -> (rows, ...)
 Convert = Callable[[Chunk], Chunk]  # may drop rows or add some, as long as ids and fields stay of equal length
 Text = Callable[[Sequence[str]], NDArray[Any]]  # texts of one column -> (rows, ...) numbers, every row equally wide
 Progress = Callable[[int, int], None]  # done and total; the function that reports says in which unit

@@ -77,7 +77,7 @@ def read_npz(
             at_once = max(1, CHUNK_BYTES // max(1, widest))
             while done < total:
                 rows = min(at_once, total - done)
-                arrays: dict[str, NDArray[Any]] = {}
+                arrays: dict[str, Field] = {}
                 for name in names:
                     arrays |= _fields(name, members[name].take(rows), text, options)
                 yield members[user_column].take(rows), arrays
@@ -89,7 +89,8 @@ def read_npz(
         raise PopulationError(f"{str(file)!r} cannot be read as NPZ ({short(error)}): save it again") from None
 
 
-def _fields(name: str, array: NDArray[Any], text: Text | None, options: ColumnOptions) -> dict[str, NDArray[Any]]:
+def _fields(name: str, array: NDArray[Any], text: Text | None, options: ColumnOptions) -> dict[str, Field]:
+    made: dict[str, Field]
     if text is not None and array.dtype.kind == "U" and name not in options.categories:
         values = text(array.tolist())
         made = list_fields(name, list(values), options) if name in options.lengths else {name: np.asarray(values)}
