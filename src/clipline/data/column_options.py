@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..errors import PopulationError, SettingError, check_whole, nearest, refuse
 from ..packed_field import Field, PackedField, stored_values
 from ..privacy.events import GaussianEvent
-from .chunks import Chunk
+from .chunks import FieldChunk
 
 ZERO_UPDATE = "zero-update"
 _SINCE = re.compile(r"(seconds|minutes|hours|days) since (\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?)")
@@ -173,15 +173,18 @@ class ColumnOptions:
         with np.errstate(over="ignore"):  # what becomes infinite is refused where fields are checked
             return np.asarray((array.astype(np.float64) - subtract) / divide)
 
-    def checked(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    def checked(self, chunks: Iterable[FieldChunk]) -> Iterator[FieldChunk]:
         """The chunks of a population, refused at their end if no value of a column is among its categories.
 
         These are then misspelt, most likely: as categories all values would be "anything else", and easy to predict.
         """
         rows = dict.fromkeys(self.categories, 0)
         for ids, columns in chunks:
-            for name in [name for name in rows if name in columns]:
-                values = stored_values(columns[name])  # of lists without the padding, which may be a category's code
+            # Of lists without their padding, which may have a category's code.
+            present = {name: stored_values(columns[name]) for name in rows if name in columns}
+            for name, values in present.items():
+                if not values.size:
+                    continue
                 none_listed = bool((values == len(self.categories[name])).all())
                 rows[name] = rows[name] + len(columns[name]) if none_listed else -(2**62)
             yield ids, columns

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...errors import PopulationError, SettingError
 from ...packed_field import Field
-from ..chunks import Chunk, Text
+from ..chunks import FieldChunk, Text
 from ..column_options import ZERO_UPDATE, ColumnOptions
 from ..fields import list_fields
 from ..sequences import packed
@@ -22,7 +22,7 @@ _WAYS = f'{_WAYS_WHOLE}, missing="zero-update" keeps them'
 
 def arrow_chunk(
     where: str, rows: Any, user_column: str, names: list[str], text: Text | None, options: ColumnOptions, before: int
-) -> Chunk:
+) -> FieldChunk:
     """An Arrow batch or table as a chunk. `where` it is from and how many rows came `before` are for errors."""
     ids = arrow_ids(where, user_column, rows.column(user_column), before)
     return ids, arrow_fields(where, rows, names, text, options, before)

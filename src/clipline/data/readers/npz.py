@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import PopulationError
-from ..chunks import CHUNK_BYTES, Chunk, Progress, Text, columns_of, short
+from ...packed_field import Field
+from ..chunks import CHUNK_BYTES, FieldChunk, Progress, Text, columns_of, short
 from ..column_options import ColumnOptions
 from ..fields import list_fields
 from ..sequences import check_length_fields
@@ -54,7 +55,7 @@ class _Member:
 def read_npz(
     file: Path, user_column: str, fields: Sequence[str] | None, text: Text | None, options: ColumnOptions,
     progress: Progress,
-) -> Iterator[Chunk]:  # fmt: skip
+) -> Iterator[FieldChunk]:  # fmt: skip
     """The rows of an archive of equally long arrays; `progress` counts bytes of the file."""
     size, done = file.stat().st_size, 0
     try:
