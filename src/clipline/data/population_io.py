@@ -392,12 +392,12 @@ def _opened_field(folder: Path, name: str, packed: Any) -> Field:
         if type(width) is not int or not isinstance(pad, int | float):
             raise TypeError(f"width is {width!r} and pad {pad!r}")
         return PackedField(values, offsets, width, np.array(pad).astype(values.dtype))
+    except PopulationError as error:
+        raise PopulationError(f"{str(folder)!r}: field {name!r}: {error}") from None
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise PopulationError(
             f"{str(folder / MANIFEST)!r} does not say width and pad of {name!r} ({short(error)}): {WAY_OUT}"
         ) from None
-    except PopulationError as error:
-        raise PopulationError(f"{str(folder)!r}: field {name!r}: {error}") from None
 
 
 def _mapped(path: Path) -> NDArray[Any]:
