@@ -9,7 +9,7 @@ import torch
 from samples import flat_training, rows_of
 from torch import nn
 
-from clipline import LocalSGD, Population
+from clipline import LocalSGD, Population, packed_field
 from clipline.array_checks import check_finite
 from clipline.engine.batches import Examples
 from clipline.engine.choose import choose_trainer
@@ -42,8 +42,9 @@ def packed(lists=LISTS, width=WIDTH, pad=0, dtype=np.int64):
     ],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("pad", [0, -1])
-def test_an_index_gives_what_it_gives_of_the_padded_array(index, pad):
+@pytest.mark.parametrize(("pad", "long"), [(0, 100), (-1, 0)])  # by an index of all entries, and row by row
+def test_an_index_gives_what_it_gives_of_the_padded_array(index, pad, long, monkeypatch):
+    monkeypatch.setattr(packed_field, "_LONG", long)
     field, padded = packed(pad=pad, dtype=np.int16), by_hand(LISTS, WIDTH, pad, np.int16)
     found, wanted = field[index], padded[index]
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
@@ -71,7 +72,9 @@ def test_the_smallest_value_counts_padding_only_where_there_is_some():
     assert packed([[], []], pad=-1).min() == -1
 
 
-def test_entries_may_be_vectors():
+@pytest.mark.parametrize("long", [100, 0])
+def test_entries_may_be_vectors(long, monkeypatch):
+    monkeypatch.setattr(packed_field, "_LONG", long)
     field = PackedField(np.arange(6.0).reshape(3, 2), np.array([0, 2, 2, 3]), 2, np.array(9.0))
     wanted = [[[0.0, 1.0], [2.0, 3.0]], [[9.0, 9.0], [9.0, 9.0]], [[4.0, 5.0], [9.0, 9.0]]]
     assert field.tolist() == wanted

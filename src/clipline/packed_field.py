@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from .errors import PopulationError
 
 _STEP = 1 << 16  # offsets to look at in one go: those of a store are a memory map
+_LONG = 100  # entries of a row on average, from which copying row by row is faster than by an index of all entries
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,16 +92,10 @@ class PackedField:
 
     def __getitem__(self, rows: Any) -> Any:
         """What the padded array gives for this index; only rows that a slice or an array of numbers names are made."""
-        if isinstance(rows, slice) and rows.step in (None, 1):
-            start, stop, _ = rows.indices(len(self))
-            offsets = np.asarray(self.offsets[start : max(start, stop) + 1])
-            return self._padded(np.diff(offsets), np.asarray(self.values[offsets[0] : offsets[-1]]))
         if isinstance(rows, slice | np.ndarray):
-            starts, sizes = self._starts_and_sizes(rows)
-            return self._padded(sizes, self._entries(starts.reshape(-1), sizes.reshape(-1)))
+            return self._padded(*self._starts_and_sizes(rows))
         if isinstance(rows, int | np.integer):
-            starts, sizes = self._starts_and_sizes(np.array([rows]))
-            return self._padded(sizes, self._entries(starts, sizes))[0]
+            return self[np.array([rows])][0]
         return np.asarray(self)[rows]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -133,19 +128,30 @@ class PackedField:
     def take(self, rows: NDArray[np.int64]) -> PackedField:
         """These rows (count,) in this order, packed, as a copy."""
         starts, sizes = self._starts_and_sizes(rows)
-        return replace(self, values=self._entries(starts, sizes), offsets=offsets_of(sizes))
+        values = np.asarray(self.values)[entry_places(starts, sizes)]
+        return replace(self, values=values, offsets=offsets_of(sizes))
 
     def _starts_and_sizes(self, rows: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         starts, stops = np.asarray(self.offsets[:-1])[rows], np.asarray(self.offsets[1:])[rows]
         return starts, stops - starts
 
     def _entries(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[Any]:
-        return np.asarray(self.values)[entry_places(starts, sizes)]
+        """The entries of rows end to end; a view where that is how they lie."""
+        values = np.asarray(self.values)
+        if len(starts) and (starts[1:] == starts[:-1] + sizes[:-1]).all():
+            return values[starts[0] : starts[-1] + sizes[-1]]
+        return values[entry_places(starts, sizes)]
 
-    def _padded(self, sizes: NDArray[np.int64], entries: NDArray[Any]) -> NDArray[Any]:
-        """Entries end to end as rows (*sizes.shape, width, ...)."""
+    def _padded(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[Any]:
+        """Rows that begin at these places and have these sizes, (*sizes.shape, width, ...)."""
         padded = np.full((*sizes.shape, self.width, *self.values.shape[1:]), self.pad, self.dtype)
-        padded[np.arange(self.width) < sizes[..., None]] = entries
+        first, count = starts.reshape(-1), sizes.reshape(-1)
+        if int(count.sum()) < _LONG * len(count):
+            padded[np.arange(self.width) < sizes[..., None]] = self._entries(first, count)
+            return padded
+        rows, values = padded.reshape(len(count), *padded.shape[sizes.ndim :]), np.asarray(self.values)
+        for row, start, size in zip(rows, first.tolist(), count.tolist(), strict=True):
+            row[:size] = values[start : start + size]
         return padded
 
 
