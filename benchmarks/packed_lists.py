@@ -46,6 +46,7 @@ def median_ms(work: Callable[[], object], times: int = 21) -> float:
 
 
 def main() -> None:
+    """Measure both ways and print a line of each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--users", type=int, default=2000)
     packed = texts(parser.parse_args().users)

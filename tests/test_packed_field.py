@@ -1,5 +1,7 @@
 """Lists kept end to end read as the padded array, and give the same batches, updates and fingerprints as it does."""
 
+import copy
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -63,6 +65,23 @@ def test_it_has_the_form_of_the_padded_array():
     assert field.astype(np.int64, copy=False) is field
     with pytest.raises(IndexError):
         field[np.array([7])]
+
+
+def test_whatever_else_is_asked_of_it_the_padded_array_answers():
+    field, padded = packed(), by_hand(LISTS, WIDTH, 0, np.int64)
+    assert (field == 0).tolist() == (padded == 0).tolist()
+    assert (2 * field + field).tolist() == (3 * padded).tolist()
+    assert (field.max(), field.mean(), np.max(field)) == (10, padded.mean(), 10)
+    assert field.reshape(-1).tolist() == padded.reshape(-1).tolist()
+    assert np.concatenate([field, padded]).shape == (14, WIDTH)
+    assert copy.deepcopy(field).tolist() == pickle.loads(pickle.dumps(field)).tolist() == padded.tolist()
+    assert repr(field) == "PackedField(7 rows of at most 4, int64)"
+    for write in (lambda: field.fill(1), lambda: field.sort(), lambda: field.__setitem__(0, 1)):
+        with pytest.raises((ValueError, TypeError, AttributeError)):  # not in silence, on a copy
+            write()
+    assert field.tolist() == padded.tolist()
+    with pytest.raises(AttributeError, match="has no 'tokens'"):
+        _ = field.tokens
 
 
 def test_the_smallest_value_counts_padding_only_where_there_is_some():

@@ -20,11 +20,12 @@ _LONG = 100  # entries of a row on average, from which copying row by row is fas
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PackedField:
+class PackedField(np.lib.mixins.NDArrayOperatorsMixin):
     """Reads as the array (rows, width, ...) in which row i has its entries first and `pad` in all places after them.
 
     Length, `shape`, `dtype` and `nbytes` are those of this array, and an index gives what it would give: rows by number
-    or slice are made when they are asked for. `np.asarray` makes all of it. It cannot be written to.
+    or slice are made when they are asked for. `np.asarray` makes all of it, and so does whatever else is asked of it as
+    of an array, such as `field == 3` or `field.max()`. It cannot be written to.
     """
 
     values: NDArray[Any]  # (entries, ...): those of row i are offsets[i]:offsets[i + 1]
@@ -104,10 +105,21 @@ class PackedField:
         padded: NDArray[Any] = self[:]
         return padded if dtype is None else padded.astype(dtype, copy=False)
 
-    def tolist(self) -> list[Any]:
-        """The padded rows as lists."""
-        rows: list[Any] = self[:].tolist()
-        return rows
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """Arithmetic and comparisons, of the padded array."""
+        plain = [np.asarray(one) if isinstance(one, PackedField) else one for one in inputs]
+        return getattr(ufunc, method)(*plain, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        """What else an array has, of the padded one: users' code may take a field for an array."""
+        if name.startswith("_") or not hasattr(np.ndarray, name):
+            raise AttributeError(f"a packed field has no {name!r}, and neither has an array")
+        padded = np.asarray(self)
+        padded.flags.writeable = False  # else what sorts or fills in place would do so to this copy, and nobody see it
+        return getattr(padded, name)
+
+    def __repr__(self) -> str:
+        return f"PackedField({len(self)} rows of at most {self.width}, {self.dtype})"
 
     def min(self) -> Any:
         """The smallest value, that of padding included where there is some."""

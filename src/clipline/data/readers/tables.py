@@ -134,7 +134,7 @@ def _lines(
                     names = columns_of(repr(str(file)), batch.schema.names, user_column, fields)
                     options.check_columns(names)
                     check_length_fields(names, options)
-                at_once = max(1, CHUNK_BYTES // (8 * sum(options.lengths.values()) or 1))  # padding may be most of it
+                at_once = max(1, CHUNK_BYTES // (8 * sum(options.lengths.values()) or 1))  # as wide as lists may be
                 for part in (batch.slice(start, at_once) for start in range(0, batch.num_rows, at_once)):
                     yield arrow_chunk(repr(str(file)), part, user_column, names, text, options, rows)
                     rows += part.num_rows
