@@ -9,15 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import PopulationError
+from .packed_field import Field, PackedField
 
 _STEP = 1 << 16  # entries of a long array to look at in one go: few enough for the cache
 
 
-def check_finite(where: str, values: NDArray[Any]) -> None:
+def check_finite(where: str, values: Field) -> None:
     """Refuse NaN and infinity, and what float32 would make infinity of; `where` names the values in the error.
 
     Training would go on without a word, and the users who have them would add nothing.
     """
+    if isinstance(values, PackedField):
+        if values.has_padding:
+            check_finite(where, values.pad.reshape(1))
+        values = values.values
     if values.dtype.kind not in "fc" or not values.size:
         return
     step = max(1, 8 * _STEP * len(values) // max(1, values.nbytes))  # rows: few enough for the cache
@@ -62,7 +67,7 @@ def check_field(name: object, field: object, examples: int) -> None:
     """Refuse a field that has another name than text, another number of rows, or something else than numbers."""
     if not isinstance(name, str):
         raise PopulationError(f"field {name!r} must be named by text: rename it")
-    if not isinstance(field, np.ndarray) or field.ndim == 0:
+    if not isinstance(field, np.ndarray | PackedField) or field.ndim == 0:
         raise PopulationError(
             f"field {name!r} is {_type(field)} but must be a NumPy array with one row an example: convert it"
         )

@@ -290,7 +290,7 @@ def rewrite(**entries):
         (rewrite(tasks=["so_nwp"]), [], "must be prepared for shakespeare, and it is for so_nwp"),
         (rewrite(tasks=[]), [], "must be prepared for shakespeare, and it is for no task"),
         (rewrite(users="2"), [], "is no manifest with checksums (users is '2'): prepare the data again"),
-        (rewrite(version=2), [], "has version 2 but this clipline reads 1"),
+        (rewrite(version=3), [], "has version 3 but this clipline reads 1 and 2"),
         (rewrite(origin="stolen"), [], "is no manifest with checksums (origin is 'stolen')"),
         (rewrite(users=1), ["--cohort-size", 1], "has 2 users and 4 examples but its manifest says 1 and 4"),
         (

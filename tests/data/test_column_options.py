@@ -182,9 +182,9 @@ def test_options_are_checked_whoever_wrote_them(tmp_path):
     with pytest.raises(PopulationError, match="population has no field 't_length'"):
         Population.open(store).fields_of(pa.table({"t": [[1]]}))
     (store / "population.json").write_text(json.dumps(manifest))
-    (store / "field.t.npy").unlink()
+    (store / "values.t.npy").unlink()
     (tmp_path / "private").write_text("4711 is a secret")
-    (store / "field.t.npy").symlink_to(tmp_path / "private")
+    (store / "values.t.npy").symlink_to(tmp_path / "private")
     with pytest.raises(PopulationError, match="cannot be opened") as error:
         Population.open(store)
     assert "4711" not in str(error.value)  # NumPy would quote the first bytes

@@ -8,6 +8,7 @@ import torch
 from clipline.data.column_options import ColumnOptions
 from clipline.errors import PopulationError, SettingError
 from clipline.federated.population import Population
+from clipline.packed_field import PackedField
 from clipline.serve.new_data import arrays_of, field_like
 
 COLUMNS = {"rider": ["b", "a", "b"], "km": [3.5, 1.0, 2.0], "stops": [1, 2, 3]}
@@ -62,6 +63,27 @@ def test_a_population_goes_user_by_user_from_memory_or_a_folder(tmp_path):
     population.save(tmp_path / "store")
     for data in (population, tmp_path / "store"):
         assert arrays_of(data, list(TRAINED), only="").fields["km"].tolist() == [1.0, 3.5, 2.0]  # rider a, then b
+
+
+def test_lists_of_a_population_stay_packed_and_those_of_a_table_are_padded():
+    table = pa.table({"rider": [1, 0], "t": [[1, 2, 3], [4]]})
+    options = {"lengths": {"t": 2}}
+    population = Population.from_dataframe(table, "rider", **options)
+    trained = {"t": {"dtype": "int32", "shape": [2]}, "t_length": {"dtype": "int32", "shape": []}}
+
+    def add_200(array):
+        return array.converted(add_200) if isinstance(array, PackedField) else array + 200
+
+    wanted = {id(population): [[4, 0], [1, 2]], id(table): [[1, 2], [4, 0]]}  # user by user; in the order of the rows
+    for data in (population, table):
+        array = arrays_of(data, list(trained), only="", options=ColumnOptions.of(options)).fields["t"]
+        assert isinstance(array, PackedField) == (data is population)
+        like = field_like("t", array, trained)
+        assert (like.dtype, like[0:2].tolist()) == (np.dtype(np.int32), wanted[id(data)])
+        with pytest.raises(SettingError, match="must be int8 as in the training"):
+            field_like("t", add_200(array), {"t": {"dtype": "int8", "shape": [2]}})
+    with pytest.raises(SettingError, match="shape of 't'"):
+        arrays_of(population, list(trained), only="", options=ColumnOptions.of(options), keep=["t"])
 
 
 def test_more_rows_than_ten_keep_their_order():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError, nearest
+from ..packed_field import Field
 
 Chunk = tuple[NDArray[Any], dict[str, NDArray[Any]]]  # ids (rows,), whole numbers or text; name -> (rows, ...)
+FieldChunk = tuple[NDArray[Any], Mapping[str, Field]]  # the same where fields may be lists
 Convert = Callable[[Chunk], Chunk]  # may drop rows or add some, as long as ids and fields stay of equal length
 Text = Callable[[Sequence[str]], NDArray[Any]]  # texts of one column -> (rows, ...) numbers, every row equally wide
 Progress = Callable[[int, int], None]  # done and total; the function that reports says in which unit
@@ -113,7 +115,10 @@ def short(error: BaseException) -> str:
     return (message.splitlines() or [type(error).__name__])[0][:160]
 
 
-def converted(chunks: Iterable[Chunk], convert: Convert | None) -> Iterator[Chunk]:
-    """The chunks, each as `convert` makes it."""
-    for chunk in chunks:
-        yield chunk if convert is None else convert(chunk)
+def converted(chunks: Iterable[FieldChunk], convert: Convert | None) -> Iterator[FieldChunk]:
+    """The chunks, each as `convert` makes it, which is given arrays: lists are padded for it."""
+    for ids, fields in chunks:
+        if convert is None:
+            yield ids, fields
+        else:
+            yield convert((ids, {name: np.asarray(field) for name, field in fields.items()}))

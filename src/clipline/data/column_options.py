@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError, SettingError, check_whole, nearest, refuse
+from ..packed_field import Field, PackedField, stored_values
 from ..privacy.events import GaussianEvent
-from .chunks import Chunk
+from .chunks import FieldChunk
 
 ZERO_UPDATE = "zero-update"
 _SINCE = re.compile(r"(seconds|minutes|hours|days) since (\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?)")
@@ -144,10 +145,23 @@ class ColumnOptions:
         """Columns whose categories are text: in CSV their values are read as they are written, 007 too."""
         return {name for name, listed in self.categories.items() if isinstance(listed[0], str)}
 
-    def scaled(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
-        """A field of numbers (rows, ...) less its offset, over its divisor; as it is, where it has no scale."""
+    def scales_alike(self, name: str) -> bool:
+        """Whether one pair of numbers scales all entries of a row of this column."""
+        return np.ndim(self.scale[name][0]) == 0
+
+    def scaled(self, name: str, field: Field) -> Field:
+        """A field of numbers (rows, ...) less its offset, over its divisor; as it is, where it has no scale.
+
+        Lists whose entries are not all scaled alike are padded.
+        """
         if name not in self.scale:
-            return array
+            return field
+        if isinstance(field, PackedField) and self.scales_alike(name):
+            return field.converted(lambda values: self.scaled_array(name, values))
+        return self.scaled_array(name, np.asarray(field))
+
+    def scaled_array(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """What `scaled` does to an array; the column has a scale."""
         subtract, divide = (np.asarray(one, np.float64) for one in self.scale[name])
         if array.dtype.kind not in "biuf" or any(
             one.ndim and one.shape != array.shape[1:] for one in (subtract, divide)
@@ -159,15 +173,19 @@ class ColumnOptions:
         with np.errstate(over="ignore"):  # what becomes infinite is refused where fields are checked
             return np.asarray((array.astype(np.float64) - subtract) / divide)
 
-    def checked(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    def checked(self, chunks: Iterable[FieldChunk]) -> Iterator[FieldChunk]:
         """The chunks of a population, refused at their end if no value of a column is among its categories.
 
         These are then misspelt, most likely: as categories all values would be "anything else", and easy to predict.
         """
         rows = dict.fromkeys(self.categories, 0)
         for ids, columns in chunks:
-            for name in [name for name in rows if name in columns]:
-                none_listed = bool((columns[name] == len(self.categories[name])).all())
+            # Of lists without their padding, which may have a category's code.
+            present = {name: stored_values(columns[name]) for name in rows if name in columns}
+            for name, values in present.items():
+                if not values.size:
+                    continue
+                none_listed = bool((values == len(self.categories[name])).all())
                 rows[name] = rows[name] + len(columns[name]) if none_listed else -(2**62)
             yield ids, columns
         for name, unlisted in rows.items():

@@ -11,14 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError, SettingError
+from ..packed_field import Field
 from .column_options import ZERO_UPDATE, ColumnOptions, number_for
-from .sequences import check_length_fields, entries_of, padded
+from .sequences import check_length_fields, entries_of, packed
 from .user_ids import is_missing
 
 _NUMBERS = "biufc"
 
 
-def fields_of_arrays(fields: Mapping[str, Any], options: ColumnOptions) -> dict[str, NDArray[Any]]:
+def fields_of_arrays(fields: Mapping[str, Any], options: ColumnOptions) -> dict[str, Field]:
     """Each field as an array of numbers, its options applied. Values keep the type they have.
 
     A column of Python objects that are numbers and gaps is read as numbers. Text, dates and other objects are refused
@@ -26,7 +27,7 @@ def fields_of_arrays(fields: Mapping[str, Any], options: ColumnOptions) -> dict[
     """
     options.check_columns(fields)
     check_length_fields(fields, options)
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Field] = {}
     for name, field in fields.items():
         arrays |= (
             list_fields(name, field, options) if name in options.lengths else {name: field_array(name, field, options)}
@@ -34,11 +35,11 @@ def fields_of_arrays(fields: Mapping[str, Any], options: ColumnOptions) -> dict[
     return {name: options.scaled(name, array) for name, array in arrays.items()}
 
 
-def list_fields(name: str, rows: Any, options: ColumnOptions) -> dict[str, NDArray[Any]]:
+def list_fields(name: str, rows: Any, options: ColumnOptions) -> dict[str, Field]:
     """Lists of unequal length as a field of the declared width, and the field of their lengths."""
     entries, sizes = entries_of(name, rows)
     array = field_array(name, entries, options) if len(entries) else np.zeros(0, np.int64)
-    return padded(name, array, sizes, options)
+    return packed(name, array, sizes, options)
 
 
 def field_array(name: str, values: Any, options: ColumnOptions) -> NDArray[Any]:

@@ -1,6 +1,7 @@
 """The manifest of a stored population, `population.json`: its one format, its one writer, its readers and its check.
 
-A store is a folder of `.npy` files, `offsets`, `user_ids` (if users have ids) and `field.NAME`, beside the manifest.
+A store is a folder of `.npy` files, `offsets`, `user_ids` (if users have ids) and `field.NAME`, beside the manifest. A
+field of lists is two files instead, `values.NAME` and `offsets.NAME`, and an entry in `packed`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from numpy.typing import NDArray
+
 from .. import __version__
 from ..errors import PopulationError
 from ..privacy.events import GaussianEvent
 
 MANIFEST = "population.json"
 VERSION = 1
+PACKED_VERSION = 2  # of a store with packed fields
 WAY_OUT = "prepare or save the data again"
 
 # "original": the files of the paper; "substitute": other real data in their place; "own": the user's own data.
@@ -26,6 +30,7 @@ _TYPES: dict[str, type] = {
     "version": int, "fields": list, "user_ids": bool, "users": int, "examples": int, "source": str, "made_by": str,
     "sha256": dict, "tasks": list, "origin": str, "shared_users": bool,
     "column_options": dict, "charges": list, "example_level": bool,
+    "packed": dict,
 }  # fmt: skip
 
 
@@ -47,6 +52,7 @@ class Manifest:
     column_options: dict[str, Any] = field(default_factory=dict)  # how columns became fields: `ColumnOptions`
     charges: list[dict[str, Any]] = field(default_factory=list)  # private statistics they were made by: `GaussianEvent`
     example_level: bool = False  # whether every user is one example: `Population.one_each`
+    packed: dict[str, dict[str, Any]] = field(default_factory=dict)  # of fields of lists: width and pad
 
 
 def write_manifest(
@@ -63,6 +69,7 @@ def write_manifest(
     column_options: Mapping[str, Any] | None = None,
     charges: Iterable[GaussianEvent] = (),
     example_level: bool = False,
+    packed: Mapping[str, dict[str, Any]] | None = None,
 ) -> Manifest:
     """Write the manifest of a store whose other files are all there, with a checksum of each.
 
@@ -70,12 +77,21 @@ def write_manifest(
     """
     checksums = {path.name: sha256(path) for path in sorted(folder.iterdir())}
     manifest = Manifest(
-        VERSION, check_field_names(fields), user_ids, users, examples, source, f"clipline {__version__}", checksums,
+        PACKED_VERSION if packed else VERSION, check_field_names(fields), user_ids, users, examples, source,
+        f"clipline {__version__}", checksums,
         list(tasks), origin, shared_users, dict(column_options or {}), [event.to_json() for event in charges],
-        example_level,
+        example_level, dict(packed or {}),
     )  # fmt: skip
-    (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
+    entries = asdict(manifest)
+    if not packed:  # so that versions that know no packed fields can read it
+        del entries["packed"]
+    (folder / MANIFEST).write_text(json.dumps(entries, indent=1), encoding="utf-8")
     return manifest
+
+
+def packed_entry(width: int, pad: NDArray[Any]) -> dict[str, Any]:
+    """What the manifest says of a packed field; a pad is real, also of complex values."""
+    return {"width": width, "pad": pad.real.item()}
 
 
 def read_manifest(folder: str | Path) -> Manifest:

@@ -16,13 +16,23 @@ from numpy.typing import ArrayLike, NDArray
 from ..array_checks import check_finite, check_ids
 from ..errors import PopulationError, SettingError, check_number, check_whole, refuse
 from ..federated.population import Population
+from ..packed_field import Field, PackedField, is_mapped, offsets_of
 from ..privacy.events import GaussianEvent
 from ..streams import Streams
 from .chunks import Text, short
 from .column_options import ZERO_UPDATE, ColumnOptions, charges_of
 from .fields import fields_of_arrays
 from .fingerprint import fingerprint
-from .manifest import MANIFEST, VERSION, check_field_names, read_entries, write_manifest
+from .manifest import (
+    MANIFEST,
+    PACKED_VERSION,
+    VERSION,
+    WAY_OUT,
+    check_field_names,
+    packed_entry,
+    read_entries,
+    write_manifest,
+)
 from .readers.dataframes import (
     column_names,
     is_dataframe,
@@ -44,10 +54,15 @@ _IN_MEMORY = 1 << 28  # bytes of a memory-mapped field up to which `split` copie
 def save_population(population: Population, folder: str | Path) -> Path:
     """Store a population as one `.npy` file per array and a manifest; complete or, after an error, not there."""
     check_field_names(population.fields)
+    packed = {name: field for name, field in population.fields.items() if isinstance(field, PackedField)}
     with atomic_folder(folder) as (new, _):
         np.save(new / "offsets.npy", population.offsets)
         for name, field in population.fields.items():
-            np.save(new / f"field.{name}.npy", field)
+            if isinstance(field, PackedField):
+                np.save(new / f"values.{name}.npy", field.values)
+                np.save(new / f"offsets.{name}.npy", field.offsets)
+            else:
+                np.save(new / f"field.{name}.npy", field)
         if population.user_ids is not None:
             np.save(new / "user_ids.npy", population.user_ids)
         write_manifest(
@@ -55,6 +70,7 @@ def save_population(population: Population, folder: str | Path) -> Path:
             examples=population.examples, source="Population.save", column_options=population.column_options,
             charges=population.charges,
             example_level=population.example_level,
+            packed={name: packed_entry(field.width, field.pad) for name, field in packed.items()},
         )  # fmt: skip
     return Path(folder)
 
@@ -65,10 +81,10 @@ def open_population(folder: str | Path) -> Population:
         raise refuse("folder", type(folder).__name__, "the path of a store", "give Population.open('rides'), say")
     path = Path(folder)
     manifest = read_entries(path)
-    if manifest.get("version") != VERSION:
+    if manifest.get("version") not in (VERSION, PACKED_VERSION):
         raise PopulationError(
-            f"{str(path)!r} has version {manifest.get('version')!r} but this clipline reads {VERSION}: "
-            "prepare or save the data again"
+            f"{str(path)!r} has version {manifest.get('version')!r} but this clipline reads {VERSION} and "
+            f"{PACKED_VERSION}: {WAY_OUT}"
         )
     names, with_ids = manifest.get("fields"), manifest.get("user_ids")
     if not isinstance(names, list) or not isinstance(with_ids, bool):
@@ -76,7 +92,10 @@ def open_population(folder: str | Path) -> Population:
             f"{str(path / MANIFEST)!r} must say fields, a list of names, and user_ids, true or false: "
             "prepare or save the data again"
         )
-    fields = {name: _mapped(path / f"field.{name}.npy") for name in check_field_names(names)}
+    packed = manifest.get("packed", {})
+    if not isinstance(packed, dict):
+        raise PopulationError(f"{str(path / MANIFEST)!r} has packed as a {type(packed).__name__}: {WAY_OUT}")
+    fields = {name: _opened_field(path, name, packed.get(name)) for name in check_field_names(names)}
     offsets, user_ids = _mapped(path / "offsets.npy"), _mapped(path / "user_ids.npy") if with_ids else None
     try:
         options = ColumnOptions.of(manifest.get("column_options") or {}).entries()
@@ -196,7 +215,7 @@ def population_one_each(
 
 
 def fields_like(population: Population, frame: Any, text: Text | None) -> dict[str, NDArray[Any]]:
-    """The columns of a dataframe as fields of a population: its options applied, in its types and shapes."""
+    """The columns of a dataframe as fields of a population: its options applied, in its types and shapes, padded."""
     options = ColumnOptions.of(population.column_options)
     arrays = read_fields(frame, population.fields, text=text, options=options)
     for name, array in arrays.items():
@@ -217,7 +236,7 @@ def fields_like(population: Population, frame: Any, text: Text | None) -> dict[s
 
 
 def _grouped(
-    ids: NDArray[Any], arrays: Mapping[str, NDArray[Any]], known_users: Any, options: ColumnOptions,
+    ids: NDArray[Any], arrays: Mapping[str, Field], known_users: Any, options: ColumnOptions,
     charges: tuple[GaussianEvent, ...],
 ) -> Population:  # fmt: skip
     """The examples of each user beside each other, in the order they came; users sorted by id."""
@@ -243,7 +262,10 @@ def _grouped(
     owner = owner[: len(ids)]
     if (np.diff(owner) < 0).any():
         order = np.argsort(owner, kind="stable")
-        arrays = {name: values[order] for name, values in arrays.items()}
+        arrays = {
+            name: values.take(order) if isinstance(values, PackedField) else values[order]
+            for name, values in arrays.items()
+        }
     offsets = np.zeros(len(users) + 1, dtype=np.int64)
     np.cumsum(np.bincount(owner, minlength=len(users)), out=offsets[1:])
     return Population(offsets, arrays, users, options.entries(), charges)
@@ -283,13 +305,22 @@ def scaled_population(population: Population, scale: Mapping[str, Any], charge: 
     fields = dict(population.fields)
     for name in scale:
         field = fields[name]
-        out = _like(field, len(field), np.dtype(np.float64 if field.dtype.itemsize > 4 else np.float32))
-        step = max(1, _COPY_BYTES // max(1, field.nbytes // max(1, len(field))))
-        for start in range(0, len(field), step):
-            out[start : start + step] = checked.scaled(name, field[start : start + step])
-        fields[name] = out
+        if isinstance(field, PackedField) and checked.scales_alike(name):
+            values = _scaled_copy(checked, name, field.values)
+            pad = checked.scaled_array(name, field.pad).astype(values.dtype)
+            fields[name] = replace(field, values=values, pad=pad)
+        else:
+            fields[name] = _scaled_copy(checked, name, field)
     charges = population.charges if charge is None else (*population.charges, charge)
     return replace(population, fields=fields, column_options=checked.entries(), charges=charges)
+
+
+def _scaled_copy(options: ColumnOptions, name: str, field: Field) -> NDArray[Any]:
+    out = _like(field, len(field), np.dtype(np.float64 if field.dtype.itemsize > 4 else np.float32))
+    step = max(1, _COPY_BYTES // max(1, field.nbytes // max(1, len(field))))
+    for start in range(0, len(field), step):
+        out[start : start + step] = options.scaled_array(name, field[start : start + step])
+    return out
 
 
 def users_at(population: Population, users: ArrayLike) -> NDArray[np.bool_]:
@@ -309,8 +340,10 @@ def users_at(population: Population, users: ArrayLike) -> NDArray[np.bool_]:
     return chosen
 
 
-def copied_rows(field: NDArray[Any], rows: NDArray[np.bool_], count: int) -> NDArray[Any]:
+def copied_rows(field: Field, rows: NDArray[np.bool_], count: int) -> Field:
     """The `count` rows where `rows` is true, read in pieces; those of a large memory map go to disk again."""
+    if isinstance(field, PackedField):
+        return _copied_lists(field, rows)
     out = _like(field, count, field.dtype)
     step, done = max(1, _COPY_BYTES // max(1, field.nbytes // max(1, len(field)))), 0
     for start in range(0, len(field), step):
@@ -320,10 +353,23 @@ def copied_rows(field: NDArray[Any], rows: NDArray[np.bool_], count: int) -> NDA
     return out
 
 
-def _like(field: NDArray[Any], count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _copied_lists(field: PackedField, rows: NDArray[np.bool_]) -> PackedField:
+    offsets = offsets_of(np.diff(field.offsets)[rows])
+    out = _like(field.values, int(offsets[-1]), field.dtype)
+    step, done = max(1, _COPY_BYTES // max(1, field.nbytes // max(1, len(field)))), 0
+    for start in range(0, len(field), step):
+        bounds = field.offsets[start : start + step + 1]
+        chosen = np.repeat(rows[start : start + step], np.diff(bounds))
+        piece = field.values[bounds[0] : bounds[-1]][chosen]
+        out[done : done + len(piece)] = piece
+        done += len(piece)
+    return replace(field, values=out, offsets=offsets)
+
+
+def _like(field: Field, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Room for `count` rows of the shape of those of a field: on disk if it is a large memory map."""
     shape = (count, *field.shape[1:])
-    if isinstance(field, np.memmap) and field.nbytes > _IN_MEMORY and count:
+    if is_mapped(field) and field.nbytes > _IN_MEMORY and count:
         with tempfile.TemporaryFile() as file:  # the map outlives its file, which has no name to clean up
             return np.memmap(file, dtype, "w+", shape=shape)
     return np.empty(shape, dtype)
@@ -334,6 +380,24 @@ def population_fingerprint(population: Population, *, times: bool) -> str:
     ids = {} if population.user_ids is None else {"user_ids": population.user_ids}
     fields = {f"field {name!r}": field for name, field in population.fields.items()}
     return fingerprint({"offsets": population.offsets, **ids, **fields}, times=times)
+
+
+def _opened_field(folder: Path, name: str, packed: Any) -> Field:
+    """A field of a store as memory maps; `packed` is what the manifest says of one of lists."""
+    if packed is None:
+        return _mapped(folder / f"field.{name}.npy")
+    values, offsets = _mapped(folder / f"values.{name}.npy"), _mapped(folder / f"offsets.{name}.npy")
+    try:
+        width, pad = packed["width"], packed["pad"]
+        if type(width) is not int or not isinstance(pad, int | float):
+            raise TypeError(f"width is {width!r} and pad {pad!r}")
+        return PackedField(values, offsets, width, np.array(pad).astype(values.dtype))
+    except PopulationError as error:
+        raise PopulationError(f"{str(folder)!r}: field {name!r}: {error}") from None
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise PopulationError(
+            f"{str(folder / MANIFEST)!r} does not say width and pad of {name!r} ({short(error)}): {WAY_OUT}"
+        ) from None
 
 
 def _mapped(path: Path) -> NDArray[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import PopulationError, SettingError, check_choice
 from .catalogue import CATALOGUE, TABLE, DataSet, data_set
-from .chunks import Chunk, Convert, Progress, Text, converted, existing_file
+from .chunks import Convert, FieldChunk, Progress, Text, converted, existing_file
 from .column_options import NO_OPTIONS, ColumnOptions
 from .manifest import Manifest
 from .readers.tables import read_table
@@ -158,7 +158,7 @@ def _known(name: str) -> DataSet:
 def _read(
     file: Path, known: DataSet | None, split: str, user_column: str | None, fields: Sequence[str] | None,
     text: Text | None, options: ColumnOptions, scratch: Path, without_rows: Callable[[str], None], progress: Progress,
-) -> Generator[Chunk, None, None]:  # fmt: skip
+) -> Generator[FieldChunk, None, None]:  # fmt: skip
     """The reader for a file, chosen by the ending of its name."""
     ending = file.name.lower()
     fields = fields if known is None else known.fields

@@ -1,4 +1,4 @@
-"""Lists of unequal length as a field of one declared width, beside a field that says how many entries count.
+"""Lists of unequal length as a packed field of one declared width, and a field that says how many entries count.
 
 The width is declared and never read from the data: else the shape of one user's batch would depend on other users.
 """
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError, SettingError
+from ..packed_field import Field, PackedField, entry_places, offsets_of
 from .column_options import ColumnOptions
 
 _LENGTH = "_length"
@@ -39,28 +40,18 @@ def without_lengths(names: Iterable[str], options: Mapping[str, Any]) -> list[st
     return [name for name in names if name not in added]
 
 
-def padded(
-    name: str, entries: NDArray[Any], sizes: NDArray[np.int64], options: ColumnOptions
-) -> dict[str, NDArray[Any]]:
+def packed(name: str, entries: NDArray[Any], sizes: NDArray[np.int64], options: ColumnOptions) -> dict[str, Field]:
     """`name` (rows, width, ...) and its length field (rows,) int32, from entries end to end and the size of each row.
 
     A list that is longer than the declared width loses its end, and its length is the width. A shorter one is filled
-    with the pad, which its type must be able to hold.
+    with the pad when it is read; its type must be able to hold the pad. Entries are copied.
     """
     width, kept = options.lengths[name], np.minimum(sizes, options.lengths[name])
     pad = np.array(options.pad).astype(entries.dtype)
     if pad != options.pad:
         raise SettingError(f"pad={options.pad} cannot stand in {name!r}, which is {entries.dtype}: give another pad")
-    try:
-        out = np.full((len(sizes), width, *entries.shape[1:]), pad, entries.dtype)
-    except (MemoryError, ValueError):
-        raise PopulationError(
-            f"field {name!r} would have {len(sizes)} rows of {width} entries, which memory cannot hold: lower lengths"
-        ) from None
-    counts = np.arange(width) < kept[:, None]  # (rows, width): which entries are real
-    starts = np.cumsum(sizes) - sizes
-    out[counts] = entries[(starts[:, None] + np.arange(width))[counts]]
-    return {name: out, length_field(name): kept.astype(np.int32)}
+    values = entries[entry_places(np.cumsum(sizes) - sizes, kept)]
+    return {name: PackedField(values, offsets_of(kept), width, pad), length_field(name): kept.astype(np.int32)}
 
 
 def entries_of(name: str, rows: Any) -> tuple[Any, NDArray[np.int64]]:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ..array_checks import check_finite
 from ..errors import PopulationError
-from .chunks import Chunk, text_array
+from ..packed_field import Field, PackedField, stored_values
+from .chunks import FieldChunk, text_array
 from .fields import not_numbers
 from .manifest import check_field_names
 from .user_ids import check_text_id
@@ -20,7 +21,7 @@ _NUMBERS = "biuf"  # NumPy's kinds of numbers that a store can hold
 
 
 class Spill:
-    """Rows in the order they came: one raw file for each field, and one that says whose each row is.
+    """Rows in the order they came: one raw file for each field, two of lists, and one that says whose each row is.
 
     Memory grows with the number of users, never with the number of examples. Users are numbered by codes, given in
     order of first appearance.
@@ -31,6 +32,7 @@ class Spill:
         self.codes: dict[int | str, int] = {}
         self.counts: list[int] = []  # rows of each user, by code
         self.layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}  # field -> type and shape of one row
+        self.packed: dict[str, PackedField] = {}  # fields of lists; of each no row, for width and pad
         self.rows = 0
         self._files: dict[str, IO[bytes]] = {}
 
@@ -39,8 +41,12 @@ class Spill:
         return self.folder / "owners.raw"
 
     def field(self, name: str) -> Path:
-        """The file with one field's rows, raw."""
+        """The file with one field's rows, or the entries of its lists, raw."""
         return self.folder / f"field.{name}.raw"
+
+    def sizes(self, name: str) -> Path:
+        """The file with the number of entries of each list of a packed field, int64."""
+        return self.folder / f"sizes.{name}.raw"
 
     def add_user(self, user: int | str) -> int:
         """The code of a user, new or known; a user may have no row at all."""
@@ -54,10 +60,12 @@ class Spill:
             self.counts.append(0)
         return code
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: FieldChunk) -> None:
         """Append the rows of a chunk. The first chunk fixes the fields; a later one that differs is refused."""
         users = _checked_ids(np.asarray(chunk[0]))
-        arrays = {name: np.asarray(field) for name, field in chunk[1].items()}
+        arrays = {
+            name: field if isinstance(field, PackedField) else np.asarray(field) for name, field in chunk[1].items()
+        }
         if "" in users:
             row, last = self.rows + users.index("") + 1, self.rows + len(users)
             raise PopulationError(
@@ -69,7 +77,12 @@ class Spill:
             self.counts[self.add_user(user)] += count
         self._append(self.owners(), np.fromiter(map(self.codes.__getitem__, users), np.int64, len(users)))
         for name, array in arrays.items():
-            self._append(self.field(name), np.ascontiguousarray(array, dtype=self.layout[name][0]))
+            assert isinstance(array, PackedField) == (
+                name in self.packed
+            )  # as options say, which are those of all rows
+            if isinstance(array, PackedField):
+                self._append(self.sizes(name), np.diff(array.offsets))
+            self._append(self.field(name), np.ascontiguousarray(stored_values(array), dtype=self.layout[name][0]))
         self.rows += len(users)
 
     def close(self) -> None:
@@ -83,7 +96,7 @@ class Spill:
             self._files[path.name] = path.open("wb")
         self._files[path.name].write(array.data if array.size else b"")
 
-    def _check(self, rows: int, arrays: dict[str, NDArray[Any]]) -> None:
+    def _check(self, rows: int, arrays: dict[str, Field]) -> None:
         for name, array in arrays.items():
             if array.ndim == 0 or len(array) != rows:
                 found = 0 if array.ndim == 0 else len(array)
@@ -109,7 +122,7 @@ class Spill:
             if self.finite:
                 check_finite(f"field {name!r}, rows {self.rows + 1} to {self.rows + rows},", array)
 
-    def _begin(self, arrays: dict[str, NDArray[Any]]) -> None:
+    def _begin(self, arrays: dict[str, Field]) -> None:
         if not arrays:
             raise PopulationError("examples have 0 fields but need at least 1: choose other columns than the user's")
         check_field_names(arrays)
@@ -118,6 +131,8 @@ class Spill:
                 what = "text" if array.dtype.kind in "OUS" else str(array.dtype)
                 raise not_numbers(name, what)
             self.layout[name] = array.dtype.newbyteorder("="), array.shape[1:]
+            if isinstance(array, PackedField):
+                self.packed[name] = array.take(np.zeros(0, np.int64))
 
 
 def _checked_ids(ids: NDArray[Any]) -> list[int | str]:

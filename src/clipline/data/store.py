@@ -18,18 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError
+from ..packed_field import entry_places, offsets_of
 from ..privacy.events import GaussianEvent
-from .chunks import Chunk, Progress, no_progress, short
+from .chunks import FieldChunk, Progress, no_progress, short
 from .column_options import ZERO_UPDATE
-from .manifest import Manifest, Origin, write_manifest
+from .manifest import Manifest, Origin, packed_entry, write_manifest
 from .spill import Spill
 
 _INDEX_BYTES = 64  # working memory per row beside the row itself: owner, rank, order, position
+_SUMMED = 1 << 16  # sizes of lists to add up in one go
 
 
 def write_store(
     folder: str | Path,
-    chunks: Iterable[Chunk],
+    chunks: Iterable[FieldChunk],
     *,
     source: str,
     tasks: Sequence[str] = (),
@@ -49,7 +51,7 @@ def write_store(
     not exist yet or be empty; it is complete or, after an error or an interruption, untouched. `known_users`, which is
     read after the chunks, adds users without any example. `tasks`, `origin`, `shared_users`, `column_options` and
     `charges` go into the manifest. NaN and infinity are refused unless options say `missing="zero-update"`.
-    `progress` counts the rows of the second pass.
+    `progress` counts the rows of the second pass, and once more for each field of lists.
 
     A caller who is inside an `atomic_folder` already hands on its `scratch` folder: then `folder` is written in place.
     """
@@ -70,6 +72,7 @@ def write_store(
         return write_manifest(
             new, fields=spill.layout, user_ids=True, users=len(spill.codes), examples=spill.rows, source=source,
             tasks=tasks, origin=origin, shared_users=shared_users, column_options=options, charges=charges,
+            packed={name: packed_entry(field.width, field.pad) for name, field in spill.packed.items()},
         )  # fmt: skip
 
 
@@ -132,30 +135,76 @@ def _scatter(
     folder: Path, spill: Spill, ranks: NDArray[np.int64], offsets: NDArray[np.int64], progress: Progress, memory: int
 ) -> None:
     """Move every spilled row to its user's place in the `.npy` files."""
-    cursor = offsets[:-1].copy()  # where the next row of each user goes, by rank
     widths = {name: dtype.itemsize * int(np.prod(shape)) for name, (dtype, shape) in spill.layout.items()}
     rows_at_once = max(1, memory // (max(widths.values()) + _INDEX_BYTES))
+    passes = 1 + len(spill.packed)
     with ExitStack() as stack:
-        owners = stack.enter_context(spill.owners().open("rb")) if spill.rows else None
-        ends = {}
+        ends = []
         for name, (dtype, shape) in spill.layout.items():
-            raw = stack.enter_context(spill.field(name).open("rb"))
-            out = stack.enter_context((folder / f"field.{name}.npy").open("wb", buffering=0))
-            ends[name] = raw, out, _begin_npy(out, dtype, (spill.rows, *shape))
-        for begin in range(0, spill.rows, rows_at_once):
-            assert owners is not None
-            rows = min(rows_at_once, spill.rows - begin)
-            order, places = _places(ranks[np.fromfile(owners, np.int64, rows)], cursor)
-            breaks = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), rows]
-            starts = places[breaks[:-1]].tolist()
-            for name, (raw, out, header) in ends.items():
-                width = widths[name]
-                block = np.fromfile(raw, np.uint8, rows * width).reshape(rows, width)[order]
+            if name in spill.packed:  # how long each list is: its place follows from the lists before it
+                raw = stack.enter_context(spill.sizes(name).open("rb"))
+                out = stack.enter_context((folder / f"offsets.{name}.npy").open("wb", buffering=0))
+                begin = _begin_npy(out, np.dtype(np.int64), (spill.rows + 1,))
+                ends.append((raw, out, begin + 8, 8))  # the first offset stays 0
+            else:
+                raw = stack.enter_context(spill.field(name).open("rb"))
+                out = stack.enter_context((folder / f"field.{name}.npy").open("wb", buffering=0))
+                ends.append((raw, out, _begin_npy(out, dtype, (spill.rows, *shape)), widths[name]))
+        done = 0
+        for order, breaks, starts in _blocks(spill, ranks, offsets, rows_at_once):
+            for raw, out, header, width in ends:
+                block = np.fromfile(raw, np.uint8, len(order) * width).reshape(len(order), width)[order]
                 data = block.reshape(-1).data
                 for index, place in enumerate(starts):
                     part = data[breaks[index] * width : breaks[index + 1] * width]
                     _write_at(out.fileno(), part, header + place * width)
-            progress(begin + rows, spill.rows)
+            done += len(order)
+            progress(done, passes * spill.rows)
+    for name in spill.packed:
+        for rows in _scatter_lists(folder, spill, name, _blocks(spill, ranks, offsets, rows_at_once)):
+            done += rows
+            progress(done, passes * spill.rows)
+
+
+Block = tuple[NDArray[np.int64], list[int], list[int]]  # order of some rows, ends of runs in it, place of each run
+
+
+def _scatter_lists(folder: Path, spill: Spill, name: str, blocks: Iterable[Block]) -> Iterator[int]:
+    """Move the entries of every spilled list to its user's place; gives the numbers of rows that are done."""
+    dtype, (_, *inner) = spill.layout[name]
+    width = dtype.itemsize * int(np.prod(inner))  # bytes of an entry
+    offsets = np.lib.format.open_memmap(folder / f"offsets.{name}.npy", mode="r+")  # sizes, until they are summed here
+    for start in range(0, spill.rows, _SUMMED):
+        part = offsets[start : start + _SUMMED + 1]
+        np.cumsum(part, out=part)
+    with ExitStack() as stack:
+        sizes_of_rows = stack.enter_context(spill.sizes(name).open("rb"))
+        raw = stack.enter_context(spill.field(name).open("rb"))
+        out = stack.enter_context((folder / f"values.{name}.npy").open("wb", buffering=0))
+        header = _begin_npy(out, dtype, (int(offsets[-1]), *inner))
+        for order, breaks, starts in blocks:
+            sizes = np.fromfile(sizes_of_rows, np.int64, len(order))
+            entries = np.fromfile(raw, np.uint8, int(sizes.sum()) * width).reshape(int(sizes.sum()), width)
+            first = np.cumsum(sizes) - sizes
+            data = entries[entry_places(first[order], sizes[order])].reshape(-1).data
+            ends = offsets_of(sizes[order])[breaks].tolist()
+            for index, place in enumerate(offsets[starts].tolist()):
+                _write_at(out.fileno(), data[ends[index] * width : ends[index + 1] * width], header + place * width)
+            yield len(order)
+    offsets.flush()
+
+
+def _blocks(spill: Spill, ranks: NDArray[np.int64], offsets: NDArray[np.int64], rows_at_once: int) -> Iterator[Block]:
+    """Spilled rows some at a time, sorted by user, with the runs of them that stay together in the store."""
+    if not spill.rows:
+        return
+    cursor = offsets[:-1].copy()  # where the next row of each user goes, by rank
+    with spill.owners().open("rb") as owners:
+        for begin in range(0, spill.rows, rows_at_once):
+            rows = min(rows_at_once, spill.rows - begin)
+            order, places = _places(ranks[np.fromfile(owners, np.int64, rows)], cursor)
+            breaks = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), rows]
+            yield order, breaks, places[breaks[:-1]].tolist()
 
 
 def _places(ranks: NDArray[np.int64], cursor: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from ..federated.local_sgd import Batch, LocalTraining
 from ..federated.population import Population
+from ..packed_field import Field, PackedField
 from ..streams import counter_bits
 
 KeysFor = Callable[[str], NDArray[np.uint64]]  # the keys of a block's users, one each, for one purpose
 
 _MIN_WIDTH = 5  # examples: batches are not padded to a narrower width
+_MOVED_BYTES = 1 << 26  # of padded lists to move to a GPU in one go
 _RESIDENT_SHARE = 0.25  # of the free GPU memory: a population that needs less is kept on the GPU
 
 
@@ -104,7 +106,7 @@ class Examples:
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
             if sum(field.nbytes for field in population.fields.values()) <= _RESIDENT_SHARE * free:
-                self._resident = {name: self._moved(field) for name, field in population.fields.items()}
+                self._resident = {name: self._all_moved(field) for name, field in population.fields.items()}
 
     def gather(self, rows: NDArray[np.int64]) -> Batch:
         """The examples of these rows, each field (*rows.shape, ...)."""
@@ -134,6 +136,17 @@ class Examples:
         if field.dtype == torch.uint16:
             return field.view(torch.int16).index_select(0, rows).view(torch.uint16)
         return field.index_select(0, rows)
+
+    def _all_moved(self, field: Field) -> Tensor:
+        """All rows of a field. Lists are padded on the way, some at a time, as a GPU indexes rows of one width."""
+        if not isinstance(field, PackedField) or not len(field):
+            return self._moved(np.asarray(field))
+        first = self._moved(field[:1])
+        moved = first.new_empty((len(field), *first.shape[1:]))
+        step = max(1, _MOVED_BYTES // max(1, field[:1].nbytes))
+        for start in range(0, len(field), step):
+            moved[start : start + step] = self._moved(field[start : start + step])
+        return moved
 
     def _moved(self, field: NDArray[Any]) -> Tensor:
         # torch can move uint16 between devices but not index it: it travels as int16.

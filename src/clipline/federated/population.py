@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..array_checks import check_field, check_finite, check_user_ids, checked_offsets, overlapping
 from ..errors import PopulationError
+from ..packed_field import Field, is_mapped
 from ..privacy.events import GaussianEvent
 
 
@@ -33,13 +34,14 @@ class ColumnKeywords(TypedDict, total=False):
 class Population:
     """`len(population)` users; user i owns the rows `offsets[i]:offsets[i + 1]` of every field.
 
-    A user may own no row, one, or very many. Fields are arrays whose first axis counts examples; they may be memory
-    maps, in which case training reads only the rows of sampled users. NaN and infinity are refused, unless
+    A user may own no row, one, or very many. Fields are arrays whose first axis counts examples, or lists of a declared
+    width that are padded when they are read, see `PackedField`. They may be memory maps, in which case training reads
+    only the rows of sampled users. NaN and infinity are refused, unless
     `column_options` say `missing="zero-update"`; a memory map is not read for that: stores are checked when made.
     """
 
     offsets: NDArray[np.int64]  # (users + 1,), from 0 to the number of examples, never falling
-    fields: Mapping[str, NDArray[Any]]  # name -> (examples, ...)
+    fields: Mapping[str, Field]  # name -> (examples, ...)
     user_ids: NDArray[Any] | None = None  # (users,), the caller's own names of the users
     column_options: Mapping[str, Any] = field(default_factory=dict)  # how columns became fields, for `fields_of`
     charges: tuple[GaussianEvent, ...] = ()  # private statistics that fields were made by; a training counts them
@@ -51,7 +53,7 @@ class Population:
             raise PopulationError("population has 0 fields but needs at least 1: give for instance x=... and y=...")
         for name, values in self.fields.items():
             check_field(name, values, self.examples)
-            if not isinstance(values, np.memmap) and self.column_options.get("missing") != "zero-update":
+            if not is_mapped(values) and self.column_options.get("missing") != "zero-update":
                 check_finite(f"field {name!r}", values)
         if self.user_ids is not None:
             check_user_ids(self.user_ids, len(self))
@@ -83,7 +85,7 @@ class Population:
         fills them or "zero-update" (a user who trains on one adds nothing); `fill` does the former by field. Infinity
         is refused unless "zero-update". `categories={"city": ["Bern", "Rome"]}` gives 0, 1, and 2 for everything else;
         `timestamps={"start": "hours since 2026-01-01"}` counts. `lengths={"tokens": 128}` takes lists of any length,
-        cut or, with `pad` (0), filled to this width, and `tokens_length` says how many entries count.
+        cut or, with `pad` (0), filled to this width in a batch, and `tokens_length` says how many entries count.
         `scale={"age": (40, 20)}` subtracts and divides. All are stored as `column_options`.
         """
         options = ColumnKeywords(
@@ -230,7 +232,7 @@ class Population:
         return population
 
     def save(self, folder: str | Path) -> Path:
-        """Store as one `.npy` file per array and a manifest with checksums, for `open`.
+        """Store as one `.npy` file per array (two of lists) and a manifest with checksums, for `open`.
 
         The folder must not exist yet or be empty; it is complete or, after an error, untouched.
         """
@@ -331,7 +333,7 @@ class Population:
         return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
     def of(self, user: int) -> dict[str, NDArray[Any]]:
-        """The fields of one user, each (size, ...), as views."""
+        """The fields of one user, each (size, ...), as views; lists are padded."""
         start, stop = int(self.offsets[user]), int(self.offsets[user + 1])
         return {name: field[start:stop] for name, field in self.fields.items()}
 

@@ -22,6 +22,7 @@ from ..engine.batches import in_batch
 from ..engine.working_model import uncompiled
 from ..errors import ModuleError, PopulationError, RunError, SettingError, check_whole, nearest, refuse
 from ..federated.local_sgd import Batch
+from ..packed_field import Field
 from ..privacy.guarantee import Guarantee
 from ..training.storage.circumstances import layers_text
 from ..training.storage.model_card import CARD_KEY, MODEL
@@ -160,7 +161,7 @@ class SavedModel:
         label = self.card.get("fields", {}).get(self.classes) if isinstance(self.classes, str) else None
         return label is None or not label["dtype"].startswith("float")
 
-    def _asked(self, batch: _Fields, fields: Mapping[str, NDArray[Any]], trained: Mapping[str, Any]) -> Any:
+    def _asked(self, batch: _Fields, fields: Mapping[str, Field], trained: Mapping[str, Any]) -> Any:
         """The model's answer; an error that comes with other shapes or fewer fields than in the training says so."""
         try:
             if self.function is not None:

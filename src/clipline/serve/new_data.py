@@ -21,6 +21,7 @@ from ..data.readers.tables import whole_table
 from ..data.sequences import without_lengths
 from ..errors import PopulationError, nearest, refuse
 from ..federated.population import Population
+from ..packed_field import Field, PackedField, stored_values
 
 _WAY_OUT = "give a dataframe, a table file, a Population, or arrays by field name"
 USER = "user"  # of a population: whose example it is
@@ -31,7 +32,7 @@ _SHAPING = ("categories", "timestamps", "lengths", "pad", "scale")  # options th
 class NewData:
     """Fields by name, all with as many examples, names of what was not read, and columns to keep as they are."""
 
-    fields: dict[str, NDArray[Any]]
+    fields: dict[str, Field]  # lists of a population as they are, of other data padded
     unread: list[str]
     kept: dict[str, NDArray[Any]]
 
@@ -68,7 +69,8 @@ def arrays_of(
 
 def _arrays_of(
     data: Any, trained: Sequence[str], only: str, options: ColumnOptions, text: Text | None
-) -> tuple[dict[str, NDArray[Any]], list[str]]:
+) -> tuple[dict[str, Field], list[str]]:
+    fields: dict[str, Field]
     given: list[Any] = []
     if isinstance(data, Population):
         _check_alike(data, trained, options)
@@ -115,7 +117,8 @@ def kept_columns(data: Any, names: Sequence[str], rows: int) -> dict[str, NDArra
         if name not in columns:
             raise PopulationError(f"data has no column {name!r} to keep: {nearest(name, map(str, columns))}")
         values = read_column(data, name) if _is_frame(data) else columns[name]
-        kept[name] = values if isinstance(values, np.ndarray) else _plain_array(values)
+        known = isinstance(values, np.ndarray | PackedField)
+        kept[name] = np.asarray(values) if known else _plain_array(values)
         if kept[name].shape != (rows,):
             raise refuse(f"shape of {name!r}", kept[name].shape, f"({rows},), a value for each row", "leave it out")
     return kept
@@ -138,7 +141,7 @@ def perhaps_renamed(name: str, others: Iterable[object]) -> str:
     return f"{close} Then rename it to {name!r}" if close.startswith("did you mean") else ""
 
 
-def field_like(name: str, array: NDArray[Any], trained: Mapping[str, Any]) -> NDArray[Any]:
+def field_like(name: str, array: Field, trained: Mapping[str, Any]) -> Field:
     """The array in the type that the field had in the training; refused where that would change a value.
 
     An array without a name takes the type of the only field of its shape. A field that is not known stays as it is.
@@ -156,7 +159,7 @@ def field_like(name: str, array: NDArray[Any], trained: Mapping[str, Any]) -> ND
         return array.astype(dtype, copy=False)
     with np.errstate(invalid="ignore"):
         cast = array.astype(dtype)
-    if (cast != array).any():
+    if (stored_values(cast) != stored_values(array)).any():
         raise refuse(f"type of {name!r}", str(array.dtype), f"{dtype} as in the training", "round or convert it before")
     return cast
 
@@ -180,16 +183,16 @@ def _is_frame(data: Any) -> bool:
 
 def _columns(
     frame: Any, given: Sequence[Any], trained: Sequence[str], options: ColumnOptions, text: Text | None
-) -> dict[str, NDArray[Any]]:
+) -> dict[str, Field]:
     """The columns of a dataframe that were trained on, by the rules of `Population.from_dataframe`."""
     names = [name for name in without_lengths(given, options.entries()) if not trained or name in trained]
     _check_some(names, given, trained)
     fields = read_fields(frame, names, text=text, options=options)
     _check_numbers(fields, options)
-    return fields
+    return {**fields}
 
 
-def _mapped(name: str, values: Any, options: ColumnOptions, text: Text | None) -> dict[str, NDArray[Any]]:
+def _mapped(name: str, values: Any, options: ColumnOptions, text: Text | None) -> dict[str, Field]:
     """A column of a mapping as a field, or as two where it has a declared length."""
     if not hasattr(values, "__len__") or isinstance(values, str) or getattr(values, "ndim", 1) == 0:
         raise PopulationError(f"{name!r} is {type(values).__name__} and no array of numbers: {_WAY_OUT}")
@@ -199,7 +202,8 @@ def _mapped(name: str, values: Any, options: ColumnOptions, text: Text | None) -
         return {name: _array(name, values)}
     if isinstance(values, Tensor):
         values = values.detach().cpu().numpy()
-    fields = fields_of_arrays({name: values}, options.only_of(name))
+    made = fields_of_arrays({name: values}, options.only_of(name))
+    fields: dict[str, Field] = {field: np.asarray(values) for field, values in made.items()}
     _check_numbers(fields, options)
     return fields
 
@@ -209,7 +213,7 @@ def _is_text(values: Any) -> bool:
     return not isinstance(values, str | Tensor) and len(values) > 0 and all(isinstance(one, str) for one in values)
 
 
-def _check_numbers(fields: Mapping[str, NDArray[Any]], options: ColumnOptions) -> None:
+def _check_numbers(fields: Mapping[str, Field], options: ColumnOptions) -> None:
     """Refuse gaps as the training did."""
     if options.missing != ZERO_UPDATE:
         for name, array in fields.items():

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import PopulationError, SettingError
-from ..chunks import Chunk, Text
+from ...packed_field import Field
+from ..chunks import FieldChunk, Text
 from ..column_options import ZERO_UPDATE, ColumnOptions
 from ..fields import list_fields
-from ..sequences import padded
+from ..sequences import packed
 
 DEEPEST = 32  # nested lists; no version of NumPy allows fewer axes
 _WAYS_WHOLE = "fill the gaps or leave the column out; fill={column: 0} or missing=0 fills them"
@@ -21,7 +22,7 @@ _WAYS = f'{_WAYS_WHOLE}, missing="zero-update" keeps them'
 
 def arrow_chunk(
     where: str, rows: Any, user_column: str, names: list[str], text: Text | None, options: ColumnOptions, before: int
-) -> Chunk:
+) -> FieldChunk:
     """An Arrow batch or table as a chunk. `where` it is from and how many rows came `before` are for errors."""
     ids = arrow_ids(where, user_column, rows.column(user_column), before)
     return ids, arrow_fields(where, rows, names, text, options, before)
@@ -29,21 +30,21 @@ def arrow_chunk(
 
 def arrow_fields(
     where: str, rows: Any, names: Sequence[str], text: Text | None, options: ColumnOptions, before: int
-) -> dict[str, NDArray[Any]]:
+) -> dict[str, Field]:
     """Columns of a batch as fields, all options applied; a column with a declared length gives two."""
-    fields: dict[str, NDArray[Any]] = {}
+    fields: dict[str, Field] = {}
     for name in names:
         column = rows.column(name)
         if name in options.lengths:
-            fields |= _padded(where, name, _plain(column), text, options, before)
+            fields |= _packed(where, name, _plain(column), text, options, before)
         else:
             fields[name] = arrow_array(where, name, column, text, options, before)
     return {name: options.scaled(name, array) if name in options.scale else array for name, array in fields.items()}
 
 
-def _padded(
+def _packed(
     where: str, name: str, column: Any, text: Text | None, options: ColumnOptions, before: int
-) -> dict[str, NDArray[Any]]:
+) -> dict[str, Field]:
     """Lists of unequal length, or texts that `text` turns into such lists."""
     if column.null_count:
         raise _gap(where, name, column, before, "give each row a list, perhaps empty, or leave the column out")
@@ -52,7 +53,7 @@ def _padded(
     if not _is_list(column.type):
         raise PopulationError(f"{where} has {name!r} as {column.type} but lengths are for lists: leave its length out")
     entries = _entries(where, name, column, options, before)
-    return padded(name, entries, column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64), options)
+    return packed(name, entries, column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64), options)
 
 
 def arrow_ids(where: str, name: str, column: Any, before: int) -> NDArray[Any]:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import PopulationError, nearest
-from ..chunks import Chunk, Text, columns_of, short
+from ...packed_field import Field, PackedField
+from ..chunks import FieldChunk, Text, columns_of, short
 from ..column_options import NO_OPTIONS, ColumnOptions
 from ..fields import numbers_only
 from ..sequences import check_length_fields, without_lengths
@@ -27,7 +28,7 @@ def read_dataframe(
     fields: Sequence[str] | None = None,
     text: Text | None = None,
     options: ColumnOptions = NO_OPTIONS,
-) -> Chunk:
+) -> FieldChunk:
     """All rows of a dataframe, by the rules of `read_table`, copied. The index of a pandas dataframe is not a column.
 
     Neither pandas nor polars is imported here: a caller who has one of their dataframes has done so. NaN in pandas
@@ -51,7 +52,7 @@ def read_dataframe(
 
 def read_rows(
     frame: Any, *, fields: Sequence[str] | None = None, options: ColumnOptions = NO_OPTIONS
-) -> dict[str, NDArray[Any]]:
+) -> dict[str, Field]:
     """All rows of a dataframe that has no users, by the rules of `read_dataframe`."""
     names = column_names(frame)
     for name in fields or ():
@@ -66,13 +67,14 @@ def read_rows(
 def read_fields(
     frame: Any, fields: Iterable[str], *, text: Text | None = None, options: ColumnOptions = NO_OPTIONS
 ) -> dict[str, NDArray[Any]]:
-    """Those of the fields that a dataframe has, without users; at least one has to be there."""
+    """Those of the fields that a dataframe has, without users, lists padded; at least one has to be there."""
     names = column_names(frame)
     wanted = without_lengths(fields, options.entries())
     present = [name for name in wanted if name in names]
     if not present:
         raise PopulationError(f"dataframe has none of the fields: {nearest(wanted[0], map(str, names))}")
-    return _arrays(_arrow_table(frame, present), present, text, options)
+    fields = _arrays(_arrow_table(frame, present), present, text, options)
+    return {name: np.asarray(field) for name, field in fields.items()}
 
 
 def read_column(frame: Any, name: str) -> list[Any]:
@@ -137,10 +139,16 @@ def _value(one: Any) -> Any:
     return one.item() if hasattr(one, "item") else one
 
 
-def _arrays(table: Any, names: list[str], text: Text | None, options: ColumnOptions) -> dict[str, NDArray[Any]]:
+def _arrays(table: Any, names: list[str], text: Text | None, options: ColumnOptions) -> dict[str, Field]:
     arrays = arrow_fields("dataframe", table, names, text, options, 0)
     # Arrow's arrays may be views of the caller's memory that cannot be written to, which torch warns of.
-    return {name: np.array(numbers_only(name, array)) for name, array in arrays.items()}
+    return {name: _own_numbers(name, array) for name, array in arrays.items()}
+
+
+def _own_numbers(name: str, field: Field) -> Field:
+    if isinstance(field, PackedField):  # a copy already
+        return field.converted(lambda values: numbers_only(name, values))
+    return np.array(numbers_only(name, field))
 
 
 def _is_pandas(frame: Any) -> bool:

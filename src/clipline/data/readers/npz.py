@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import PopulationError
-from ..chunks import CHUNK_BYTES, Chunk, Progress, Text, columns_of, short
+from ...packed_field import Field
+from ..chunks import CHUNK_BYTES, FieldChunk, Progress, Text, columns_of, short
 from ..column_options import ColumnOptions
 from ..fields import list_fields
 from ..sequences import check_length_fields
@@ -54,7 +55,7 @@ class _Member:
 def read_npz(
     file: Path, user_column: str, fields: Sequence[str] | None, text: Text | None, options: ColumnOptions,
     progress: Progress,
-) -> Iterator[Chunk]:  # fmt: skip
+) -> Iterator[FieldChunk]:  # fmt: skip
     """The rows of an archive of equally long arrays; `progress` counts bytes of the file."""
     size, done = file.stat().st_size, 0
     try:
@@ -77,7 +78,7 @@ def read_npz(
             at_once = max(1, CHUNK_BYTES // max(1, widest))
             while done < total:
                 rows = min(at_once, total - done)
-                arrays: dict[str, NDArray[Any]] = {}
+                arrays: dict[str, Field] = {}
                 for name in names:
                     arrays |= _fields(name, members[name].take(rows), text, options)
                 yield members[user_column].take(rows), arrays
@@ -89,7 +90,8 @@ def read_npz(
         raise PopulationError(f"{str(file)!r} cannot be read as NPZ ({short(error)}): save it again") from None
 
 
-def _fields(name: str, array: NDArray[Any], text: Text | None, options: ColumnOptions) -> dict[str, NDArray[Any]]:
+def _fields(name: str, array: NDArray[Any], text: Text | None, options: ColumnOptions) -> dict[str, Field]:
+    made: dict[str, Field]
     if text is not None and array.dtype.kind == "U" and name not in options.categories:
         values = text(array.tolist())
         made = list_fields(name, list(values), options) if name in options.lengths else {name: np.asarray(values)}

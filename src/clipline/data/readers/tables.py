@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import PopulationError
-from ..chunks import CHUNK_BYTES, Chunk, Progress, Text, columns_of, existing_file, no_progress, short
+from ..chunks import CHUNK_BYTES, FieldChunk, Progress, Text, columns_of, existing_file, no_progress, short
 from ..column_options import NO_OPTIONS, ColumnOptions
 from ..sequences import check_length_fields
 from .arrow_columns import DEEPEST, arrow_chunk
@@ -37,7 +37,7 @@ def read_table(
     text: Text | None = None,
     options: ColumnOptions = NO_OPTIONS,
     progress: Progress = no_progress,
-) -> Generator[Chunk, None, None]:
+) -> Generator[FieldChunk, None, None]:
     """The rows of a table, with the user column as ids and the chosen or all other columns as fields.
 
     The ending of the name says what it is. A column of lists becomes an array with one more axis. Its lists are equally
@@ -94,7 +94,7 @@ def _kind(file: Path) -> tuple[str, str | None]:
 def _parquet(
     file: Path, user_column: str, fields: Sequence[str] | None, text: Text | None, options: ColumnOptions,
     progress: Progress,
-) -> Iterator[Chunk]:  # fmt: skip
+) -> Iterator[FieldChunk]:  # fmt: skip
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -118,7 +118,7 @@ def _parquet(
 def _lines(
     file: Path, kind: str, codec: str | None, user_column: str, fields: Sequence[str] | None, text: Text | None,
     options: ColumnOptions, progress: Progress,
-) -> Iterator[Chunk]:  # fmt: skip
+) -> Iterator[FieldChunk]:  # fmt: skip
     import pyarrow as pa
 
     size, rows = file.stat().st_size, 0
@@ -134,7 +134,7 @@ def _lines(
                     names = columns_of(repr(str(file)), batch.schema.names, user_column, fields)
                     options.check_columns(names)
                     check_length_fields(names, options)
-                at_once = max(1, CHUNK_BYTES // (8 * sum(options.lengths.values()) or 1))  # padding may be most of it
+                at_once = max(1, CHUNK_BYTES // (8 * sum(options.lengths.values()) or 1))  # as wide as lists may be
                 for part in (batch.slice(start, at_once) for start in range(0, batch.num_rows, at_once)):
                     yield arrow_chunk(repr(str(file)), part, user_column, names, text, options, rows)
                     rows += part.num_rows

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import PopulationError
+from ...packed_field import Field
 
 FILLS = ("mixed", "zeros", "ones")
 _SPREADS = (0.0, 0.02, 0.05)  # stddev of the noise added to the initial parameters: more makes recurrences chaotic
 
 
 def made_up(
-    fields: Mapping[str, NDArray[Any]],
+    fields: Mapping[str, Field],
     count: int,
     fill: str,
     given: Mapping[str, NDArray[Any]] | None = None,
@@ -48,7 +49,7 @@ def made_up(
     return made
 
 
-def check_trial_batch(given: Mapping[str, Any], fields: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def check_trial_batch(given: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, NDArray[Any]]:
     """The caller's own trial examples as arrays; refused unless shapes and types are those of the population."""
     if not isinstance(given, Mapping):
         raise PopulationError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 from ...errors import CliplineError, PopulationError
 from ...federated.local_sgd import Batch
 from ...federated.population import Population
+from ...packed_field import Field
 from ..batches import Examples
 from ..stacked.vmap_layers import StackSafe
 
@@ -125,7 +126,7 @@ def check_ranges(
                 raise _refusal(run, tried, name, where, categories.get(name, ()), error) from error
 
 
-def _candidates(population: Population) -> list[np.ndarray[Any, np.dtype[Any]]]:
+def _candidates(population: Population) -> list[Field]:
     """The fields that may be labels or indices: whole numbers, and single numbers of any type."""
     kinds = ((field, "iuf" if field.ndim == 1 else "iu") for field in population.fields.values())
     return [field for field, kind in kinds if field.dtype.kind in kind and field.size]

@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ...errors import ModuleError
 from ...federated.local_sgd import Batch
 from ...federated.population import Population
+from ...packed_field import is_mapped
 from ..updates import Dense, Piece, Rows, Updates, subtracts_lazily
 from ..working_model import WorkingModel
 from .outer_products import SparseOuterProducts
@@ -41,7 +42,7 @@ def check_row_fields(row_fields: RowFields, model: WorkingModel, population: Pop
                 f"row_fields names {field!r}, which is no field of whole numbers of the population: name one, or none"
             )
         numbers = population.fields[field]
-        if not isinstance(numbers, np.memmap) and numbers.size and int(numbers.min()) < 0:
+        if not is_mapped(numbers) and numbers.size and int(numbers.min()) < 0:
             raise ModuleError(f"field {field!r} holds a number below 0 but rows count from 0: pad with 0 instead")
     if len(set(row_fields.values())) < len(row_fields):
         raise ModuleError("row_fields names a field twice, which would be renumbered twice: give each its own field")
