@@ -90,7 +90,7 @@ def stacked_group_norm_backward(
 def _(
     grad: Tensor, pixels: Tensor, weight: Tensor, bias: Tensor, means: Tensor, scales: Tensor, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    both = pixels.new_empty(len(pixels), 2, pixels.shape[4], dtype=torch.float32)
+    both = pixels.new_empty(pixels.shape[0], 2, pixels.shape[4], dtype=torch.float32)
     return torch.empty(pixels.shape, dtype=pixels.dtype, device=pixels.device), both
 
 
