@@ -187,7 +187,7 @@ class ForkedBackend:
             try:
                 torch.autograd.backward(
                     torch.ones((), requires_grad=True).square()
-                )  # torch refuses if the parent's autograd has used a GPU
+                )  # torch refuses if the parent has used autograd beside a GPU
             except Exception:
                 ready.send(traceback.format_exc())
                 raise
