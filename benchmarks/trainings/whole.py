@@ -19,7 +19,8 @@ the same way, clipline's by the mean of the later half of its rounds.
 --rounds paper takes as many rounds as the paper has for the task, 1,200 to 4,000. Where the budget ends first,
 clipline's whole time too is an estimate, and is marked as one.
 
---systems clipline,second,pfl starts clipline a second time, with the compiled programs of the first process at hand.
+--systems clipline,second,pfl starts clipline a second time, with the compiled programs of the first process at hand,
+for as many rounds as pfl does.
 
 Each result is a line in --results at once, and what stands there is not measured again (--again does): a run that was
 ended is repeated with the same command. `python benchmarks/performance_page.py` then writes the page.
@@ -107,7 +108,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--precision", help="of clipline: float32, tf32 or bf16")
     parser.add_argument("--users", type=int, help="in every round; 100, on cores 4 to 100 by task")
     parser.add_argument("--rounds", type=_rounds, help="of a whole training, or paper; 100, on cores 10")
-    parser.add_argument("--pfl-rounds", type=int, default=20, help="that pfl does at most; the rest is estimated")
+    parser.add_argument(
+        "--pfl-rounds", type=int, default=20, help="that pfl and a second start do at most; the rest is estimated"
+    )
     parser.add_argument("--threads", type=int, help="1: one thread and one process each, for a machine with other work")
     parser.add_argument("--turns", type=int, default=1, help="of all measurements, one after the other")
     parser.add_argument("--limit", type=float, default=600, help="seconds for one process")
@@ -224,7 +227,7 @@ def measure(one: Measurement, wanted: argparse.Namespace, limit: float, scratch:
     settings, ours = settings_of(one.task), one.program == OURS
     stored = StoredUsers(store, even=one.data == "even", max_examples=settings["max_examples"])
     cohorts = cohorts_of(stored, one.users, one.rounds, settings["batch_size"], seed=one.turn)
-    rounds = one.rounds if ours else min(one.rounds, wanted.pfl_rounds)
+    rounds = one.rounds if one.system == OURS else min(one.rounds, wanted.pfl_rounds)
     command = [python, str(ROOT / "benchmarks" / "trainings" / f"{one.program}_training.py")]
     command += ["--task", one.task, "--store", str(store), "--users", str(one.users), "--rounds", str(rounds)]
     command += ["--device", wanted.device, "--settings", json.dumps(settings)]
