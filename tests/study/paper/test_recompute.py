@@ -4,6 +4,7 @@ import pytest
 from made_up_runs import CHECKSUM, grid_of, quality
 
 from clipline.errors import RunError
+from clipline.study.paper import results_page
 from clipline.study.paper.experiments import run_experiment
 from clipline.study.paper.protocol import protocol_for
 from clipline.study.paper.recompute import facts_of, table_problems, without_tables
@@ -120,6 +121,20 @@ def test_the_page_puts_our_numbers_beside_the_papers(study):
     assert "| cifar100 | as good | better | in part: as good or better in both |" in page
     assert "| data | made-up users | 500 users of the original |" in page
     assert "| seeds of the final comparison | 4 | 20 |" in page
+    assert "no noise between" not in page  # all four of the paper's were tried
     assert (study / "page" / "fig7-cifar100.png").stat().st_size > 10_000
     with pytest.raises(RunError, match="no study"):
         write_results_page([study / "nothing"], study / "page.md")
+
+
+@pytest.mark.parametrize(
+    ("z_star", "tried", "too_much"),
+    [
+        (0.0, (0.0, 0.1), 0.1),  # the paper tried 0.01 and 0.03 between
+        (0.01, (0.0, 0.01, 0.1), 0.1),
+        (0.03, (0.0, 0.01, 0.03, 0.1), None),
+        (0.1, (0.0, 0.1), None),  # the largest, which the page says of itself
+    ],
+)
+def test_noises_that_were_passed_over_are_known(z_star, tried, too_much):
+    assert results_page._coarse_step(z_star, tried) == too_much

@@ -15,7 +15,7 @@ from ..runs.directory import StudyDirectory
 from .experiments import EXPERIMENTS
 from .figures import draw
 from .findings import Findings
-from .protocol import PAPER_COHORT, differences
+from .protocol import NOISES, PAPER_COHORT, differences
 from .recompute import findings_of, paper_experiments
 
 # Section 3.3 of the paper, by its Figure 7: how the median clip did beside the best fixed clip on the test set.
@@ -233,7 +233,19 @@ def _beside_the_paper(entries: Sequence[Entry]) -> list[str]:
             "",
             "A z* that is the largest noise tried may be larger still; so may the paper's 0.1.",
         ]
+    fig7 = [entry.findings for entry in entries if "z_star" in entry.findings.numbers]
+    tried = {findings.protocol.task: findings.protocol.noises for findings in fig7}
+    for task, numbers in found.items():
+        if "z_star" in numbers and (too_much := _coarse_step(numbers["z_star"], tried[task])):
+            between = f"On {task} no noise between z = {numbers['z_star']:g} and {too_much:g} was tried"
+            lines += ["", f"{between}: z* may be larger."]
     return [*lines, ""]
+
+
+def _coarse_step(z_star: float, tried: Sequence[float]) -> float | None:
+    """The next noise that was tried above z*, if the paper tried another between the two."""
+    too_much = min((noise for noise in tried if noise > z_star), default=z_star)
+    return too_much if any(z_star < noise < too_much for noise in NOISES) else None
 
 
 def _of_task(task: str, entries: Sequence[Entry], pictures: str) -> list[str]:
