@@ -71,13 +71,14 @@ class RowUsage:
         self._rank = self._present.cumsum(dim=1)  # of each row among those that the user touches, from 1
 
     def rooms(self, least: int) -> NDArray[np.int64]:
-        """(users,): the padded number of rows of each user: `least` times a power of two, or `height`.
+        """(users,): the padded number of rows of each user: `least` times a power of eight, or `height`.
 
-        The model can see it, so it depends on the user's own numbers alone.
+        The model can see it, so it depends on the user's own numbers alone. Each is compiled and trained by itself,
+        which costs more than some padding for the few users with many rows.
         """
         counts: NDArray[np.int64] = self._rank[:, -1].cpu().numpy()
         doublings = np.ceil(np.log2(np.maximum(counts, 1) / least)).clip(0).astype(np.int64)
-        return np.asarray(np.minimum(least << doublings, self._height), np.int64)
+        return np.asarray(np.minimum(least << 3 * -(-doublings // 3), self._height), np.int64)
 
     def max_rows(self) -> int:
         """The largest number of rows that any user touches; at least 1."""

@@ -21,7 +21,7 @@ from ..sparse.row_fields import RowUsage, starting_params
 from .step import StackStep
 from .vmap_layers import Bypass
 
-MIN_ROOM = 256  # rows: users are padded to this times a power of two; each size is a program of its own
+MIN_ROOM = 256  # rows: users are padded to this times a power of eight; each size is a program of its own
 
 
 class CannotStack(ModuleError):
