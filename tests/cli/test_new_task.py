@@ -94,10 +94,11 @@ def test_classes_are_written_by_name_beside_the_ids(sales, tmp_path):
     where = ["--table", "sales.csv", "--user", "customer", "--label", "kind", "--classes", "small,big"]
     assert sales("new-task", "mine", *where)[0] == 0
     flags = ["--data", "sales.csv", "--rounds", 1, "--cohort-size", 20, "--workers", 1, "--out", "run"]
-    code, _, err = sales("train", "mine/task.py", *flags)
+    code, printed, err = sales("train", "mine/task.py", *flags)
     assert code == 0, err
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     shares = {name: value for name, value in last.items() if name.startswith("share_")}
+    assert printed.splitlines()[1].startswith("beside it: share_small ") or "\nbeside it: share_small " in printed
     assert list(shares) == ["share_small", "share_big", "share_other"]  # as columns of predictions are called
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["share_other"] == 0

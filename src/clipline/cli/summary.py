@@ -43,6 +43,9 @@ def summary(
         + (f", tracking quantile {settings.quantile:g} of the update norms" if settings.clip == "quantile" else ""),
         f"files in {path}: " + ", ".join(sorted(file.name for file in path.iterdir())),
     ]
+    beside = {name: value for name, value in result.metrics.items() if name not in (metric_name, "loss")}
+    if beside:  # such as what would do without a model
+        lines.insert(1, "beside it: " + ", ".join(f"{name} {value:.4f}" for name, value in beside.items()))
     if used.kind == "stand-in":
         lines.insert(1, "data: a stand-in, generated; not comparable with results on the original data set")
     elif used.source is not None:
@@ -87,6 +90,7 @@ def summary_json(
         "evaluate_on": settings.evaluate_on,
         "metric": result.metrics[metric_name],
         "metric_name": metric_name,
+        "metrics": {name: finite_or_none(value) for name, value in result.metrics.items()},
         "epsilon": finite_or_none(guarantee.epsilon),
         "delta": guarantee.delta,
         "relation": str(guarantee.relation),
