@@ -43,15 +43,15 @@ def summary(
         + (f", tracking quantile {settings.quantile:g} of the update norms" if settings.clip == "quantile" else ""),
         f"files in {path}: " + ", ".join(sorted(file.name for file in path.iterdir())),
     ]
-    beside = {name: value for name, value in result.metrics.items() if name not in (metric_name, "loss")}
-    if beside:  # such as what would do without a model
-        lines.insert(1, "beside it: " + ", ".join(f"{name} {value:.4f}" for name, value in beside.items()))
     if used.kind == "stand-in":
         lines.insert(1, "data: a stand-in, generated; not comparable with results on the original data set")
     elif used.source is not None:
         alike = used.kind == "original" or is_task_file(settings.task)  # a task of one's own has no original
         other = "" if alike else "; not comparable with results on the original data set"
         lines.insert(1, f"data: {used.kind}, {used.source}{other}")
+    beside = {name: value for name, value in result.metrics.items() if name not in (metric_name, "loss")}
+    if beside:  # such as what would do without a model
+        lines.insert(1, "beside it: " + ", ".join(f"{name} {value:.4f}" for name, value in beside.items()))
     if result.stopped == "budget":
         lines.append(f"stopped after {result.guarantee.rounds} rounds: the next one would have passed the budget")
     if result.stopped == "interrupted":

@@ -84,7 +84,7 @@ def oddities(
     card: Mapping[str, Any],
 ) -> list[str]:
     """What a reader should know of, and what leaves the guarantee as it is: numbers below what was charged."""
-    found = []
+    found = list[str]()
     if promise.epsilon is None:
         return found
     asked = [

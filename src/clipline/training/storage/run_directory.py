@@ -289,7 +289,7 @@ def _append(path: Path, line: str) -> None:
         file.write(line + "\n")
 
 
-def _spent(ledger: Path, noise_source: str) -> str:
+def _spent(ledger: Path, noise_source: str | None) -> str:
     """What to do about the rounds of a run that cannot be resumed: they were released, whoever starts again."""
     rounds = len(_whole_lines(ledger))
     if not rounds:
