@@ -105,7 +105,9 @@ def _check_run(folder: Path) -> int:
     print(f"{folder}: {words(run)}")
     for name, value in basis(run):
         print(f"  {name:33} {value}")
-    print(f"  computed again from ledger.jsonl; {len(run.problems)} problems in what the files say of each other")
+    if run.promise is not None:
+        agree = f"{len(run.problems)} problems" if run.problems else "settings, metrics and the model's card agree"
+        print(f"  computed again from ledger.jsonl; {agree}")
     return 1 if run.problems or run.promise is None else 0
 
 

@@ -108,3 +108,12 @@ def test_a_report_promises_what_the_run_promised_for_one_example_and_with_errors
         assert "where each user is one example" in said
         assert said.endswith("errors of users are shown (on_error='raise'), which it does not cover")
     assert any("errors of users are shown" in text for text in warnings(run))
+
+
+def test_an_interrupted_run_says_what_was_planned(tmp_path):
+    run = write_run(tmp_path / "r", rounds=10)
+    told = "it was interrupted: if because of what was seen, quote what was planned: something"
+    assert told not in cautions(read(run))  # it may go on
+    for file in ("model.safetensors", "checkpoint.safetensors"):
+        (run / file).touch()
+    assert told in cautions(read(run))

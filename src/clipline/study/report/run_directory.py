@@ -64,6 +64,7 @@ def read_run_directory(path: Path) -> ReportedRun:
         about=facts,
         circumstances={name: comments[name] for name in _CIRCUMSTANCES if name in comments},
         promise=promise,
+        planned=str(comments["planned"]) if "planned" in comments else None,
         noise_multiplier=min(noises) if noises else finite(comments.get("noise_multiplier")),
         problems=problems,
     )
