@@ -1,7 +1,10 @@
+import json
 import re
 import shutil
 
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
 from samples import small_training
 
 from clipline import RunDirectory
@@ -47,6 +50,12 @@ def test_the_files_of_an_honest_run_agree(run):
             "relation is replace-one in settings.toml",
         ),
         ("settings.toml", r"^cohort_size = .*", "cohort_size = 1", "settings.toml has 1 of"),
+        (
+            "settings.toml",
+            r'^noise_source = "seed"',
+            'noise_source = "system"',
+            "from the system by settings.toml, and not",
+        ),
         ("metrics.jsonl", r'"epsilon": [\d.]+', '"epsilon": 999.0', "metrics.jsonl says 999"),
     ],
 )
@@ -70,3 +79,14 @@ def test_a_curve_below_what_was_charged_is_told_and_leaves_the_guarantee(run, tm
     found = read_changed(run, tmp_path, "metrics.jsonl", r'"epsilon": [\d.]+', '"epsilon": 0.001')
     assert found.promise is not None
     assert any("metrics.jsonl ends at epsilon 0.001" in told for told in found.problems)
+
+
+def test_a_card_below_what_was_charged_is_told(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    with safe_open(copy / "model.safetensors", framework="numpy") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    card = json.loads(metadata["card"])
+    card["guarantee"]["epsilon"] = 0.1
+    save_file(tensors, copy / "model.safetensors", {**metadata, "card": json.dumps(card)})
+    (found,) = collect([copy]).runs
+    assert any("the model's card says epsilon 0.1" in told for told in found.problems)

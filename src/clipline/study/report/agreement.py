@@ -61,6 +61,9 @@ def broken_terms(
     relations = {"settings.toml": resolved.get("relation"), "the model's card": promised.get("relation")}
     if len({value for value in relations.values() if isinstance(value, str)}) > 1:
         found.append("relation is " + ", ".join(f"{value} in {name}" for name, value in relations.items()))
+    source = settings.get("noise_source") or settings.get("privacy.noise_source")
+    if source in ("seed", "system") and promised.get("from_seed") is (source == "system"):
+        found.append(f"noise comes from the {source} by settings.toml, and not by the model's card")
     return list(dict.fromkeys(found))
 
 
@@ -97,6 +100,12 @@ def oddities(
     whole = card.get("stopped") == "finished" and done == promise.rounds
     if whole and last is not None and last < promise.epsilon * (1 - _CLOSE):
         found.append(f"metrics.jsonl ends at epsilon {last:.3g}, and the rounds charged come to {promise.epsilon:.3g}")
+    told = card.get("guarantee", {})
+    stated = finite(told.get("epsilon"))
+    if stated is not None and told.get("rounds") == promise.rounds and stated < promise.epsilon * (1 - _CLOSE):
+        found.append(
+            f"the model's card says epsilon {stated:.3g}, and the rounds charged come to {promise.epsilon:.3g}"
+        )
     return found
 
 
