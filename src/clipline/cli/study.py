@@ -106,7 +106,7 @@ def _check_run(folder: Path) -> int:
     for name, value in basis(run):
         print(f"  {name:33} {value}")
     if run.promise is not None:
-        agree = f"{len(run.problems)} problems" if run.problems else "settings, metrics and the model's card agree"
+        agree = f"{len(run.problems)} problems" if run.problems else "the other files agree with it"
         print(f"  computed again from ledger.jsonl; {agree}")
     return 1 if run.problems or run.promise is None else 0
 
