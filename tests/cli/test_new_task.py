@@ -1,6 +1,7 @@
 """`clipline new-task` writes a task that runs, and `clipline predict` what the trained model says."""
 
 import csv
+import errno
 import json
 import re
 import shlex
@@ -90,14 +91,26 @@ def test_a_task_for_a_table_runs_as_printed_and_knows_no_value_of_it(sales, tmp_
     assert json.loads(out)["rows"] == len(ROWS)
 
 
+def test_a_full_disk_is_told_with_what_to_do(sales, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.mkdir", full)
+    code, _, err = sales("new-task", "mine")
+    assert (code, err) == (
+        2, "clipline: a file cannot be written: No space left on device: make room, or give another path\n"
+    )  # fmt: skip
+
+
 def test_classes_are_written_by_name_beside_the_ids(sales, tmp_path):
     where = ["--table", "sales.csv", "--user", "customer", "--label", "kind", "--classes", "small,big"]
     assert sales("new-task", "mine", *where)[0] == 0
     flags = ["--data", "sales.csv", "--rounds", 1, "--cohort-size", 20, "--workers", 1, "--out", "run"]
-    code, _, err = sales("train", "mine/task.py", *flags)
+    code, printed, err = sales("train", "mine/task.py", *flags)
     assert code == 0, err
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     shares = {name: value for name, value in last.items() if name.startswith("share_")}
+    assert printed.splitlines()[1].startswith("beside it: share_small ")
     assert list(shares) == ["share_small", "share_big", "share_other"]  # as columns of predictions are called
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["share_other"] == 0

@@ -118,6 +118,7 @@ def test_all_forms_of_data_train(mine, tmp_path, data, users):
     assert code == 0, err
     answer = json.loads(out)
     assert (answer["task"], answer["metric_name"], answer["rounds"]) == ("mine", "accuracy", 3)
+    assert answer["metrics"]["accuracy"] == answer["metric"]
     assert (answer["relation"], answer["data"], answer["population_size"]) == ("zero-out", "own", None)
     assert answer["users"] == users  # 16 of 80 are measured on: a tenth, as a hash has it (one in 200 such is as large)
     settings = tomllib.loads((tmp_path / "run" / "settings.toml").read_text())

@@ -131,6 +131,7 @@ def test_a_plan_that_costs_nothing_beyond_its_delta_is_printed(ask, sampling):
     [
         (["--cohort-size", "3"], "population_size is missing: give --population-size"),
         ([*ASK], "exactly one must be left out"),
+        (["--users", "100"], "or epsilon alone for a table"),
         ([*ASK, "--epsilon", "4", "--count-stddev", "-5"], "count_stddev=-5.0"),
         ([*ASK, "--epsilon", "4", "--plot", "x.abc"], "must be a new file that ends in .png"),
         ([*ASK, "--epsilon", "4", "--plot", "bad.toml/x.png"], "bad.toml"),

@@ -21,6 +21,14 @@ def test_report_prints_the_path_of_its_file(clipline, tmp_path):
     assert (tmp_path / "a" / "report.html").read_text() == own  # of the run alone, as it was
 
 
+def test_files_that_contradict_each_other_are_told_in_the_terminal_too(clipline, tmp_path):
+    ledger = write_run(tmp_path / "a") / "ledger.jsonl"
+    ledger.write_text(ledger.read_text().replace('"noise_multiplier": 1.0', '"noise_multiplier": 9.0'))
+    code, out, err = clipline("report", "a")
+    assert (code, out) == (0, "a/report.html\n")
+    assert err.startswith("clipline: warning: a: ledger.jsonl charges a noise multiplier of 9, settings.toml has 1: ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

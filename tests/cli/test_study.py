@@ -2,6 +2,7 @@ import json
 import sys
 
 import pytest
+from reported_runs import write_run
 from study_task import seeds, tiny_task
 
 from clipline.cli import main
@@ -86,3 +87,17 @@ def test_a_folder_that_is_no_study_is_refused(tmp_path, monkeypatch, capsys):
         assert called(monkeypatch, *words) == 2
         assert "is no study" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_directory_of_one_run_is_checked_too(clipline, tmp_path):
+    run = write_run(tmp_path / "run")
+    code, out, err = clipline("study", "check", "run")
+    assert (code, err) == (0, "")
+    assert out.startswith("run: (epsilon ")
+    assert "noise of a round, z               1\n" in out
+    ledger = run / "ledger.jsonl"
+    ledger.write_text(ledger.read_text().replace('"noise_multiplier": 1.0', '"noise_multiplier": 9.0'))
+    code, out, err = clipline("study", "check", "run")
+    assert code == 1
+    assert out.startswith("run: No guarantee is on record: claim none.")
+    assert "charges a noise multiplier of 9, settings.toml has 1" in err

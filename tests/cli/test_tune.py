@@ -40,9 +40,9 @@ ASKED = ["--epsilon", 4, "--users", 100_000, "--proxy", "proxy.npz", "--user-col
 FLAGS = ["--workers", 1, "--out", "tuned"]
 
 
-def table(path, users=120, seed=0):
+def table(path, users=120, seed=0, first=0):
     rng = np.random.default_rng(seed)
-    ids = np.repeat(np.arange(users), 4)
+    ids = np.repeat(np.arange(first, first + users), 4)
     x = rng.normal(size=(len(ids), 3)).astype(np.float32)
     np.savez(path, user=ids, x=x, y=(x[:, 0] > 0).astype(np.int64))
 
@@ -51,7 +51,7 @@ def table(path, users=120, seed=0):
 def mine(clipline, tmp_path):
     (tmp_path / "mine.py").write_text(TASK, encoding="utf-8")
     table(tmp_path / "proxy.npz")
-    table(tmp_path / "private.npz", seed=1)
+    table(tmp_path / "private.npz", seed=1, first=1000)
     return clipline
 
 
@@ -264,3 +264,14 @@ def test_data_made_by_private_statistics_are_refused_as_their_cost_would_be_left
     code, _, err = mine("tune", "mine.py", "--data", "scaled", "--private-search", "--epsilon", 4, "--users", 1000)
     assert code == 2
     assert "data='scaled' must be made without private statistics, which tune does not count" in err
+
+
+def test_private_data_in_another_file_are_no_proxy(mine, tmp_path):
+    code, _, err = mine("data", "prepare", "table", "--from", "private.npz", "--to", "store", "--user-column", "user")
+    assert code == 0, err
+    asked = [*ASKED, *FLAGS]
+    asked[asked.index("proxy.npz")] = "private.npz"
+    code, _, err = mine("tune", "mine.py", *asked, "--data", "store")
+    assert code == 2
+    assert "proxy='private.npz' must be other data than the private ones" in err
+    assert not (tmp_path / "tuned").exists()

@@ -126,11 +126,11 @@ def test_a_plan_is_frozen_and_complete_as_json():
     [
         (
             {"population_size": 100},
-            "exactly one must be left out, and it is epsilon, noise_multiplier, cohort_size, rounds",
+            "exactly one must be left out, and now epsilon, noise_multiplier, cohort_size, rounds are: give three",
         ),
         (
             {"population_size": 100, "cohort_size": 5, "rounds": 5, "epsilon": 1.0, "noise_multiplier": 1.0},
-            "and it is none",
+            "and now none is: drop the one",
         ),
         (
             {"population_size": 100, "cohort_size": 500, "rounds": 5, "epsilon": 1.0},

@@ -156,8 +156,8 @@ def test_what_cannot_be_measured_is_refused_when_it_is_made(given, words):
 @pytest.mark.parametrize(
     ("metric", "words"),
     [
-        (cross_entropy, r"metric 'cross_entropy'='shape \(\)' must be a tensor of shape \(53,\)"),
-        (lambda model, batch: 0.5, "metric 'metric'='float' must be a tensor of shape"),
+        (cross_entropy, r"metric 'cross_entropy' returned shape \(\) but must return a tensor of shape \(53,\)"),
+        (lambda model, batch: 0.5, "metric 'metric' returned float but must return a tensor of shape"),
         (lambda model, batch: {"epsilon": batch["y"]}, "metric='epsilon' must be named other than round, clip"),
     ],
 )

@@ -45,6 +45,12 @@ def accuracy(population):
     return lambda model: {"accuracy": float((model(x).argmax(dim=1) == y).float().mean())}
 
 
+def test_a_training_shows_what_is_planned():
+    made = training(rounds=7)
+    assert repr(made) == f"<Training of {made.dim} parameters, 20 users a round: {made.planned}>"
+    assert "7 rounds" in repr(made)
+
+
 def test_training_learns_privately_and_leaves_the_callers_model_alone():
     population = small_population(2000)
     model = linear_model(dtype=torch.float32)

@@ -5,6 +5,7 @@ Every command checks before it works, and fails in one sentence with exit code 2
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -41,7 +42,10 @@ def main() -> None:
         sys.stdout = None
         sys.exit(1)
     except OSError as error:  # a path that cannot be read or written; nothing of ours raises it otherwise
-        print(f"clipline: {error.filename or 'a file'}: {error.strerror or error}: give another path", file=sys.stderr)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        way_out = "make room, or give another path" if full else "give another path"
+        where = error.filename or ("a file cannot be written" if full else "a file")
+        print(f"clipline: {where}: {error.strerror or error}: {way_out}", file=sys.stderr)
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
         print("Aborted.", file=sys.stderr)

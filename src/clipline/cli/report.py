@@ -22,8 +22,13 @@ def report(paths: tuple[Path, ...], out: Path | None, live: bool, port: int | No
     if port is not None:
         raise SettingError(f"port={port} must be left out where nothing is served: add --live, or drop it")
     from ..study.report import write_report
+    from ..study.report.run_directory import is_run_directory, read_run_directory
 
-    click.echo(str(write_report(paths, out)))
+    written = write_report(paths, out)
+    for path in filter(is_run_directory, paths):  # what the page says in its yellow box, for who does not open it
+        for problem in read_run_directory(path).problems:
+            print(f"clipline: warning: {path}: {problem}", file=sys.stderr)
+    click.echo(str(written))
 
 
 def follow(paths: tuple[Path, ...], out: Path | None, port: int) -> None:

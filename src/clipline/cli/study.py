@@ -1,4 +1,4 @@
-"""`clipline study`: how far a study is, whether its numbers stand, and bringing several together."""
+"""`clipline study`: how far a study is, whether its numbers or those of a run stand, and bringing several together."""
 
 from __future__ import annotations
 
@@ -71,13 +71,18 @@ def _last_line(text: str) -> str:
 
 
 def check(folder: Path) -> int:
-    """Check a study: every run against its identity, every table against the runs behind it.
+    """Check a study, or the directory of one run.
 
-    Ends with exit code 1 if anything is wrong, and says what.
+    Of a study: every run against its identity, every table against the runs behind it. Of a run: epsilon is computed
+    again from the ledger, and ledger, settings, metrics and the model's card must agree. Ends with exit code 1 if
+    anything is wrong, and says what.
     """
     from ..study.paper.recompute import table_problems, without_tables
+    from ..study.report.run_directory import is_run_directory
     from ..study.runs.directory import StudyDirectory
 
+    if is_run_directory(folder):
+        return _check_run(folder)
     directory = StudyDirectory.existing(folder)
     problems = directory.check([table_problems])
     for problem in problems:
@@ -87,6 +92,23 @@ def check(folder: Path) -> int:
     if unchecked := without_tables(directory):
         print(f"  without a table, so that only their runs were checked: {', '.join(unchecked)}")
     return 1 if problems else 0
+
+
+def _check_run(folder: Path) -> int:
+    """Whether the files of one run agree, and what they come to."""
+    from ..study.report.run_directory import read_run_directory
+    from ..study.report.statements import basis, words
+
+    run = read_run_directory(folder)
+    for problem in run.problems:
+        print(problem, file=sys.stderr)
+    print(f"{folder}: {words(run)}")
+    for name, value in basis(run):
+        print(f"  {name:33} {value}")
+    if run.promise is not None:
+        agree = f"{len(run.problems)} problems" if run.problems else "the other files agree with it"
+        print(f"  computed again from ledger.jsonl; {agree}")
+    return 1 if run.problems or run.promise is None else 0
 
 
 def merge(sources: Sequence[Path], into: Path) -> int:
@@ -130,7 +152,8 @@ status_command = Command(
     help=status.__doc__,
     params=[_folder, Option(["--json", "as_json"], is_flag=True, help="Print one JSON object.")],
 )
-check_command = Command("check", callback=check, help=check.__doc__, params=[_folder])
+_checked = Argument(["folder"], type=_path, metavar="DIR", help="The folder of the study, or a run directory.")
+check_command = Command("check", callback=check, help=check.__doc__, params=[_checked])
 merge_command = Command(
     "merge",
     callback=merge,
@@ -142,6 +165,6 @@ merge_command = Command(
 )
 command = Group(
     "study",
-    help="Look at a study, check it, and merge studies.",
+    help="Look at a study, check it or a single run, and merge studies.",
     modules={"status": ".study:status_command", "check": ".study:check_command", "merge": ".study:merge_command"},
 )

@@ -49,6 +49,9 @@ def summary(
         alike = used.kind == "original" or is_task_file(settings.task)  # a task of one's own has no original
         other = "" if alike else "; not comparable with results on the original data set"
         lines.insert(1, f"data: {used.kind}, {used.source}{other}")
+    beside = {name: value for name, value in result.metrics.items() if name not in (metric_name, "loss")}
+    if beside:  # such as what would do without a model
+        lines.insert(1, "beside it: " + ", ".join(f"{name} {value:.4f}" for name, value in beside.items()))
     if result.stopped == "budget":
         lines.append(f"stopped after {result.guarantee.rounds} rounds: the next one would have passed the budget")
     if result.stopped == "interrupted":
@@ -87,6 +90,7 @@ def summary_json(
         "evaluate_on": settings.evaluate_on,
         "metric": result.metrics[metric_name],
         "metric_name": metric_name,
+        "metrics": {name: finite_or_none(value) for name, value in result.metrics.items()},
         "epsilon": finite_or_none(guarantee.epsilon),
         "delta": guarantee.delta,
         "relation": str(guarantee.relation),

@@ -43,15 +43,15 @@ def train(
     tensorboard: bool,
     no_report: bool,
     **flags: Any,
-) -> None:
+) -> int:
     """Train a task with user-level differential privacy.
 
     Without arguments: handwriting of 40,000 drawn writers at epsilon 4, the clip tracking the median update norm.
+    Ctrl-C ends after the round, with exit code 130; --resume goes on.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     if resume is None:
-        run(*resolve(task, config, given), out, None, as_json, tensorboard=tensorboard, report=not no_report)
-        return
+        return run(*resolve(task, config, given), out, None, as_json, tensorboard=tensorboard, report=not no_report)
     if given.keys() - {"data", "workers"} or config or out:
         raise SettingError(
             f"resume={str(resume)!r} must stand alone (or with the task's file, data or workers), its settings are "
@@ -60,7 +60,7 @@ def train(
     with _locked(resume) as lock:  # before its settings are read
         _check_named(task, resume)
         chosen = resolve(task, resume / "settings.toml", given, same_data=True)
-        run(*chosen, None, resume, as_json, lock, tensorboard=tensorboard, report=not no_report)
+        return run(*chosen, None, resume, as_json, lock, tensorboard=tensorboard, report=not no_report)
 
 
 def _check_named(task: str | None, run: Path) -> None:
@@ -138,8 +138,11 @@ def run(
     *,
     tensorboard: bool = False,
     report: bool = False,
-) -> None:
-    """Load, check, make the directory, train, and print what came of it. `lock` is that on `resume`, if it is taken."""
+) -> int:
+    """Load, check, make the directory, train, and print what came of it. `lock` is that on `resume`, if it is taken.
+
+    Gives the exit code: 130 where Ctrl-C left rounds undone, so that `train && predict` stops there.
+    """
     import torch
 
     from ..engine.choose import SMALL_MODEL
@@ -207,6 +210,7 @@ def run(
         print(json.dumps(summary_json(task, settings, used, result, metric, users, path, page)))
     else:
         print(summary(settings, used, result, metric, path, page, training.planned))
+    return 130 if result.stopped == "interrupted" else 0
 
 
 def _facts(task: Task, used: DataUsed) -> dict[str, str]:

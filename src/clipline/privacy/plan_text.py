@@ -38,7 +38,7 @@ _EXPLANATIONS = {
     "epsilon": "seeing the model changes the odds of any guess on one user by at most e^epsilon, but for delta",
     "remedies": "computed with all else as planned; under noise longer than a clip few models train well",
     "terms": "a relation says what is hidden: a user's presence, data, or exchange; fixed cohorts cost more",
-    "curve": "what has been spent after so many rounds: stopping earlier spends less",
+    "curve": "what has been spent after so many rounds: fewer, if their number is fixed beforehand, spend less",
 }
 
 

@@ -308,9 +308,11 @@ def _left_out(
             )
         return "scale"
     if len(missing) != 1:
+        now = f"{', '.join(missing)} are" if missing else "none is"
+        way_out = "give three of them, or epsilon alone for a table" if missing else "drop the one to be found"
         raise SettingError(
-            f"of epsilon, noise_multiplier, cohort_size and rounds exactly one must be left out, and it is "
-            f"{', '.join(missing) or 'none'}: leave out the one to be found"
+            "of epsilon, noise_multiplier, cohort_size and rounds exactly one must be left out, "
+            f"and now {now}: {way_out}"
         )
     return missing[0]
 

@@ -163,11 +163,9 @@ def _averages(metric: Metric, examples: Examples, batch_size: int, model: nn.Mod
         for name, value in named.items():
             if not isinstance(value, Tensor) or value.shape != (stop - start,):
                 got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-                raise refuse(
-                    f"metric {name!r}",
-                    got,
-                    f"a tensor of shape ({stop - start},), one number for each example",
-                    "do not average in the metric, or give a function of the model as test",
+                raise SettingError(
+                    f"metric {name!r} returned {got} but must return a tensor of shape ({stop - start},), one number "
+                    "for each example: do not average in the metric, or give a function of the model as test"
                 )
             sums[name] = sums.get(name, 0) + value.double().sum()
     return {name: float(value) / total for name, value in sums.items()}

@@ -180,6 +180,10 @@ class Training:
         self.backend = choose_backend(compute.workers, self.trainer, self.problem, sampler.sampling)
         self.planned = self.guarantee_of(self.preprocessing.add(self.algorithm.event, self.rounds))
 
+    def __repr__(self) -> str:
+        """What is planned, without a number of the data."""
+        return f"<Training of {self.dim:,} parameters, {self.cohort_size:,} users a round: {self.planned}>"
+
     @property
     def dim(self) -> int:
         """Number of trained parameters."""

@@ -116,6 +116,20 @@ def test_an_index_of_pandas_is_no_field_and_columns_need_names():
         Population.from_dataframe(frame.rename(columns={"x": 3}), user="u")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda frame: frame.set_index("user"), r"'user' is the index but must be a column: give df.reset_index\(\)"),
+        (lambda frame: frame.assign(x=[1, "a"]), "column x .*: give its columns one kind of value each"),
+        (lambda frame: frame.assign(x=frame["x"].astype("timedelta64[s]")), r"as with \.dt\.total_seconds\(\)"),
+    ],
+)
+def test_what_pandas_holds_and_a_population_cannot_is_refused_with_a_way_out_that_works(change, words):
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(PopulationError, match=words):
+        Population.from_dataframe(change(pandas.DataFrame({"user": ["a", "b"], "x": [1, 2]})), user="user")
+
+
 def test_pandas_and_polars_are_never_imported_by_us():
     code = (
         "import sys, pyarrow as pa; from clipline import Population; frame = pa.table({'u': ['a'], 'x': [1]}); "

@@ -48,6 +48,8 @@ def test_epsilon_and_delta_are_never_rounded_down(tmp_path):
     run = write_run(tmp_path / "r")
     file = run / "settings.toml"
     file.write_text(file.read_text().replace("delta = 1e-05", "delta = 8.661e-06"))
+    metrics = run / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"delta": 1e-05', '"delta": 8.661e-06'))
     assert dict(basis(read(run)))["delta"] == "8.67e-06"
     shown = content(collect([run]))["runs"][0]
     assert shown["delta_text"] == "8.67e-06"
@@ -96,7 +98,8 @@ def test_a_report_promises_what_the_run_promised_for_one_example_and_with_errors
     examples = cl.Population.one_each(x=np.ones((40, 1), np.float32))
     training = cl.Training(
         torch.nn.Linear(1, 1), lambda model, batch: model(batch["x"]).square()[:, 0], examples,
-        rounds=1, cohort_size=20, local=cl.LocalSGD(0.1), privacy=cl.Privacy(noise_multiplier=1.0), on_error="raise",
+        rounds=1, cohort_size=20, local=cl.LocalSGD(0.1), on_error="raise",
+        privacy=cl.Privacy(noise_multiplier=1.0, delta=1e-5),
     )  # fmt: skip
     file = write_run(tmp_path / "r") / "settings.toml"
     file.write_text(file.read_text().partition("\n# Resolved")[0] + resolved_comments(training))
@@ -105,3 +108,12 @@ def test_a_report_promises_what_the_run_promised_for_one_example_and_with_errors
         assert "where each user is one example" in said
         assert said.endswith("errors of users are shown (on_error='raise'), which it does not cover")
     assert any("errors of users are shown" in text for text in warnings(run))
+
+
+def test_an_interrupted_run_says_what_was_planned(tmp_path):
+    run = write_run(tmp_path / "r", rounds=10)
+    told = "it was interrupted: if because of what was seen, quote what was planned: something"
+    assert told not in cautions(read(run))  # it may go on
+    for file in ("model.safetensors", "checkpoint.safetensors"):
+        (run / file).touch()
+    assert told in cautions(read(run))

@@ -451,8 +451,22 @@ def test_damaged_metrics_do_not_stop_a_run_from_going_on(tmp_path):
 
 def test_a_finished_run_has_nothing_to_resume(tmp_path):
     training().run([RunDirectory(tmp_path / "r")])
-    with pytest.raises(RunError, match=r"finished run|never reached one"):
+    with pytest.raises(RunError, match=r"finished run, .* clipline.load reads its model"):
         training().resume(tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    ("noise_source", "told"), [("seed", "with the same seed and all else"), ("system", "1 rounds in its ledger were")]
+)
+def test_a_run_that_cannot_be_resumed_says_what_its_rounds_cost(tmp_path, noise_source, told):
+    made = training(noise_source=noise_source)
+    made.run([RunDirectory(tmp_path / "r")])
+    for name in (CHECKPOINT, MODEL):
+        (tmp_path / "r" / name).unlink(missing_ok=True)
+    lines = (tmp_path / "r" / LEDGER).read_text().splitlines(keepends=True)
+    (tmp_path / "r" / LEDGER).write_text(lines[0])
+    with pytest.raises(RunError, match=f"start again in another folder.*{told}"):
+        made.resume(tmp_path / "r")
 
 
 # What must be the same -----------------------------------------------------------------------------------------------

@@ -106,7 +106,8 @@ def arrow_array(
     if _is_text(kind):
         return np.asarray(column.to_numpy(zero_copy_only=False) if text is None else text(column.to_pylist()))
     if not _is_number(kind):
-        raise PopulationError(f"{where} has {name!r} as {kind}: turn it into numbers or leave it out")
+        how = ", as with .dt.total_seconds()," if pa.types.is_duration(kind) else ""
+        raise PopulationError(f"{where} has {name!r} as {kind}: turn it into numbers{how} or leave it out")
     return options.applied(name, np.asarray(column.to_numpy(zero_copy_only=False)))
 
 

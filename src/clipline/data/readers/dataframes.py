@@ -34,10 +34,12 @@ def read_dataframe(
     Neither pandas nor polars is imported here: a caller who has one of their dataframes has done so. NaN in pandas
     means a missing value.
     """
+    pandas = _is_pandas(frame)
+    if pandas and user_column not in frame.columns and user_column in frame.index.names:
+        raise PopulationError(f"user column {user_column!r} is the index but must be a column: give df.reset_index()")
     columns = columns_of("dataframe", column_names(frame), user_column, fields)
     options.check_columns(columns)
     check_length_fields(columns, options)
-    pandas = _is_pandas(frame)
     table = _arrow_table(frame, columns if pandas else [user_column, *columns])
     # pandas holds UUIDs and other objects that Arrow does not know.
     ids = frame[user_column] if pandas else arrow_ids("dataframe", user_column, table.column(user_column), 0)
@@ -198,7 +200,9 @@ def _arrow_table(frame: Any, names: Sequence[str]) -> Any:
             return frame.with_format("arrow")[:].select(list(names))
         return pa.table(frame).select(list(names))
     except (pa.ArrowException, AttributeError) as error:
-        raise PopulationError(f"dataframe cannot be read ({_without_values(error)}): {_WAY_OUT}") from None
+        mend = "give its columns one kind of value each, as with astype(str), or leave them out"
+        way_out = mend if isinstance(error, pa.ArrowException) else _WAY_OUT
+        raise PopulationError(f"dataframe cannot be read ({_without_values(error)}): {way_out}") from None
 
 
 def _without_values(error: BaseException) -> str:

@@ -170,8 +170,9 @@ def _fig7(findings: Findings) -> tuple[Figure, str]:
         limit = without * (1 + DEGRADED if protocol.lower_is_better else 1 - DEGRADED)
         left.axhline(limit, color=_INK, lw=1, ls="--")
         left.annotate(
-            "5% worse than without noise", (0.02, limit), (0, 3), xycoords=("axes fraction", "data"),
-            textcoords="offset points", ha="left", fontsize=8, color=_INK,
+            "5% worse than without noise", (0.985, limit), (0, 3), xycoords=("axes fraction", "data"),
+            textcoords="offset points", ha="right", fontsize=8, color=_INK,
+            bbox={"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip
     left.set_title(f"validation: z* = {z_star:g} (grey), C* = {best['clip']:g} (ring)", fontsize=10)
     low, high = left.get_ylim()

@@ -41,6 +41,7 @@ class ReportedRun:
     about: Mapping[str, Any] = field(default_factory=dict)  # task, data, whom the metrics are about
     circumstances: Mapping[str, Any] = field(default_factory=dict)
     promise: Promise | None = None
+    planned: str | None = None  # the guarantee of all rounds asked for, in words
     noise_multiplier: float | None = None  # of a whole round
     problems: Sequence[str] = ()  # what could not be read
 

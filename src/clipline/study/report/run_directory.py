@@ -12,14 +12,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from ...errors import CliplineError
 from ...privacy.accountant import account
 from ...privacy.events import GaussianEvent
 from ...privacy.guarantee import Guarantee
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
+from .agreement import broken_terms, oddities, read_card, understated
 from .run import Promise, ReportedRun, finite
 
 SETTINGS, METRICS, LEDGER = "settings.toml", "metrics.jsonl", "ledger.jsonl"
@@ -35,8 +34,8 @@ def is_run_directory(path: Path) -> bool:
 def read_run_directory(path: Path) -> ReportedRun:
     """The run in a folder. What cannot be read is left out and named in `problems`.
 
-    Without a ledger no epsilon is shown. The guarantee is computed from the ledger: a round that was charged counts,
-    even if a crash lost its metrics.
+    Without a ledger no epsilon is shown, nor where the files contradict each other. The guarantee is computed from the
+    ledger: a round that was charged counts, even if a crash lost its metrics.
     """
     problems: list[str] = []
     settings, comments = _read_settings(path / SETTINGS, problems)
@@ -46,8 +45,8 @@ def read_run_directory(path: Path) -> ReportedRun:
     facts = {name.removeprefix("facts."): value for name, value in comments.items() if name.startswith("facts.")}
     facts |= {name.removeprefix("facts."): value for name, value in settings.items() if name.startswith("facts.")}
     ledger = _read_ledger(path / LEDGER, problems)
-    ledger = None if ledger is None else _with_planned(ledger, path / MODEL)
-    promise = None if ledger is None else _promise(ledger, settings, comments, columns, problems)
+    card = read_card(path / MODEL)
+    promise = None if ledger is None else _promise(ledger, settings, comments, columns, card, problems)
     measured = [name for name in names if name not in ("clip", "fraction_within", "epsilon", "delta")]
     final = {name: next((v for v in reversed(columns[name]) if v is not None), None) for name in measured}
     noises = [event.noise_multiplier for event in ledger.events] if ledger is not None else []
@@ -65,6 +64,7 @@ def read_run_directory(path: Path) -> ReportedRun:
         about=facts,
         circumstances={name: comments[name] for name in _CIRCUMSTANCES if name in comments},
         promise=promise,
+        planned=str(comments["planned"]) if "planned" in comments else None,
         noise_multiplier=min(noises) if noises else finite(comments.get("noise_multiplier")),
         problems=problems,
     )
@@ -143,16 +143,12 @@ def _read_ledger(path: Path, problems: list[str]) -> Ledger | None:
         return None
 
 
-def _with_planned(ledger: Ledger, model: Path) -> Ledger:
+def _with_planned(ledger: Ledger, card: Mapping[str, Any]) -> Ledger:
     """The ledger with as many rounds as the guarantee in the model's card covers.
 
     These are more where the run was stopped by what it measured (`EarlyStopping`): then all planned rounds count.
     """
-    try:
-        with safe_open(str(model), framework="numpy") as file:
-            covered = json.loads(file.metadata()["card"])["guarantee"]["rounds"]
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
-        return ledger  # no model yet, or one without a card
+    covered = card.get("guarantee", {}).get("rounds")
     events = [event for event in ledger.events if event.statistic is None]
     if not isinstance(covered, int) or len(events) != 1 or not ledger.rounds < covered < 1 << 40:
         return ledger
@@ -169,15 +165,23 @@ def _promise(
     settings: Mapping[str, Any],
     comments: Mapping[str, Any],
     columns: Mapping[str, list[float | None]],
+    card: Mapping[str, Any],
     problems: list[str],
 ) -> Promise | None:
-    """The guarantee of all rounds charged; None, perhaps with a problem, where its terms are not known."""
+    """The guarantee of all rounds charged; None, perhaps with a problem, where its terms are not known or differ."""
     lost = len(next(iter(columns.values()), [])) - ledger.rounds
     if lost > 0:  # a round is charged before it is released
         problems.append(f"{LEDGER} lacks {lost} of the rounds in {METRICS}: no guarantee is shown")
         return None
     if not ledger.rounds:
         return None
+    if broken := broken_terms(ledger, settings, comments, columns, card):
+        problems += [f"{words}: the files contradict each other, and no guarantee is shown" for words in broken]
+        return None
+    if card.get("stopped") == "finished" and (short := card["guarantee"].get("rounds", 0) - ledger.rounds) > 0:
+        problems.append(f"{LEDGER} lacks {short} of the rounds that the model's card covers: no guarantee is shown")
+        return None
+    ledger = _with_planned(ledger, card)
     stored = [value for value in columns.get("delta", []) if value is not None]
     delta = finite(comments.get("delta")) or finite(settings.get("delta")) or (stored[-1] if stored else None)
     relation = comments.get("relation") or settings.get("relation") or settings.get("privacy.relation")
@@ -187,6 +191,7 @@ def _promise(
     try:
         guarantee = replace(
             _account(ledger.entries, delta, relation),
+            from_seed=(settings.get("noise_source") or settings.get("privacy.noise_source")) == "seed",
             example_level=comments.get("example_level") is True,
             shows_errors=comments.get("shows_errors") is True,
         )
@@ -194,7 +199,7 @@ def _promise(
         problems.append(f"the rounds cannot be accounted ({error}): no guarantee is shown")
         return None
     samplings = {str(event.sampling) for event in ledger.events if event.statistic is None}
-    return Promise(
+    promise = Promise(
         words=str(guarantee),
         epsilon=finite(guarantee.epsilon),
         delta=guarantee.delta,
@@ -203,6 +208,11 @@ def _promise(
         accountant=guarantee.accountant,
         rounds=guarantee.rounds,
     )
+    if missing := understated(promise, columns, card):
+        problems += [f"{words}: the files contradict each other, and no guarantee is shown" for words in missing]
+        return None
+    problems += oddities(promise, settings, columns, card)
+    return promise
 
 
 def _state(path: Path, done: int, planned: object) -> str:

@@ -87,6 +87,8 @@ def cautions(run: ReportedRun) -> list[str]:
     promise = run.promise
     if promise is not None and promise.epsilon is not None and promise.epsilon > MUCH:
         found.append(f"an epsilon above {MUCH:g} promises little")
+    if run.state == "interrupted" and promise is not None and run.planned and promise.words != run.planned:
+        found.append(f"it was interrupted: if because of what was seen, quote what was planned: {run.planned}")
     if run.setting("noise_source") == "seed" and (not warnings(run) or (promise is None and not _seed_known(run))):
         found.append("cohorts and noise come from the seed in settings.toml: keep that file secret")
     if run.about.get("data") == "stand-in":

@@ -34,11 +34,13 @@ def noise_chart(answer: Tuned) -> str:
 
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     worst = _TOP if metric.lower_is_better else bottom
+    # On the worse side of the limit, away from the curve, unless the edge of the chart is there.
+    below = bottom - y(limit) > 22 if not metric.lower_is_better else y(limit) - _TOP < 22
     parts = [
         f'<line x1="{_LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}" class="axis"/>',
         f'<line x1="{_LEFT}" y1="{_TOP}" x2="{_LEFT}" y2="{bottom}" class="axis"/>',
         f'<line x1="{_LEFT}" y1="{y(limit):.1f}" x2="{right}" y2="{y(limit):.1f}" class="limit"/>',
-        f'<text x="{_LEFT + 8}" y="{y(limit) + (-6 if metric.lower_is_better else 15):.1f}" class="limit-text">'
+        f'<text x="{_LEFT + 8}" y="{y(limit) + (15 if below else -6):.1f}" class="limit-text">'
         f"{100 * answer.question.degradation:g}% worse than with little noise</text>",
         f'<text x="{(_LEFT + right) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">noise z of a round of '
         f"{answer.question.target.cohort_size} users</text>",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from ...errors import CliplineError, SettingError, check_choice, check_number, check_whole, refuse
+from ...federated.population import Population
 from ...privacy.accountant import check_delta
 from ...privacy.relations import Relation
 from ...settings import check
@@ -27,6 +31,10 @@ SAMPLERS = ("tpe", "random", "qmc", "gp")  # of Optuna
 PRUNERS = ("median", "halving", "none")
 
 Search = Literal["grid", "optuna"]
+
+
+class SharedUsersWarning(UserWarning):
+    """Users of the proxy have ids that private users have too, and other rows: the same people, or ids that recur."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +90,23 @@ class Question:
             return
         private = self.trial.overridden({"data": self.private_data}, "the private data")
         self.task.data_used(private)
-        if self.trial.stored and data_checksum(self.trial) == data_checksum(private):
+        if not self.trial.stored:
+            return
+        same = data_checksum(self.trial) == data_checksum(private)
+        shared = 0 if same else shared_users(*(self.task.load(one).population for one in (self.trial, private)))
+        if same or shared is None:
             raise refuse(
                 "proxy", self.trial.data, "other data than the private ones, on which a search is not free",
                 "give other data, or --private-search to charge the search",
             )  # fmt: skip
+        if shared:
+            warnings.warn(
+                f"proxy={self.trial.data!r} and data={self.private_data!r} have {shared} user ids in common: if these "
+                "are the same people, the search is not free, whatever is said below; give data of other people, or "
+                "--private-search",
+                SharedUsersWarning,
+                stacklevel=2,
+            )
 
     @property
     def most_noise(self) -> float:
@@ -97,6 +117,31 @@ class Question:
     def window(self) -> int:
         """Over how many rounds at the end the metric is averaged: a fifth of them, and the paper's 100 at most."""
         return max(1, min(100, self.trial.rounds // 5))
+
+
+def shared_users(proxy: Population, private: Population) -> int | None:
+    """How many ids are in both; None where most of these have the same rows in both, and so are the same users.
+
+    A table and a store made from it, or a part of a table, have other checksums and the same users. Up to 1000 of the
+    users in common are compared.
+    """
+    places = {str(user): place for place, user in enumerate(_ids(private))}
+    both = [(place, places[str(user)]) for place, user in enumerate(_ids(proxy)) if str(user) in places]
+    compared = [(proxy.of(here), private.of(there)) for here, there in both[:1000]]
+    alike = sum(_same_rows(here, there) for here, there in compared)
+    return None if 2 * alike > len(compared) else len(both)
+
+
+def _ids(population: Population) -> list[Any]:
+    return [] if population.user_ids is None else population.user_ids.tolist()
+
+
+def _same_rows(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
+    """Whether two users have the same fields with the same values, of at least one example."""
+    if here.keys() != there.keys():
+        return False
+    pairs = [(np.asarray(here[name]), np.asarray(there[name])) for name in here]
+    return all(len(one) and one.shape == other.shape and (one == other).all() for one, other in pairs)
 
 
 def target_for(epsilon: object, delta: object, users: object, rounds: int, cohort_size: int, relation: Any) -> Target:

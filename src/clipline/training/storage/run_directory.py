@@ -117,11 +117,12 @@ class RunDirectory(Callback):
             if not checkpoint.is_file():
                 if (self.path / MODEL).is_file():
                     raise RunError(
-                        f"resume={str(self.path)!r} is a finished run, with nothing to go on with: start another"
+                        f"resume={str(self.path)!r} is a finished run, with nothing to go on with: clipline.load reads "
+                        "its model; start another to train again"
                     )
                 raise RunError(
                     f"resume={str(self.path)!r} holds no {CHECKPOINT}, as its run never reached one: start again in "
-                    "another folder"
+                    "another folder" + _spent(self.path / LEDGER, training.privacy.noise_source)
                 )
             circumstances = Circumstances(training, self.same)
             state = load_checkpoint(checkpoint, training.device, str(circumstances))
@@ -286,6 +287,19 @@ def _ledger_lines(ledger: Ledger) -> list[str]:
 def _append(path: Path, line: str) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")
+
+
+def _spent(ledger: Path, noise_source: str | None) -> str:
+    """What to do about the rounds of a run that cannot be resumed: they were released, whoever starts again."""
+    rounds = len(_whole_lines(ledger))
+    if not rounds:
+        return ""
+    if noise_source == "seed":
+        return (
+            ", with the same seed and all else as it was, which releases the same; otherwise the "
+            f"{rounds} rounds in its ledger add to the new run's"
+        )
+    return f"; the {rounds} rounds in its ledger were released and add to the new run's"
 
 
 def _whole_lines(path: Path) -> list[str]:
