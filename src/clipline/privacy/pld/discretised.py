@@ -59,8 +59,11 @@ class DiscretisedLoss:
 
 
 def _log_sums(exponents: Array, mass: Array) -> Array:
-    """Log of the sum of mass exp(exponent), for each row. Overwrites `exponents`, none of which may overflow."""
-    return np.log(np.exp(exponents, out=exponents) @ mass)
+    """Log of the sum of mass exp(exponent), for each row, or of what is too small for float64 an upper bound.
+
+    Overwrites `exponents`, none of which may overflow.
+    """
+    return np.log(np.maximum(np.exp(exponents, out=exponents) @ mass, np.finfo(np.float64).tiny))
 
 
 def _scaled_log_sums(exponents: Array, mass: Array) -> Array:
