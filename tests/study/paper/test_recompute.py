@@ -10,6 +10,8 @@ from clipline.study.paper.protocol import protocol_for
 from clipline.study.paper.recompute import facts_of, table_problems, without_tables
 from clipline.study.paper.reproduce import write_files
 from clipline.study.paper.results_page import write_results_page
+from clipline.study.report.collect import collect
+from clipline.study.report.content import content
 from clipline.study.runs.directory import StudyDirectory
 
 
@@ -125,6 +127,13 @@ def test_the_page_puts_our_numbers_beside_the_papers(study):
     assert (study / "page" / "fig7-cifar100.png").stat().st_size > 10_000
     with pytest.raises(RunError, match="no study"):
         write_results_page([study / "nothing"], study / "page.md")
+
+
+def test_the_report_says_what_the_experiments_found(study):
+    found = {one["title"]: one for one in content(collect([study]))["findings"]}
+    assert list(found) == ["Figure 7, cifar100", "Figure 4, cifar100"]
+    assert found["Figure 7, cifar100"]["verdict"].startswith("the untuned median is as good as the best fixed clip")
+    assert found["Figure 4, cifar100"]["lines"][-1].startswith("fixed clips to compare with: 0.2, ")
 
 
 @pytest.mark.parametrize(

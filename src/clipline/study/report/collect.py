@@ -10,7 +10,7 @@ from ...errors import RunError
 from .figures import Figure, read_figures
 from .run import ReportedRun
 from .run_directory import is_run_directory, read_run_directory
-from .study_directory import is_study_directory, read_records
+from .study_directory import is_study_directory, read_findings, read_records
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Collected:
     runs: tuple[ReportedRun, ...]
     figures: tuple[Figure, ...] = ()
     problems: tuple[str, ...] = ()
+    findings: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of a study's experiments, in words
 
 
 def collect(paths: Iterable[str | Path]) -> Collected:
@@ -39,7 +40,8 @@ def collect(paths: Iterable[str | Path]) -> Collected:
         runs += read_runs
         figures += read_tables
         problems += read_problems
-    return Collected(found, tuple(_named_apart(runs)), tuple(figures), tuple(problems))
+    findings = [one for path in found if is_study_directory(path) for one in read_findings(path).items()]
+    return Collected(found, tuple(_named_apart(runs)), tuple(figures), tuple(problems), tuple(findings))
 
 
 def _read(path: Path) -> tuple[list[ReportedRun], list[Figure], list[str]]:

@@ -22,6 +22,7 @@ _NOT_TOLD_APART = (  # settings that decide no number, or by chance alone
     "clip", "quantile", "epsilon", "noise_multiplier", "task", "evaluate_every",
 )  # fmt: skip
 
+_VERDICTS = ("the untuned median is", "clipping to the median without noise")  # of Figures 7 and 3
 _SPOKEN = {"evaluate_on": "on", "server_lr": "server rate", "client_lr": "client rate"}
 
 
@@ -46,6 +47,7 @@ def content(collected: Collected) -> dict[str, Any]:
                      *_by_text((run.name, cautions(run)) for run in runs)],
         "unprivate_runs": sum(bool(warnings(run)) for run in runs),
         "statements": _statements(runs),
+        "findings": [_found(name, lines) for name, lines in sorted(collected.findings, reverse=True)],
         "figures": [_figure(figure) for figure in collected.figures],
     }  # fmt: skip
 
@@ -187,6 +189,14 @@ def _by_text(found: Iterable[tuple[str, Iterable[str]]]) -> list[dict[str, Any]]
         for text in texts:
             by_text.setdefault(text, []).append(name)
     return [{"text": text, "runs": names} for text, names in by_text.items()]
+
+
+def _found(name: str, lines: Sequence[str]) -> dict[str, Any]:
+    """What an experiment has found, and of this the sentence that compares the median, if there is one."""
+    what, _, task = name.partition("-")
+    title = f"Figure {what.removeprefix('fig')}, {task}" if what.startswith("fig") else name
+    verdict = next((line for line in lines if line.startswith(_VERDICTS)), None)
+    return {"title": title, "verdict": verdict, "lines": list(lines)}
 
 
 def _figure(figure: Figure) -> dict[str, Any]:

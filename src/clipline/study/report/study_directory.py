@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -51,6 +52,26 @@ def read_records(path: Path) -> tuple[list[ReportedRun], list[str]]:
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             problems.append(f"{RUNS}/{file.name} cannot be read as a run ({error!r}): it is left out")
     return sorted(runs, key=_order), problems
+
+
+def read_findings(path: Path) -> dict[str, tuple[str, ...]]:
+    """What the experiments of a study have found, a sentence each, by name (fig7-emnist_cr): made anew from the runs.
+
+    Those that are not finished, or not the paper's, are left out.
+    """
+    from ..paper.recompute import findings_of, paper_experiments
+    from ..runs.directory import StudyDirectory
+
+    found: dict[str, tuple[str, ...]] = {}
+    try:
+        directory = StudyDirectory(path)
+        asked = paper_experiments(directory)
+    except CliplineError:
+        return found
+    for name, facts in asked.items():
+        with suppress(CliplineError):
+            found[name] = tuple(line.strip() for line in findings_of(directory, facts).summary)
+    return found
 
 
 def _order(run: ReportedRun) -> tuple[Any, ...]:

@@ -396,9 +396,15 @@
     const made = data.figures.filter((figure) => figure.lines.length), plain = data.figures.filter((figure) => !figure.lines.length);
     const tasks = new Set(data.figures.map((figure) => figure.task));
     const title = (figure) => (tasks.size > 1 && figure.task ? `${figure.task}: ${figure.title}` : figure.title);
-    return [el("h2", { id: "figures" }, "Fixed against adaptive: the paper's figures"),
+    return [el("h2", { id: "figures" }, "Fixed against adaptive: the paper's figures"), findings(),
       el("div", { class: "grid" }, made.map((figure, i) => figureChart(`figure-${i}`, figure, title(figure)))),
       plain.map((figure, i) => folded(`table-${i}`, title(figure), () => csvTable(figure)))].flat();
+  }
+  function findings() {
+    const found = data.findings || [], words = (lines) => el("ul", null, lines.map((line) => el("li", null, line)));
+    if (!found.length) return null;
+    return el("div", null, words(found.filter((one) => one.verdict).map((one) => `${one.title}: ${one.verdict}.`)),
+      folded("findings", "Everything found, in words", () => el("div", null, found.flatMap((one) => [el("h3", null, one.title), words(one.lines)]))));
   }
   function figureChart(key, figure, title) {
     const hidden = new Set();
