@@ -32,6 +32,7 @@ from clipline.training.storage.run_directory import (
     MODEL,
     SETTINGS,
     RunDirectory,
+    check_free,
     directory_first,
 )
 
@@ -215,6 +216,14 @@ def test_a_folder_in_use_is_refused_and_stays_as_it_was(tmp_path):
     with pytest.raises(RunError, match="must be a folder that is new or empty, and it holds files: give another"):
         training().run([RunDirectory(tmp_path)])
     assert contents(tmp_path) == {"mine.txt": b"keep me"}
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_done(tmp_path):
+    (tmp_path / "file").write_text("keep me")
+    with pytest.raises(RunError, match=r"cannot be made, as nothing can be written into .*file': give a folder"):
+        check_free(tmp_path / "file" / "deep" / "run")
+    check_free(tmp_path / "new" / "run")
+    assert contents(tmp_path) == {"file": b"keep me"}
 
 
 def test_the_ledger_is_written_before_any_other_callback_hears_of_the_round(tmp_path):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -231,13 +231,20 @@ class RunDirectory(Callback):
 
 def checked_path(path: str | Path, name: str = "path") -> Path:
     """The path of a folder; what is no path is refused, and so is the empty one, which would be the current folder."""
-    if not isinstance(path, str | PathLike) or not str(path):
+    if not isinstance(path, str | os.PathLike) or not str(path):
         raise refuse(name, path, "the path of a folder", "give RunDirectory('runs/rides'), say")
     return Path(path)
 
 
 def check_free(path: Path, name: str = "path") -> None:
-    """Refuse a run directory that holds anything already; make nothing. `name` is what the caller calls it."""
+    """Refuse a run directory that holds anything already or cannot be made; make nothing.
+
+    `name` is what the caller calls it.
+    """
+    above = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if above != path and not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        way_out = "give a folder of your own"
+        raise RunError(f"{name}={str(path)!r} cannot be made, as nothing can be written into {str(above)!r}: {way_out}")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RunError(
             f"{name}={str(path)!r} must be a folder that is new or empty, and it holds files: give another, or "
