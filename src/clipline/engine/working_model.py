@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -160,6 +161,16 @@ class WorkingModel:
         finally:
             for parameters, key, _, own in self._owners:
                 parameters[key] = own
+
+    @contextmanager
+    def unreadable(self) -> Iterator[None]:
+        """Within, the module's own parameters are NaN: a stack that uses them beside its users' shows it."""
+        kept = self.vector.clone()
+        try:
+            self.vector.fill_(math.nan)
+            yield
+        finally:
+            self.vector.copy_(kept)
 
     def set_keys(self, keys: Tensor) -> None:
         """Set the key of each `UserRandom` of the module, from (random_layers, 2) int32."""

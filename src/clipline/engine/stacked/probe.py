@@ -84,6 +84,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
                 # vmap warns where it falls back to a loop over the users
                 warnings.filterwarnings("error", message=".*performance drop.*")
                 stack_step(stack, random_keys, like, mask, 1.0)
+            problem.isolation.after_step()
             with Bypass(), operations:  # type: ignore[no-untyped-call]
                 stack_step(stack, random_keys, like, mask, 1.0)
             if generators_state() != states_before:

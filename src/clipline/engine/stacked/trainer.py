@@ -261,7 +261,10 @@ class Stacked:
                 fatal = isinstance(error, IsolationError) or not users_own(error)
                 if fatal or self.problem.on_error == "raise" or self._stragglers is not None:
                     raise  # a graphed step cannot fail because of a user's examples
-                parts += [self._train_single(requests, block.of_users(np.array([i]))) for i in range(len(block.users))]
+                # Made anew: a model may have written into its batches, or its random keys, before it failed.
+                for one in (slice(i, i + 1) for i in range(len(block.users))):
+                    (again,) = self._prepare(requests, block.users[one], block.owners[one], block.places[one])
+                    parts.append(self._train_single(requests, again))
         if versions != [request.params._version for request in requests]:
             raise ModuleError("the round's parameters changed while users trained: train on the model that is given")
         return parts
@@ -301,8 +304,10 @@ class Stacked:
                     stacks = [(slice(0, len(block.users)), stack)]
                 else:
                     stacks = self._stragglers.train(block.steps, self._step.complete(first), *arguments)
-            finally:
-                problem.isolation.after_stack()
+            except Exception:
+                problem.isolation.after_failure()
+                raise
+            problem.isolation.after_stack()
         return Trained(block, first, [(part, stack[: len(first)]) for part, stack in stacks])
 
     def _train_eagerly(
@@ -329,13 +334,11 @@ class Stacked:
                 kept = places[:width] < counts[run, step, None]
                 self.problem.isolation.seed(key)
                 arguments = [piece[run] for piece in stack], random_keys[run, step], batch, kept, rates[run]
-                if run.stop - run.start > 1:
-                    self._step(*arguments)
-                    continue
                 # Libraries use other routines, with other rounding, for a stack of one: run a single user twice.
-                doubled: Any = tree_map(_doubled, arguments)
-                self._step(*doubled)
-                for piece, moved in zip(arguments[0], doubled[0], strict=True):
+                doubled: Any = tree_map(_doubled, arguments) if run.stop - run.start == 1 else None
+                self._step(*(doubled or arguments))
+                self.problem.isolation.after_step()
+                for piece, moved in zip(arguments[0], doubled[0], strict=True) if doubled else ():
                     piece.copy_(moved[:1])
 
     def _plan_steps(
