@@ -85,7 +85,8 @@ class StackSafe(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """`func`, or its replacement."""
-        if _below_vmap() != self._below:
+        modes, hooks = _below_vmap()
+        if modes > self._below[0] or hooks != self._below[1]:
             raise NotImplementedError("a dispatch mode, or a hook on saved tensors, would see all users of a stack")
         if func in _CHECKED:
             with self._replacement():
