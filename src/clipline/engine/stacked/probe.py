@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...errors import ModuleError
+from ...errors import CliplineError, ModuleError
 from ...federated.local_sgd import Batch, per_example
 from ..isolation.generators import generators_state, preserve_generators
+from ..isolation.guard import users_own
 from ..isolation.made_up_data import parameters_to_try
 from ..problem import Problem
 from ..sparse.row_fields import RowUsage, starting_params
@@ -74,8 +75,14 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
         preserve_generators(),
         problem.arithmetic("float32"),
     ):  # float32: coarser arithmetic would blur the comparison
-        stack_step.per_example, paddable = _check_padding(problem, made_up)
-    problem.isolation.after_user()
+        try:
+            stack_step.per_example, paddable = _check_padding(problem, made_up)
+        except Exception as error:
+            if isinstance(error, CliplineError) or not users_own(error):
+                raise
+            raise CannotStack(f"model or loss fails on some made-up examples ({vmap_reason(error)})") from error
+        finally:
+            problem.isolation.after_user()
     with preserve_generators(), problem.arithmetic():
         try:
             problem.isolation.seed(0)

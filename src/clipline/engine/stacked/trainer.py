@@ -32,7 +32,7 @@ from ..updates import Updates
 from ..user_random import random_layer_keys
 from .agreement import check_agreement
 from .block import Block, Trained
-from .probe import MIN_ROOM, probe
+from .probe import MIN_ROOM, CannotStack, probe, vmap_reason
 from .step import SlowEngineWarning, StackStep
 from .stragglers import StragglerStreams
 
@@ -70,6 +70,7 @@ class Stacked:
         self.problem = problem = plain.problem if problem is None else problem
         self._shapes = problem.model.named_shapes
         self._step = StackStep(problem.model, problem.loss, problem.local)
+        self._step.check = problem.isolation.after_step
         found = probe(problem, plain.made_up, self._step)
         self._paddable, bytes_a_user = found.paddable, found.bytes_a_user
         self._check_agreement(plain)
@@ -120,8 +121,11 @@ class Stacked:
             by_gradient.per_example = self._step.per_example
             check_agreement(self.problem, plain.made_up, by_gradient, padded=self._paddable)
         except RuntimeError as error:
-            if isinstance(error, CliplineError) or self.problem.device.type != "cuda":
+            if isinstance(error, CliplineError):
                 raise
+            if self.problem.device.type != "cuda":
+                reason = vmap_reason(error)
+                raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             unknown = f"a stacked step could not be compared with plain ones before training ({reason})"
             warnings.warn(unknown, SlowEngineWarning, stacklevel=2)
