@@ -49,8 +49,7 @@ def choose_trainer(
         return plain
     try:
         stacked = Stacked(plain, cohort_size, varying=varying)
-        if not_single:
-            stacked.reason = not_single
+        stacked.reason += not_single
         return stacked
     except CannotStack as error:
         if engine == "stacked":

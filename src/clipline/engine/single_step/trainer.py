@@ -131,7 +131,7 @@ class SingleStep:
             problem.isolation.seed(run.streams.user_key("stack", request.round_index, 0))
             try:
                 updates = self._step(request.params, examples, keys, run.rate(request.round_index), len(users))
-            except Exception:
+            except BaseException:
                 problem.isolation.after_failure()
                 raise
             problem.isolation.after_stack()

@@ -142,8 +142,8 @@ class _Trial:
                     other = self.run(step, params, factor=factor).dense(problem.model.dim).double() / -_RATE
                 except CannotStack:
                     continue  # blocks are halved where one fails on somebody's data
-                pieces = zip(*(torch.split(one, sizes, dim=1) for one in (rows, other)), strict=True)
-                compare_neighbours(problem, dict(zip(shapes, pieces, strict=True)))
+                both = zip(torch.split(rows, sizes, dim=1), torch.split(other, sizes, dim=1), strict=True)
+                compare_neighbours(problem, dict(zip(shapes, both, strict=True)))
             plain = plain_gradients(problem, [params] * _USERS, [], keys, batch, [1] * _USERS)
             for row, gradients in zip(rows, plain, strict=True):
                 if gradients is not None:

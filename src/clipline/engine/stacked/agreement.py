@@ -57,13 +57,7 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
     users = len(params)
     counts = [width] * (users - 1) + [(width + 1) // 2 if padded else width]
     device = problem.device
-    places = torch.arange(users * width, device=device).view(users, width)
-    places[-1, counts[-1] :] = places[-1, 0]  # as batches are padded: with the first example
-    examples = made_up(users * width)
-    batch = {
-        name: problem.examples.select_rows(field, places.reshape(-1)).reshape(users, width, *field.shape[1:])
-        for name, field in examples.items()
-    }
+    batch = {name: field.reshape(users, width, *field.shape[1:]) for name, field in made_up(users * width).items()}
     generator = torch.Generator().manual_seed(2021)
     size = users, len(problem.model.random_layers), 2
     random_keys = torch.randint(2**31 - 1, size, generator=generator, dtype=torch.int32).to(device)

@@ -84,7 +84,9 @@ class Stacked:
             longest = -(-most_examples // problem.local.batch_size) * problem.local.epochs
         bytes_a_user += 2 * longest * width * problem.examples.bytes_each  # as gathered, and in the static buffers
         self.block_size = block_size or self._choose_block_size(cohort_size, varying, bytes_a_user)
-        self.reason = ""  # why not in a faster way, if there is one
+        # Why not in a faster way, if there is one.
+        unseen = "; batches of other lengths run apart, as all examples of the trial are equal: give a trial_batch"
+        self.reason = unseen if found.unknown else ""
         self._stragglers: StragglerStreams | None = None
         if compiled:
             self._stragglers = StragglerStreams(
@@ -308,7 +310,7 @@ class Stacked:
                     stacks = [(slice(0, len(block.users)), stack)]
                 else:
                     stacks = self._stragglers.train(block.steps, self._step.complete(first), *arguments)
-            except Exception:
+            except BaseException:
                 problem.isolation.after_failure()
                 raise
             problem.isolation.after_stack()

@@ -74,12 +74,12 @@ class StackSafe(TorchFunctionMode):
 
     def __enter__(self) -> StackSafe:
         _entered.append(self)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         _entered.remove(self)
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -205,6 +205,11 @@ def _index_fill(values: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     return torch.index_fill(values, dim, index, value)
 
 
+def _text(values: Tensor, *args: Any, **kwargs: Any) -> str:
+    """`repr` or `format`, which write down the numbers of all users."""
+    raise NotImplementedError("the text of a tensor would show all users of a stack")
+
+
 def _view(values: Tensor, *shape: Any, **options: Any) -> Tensor:
     """`Tensor.view`, or a copy where users' values lie in memory otherwise than one user's would."""
     try:
@@ -224,6 +229,8 @@ _CHECKED: dict[Any, Callable[..., Any]] = {
 _SAFE: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: explicit_attention,
     Tensor.view: _view,
+    Tensor.__repr__: _text,
+    Tensor.__format__: _text,
     torch.prod: _prod,
     Tensor.prod: _prod,
     torch.select_scatter: _select_scatter,
