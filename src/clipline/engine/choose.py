@@ -49,7 +49,8 @@ def choose_trainer(
         return plain
     try:
         stacked = Stacked(plain, cohort_size, varying=varying)
-        stacked.reason += not_single
+        if not_single:
+            stacked.reason += not_single
         return stacked
     except CannotStack as error:
         if engine == "stacked":

@@ -5,12 +5,17 @@ import functools
 import statistics
 import sys
 import types
-from importlib.metadata import Distribution
 
 import pytest
 
 from clipline.engine.isolation import packages
-from clipline.engine.isolation.packages import add_caller, from_installed, installed, installed_folders
+from clipline.engine.isolation.packages import (
+    add_caller,
+    from_installed,
+    installed,
+    installed_folders,
+    names_from_this_machine,
+)
 
 Made = dataclasses.make_dataclass("Made", [("seen", int, 0)])
 EXECUTED = {}
@@ -67,35 +72,22 @@ def test_an_installed_package_that_the_loss_came_from_is_the_callers(in_site_pac
     assert not installed(in_site_packages.Loss)
 
 
-class Metadata(Distribution):
-    def __init__(self, **texts):
-        self.texts = texts
-
-    def read_text(self, filename):
-        return self.texts.get(filename.partition(".")[0])
-
-    def locate_file(self, path):
-        raise NotImplementedError
-
-
 @pytest.mark.parametrize(
-    ("texts", "own"),
+    ("installer", "source", "own"),
     [
-        ({"INSTALLER": "pip\n"}, False),  # from an index
-        ({"INSTALLER": "pip\n", "direct_url": '{"url": "file:///home/me/models", "dir_info": {}}'}, True),
-        ({"INSTALLER": "uv", "direct_url": '{"url": "file:///tmp/models-1-py3-none-any.whl"}'}, True),
-        ({"INSTALLER": "pip", "direct_url": '{"url": "https://example.org/x.git", "vcs_info": {}}'}, False),
-        ({"INSTALLER": "conda", "direct_url": '{"url": "file:///feedstock/work", "dir_info": {}}'}, False),
-        ({"direct_url": "no JSON"}, False),
+        ("pip\n", None, False),  # from an index
+        ("pip\n", '{"url": "file:///home/me/models", "dir_info": {}}', True),
+        ("uv", '{"url": "file:///tmp/models-1-py3-none-any.whl"}', True),
+        ("pip", '{"url": "https://example.org/x.git", "vcs_info": {}}', False),
+        ("conda", '{"url": "file:///feedstock/work", "dir_info": {}}', False),
+        ("pip", "no JSON", False),
     ],
 )
-def test_a_package_from_a_folder_or_file_of_this_machine_is_the_callers(texts, own):
-    assert packages.is_from_this_machine(Metadata(**texts)) == own
-
-
-def test_the_modules_of_such_a_package_are_found_by_name(monkeypatch):
-    local = Metadata(
-        direct_url='{"url": "file:///home/me/models"}', RECORD="company_models/__init__.py,,\nhelpers.py,,\n"
-    )
-    monkeypatch.setattr(packages, "distributions", lambda path: [local, Metadata(RECORD="library/__init__.py,,\n")])
-    assert {"company_models", "helpers"} == packages._from_this_machine.__wrapped__()
+def test_a_package_from_a_folder_or_file_of_this_machine_is_the_callers(tmp_path, installer, source, own):
+    about = tmp_path / "company_models-1.0.dist-info"
+    about.mkdir()
+    (about / "INSTALLER").write_text(installer, encoding="utf-8")
+    (about / "RECORD").write_text("company_models/__init__.py,sha256=x,1\nhelpers.py,,\n", encoding="utf-8")
+    if source is not None:
+        (about / "direct_url.json").write_text(source, encoding="utf-8")
+    assert names_from_this_machine(tmp_path) == ({"company_models", "helpers"} if own else set())

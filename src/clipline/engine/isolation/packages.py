@@ -8,12 +8,12 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterable
-from importlib.metadata import Distribution, distributions
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 _TRUSTED = {"clipline", "torch", "numpy", "triton", *sys.stdlib_module_names} - {"__main__"}
 _MADE_BY_PYTHON = 1 << 9  # the flag of classes that are not static in C
+_ABOUT = ("direct_url.json", "INSTALLER", "RECORD")  # files in the folder that describes an installed package
 _callers: set[str] = set()  # installed packages that a loss came from
 
 
@@ -73,20 +73,22 @@ def installed(thing: Any) -> bool:
 
 @functools.cache
 def _from_this_machine() -> frozenset[str]:
-    """The packages that were installed from a folder or file, by name."""
-    own = (one for one in distributions(path=list(_INSTALLED)) if is_from_this_machine(one))
-    return frozenset(PurePath(file).parts[0].removesuffix(".py") for one in own for file in one.files or ())
+    return frozenset(name for folder in _INSTALLED for name in names_from_this_machine(Path(folder)))
 
 
-def is_from_this_machine(distribution: Distribution) -> bool:
-    """Whether pip, or another installer, took it from a folder or file and not from an index.
+def names_from_this_machine(folder: Path) -> set[str]:
+    """The packages in a folder of libraries that were installed from a folder or file, and not from an index.
 
     conda makes all of its packages from a folder, on the machine where they are built.
     """
-    if (distribution.read_text("INSTALLER") or "").strip() == "conda":
-        return False
-    try:
-        source = json.loads(distribution.read_text("direct_url.json") or "{}")
-    except ValueError:
-        return False
-    return isinstance(source, dict) and str(source.get("url", "")).startswith("file:")
+    names = set[str]()
+    for written in folder.glob("*.dist-info/direct_url.json"):  # by pip and others, unless it came from an index
+        about = {one.name: one.read_text(encoding="utf-8") for one in written.parent.iterdir() if one.name in _ABOUT}
+        try:
+            source = json.loads(about[written.name])
+        except ValueError:
+            continue
+        local = isinstance(source, dict) and str(source.get("url", "")).startswith("file:")
+        if local and about.get("INSTALLER", "").strip() != "conda":
+            names |= {line.partition(",")[0].partition("/")[0] for line in about.get("RECORD", "").splitlines()}
+    return {name.removesuffix(".py") for name in names}
