@@ -535,6 +535,7 @@ ALL_AT_ONCE = {
     "aten.embedding .* called by this name": lambda w, t: torch.ops.aten.embedding(w, t),
     r"Scaled.vmap would see all users": lambda w, t: Scaled.apply(t, w),
     r"the vmap rule of clipline_tests::scaled would see all users": lambda w, t: scaled(w),
+    "the text of a tensor would show all users": lambda w, t: w * len(f"{w}"),
     "a dispatch mode, or .*, would see all users": lambda w, t: within(Rounded(), w),
     "a hook on saved tensors, would see all users": lambda w, t: within(
         torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x), w
