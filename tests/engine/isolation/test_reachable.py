@@ -269,3 +269,13 @@ def test_a_context_variable_that_has_no_value_to_go_back_to_is_refused():
     for users in ([0, 1], [1]):  # the next attempt does not take it for the caller's
         with pytest.raises(ModuleError, match="cannot be unset: give it a default"):
             engine.block(engine.problem.model.initial, np.array(users), 0)
+
+
+def test_a_tensor_that_vmap_has_left_behind_ends_no_training():
+    kept = []
+    torch.vmap(lambda row: kept.append(row) or row)(torch.ones(2, 3))
+
+    def loss(model, batch):
+        return cross_entropy(model, batch) + 0 * len(kept)
+
+    one_by_one(nn.Linear(6, 3).double(), loss, population_of([2]), LocalSGD(0.1), Streams(0))

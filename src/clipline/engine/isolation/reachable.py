@@ -228,6 +228,8 @@ class _Walk:
         self.found.restorable += [Attribute(label, owner, name) for name in names]
 
     def _visit_tensor(self, value: Tensor, label: str) -> None:
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            return  # left behind by vmap, and of no use to anybody: torch refuses whatever is done with it
         shared = id(value) in self._shared_ids
         if not value.is_inference():
             self.found.counted.append(value)
