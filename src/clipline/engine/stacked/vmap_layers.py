@@ -30,7 +30,7 @@ from ..kernels.group_norm import normalised
 from ..user_random import UserRandom
 from .attention import explicit_attention
 from .sequence_layers import replace_sequence_layer
-from .vmap_axis import is_batched, needs_gradient, users_first
+from .vmap_axis import in_vmap, is_batched, needs_gradient, users_first
 
 LIBRARY_IS_FAST = ("cpu",)  # devices where torch's grouped convolution of a stack is faster than patches
 
@@ -86,7 +86,7 @@ class StackSafe(TorchFunctionMode):
     ) -> Any:
         """`func`, or its replacement."""
         modes, hooks = _below_vmap()
-        if modes > self._below[0] or hooks != self._below[1]:
+        if (modes > self._below[0] or hooks != self._below[1]) and in_vmap():
             raise NotImplementedError("a dispatch mode, or a hook on saved tensors, would see all users of a stack")
         if func in _CHECKED:
             with self._replacement():
@@ -206,8 +206,10 @@ def _index_fill(values: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
 
 
 def _text(values: Tensor, *args: Any, **kwargs: Any) -> str:
-    """`repr` or `format`, which write down the numbers of all users."""
-    raise NotImplementedError("the text of a tensor would show all users of a stack")
+    """`repr` or `format`, for one user: they write down the numbers of all."""
+    if is_batched(values):
+        raise NotImplementedError("the text of a tensor would show all users of a stack")
+    return values.__format__(*args) if args else values.__repr__(**kwargs)
 
 
 def _view(values: Tensor, *shape: Any, **options: Any) -> Tensor:
