@@ -206,10 +206,10 @@ def _index_fill(values: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
 
 
 def _text(values: Tensor, *args: Any, **kwargs: Any) -> str:
-    """`repr` or `format`, for one user: they write down the numbers of all."""
+    """`repr` or `format`; in a stack they would write down the numbers of all users."""
     if is_batched(values):
         raise NotImplementedError("the text of a tensor would show all users of a stack")
-    return values.__format__(*args) if args else values.__repr__(**kwargs)
+    return format(values, *args) if args else repr(values)
 
 
 def _view(values: Tensor, *shape: Any, **options: Any) -> Tensor:
