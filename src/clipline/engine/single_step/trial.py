@@ -130,26 +130,29 @@ class _Trial:
         return updates
 
     def check_agreement(self, step: SharedStep) -> None:
-        """Refuse with `WrongStack` if a parameter moves otherwise than by plain steps, at several parameters."""
+        """Refuse with `WrongStack` if a parameter moves otherwise than by plain steps, at several parameters.
+
+        Or if, at the last of these, users move otherwise where another has other data.
+        """
         problem, keys = self._problem, self._keys(_USERS)
         batch = {name: field.unsqueeze(1) for name, field in self._made_up(_USERS).items()}
         shapes = problem.model.named_shapes
         sizes = [shape.numel() for shape in shapes.values()]
         for params in parameters_to_try(problem.model.initial):
             rows = self.run(step, params).dense(problem.model.dim).double() / -_RATE
-            for factor in NEIGHBOURS:
-                try:
-                    other = self.run(step, params, factor=factor).dense(problem.model.dim).double() / -_RATE
-                except CannotStack:
-                    continue  # blocks are halved where one fails on somebody's data
-                both = zip(torch.split(rows, sizes, dim=1), torch.split(other, sizes, dim=1), strict=True)
-                compare_neighbours(problem, dict(zip(shapes, both, strict=True)))
             plain = plain_gradients(problem, [params] * _USERS, [], keys, batch, [1] * _USERS)
             for row, gradients in zip(rows, plain, strict=True):
                 if gradients is not None:
                     pieces = torch.split(row, sizes)
                     named = zip(shapes.items(), pieces, strict=True)
                     compare(problem, {name: piece.view(shape) for (name, shape), piece in named}, gradients)
+        for factor in NEIGHBOURS:
+            try:
+                other = self.run(step, params, factor=factor).dense(problem.model.dim).double() / -_RATE
+            except CannotStack:
+                continue  # blocks are halved where one fails on somebody's data
+            both = zip(torch.split(rows, sizes, dim=1), torch.split(other, sizes, dim=1), strict=True)
+            compare_neighbours(problem, dict(zip(shapes, both, strict=True)))
 
     def _keys(self, users: int) -> Tensor:
         generator = torch.Generator().manual_seed(2021)
