@@ -90,7 +90,11 @@ def test_models_that_differ_in_training_alone_are_told_from_others():
     assert WorkingModel(first).same_apart_from_training(WorkingModel(other))
     nan = WorkingModel(made(float("nan")))
     assert nan.same_apart_from_training(WorkingModel(made(float("nan"))))
-    for different in (made(bias=2.0), made(frozen=False), made(dtype=torch.float64), nn.Linear(6, 3)):
+    warmer, same = made(), made()
+    for one, factor in ((first, 1.0), (warmer, 2.0), (same, 1.0)):
+        one.scales = {"temperature": [factor, torch.tensor([factor])]}
+    assert WorkingModel(first).same_apart_from_training(WorkingModel(same))
+    for different in (warmer, made(), made(bias=2.0), made(frozen=False), made(dtype=torch.float64), nn.Linear(6, 3)):
         assert not WorkingModel(first).same_apart_from_training(WorkingModel(different))
 
 

@@ -50,7 +50,7 @@ def choose_trainer(
     try:
         stacked = Stacked(plain, cohort_size, varying=varying)
         if not_single:
-            stacked.reason = not_single
+            stacked.reason += not_single
         return stacked
     except CannotStack as error:
         if engine == "stacked":

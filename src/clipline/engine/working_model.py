@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import math
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -19,6 +22,7 @@ from .stacked.attention import use_stackable_attention
 from .stacked.vmap_layers import replace_layers
 from .user_random import UserRandom
 
+_OF_EVERY_MODULE = {*vars(nn.Module()), "draws", "_flat_weights", "_flat_weight_refs"}
 _LEGACY_HOOKS = ("WeightNorm", "SpectralNorm")  # of torch.nn.utils
 
 
@@ -142,10 +146,14 @@ class WorkingModel:
         return module
 
     def same_apart_from_training(self, other: WorkingModel) -> bool:
-        """Whether the two differ at most in trained values: layers, types, buffers and frozen parameters agree."""
+        """Whether the two differ at most in trained values: layers, types, buffers and frozen parameters agree.
+
+        So do numbers, texts, functions and arrays among the attributes; of other objects their class is compared.
+        """
         return (
             self.vector.dtype == other.vector.dtype
             and str(self.module) == str(other.module)
+            and all(map(_alike, *(map(_attributes, model.module.modules()) for model in (self, other))))
             and (ours := self._constants()).keys() == (theirs := other._constants()).keys()
             and all(_same(theirs[name], tensor) for name, tensor in ours.items())
         )
@@ -160,6 +168,16 @@ class WorkingModel:
         finally:
             for parameters, key, _, own in self._owners:
                 parameters[key] = own
+
+    @contextmanager
+    def unreadable(self) -> Iterator[None]:
+        """Within, the module's own parameters are NaN: a stack that uses them beside its users' shows it."""
+        kept = self.vector.clone()
+        try:
+            self.vector.fill_(math.nan)
+            yield
+        finally:
+            self.vector.copy_(kept)
 
     def set_keys(self, keys: Tensor) -> None:
         """Set the key of each `UserRandom` of the module, from (random_layers, 2) int32."""
@@ -212,6 +230,29 @@ def _same(ours: Tensor, theirs: Tensor) -> bool:
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return False
     return bool(((ours == theirs) | ((ours != ours) & (theirs != theirs))).all())
+
+
+def _attributes(layer: nn.Module) -> dict[str, Any]:
+    """The class of a layer, and the attributes that its class and its user gave it."""
+    own = {name: entry for name, entry in vars(layer).items() if name not in _OF_EVERY_MODULE}
+    return {"class": type(layer), **own}
+
+
+def _alike(ours: Any, theirs: Any) -> bool:
+    """Whether two attributes of modules hold the same."""
+    if type(ours) is not type(theirs):
+        return False
+    if isinstance(ours, Tensor):
+        return ours is theirs or ours.requires_grad or _same(ours, theirs.to(ours.device))
+    if isinstance(ours, dict):
+        return ours.keys() == theirs.keys() and all(_alike(entry, theirs[key]) for key, entry in ours.items())
+    if isinstance(ours, list | tuple):
+        return len(ours) == len(theirs) and all(map(_alike, ours, theirs))
+    if isinstance(ours, np.ndarray):
+        return np.array_equal(ours, theirs)
+    if isinstance(ours, int | float | complex | str | bytes | type | types.FunctionType):
+        return bool(ours == theirs or ours != ours)
+    return True
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

@@ -13,7 +13,6 @@ from samples import cross_entropies, cross_entropy, one_by_one, population_of, s
 from torch import nn
 
 from clipline import LocalSGD
-from clipline.engine.isolation.reachable import _installed_folders
 from clipline.errors import ModuleError
 from clipline.streams import Streams
 
@@ -383,10 +382,3 @@ def test_a_buffer_too_long_to_be_copied_that_is_written_past_torchs_count_is_ref
             ModuleError, match=r"buffer 'average' of the model changed .* too long to be kept twice, and st"
         ):
             trained.block(trained.problem.model.initial, np.arange(3), 0)
-
-
-def test_libraries_count_as_installed_wherever_python_finds_them():
-    user, system = "/home/me/.local/lib/python3.12/site-packages", "/usr/lib/python3/dist-packages"
-    found = _installed_folders(["", "/home/me/my_project", user, "/usr/lib/python3.12", system])
-    assert {user, system} < set(found)
-    assert not any(folder in ("", "/home/me/my_project", "/usr/lib/python3.12") for folder in found)

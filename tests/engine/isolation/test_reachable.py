@@ -21,7 +21,7 @@ from samples import cross_entropy, one_by_one, population_of
 from torch import nn
 
 from clipline import LocalSGD
-from clipline.engine.isolation.reachable import _from_installed, _full_names, _installed
+from clipline.engine.isolation.reachable import _full_names
 from clipline.errors import ModuleError
 from clipline.streams import Streams
 
@@ -260,23 +260,6 @@ def test_an_import_inside_a_package_may_mean_a_module_beside_it_or_above():
     assert "top.state" in _full_names("state", "top.low")
 
 
-def test_a_class_counts_as_the_callers_although_a_library_made_it():
-    assert not _installed(Made)
-    assert not _installed(types.new_class("Fresh"))
-    assert not _installed(EXECUTED)
-    assert _installed(types.SimpleNamespace)
-    assert _installed(types.GeneratorType)
-
-
-def test_a_file_of_the_callers_with_the_name_of_one_of_pythons_is_the_callers(monkeypatch):
-    name = "this"  # which nobody imports
-    for file, installed in (("/home/me/project/this.py", False), (statistics.__file__, True)):
-        module = types.ModuleType(name)
-        module.__file__ = file
-        monkeypatch.setitem(sys.modules, name, module)
-        assert _from_installed.__wrapped__(name) == installed
-
-
 def test_a_context_variable_that_has_no_value_to_go_back_to_is_refused():
     bare = contextvars.ContextVar("bare")
     population = population_of([4, 4])
@@ -286,3 +269,13 @@ def test_a_context_variable_that_has_no_value_to_go_back_to_is_refused():
     for users in ([0, 1], [1]):  # the next attempt does not take it for the caller's
         with pytest.raises(ModuleError, match="cannot be unset: give it a default"):
             engine.block(engine.problem.model.initial, np.array(users), 0)
+
+
+def test_a_tensor_that_vmap_has_left_behind_ends_no_training():
+    kept = []
+    torch.vmap(lambda row: kept.append(row) or row)(torch.ones(2, 3))
+
+    def loss(model, batch):
+        return cross_entropy(model, batch) + 0 * len(kept)
+
+    one_by_one(nn.Linear(6, 3).double(), loss, population_of([2]), LocalSGD(0.1), Streams(0))

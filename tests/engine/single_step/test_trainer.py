@@ -71,6 +71,19 @@ def test_a_user_who_fails_adds_nothing_and_moves_nobody_else():
     assert total[-1] == 28 - 15
 
 
+def test_what_a_user_leaves_who_fails_on_the_way_is_put_back():
+    def busy(model, batch):
+        model.busy = True
+        losses = cross_entropies(model, batch)
+        model.busy = False
+        return losses
+
+    population, model = population_of([1] * 30, features=16), MODELS["mlp"]()
+    population.fields["y"][11], model.busy = 99, False
+    single = SingleStep(plain_trainer(lambda: model, loss=busy, population=population), 30)
+    assert [user for user, row in rows_by_user(single, USERS).items() if not row.isfinite().all()] == [11]
+
+
 @pytest.mark.parametrize("model", [Recurrent, lambda: nn.Sequential(nn.LayerNorm(16), nn.Flatten())])
 def test_a_model_without_a_weight_to_share_is_left_to_the_other_engines(model):
     plain = plain_trainer(model)

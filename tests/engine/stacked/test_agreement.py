@@ -19,6 +19,7 @@ from torch import nn
 from clipline import LocalSGD
 from clipline.engine.choose import choose_trainer
 from clipline.engine.one_by_one import OneByOne
+from clipline.engine.single_step.trainer import SingleStep
 from clipline.engine.stacked.agreement import WrongStack
 from clipline.engine.stacked.step import SlowEngineWarning, StackStep
 from clipline.engine.stacked.trainer import Stacked
@@ -27,30 +28,12 @@ from clipline.streams import Streams
 SIZES = [5, 0, 1, 23, 8]
 
 
-class NoGradientInStacks(torch.autograd.Function):
-    """A product whose rule for many users loses the weight's gradient, as torch 2.5 had it for `Linear`."""
-
-    @staticmethod
-    def forward(x, weight):
-        return x @ weight.T
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x, weight = ctx.saved_tensors
-        return gradient @ weight, gradient.transpose(-2, -1) @ x
-
-    @staticmethod
-    def vmap(info, in_dims, x, weight):
-        return x @ weight.detach().transpose(-2, -1), 0
-
-
 class LosesItsGradient(nn.Linear):
+    """In a stack its weight gets no gradient, as torch 2.5 had it for `Linear`."""
+
     def forward(self, x):
-        return NoGradientInStacks.apply(x, self.weight) + self.bias
+        stacked = torch._C._functorch.maybe_current_level() is not None
+        return x @ (self.weight.detach() if stacked else self.weight).T + self.bias
 
 
 class TakesMoreThanItsOwn(nn.Linear):
@@ -59,6 +42,27 @@ class TakesMoreThanItsOwn(nn.Linear):
     def forward(self, x):
         stacked = torch._C._functorch.maybe_current_level() is not None
         return super().forward(x) + (x @ self.weight.T if stacked else 0.0)
+
+
+class SeesAllUsers(nn.Linear):
+    """Adds a thousandth of the mean over all users of a stack: far less than steps may differ from plain ones."""
+
+    def forward(self, x):
+        inside = x
+        while torch._C._functorch.is_functorch_wrapped_tensor(inside):
+            inside = torch._C._functorch.get_unwrapped(inside)
+        return super().forward(x + 0.001 * inside.mean())
+
+
+class ListsItsWeight(nn.Linear):
+    """What a list holds is the model's own parameter, in whose place users of a stack have theirs."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.listed = [self.weight]
+
+    def forward(self, x):
+        return super().forward(x) + 1e-4 * self.listed[0].square().sum()
 
 
 def plain(model, loss=cross_entropies, features=6, **changes):
@@ -72,6 +76,18 @@ def test_a_layer_whose_rule_for_many_users_is_wrong_is_refused_where_stacking_wa
     engine = plain(nn.Sequential(layer(6, 4), nn.Tanh(), nn.Linear(4, 3)), precision=precision)
     with pytest.raises(WrongStack, match=r"parameter '0\.weight' another gradient.*engine=\"one-by-one\""):
         choose_trainer("stacked", engine, 10)
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [(SeesAllUsers, "of one user otherwise where another has other data"), (ListsItsWeight, "another gradient")],
+)
+@pytest.mark.parametrize("local", [LocalSGD(0.3, batch_size=4), LocalSGD(0.3, max_examples=1)], ids=["stack", "single"])
+def test_what_moves_a_stack_by_less_than_rounding_may_is_refused_if_it_is_not_the_users_own(layer, says, local):
+    population = population_of(SIZES)
+    engine = one_by_one(nn.Sequential(layer(6, 4), nn.Linear(4, 3)), cross_entropies, population, local, Streams(0))
+    with pytest.raises(WrongStack, match=says):
+        SingleStep(engine, 10) if local.max_examples else Stacked(engine, 10)
 
 
 def test_auto_then_trains_one_by_one_and_says_so_once():

@@ -47,6 +47,43 @@ def test_a_model_that_looks_across_its_examples_is_not_padded():
     assert not found.paddable
 
 
+class Centred(nn.Module):
+    def forward(self, values):
+        return values - values.mean(dim=0)
+
+
+def test_batches_are_padded_with_an_example_of_another_batch_in_the_trial_too():
+    """With one of its own two the mean moves along their difference, and a layer norm hides by how much."""
+    layers = nn.Linear(6, 8), Centred(), nn.LayerNorm(8), nn.Linear(8, 3)
+    local, population = LocalSGD(0.3, batch_size=3), population_of([5, 3])
+    found, _ = probed(one_by_one(nn.Sequential(*layers).double(), cross_entropies, population, local, Streams(0)))
+    assert not found.paddable
+
+
+def test_where_all_examples_of_the_trial_are_equal_batches_are_not_padded_and_it_is_said():
+    batch = {"x": np.ones((1, 6)), "y": np.ones(1, np.int64)}
+    settings = {"local": LocalSGD(0.3, batch_size=4), "streams": Streams(0), "trial_batch": batch}
+    engine = one_by_one(linear_model(), cross_entropies, population_of([5, 3]), **settings)
+    assert "give a trial_batch" in Stacked(engine, 2).in_words
+    found, _ = probed(engine)
+    assert found.unknown
+    assert not found.paddable
+
+
+def test_a_model_that_fails_at_some_parameters_of_the_trial_cannot_be_stacked():
+    class Fails(nn.Linear):
+        def forward(self, values):
+            if not torch._C._functorch.is_functorch_wrapped_tensor(self.weight) and self.weight.any():
+                raise IndexError("at initial zeros it does not")
+            return super().forward(values)
+
+    model = Fails(6, 3).double()
+    nn.init.zeros_(model.weight)
+    engine = plain(nn.Sequential(model))
+    with pytest.raises(CannotStack, match=r"fails on some made-up examples .at initial zeros"):
+        probed(engine)
+
+
 class RoundsByRows(nn.Module):
     """Its products come out half a percent larger for more than two rows, as those of a library in bfloat16 might."""
 

@@ -165,3 +165,11 @@ def test_a_step_of_very_many_operations_is_recorded_as_written_and_not_compiled(
     plain, recorded = stacks("cpu")
     assert recorded.in_words.endswith("as written and recorded")
     compare(plain, recorded, 1e-5)
+
+
+def test_a_step_that_runs_as_it_is_written_is_followed_by_a_check_of_what_it_left():
+    step, checks = pulling(True), []
+    step.check = lambda: checks.append(1)
+    arguments = [torch.zeros(2, 1, 1)], NO_KEYS, {"x": torch.ones(2, 2)}, torch.ones(2, 2, dtype=torch.bool), 1.0
+    CompiledStep(step, compiled=False)(arguments, {})
+    assert checks == [1]

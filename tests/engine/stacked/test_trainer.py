@@ -1,5 +1,7 @@
 """A stack of users is what each user does alone, whoever else is in the block."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -267,3 +269,45 @@ class Spare(nn.Module):
 
 def test_a_parameter_that_the_loss_does_not_use_stays_where_it_is():
     assert_stack_equals_one_by_one(Spare())
+
+
+class Careless(nn.Sequential):
+    def __init__(self):
+        super().__init__(*network())
+        self.busy = False
+
+
+def careless(model, batch):
+    """Leaves a mark if it fails on the way, and writes into its batch and the keys of its dropout."""
+    model.busy = True
+    with torch.no_grad():
+        batch["x"].mul_(0.99)
+    losses = cross_entropies(model, batch)
+    model[2].key.add_(1)
+    model.busy = False
+    return losses
+
+
+def test_where_a_user_fails_on_the_way_the_others_train_as_if_nobody_had():
+    population = population_of(SIZES)
+    population.fields["y"][population.offsets[3]] = 99
+    engine = plain(Careless(), careless, population=population)
+    ours, expected = rows_of(stack(engine), USERS), rows_of(engine, USERS)
+    others = USERS != 3
+    assert not ours[3].isfinite().all()
+    assert not expected[3].isfinite().all()
+    assert_same(ours[others], expected[others])
+
+
+def test_what_a_step_leaves_in_a_cache_users_of_other_batches_do_not_find():
+    @functools.lru_cache
+    def factor():
+        return torch.ones((), dtype=torch.float64)
+
+    def loss(model, batch):
+        return cross_entropy(model, batch) * factor().mul_(0.9)
+
+    engine = stack(plain(loss=loss))
+    together = rows_of(engine, USERS)
+    for user in (2, 7):
+        assert_same(together[user], rows_of(engine, np.array([user]))[0])

@@ -21,7 +21,7 @@ from .constants import Constant, set_version_counters
 from .generators import seed_global_generators
 from .quick_check import QuickCheck
 from .reachable import find_mutable_state
-from .snapshots import MISSING, Container, only_equal_values
+from .snapshots import MISSING, Container, Snapshot, only_equal_values
 
 # Of a parameter, that stay as they are.
 _attributes = attrgetter("grad", "requires_grad", "_backward_hooks", "shape", "_post_accumulate_grad_hooks")
@@ -111,7 +111,7 @@ class Isolation:
         refused, leftover = self._replaced(), ""
         for snapshot in self._state.restorable:
             if not snapshot.same():
-                leftover = leftover or ("" if only_equal_values(snapshot) else snapshot.label)
+                leftover = leftover or ("" if only_equal_values(snapshot) else _where(snapshot))
                 try:
                     snapshot.restore()
                 except ModuleError as error:  # it cannot be: the caller's next attempt must not find it
@@ -143,14 +143,23 @@ class Isolation:
                     one.restore()
                 raise IsolationError(self._changed(constant))
 
-    def after_stack(self) -> None:
-        """After a block of stacked users. Any change is refused, as it cannot be attributed to one user."""
+    def after_step(self) -> None:
+        """After a step of stacked users, which others' may follow. Any change is refused: it is nobody's alone."""
         # A write of the same value counts too: how often it happens depends on the other users of the block.
         written = next((one.label for one in self._state.constants if one.written()), "")
         leftover = self.after_user() or written
-        self.after_block()
         if leftover:
             raise IsolationError(_remembered(leftover, together=True))
+
+    def after_stack(self) -> None:
+        """After a block of stacked users: as after a step, and what is too costly to check there."""
+        self.after_step()
+        self.after_block()
+
+    def after_failure(self) -> None:
+        """After stacked users who failed, and whose updates are lost: what they left is restored, as one by one."""
+        self.after_user()
+        self.after_block()
 
     def _changed(self, constant: Constant) -> str:
         """The message for a tensor that changed. What stays changed in the engine's own copy is never used again."""
@@ -218,10 +227,21 @@ def _changed(constant: Constant, module: nn.Module) -> str:
     )
 
 
+def _where(snapshot: Snapshot) -> str:
+    """What has changed, with the attribute of a module or object."""
+    if not isinstance(snapshot, Container) or not issubclass(snapshot.kind, dict):
+        return snapshot.label
+    key = _changed_key(dict(snapshot.entries()), snapshot.before)
+    return f"{snapshot.label}.{key}" if isinstance(key, str) and key.isidentifier() else snapshot.label
+
+
+def _changed_key(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> Any:
+    return next((key for key in {**now, **before} if now.get(key, MISSING) is not before.get(key, MISSING)), "")
+
+
 def _changed_structure(snapshot: Container) -> str:
     owner, _, what = snapshot.label.rpartition(".")
-    names = {**snapshot.now, **snapshot.before}
-    key = next((key for key in names if snapshot.now.get(key, MISSING) is not snapshot.before.get(key, MISSING)), "")
+    key = _changed_key(snapshot.now, snapshot.before)
     name = f"{owner}.{key}".removeprefix("model.")
     kind = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "submodule"}[what]
     done = "was made" if key not in snapshot.before else "was taken away" if key not in snapshot.now else "changed"

@@ -13,7 +13,6 @@ import contextvars
 import dis
 import functools
 import sys
-import sysconfig
 import threading
 import types
 import weakref
@@ -21,7 +20,6 @@ from array import array
 from collections import ChainMap, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -32,6 +30,7 @@ from ...errors import ModuleError
 from ..user_random import UserRandom
 from .constants import Constant
 from .generators import beginning
+from .packages import add_caller, from_installed, installed
 from .snapshots import (
     MISSING,
     VALUES,
@@ -48,20 +47,6 @@ from .snapshots import (
     contents,
 )  # fmt: skip
 
-_TRUSTED = {"clipline", "torch", "numpy", "triton", *sys.stdlib_module_names} - {"__main__"}
-
-
-def _installed_folders(search_path: Iterable[str]) -> tuple[str, ...]:
-    """Folders of installed libraries: this environment's, and those that it looks into as well.
-
-    With `pip install --user` or `--system-site-packages` libraries are in other folders than those of the environment.
-    """
-    others = (path for path in search_path if PurePath(path).name in ("site-packages", "dist-packages"))
-    return tuple(dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *others)))
-
-
-_INSTALLED = _installed_folders(sys.path)
-_PYTHON = (sys.prefix, sys.base_prefix, sys.base_exec_prefix, str(PurePath(types.__file__).parent), *_INSTALLED)
 _NOT_STATE = frozenset(
     [
         "__dict__",
@@ -89,7 +74,6 @@ _IN_PYTHON = (
     *(UserDict, UserList, ChainMap, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
     *(torch.optim.Optimizer, torch.quasirandom.SobolEngine),
 )
-_MADE_BY_PYTHON = 1 << 9  # the flag of classes that are not static in C
 _MAX_PER_USER = 4096  # entries: larger containers are compared once a block, not after every user
 _STRUCTURE = ("_parameters", "_buffers", "_modules")  # the dictionaries of a module whose change is refused
 
@@ -116,6 +100,7 @@ def find_mutable_state(
 
     Of long tensors that are `shared` with the caller no copy is made.
     """
+    add_caller(loss)
     walk = _Walk(module, trainable, shared)
     try:
         walk.visit(module, "model")
@@ -213,7 +198,7 @@ class _Walk:
         elif isinstance(value, type):
             self._visit_class(value)
         elif isinstance(value, types.ModuleType):
-            if not _from_installed(value.__name__):
+            if not from_installed(value.__name__):
                 self.found.restorable.append(ClassAttributes(label, value))
                 for name, entry in list(vars(value).items()):
                     if name not in _NOT_STATE:
@@ -243,6 +228,8 @@ class _Walk:
         self.found.restorable += [Attribute(label, owner, name) for name in names]
 
     def _visit_tensor(self, value: Tensor, label: str) -> None:
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            return  # left behind by vmap, and of no use to anybody: torch refuses whatever is done with it
         shared = id(value) in self._shared_ids
         if not value.is_inference():
             self.found.counted.append(value)
@@ -274,7 +261,7 @@ class _Walk:
         self.visit(type(module), label)
 
     def _visit_function(self, function: types.FunctionType, label: str) -> None:
-        if _installed(function):  # it may be what a library made of the caller's, as `torch.no_grad()` does
+        if installed(function):  # it may be what a library made of the caller's, as `torch.no_grad()` does
             for entry in _callables([*map(contents, function.__closure__ or ()), *vars(function).values()]):
                 self.visit(entry, label)
             return
@@ -299,7 +286,7 @@ class _Walk:
     def _visit_class(self, kind: type) -> None:
         metaclass: type = type(kind)
         for cls in (*kind.__mro__, *metaclass.__mro__):
-            if not _installed(cls) and (cls is kind or id(cls) not in self._seen):
+            if not installed(cls) and (cls is kind or id(cls) not in self._seen):
                 self._seen[id(cls)] = cls
                 self.found.restorable.append(ClassAttributes(f"class {cls.__qualname__}", cls))
                 for name, entry in list(vars(cls).items()):
@@ -360,35 +347,12 @@ def _callables(held: Iterable[Any]) -> Iterator[Any]:
     kinds = (types.FunctionType, types.MethodType, functools.partial, functools._lru_cache_wrapper)
     for one in held:
         inside = list(one.values()) if isinstance(one, dict | types.MappingProxyType) else [one]
-        yield from (entry for entry in inside if isinstance(entry, kinds) or not _installed(type(entry)))
-
-
-@functools.cache
-def _from_installed(module_name: str) -> bool:
-    top = module_name.partition(".")[0]
-    file = getattr(sys.modules.get(module_name), "__file__", None)
-    if top in _TRUSTED:  # but a file of the caller's may have the name of one of Python's, as profile.py
-        return not (top in sys.stdlib_module_names and isinstance(file, str) and not file.startswith(_PYTHON))
-    return isinstance(file, str) and file.startswith(_INSTALLED)
-
-
-def _installed(thing: Any) -> bool:
-    """Whether a class or function belongs to a library: those are not inspected.
-
-    For a function its globals decide: `functools.wraps` copies another function's `__module__`.
-    """
-    if isinstance(thing, types.FunctionType):
-        return _from_installed(str(thing.__globals__.get("__name__", "")))
-    name = getattr(thing, "__module__", None)
-    if name in ("builtins", "types") and isinstance(thing, type) and thing.__flags__ & _MADE_BY_PYTHON:
-        # By `exec`, by `types.new_class`, or before Python 3.12 by `dataclasses.make_dataclass`: the caller's.
-        return getattr(sys.modules[name], thing.__name__, None) is thing
-    return _from_installed(name if isinstance(name, str) and name else "builtins")  # of Cython's classes it is no text
+        yield from (entry for entry in inside if isinstance(entry, kinds) or not installed(type(entry)))
 
 
 def _has_callers_class(value: Any) -> bool:
     """Whether the value's class, or one that it derives from, is the caller's."""
-    return not all(map(_installed, type(value).__mro__))
+    return not all(map(installed, type(value).__mro__))
 
 
 def _article(word: str) -> str:

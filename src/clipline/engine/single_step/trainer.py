@@ -131,8 +131,10 @@ class SingleStep:
             problem.isolation.seed(run.streams.user_key("stack", request.round_index, 0))
             try:
                 updates = self._step(request.params, examples, keys, run.rate(request.round_index), len(users))
-            finally:
-                problem.isolation.after_stack()
+            except BaseException:
+                problem.isolation.after_failure()
+                raise
+            problem.isolation.after_stack()
         if request.params._version != version:
             raise ModuleError("the round's parameters changed while users trained: train on the model that is given")
         return updates

@@ -17,7 +17,7 @@ from ...federated.local_sgd import Batch
 from ..isolation.generators import generators_state, preserve_generators
 from ..isolation.made_up_data import parameters_to_try
 from ..problem import Problem
-from ..stacked.agreement import compare, plain_gradients
+from ..stacked.agreement import NEIGHBOURS, compare, compare_neighbours, other_last_batch, plain_gradients
 from ..stacked.probe import CannotStack, vmap_reason
 from ..stacked.vmap_layers import Bypass
 from ..updates import ChannelsLast, Dense, Rows, Updates
@@ -93,13 +93,19 @@ class _Trial:
     def __init__(self, problem: Problem, made_up: Callable[[int], Batch]) -> None:
         self._problem, self._made_up = problem, made_up
 
-    def run(self, step: SharedStep, params: Tensor, users: Tensor | None = None, of: int = _USERS) -> Updates:
-        """A step of these users `of` so many, or all of them; `CannotStack` where it fails."""
+    def run(
+        self, step: SharedStep, params: Tensor, users: Tensor | None = None, of: int = _USERS, factor: float = 1.0
+    ) -> Updates:
+        """A step of these users `of` so many, or all of them; `CannotStack` where it fails.
+
+        The data of the last user are multiplied by `factor`.
+        """
         problem, keys = self._problem, self._keys(of)
         order = torch.arange(of, device=problem.device) if users is None else users
         examples = {name: problem.examples.select_rows(field, order) for name, field in self._made_up(of).items()}
+        examples = other_last_batch(examples, factor)
         problem.model.module.train()
-        with preserve_generators(), problem.arithmetic("float32"), torch.enable_grad():
+        with preserve_generators(), problem.arithmetic("float32"), torch.enable_grad(), problem.model.unreadable():
             problem.isolation.seed(0)
             before = generators_state()
             try:
@@ -124,18 +130,29 @@ class _Trial:
         return updates
 
     def check_agreement(self, step: SharedStep) -> None:
-        """Refuse with `WrongStack` if a parameter moves otherwise than by plain steps, at several parameters."""
+        """Refuse with `WrongStack` if a parameter moves otherwise than by plain steps, at several parameters.
+
+        Or if, at the last of these, users move otherwise where another has other data.
+        """
         problem, keys = self._problem, self._keys(_USERS)
         batch = {name: field.unsqueeze(1) for name, field in self._made_up(_USERS).items()}
         shapes = problem.model.named_shapes
+        sizes = [shape.numel() for shape in shapes.values()]
         for params in parameters_to_try(problem.model.initial):
             rows = self.run(step, params).dense(problem.model.dim).double() / -_RATE
             plain = plain_gradients(problem, [params] * _USERS, [], keys, batch, [1] * _USERS)
             for row, gradients in zip(rows, plain, strict=True):
                 if gradients is not None:
-                    pieces = torch.split(row, [shape.numel() for shape in shapes.values()])
+                    pieces = torch.split(row, sizes)
                     named = zip(shapes.items(), pieces, strict=True)
                     compare(problem, {name: piece.view(shape) for (name, shape), piece in named}, gradients)
+        for factor in NEIGHBOURS:
+            try:
+                other = self.run(step, params, factor=factor).dense(problem.model.dim).double() / -_RATE
+            except CannotStack:
+                continue  # blocks are halved where one fails on somebody's data
+            both = zip(torch.split(rows, sizes, dim=1), torch.split(other, sizes, dim=1), strict=True)
+            compare_neighbours(problem, dict(zip(shapes, both, strict=True)))
 
     def _keys(self, users: int) -> Tensor:
         generator = torch.Generator().manual_seed(2021)

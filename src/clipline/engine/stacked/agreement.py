@@ -7,11 +7,14 @@ model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from ...errors import CliplineError
 from ...federated.local_sgd import Batch, per_example
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import users_own
@@ -26,6 +29,8 @@ _EXAMPLES = 4  # of each synthetic user, at most
 # ResNet is at 3e-3, where rounding moves a value across a kink.
 _TOLERANCE = 0.05
 _FLOOR = 0.1  # share of the whole gradient: smaller ones are compared with this, as they may be rounding errors alone
+NEIGHBOURS = (1000.0, math.nan)  # factors of one user's data and parameters, which nobody else may notice
+_ROUNDING = 1e-4  # share of a user's step: where nothing but another user's data differ, most steps are equal
 
 
 class WrongStack(CannotStack):
@@ -42,6 +47,8 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
     dropout draw the same numbers from them in both ways. If batches may be `padded`, that of the last user is. A user
     whose loss is not finite, or who fails, cannot be compared and is left out.
 
+    Then the last user gets other data, and the steps of the others must not notice.
+
     Both in float32 (or the parameters' own type), whatever the precision of the training: in bfloat16 right stacks
     differ by up to a third. The stacked step is the eager one, from which compiled programs are made.
     """
@@ -50,13 +57,7 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
     users = len(params)
     counts = [width] * (users - 1) + [(width + 1) // 2 if padded else width]
     device = problem.device
-    places = torch.arange(users * width, device=device).view(users, width)
-    places[-1, counts[-1] :] = places[-1, 0]  # as batches are padded: with the first example
-    examples = made_up(users * width)
-    batch = {
-        name: problem.examples.select_rows(field, places.reshape(-1)).reshape(users, width, *field.shape[1:])
-        for name, field in examples.items()
-    }
+    batch = {name: field.reshape(users, width, *field.shape[1:]) for name, field in made_up(users * width).items()}
     generator = torch.Generator().manual_seed(2021)
     size = users, len(problem.model.random_layers), 2
     random_keys = torch.randint(2**31 - 1, size, generator=generator, dtype=torch.int32).to(device)
@@ -77,20 +78,61 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
         dtype=stack[0].dtype, device=device,
     )  # fmt: skip
     kept = torch.arange(width, device=device) < torch.tensor(counts, device=device)[:, None]
-    before = [piece.clone() for piece in stack]
-    problem.model.module.train()
-    with preserve_generators(), problem.arithmetic("float32"):
-        problem.isolation.seed(0)
-        try:
-            stack_step(stack, random_keys, batch, kept, rates)
-        finally:
-            problem.isolation.after_stack()
+    names = stack_step.names
+
+    def moves(stack: Sequence[Tensor], batch: Batch) -> list[Tensor]:
+        """How far a stacked step moves each parameter, (users, *shape) float64, over the rates."""
+        after = [piece.clone() for piece in stack]
+        problem.model.module.train()
+        with preserve_generators(), problem.arithmetic("float32"), problem.model.unreadable():
+            problem.isolation.seed(0)
+            try:
+                stack_step(
+                    after, random_keys.clone(), {name: field.clone() for name, field in batch.items()}, kept, rates
+                )
+            finally:
+                problem.isolation.after_stack()
+        along = [rates.view(-1, *[1] * (piece.ndim - 1)).double() for piece in after]
+        return [(a - b).double() / -rate for a, b, rate in zip(after, stack, along, strict=True)][: len(names)]
+
+    stacked = moves(stack, batch)
     for user, gradients in enumerate(plain):
-        if gradients is None:
-            continue
-        moved = list(zip(stack, before, strict=True))[: len(stack_step.names)]
-        stacked = [(a[user] - b[user]).double() / -rates[user].double() for a, b in moved]
-        compare(problem, dict(zip(stack_step.names, stacked, strict=True)), gradients)
+        if gradients is not None:
+            compare(problem, {name: piece[user] for name, piece in zip(names, stacked, strict=True)}, gradients)
+    for factor in NEIGHBOURS:
+        try:
+            other = moves([*map(partial(other_last, factor), stack)], other_last_batch(batch, factor))
+        except Exception as error:
+            if isinstance(error, CliplineError) or not users_own(error):
+                raise
+            continue  # users train alone where a stack fails on somebody's data
+        compare_neighbours(problem, dict(zip(names, zip(stacked, other, strict=True), strict=True)))
+
+
+def other_last(factor: float, values: Tensor) -> Tensor:
+    """(users, ...) values with the last user's times this factor, unless they are whole numbers."""
+    changed = values.clone()
+    if changed.is_floating_point():
+        changed[-1] *= factor
+    return changed
+
+
+def other_last_batch(batch: Batch, factor: float) -> Batch:
+    """`other_last` of each field."""
+    return {name: other_last(factor, field) for name, field in batch.items()}
+
+
+def compare_neighbours(problem: Problem, moves: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Refuse with `WrongStack` if users but the last move otherwise, (users, ...), where that one has other data."""
+    tolerance = max(_ROUNDING, 8 * torch.finfo(problem.model.vector.dtype).eps)
+    for name, (one, other) in moves.items():
+        length, off = float(one[:-1].norm()), float((one[:-1] - other[:-1]).norm())
+        if math.isfinite(length) and not off <= tolerance * length:
+            raise WrongStack(
+                f"a stacked step of made-up users moves parameter {name!r} of one user otherwise where another has "
+                f"other data (by {off:.3g}, and it moves by {length:.3g}), so that "
+                f'{type(problem.model.module).__name__} or its loss would mix users: use engine="one-by-one"'
+            )
 
 
 def plain_gradients(

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...errors import ModuleError
+from ...errors import CliplineError, ModuleError
 from ...federated.local_sgd import Batch, per_example
 from ..isolation.generators import generators_state, preserve_generators
+from ..isolation.guard import users_own
 from ..isolation.made_up_data import parameters_to_try
 from ..problem import Problem
 from ..sparse.row_fields import RowUsage, starting_params
@@ -42,6 +43,7 @@ class Probed:
     """What the probe found out."""
 
     paddable: bool  # whether a batch may be padded without changing the result
+    unknown: bool  # whether that cannot be told, as all synthetic examples are equal: it is not padded then
     bytes_a_user: int
     operations: int  # of torch in a step
 
@@ -74,8 +76,15 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
         preserve_generators(),
         problem.arithmetic("float32"),
     ):  # float32: coarser arithmetic would blur the comparison
-        stack_step.per_example, paddable = _check_padding(problem, made_up)
-    problem.isolation.after_user()
+        try:
+            stack_step.per_example, paddable = _check_padding(problem, made_up)
+            unknown = paddable and _all_equal(made_up(width))
+        except Exception as error:
+            if isinstance(error, CliplineError) or not users_own(error):
+                raise
+            raise CannotStack(f"model or loss fails on some made-up examples ({vmap_reason(error)})") from error
+        finally:
+            problem.isolation.after_user()
     with preserve_generators(), problem.arithmetic():
         try:
             problem.isolation.seed(0)
@@ -84,6 +93,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
                 # vmap warns where it falls back to a loop over the users
                 warnings.filterwarnings("error", message=".*performance drop.*")
                 stack_step(stack, random_keys, like, mask, 1.0)
+            problem.isolation.after_step()
             with Bypass(), operations:  # type: ignore[no-untyped-call]
                 stack_step(stack, random_keys, like, mask, 1.0)
             if generators_state() != states_before:
@@ -102,7 +112,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
                 reason = "gradient checkpointing has no version for a stack"  # as Hugging Face models name it
             raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
     peak = torch.cuda.max_memory_allocated(problem.device) if on_gpu else 0
-    return Probed(paddable, max(1, (peak - before) // 2), operations.count)
+    return Probed(paddable and not unknown, unknown, max(1, (peak - before) // 2), operations.count)
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -127,7 +137,7 @@ def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[b
     examples = made_up(count)
     batches = [{name: field[:half] for name, field in examples.items()}]
     padded = torch.arange(count, device=problem.device)
-    padded[half:] = 0  # as batches are padded: with the first example
+    padded[half:] = count - 1  # with an example of another batch, as the user's first may be
     batches.append({name: problem.examples.select_rows(field, padded) for name, field in examples.items()})
     problem.model.module.train()
     # A frozen base in bfloat16 rounds otherwise for another number of rows: by up to 2^-8 a product.
@@ -154,3 +164,11 @@ def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[b
             same = bool(alike.all()) and (same or not finite)
             finite = True
     return True, same
+
+
+def _all_equal(batch: Batch) -> bool:
+    """Whether there are several examples, and all are the same: those that mix examples would not show it."""
+    several = any(len(field) > 1 for field in batch.values())
+    return several and all(
+        bool((field.to(torch.float64) == field[:1].to(torch.float64)).all()) for field in batch.values()
+    )

@@ -53,6 +53,7 @@ class StackStep:
         self._takes_reference = takes_reference(loss)
         self._pulled = self._optimiser is not None and local.proximal > 0
         self.per_example = False  # whether the loss gives one number for each example; `probe` sets it
+        self.check: Callable[[], None] | None = None  # called where Python has run a step: did users leave something?
         self._loss = LossOf(model.module, loss)
         self._keys = ["model." + f"{name}.key".lstrip(".") for name in model.random_layers]
         self.random_keys = len(self._keys)
@@ -204,6 +205,8 @@ class CompiledStep:
 
     def _as_written(self, *given: Any) -> None:
         self.step(*given[:-1])
+        if self.step.check is not None:
+            self.step.check()
 
 
 class GraphedStep:

@@ -32,7 +32,7 @@ from ..updates import Updates
 from ..user_random import random_layer_keys
 from .agreement import check_agreement
 from .block import Block, Trained
-from .probe import MIN_ROOM, probe
+from .probe import MIN_ROOM, CannotStack, probe, vmap_reason
 from .step import SlowEngineWarning, StackStep
 from .stragglers import StragglerStreams
 
@@ -70,6 +70,7 @@ class Stacked:
         self.problem = problem = plain.problem if problem is None else problem
         self._shapes = problem.model.named_shapes
         self._step = StackStep(problem.model, problem.loss, problem.local)
+        self._step.check = problem.isolation.after_step
         found = probe(problem, plain.made_up, self._step)
         self._paddable, bytes_a_user = found.paddable, found.bytes_a_user
         self._check_agreement(plain)
@@ -83,7 +84,9 @@ class Stacked:
             longest = -(-most_examples // problem.local.batch_size) * problem.local.epochs
         bytes_a_user += 2 * longest * width * problem.examples.bytes_each  # as gathered, and in the static buffers
         self.block_size = block_size or self._choose_block_size(cohort_size, varying, bytes_a_user)
-        self.reason = ""  # why not in a faster way, if there is one
+        # Why not in a faster way, if there is one.
+        unseen = "; batches of other lengths run apart, as all examples of the trial are equal: give a trial_batch"
+        self.reason = unseen if found.unknown else ""
         self._stragglers: StragglerStreams | None = None
         if compiled:
             self._stragglers = StragglerStreams(
@@ -120,8 +123,11 @@ class Stacked:
             by_gradient.per_example = self._step.per_example
             check_agreement(self.problem, plain.made_up, by_gradient, padded=self._paddable)
         except RuntimeError as error:
-            if isinstance(error, CliplineError) or self.problem.device.type != "cuda":
+            if isinstance(error, CliplineError):
                 raise
+            if self.problem.device.type != "cuda":
+                reason = vmap_reason(error)
+                raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             unknown = f"a stacked step could not be compared with plain ones before training ({reason})"
             warnings.warn(unknown, SlowEngineWarning, stacklevel=2)
@@ -261,7 +267,10 @@ class Stacked:
                 fatal = isinstance(error, IsolationError) or not users_own(error)
                 if fatal or self.problem.on_error == "raise" or self._stragglers is not None:
                     raise  # a graphed step cannot fail because of a user's examples
-                parts += [self._train_single(requests, block.of_users(np.array([i]))) for i in range(len(block.users))]
+                # Made anew: a model may have written into its batches, or its random keys, before it failed.
+                for one in (slice(i, i + 1) for i in range(len(block.users))):
+                    (again,) = self._prepare(requests, block.users[one], block.owners[one], block.places[one])
+                    parts.append(self._train_single(requests, again))
         if versions != [request.params._version for request in requests]:
             raise ModuleError("the round's parameters changed while users trained: train on the model that is given")
         return parts
@@ -301,8 +310,10 @@ class Stacked:
                     stacks = [(slice(0, len(block.users)), stack)]
                 else:
                     stacks = self._stragglers.train(block.steps, self._step.complete(first), *arguments)
-            finally:
-                problem.isolation.after_stack()
+            except BaseException:
+                problem.isolation.after_failure()
+                raise
+            problem.isolation.after_stack()
         return Trained(block, first, [(part, stack[: len(first)]) for part, stack in stacks])
 
     def _train_eagerly(
@@ -329,13 +340,11 @@ class Stacked:
                 kept = places[:width] < counts[run, step, None]
                 self.problem.isolation.seed(key)
                 arguments = [piece[run] for piece in stack], random_keys[run, step], batch, kept, rates[run]
-                if run.stop - run.start > 1:
-                    self._step(*arguments)
-                    continue
                 # Libraries use other routines, with other rounding, for a stack of one: run a single user twice.
-                doubled: Any = tree_map(_doubled, arguments)
-                self._step(*doubled)
-                for piece, moved in zip(arguments[0], doubled[0], strict=True):
+                doubled: Any = tree_map(_doubled, arguments) if run.stop - run.start == 1 else None
+                self._step(*(doubled or arguments))
+                self.problem.isolation.after_step()
+                for piece, moved in zip(arguments[0], doubled[0], strict=True) if doubled else ():
                     piece.copy_(moved[:1])
 
     def _plan_steps(
