@@ -1,5 +1,9 @@
 """A stacked step that gives another result than plain ones is refused before any user is looked at."""
 
+import math
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from samples import (
@@ -20,7 +24,7 @@ from clipline import LocalSGD
 from clipline.engine.choose import choose_trainer
 from clipline.engine.one_by_one import OneByOne
 from clipline.engine.single_step.trainer import SingleStep
-from clipline.engine.stacked.agreement import WrongStack
+from clipline.engine.stacked.agreement import WrongStack, compare_neighbours, other_last_batch
 from clipline.engine.stacked.step import SlowEngineWarning, StackStep
 from clipline.engine.stacked.trainer import Stacked
 from clipline.streams import Streams
@@ -183,3 +187,21 @@ def _with_reduction(right, spoil):
             self.local = local
 
     return spoiled
+
+
+@pytest.mark.parametrize(("moved", "refused"), [(2e-6, False), (2e-4, True), (math.nan, True)])
+def test_rounding_of_a_gradient_near_zero_is_no_neighbours_doing(moved, refused):
+    """Of a bias before a norm layer, say: 1e-7 where the whole gradient is 10. A tenth of 10 times 1e-4 is let pass."""
+    problem = SimpleNamespace(model=SimpleNamespace(vector=torch.zeros(1), module=nn.Linear(1, 1)))
+    weight, bias = torch.tensor([[6.0], [8.0], [1.0]]).double(), torch.full((3, 1), 1e-7).double()
+    moves = {"weight": (weight, weight), "bias": (bias, bias + torch.tensor([[moved], [0.0], [5.0]]))}
+    with pytest.raises(WrongStack, match="'bias' of one user otherwise") if refused else nullcontext():
+        compare_neighbours(problem, moves)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, where an index out of range ends the process")
+def test_on_a_gpu_the_last_user_gets_data_that_somebody_has():
+    batch = {"x": torch.tensor([[1.0], [2.0]]), "words": torch.tensor([[3], [4]], dtype=torch.uint16)}
+    other = other_last_batch({name: field.cuda() for name, field in batch.items()}, math.nan)
+    assert other["x"].tolist() == [[1.0], [1.0]]
+    assert other["words"].tolist() == [[3], [3]]

@@ -118,16 +118,26 @@ def other_last(factor: float, values: Tensor) -> Tensor:
 
 
 def other_last_batch(batch: Batch, factor: float) -> Batch:
-    """`other_last` of each field."""
-    return {name: other_last(factor, field) for name, field in batch.items()}
+    """`other_last` of each field. On a GPU the last user has the first one's data instead, unless the factor is 1.
+
+    A model may make an index of a number, and one out of range ends the process there.
+    """
+    if factor == 1 or all(field.device.type == "cpu" for field in batch.values()):
+        return {name: other_last(factor, field) for name, field in batch.items()}
+    others = {name: field.clone() for name, field in batch.items()}
+    for field in others.values():
+        field[-1].copy_(field[0])
+    return others
 
 
 def compare_neighbours(problem: Problem, moves: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Refuse with `WrongStack` if users but the last move otherwise, (users, ...), where that one has other data."""
     tolerance = max(_ROUNDING, 8 * torch.finfo(problem.model.vector.dtype).eps)
+    lengths = {name: float(one[:-1].norm()) for name, (one, _) in moves.items()}
+    whole = math.hypot(*filter(math.isfinite, lengths.values()))
     for name, (one, other) in moves.items():
-        length, off = float(one[:-1].norm()), float((one[:-1] - other[:-1]).norm())
-        if math.isfinite(length) and not off <= tolerance * length:
+        length, off = lengths[name], float((one[:-1] - other[:-1]).norm())
+        if math.isfinite(length) and not off <= tolerance * max(length, _FLOOR * whole):
             raise WrongStack(
                 f"a stacked step of made-up users moves parameter {name!r} of one user otherwise where another has "
                 f"other data (by {off:.3g}, and it moves by {length:.3g}), so that "
