@@ -27,7 +27,7 @@ from clipline.engine.stacked import step, vmap_layers
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
 from clipline_round import training as even_training
 
-EVERYTHING = FastParts(compile_c=True, keep_freed_memory=True)
+EVERYTHING = FastParts(compile_c=True, keep_freed_memory=True, compiled_steps="always")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ def measured(part: str, bench: Bench, device: str, used: bool) -> float:
     """Median milliseconds of a round in this process."""
     fast = EVERYTHING
     if hasattr(EVERYTHING, part):
-        fast = replace(EVERYTHING, **{part: used})
+        off = "never" if part == "compiled_steps" else False
+        fast = EVERYTHING if used else replace(EVERYTHING, **{part: off})
     elif not used:
         _without(part)
     options = {"fast": fast, "workers": bench.workers if device == "cpu" else 1, "precision": bench.precision}
@@ -90,7 +91,7 @@ def measured(part: str, bench: Bench, device: str, used: bool) -> float:
         sizes = uneven_users.stack_overflow_sizes(np.random.default_rng(1))
         made = synthetic.training(bench.task, sizes, bench.users, device=device, **options)
     else:
-        made = even_training(bench.task, bench.users, bench.rounds + 4, device, options)
+        made = even_training(bench.task, bench.users, device, options)
     with made.backend.running():
         return 1e3 * synthetic.seconds_a_round(made, bench.rounds)[0]
 

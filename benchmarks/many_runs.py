@@ -37,7 +37,7 @@ def main() -> None:
     task = clipline.task_named("handwriting")
     base = replace(
         task.settings, population_size=3000, cohort_size=wanted.cohort_size, rounds=wanted.rounds, device=wanted.device,
-        engine="stacked", evaluate_every=wanted.rounds,
+        engine="stacked", compiled_steps="always", evaluate_every=wanted.rounds,
     )  # fmt: skip
     loaded = task.load(base)
     settings = [replace(base, seed=seed) for seed in range(wanted.runs)]

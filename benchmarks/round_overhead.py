@@ -99,7 +99,7 @@ def main() -> None:
     gpu, rows = wanted.device.startswith("cuda"), []
     for task in wanted.tasks.split(","):
         count = wanted.rounds or (50 if gpu else 2)
-        made = training(task, wanted.users, 10**6, wanted.device, {"precision": wanted.precision})
+        made = training(task, wanted.users, wanted.device, {"precision": wanted.precision})
         with made.backend.running():
             whole, steps = (on_a_gpu if gpu else on_cores)(made, count)
         rows.append((task, f"{1e3 * whole:.2f}", f"{1e3 * steps:.2f}", f"{100 * (1 - steps / whole):.1f}%"))

@@ -15,6 +15,7 @@ from workload import NOISE_MULTIPLIER, SERVER_MOMENTUM, WORKLOADS, user_fields
 
 import clipline
 from clipline.engine.parallel.forked import usable_cores
+from clipline.tasks.paper_facts import FACTS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rounds import Rounds, flat_training
@@ -33,8 +34,8 @@ def options_of(pairs: list[str]) -> dict[str, Any]:
     return {key: value_of(value) for key, _, value in (pair.partition("=") for pair in pairs)}
 
 
-def training(task: str, users: int, rounds: int, device: str, options: dict[str, Any]) -> clipline.Training:
-    """Every user in every round, as in the other systems."""
+def training(task: str, users: int, device: str, options: dict[str, Any]) -> clipline.Training:
+    """A training of the paper's length with every user in every round, as in the other systems."""
     work = WORKLOADS[task]
     everyone = [user_fields(task, user) for user in range(users)]
     fields = {name: np.concatenate([user[name] for user in everyone]) for name in everyone[0]}
@@ -42,7 +43,7 @@ def training(task: str, users: int, rounds: int, device: str, options: dict[str,
     settings = clipline.task_named(task).settings
     loaded = importlib.import_module(f"clipline.tasks.{task}").build(settings, population, population)
     usual: dict[str, Any] = {
-        "rounds": rounds,
+        "rounds": FACTS[task].rounds,
         "cohort_size": users,
         "local": clipline.LocalSGD(work.client_lr, work.batch_size, reduction=loaded.reduction),
         "row_fields": loaded.row_fields,
@@ -61,9 +62,7 @@ def main() -> None:
     """Serve rounds."""
     wanted = protocol.arguments()
     clock = protocol.Clock()
-    made = training(
-        wanted.task, wanted.users, wanted.warmups + wanted.rounds, wanted.device, options_of(wanted.options)
-    )
+    made = training(wanted.task, wanted.users, wanted.device, options_of(wanted.options))
     rounds = Rounds(made)
     cuda = wanted.device.startswith("cuda")
     with made.backend.running():

@@ -334,6 +334,10 @@ class Settings:
         "Compile C code for parameters of which a user touches few rows (so_lr on cores); needs cc.", COMPUTE,
         default=False, way_out="true needs a C compiler",
     )  # fmt: skip
+    compiled_steps: str = setting(
+        "On a GPU: compile the step of many users; auto where a training is long enough to gain from it.", COMPUTE,
+        default="auto", choices=("auto", "always", "never"),
+    )  # fmt: skip
     stored_programs: bool = setting(
         "On a GPU: store compiled programs for later processes, in CLIPLINE_CACHE_DIR or ~/.cache/clipline.", COMPUTE,
         default=True, way_out="false compiles in every process",

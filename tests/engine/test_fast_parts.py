@@ -22,11 +22,20 @@ from clipline.streams import Streams
 NAMES = [field.name for field in fields(FastParts)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+SWITCHES = [name for name in NAMES if name != "compiled_steps"]
+
+
+@pytest.mark.parametrize("name", SWITCHES)
 @pytest.mark.parametrize("value", [1, "yes", None])
 def test_a_switch_is_true_or_false(name, value):
     with pytest.raises(SettingError, match=f"{name}={value!r} must be [Tt]rue or [Ff]alse"):
         FastParts(**{name: value})
+
+
+@pytest.mark.parametrize("value", [True, False, None, "yes"])
+def test_steps_are_compiled_always_never_or_where_it_pays(value):
+    with pytest.raises(SettingError, match=r"compiled_steps=.* must be one of auto, always, never"):
+        FastParts(compiled_steps=value)
 
 
 def test_what_reaches_beyond_the_training_is_off_unless_asked_for():
@@ -45,7 +54,8 @@ def test_a_run_is_the_same_with_a_part_turned_over(name, engine):
         )
         return training.run()
 
-    usual, turned = run(FastParts()), run(FastParts(**{name: not getattr(FastParts(), name)}))
+    other = "never" if name == "compiled_steps" else not getattr(FastParts(), name)
+    usual, turned = run(FastParts()), run(FastParts(**{name: other}))
     torch.testing.assert_close(turned.state.params, usual.state.params, rtol=1e-11, atol=1e-12)
     assert turned.guarantee == usual.guarantee
 

@@ -18,7 +18,9 @@ class FastParts:
     system's C compiler, the other changes how the whole process allocates memory.
     """
 
-    compiled_steps: bool = True  # on a GPU: one compiled program, replayed as CUDA graphs; off: vmap, step by step
+    # On a GPU: "always" one compiled program, replayed as CUDA graphs; "auto" where a training is long enough to gain
+    # from it, else its steps are recorded as they are written; "never" vmap, step by step.
+    compiled_steps: str = declared("compiled_steps")
     kept_programs: bool = (
         True  # on a GPU: a program that was compiled in this process serves every training of its shape
     )
@@ -36,5 +38,5 @@ class FastParts:
         check_declared(self)
         for field in fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, bool):
+            if field.name != "compiled_steps" and not isinstance(value, bool):
                 raise refuse(f"fast parts: {field.name}", value, "True or False", "leave it out for the default")

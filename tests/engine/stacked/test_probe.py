@@ -103,8 +103,8 @@ def test_a_base_in_bfloat16_may_round_otherwise_for_another_number_of_rows(dtype
 
 
 def test_a_probe_counts_the_operations_of_a_step():
-    few = probed(plain(linear_model()))[0].operations
-    many = probed(plain(Mixed().double(), features=16))[0].operations
+    few = probed(plain(linear_model()))[0].work.operations
+    many = probed(plain(Mixed().double(), features=16))[0].work.operations
     assert 10 < few < many
 
 

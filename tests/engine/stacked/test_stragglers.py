@@ -78,6 +78,8 @@ def steps_of(lengths):
         ([50, 40] + [30] * 6 + [9] * 16, {1: (0, 2), 0: (2, 24)}),
         ([50] * 8 + [9] * 16, {0: (0, 24)}),  # more than have room apart
         ([50, 9], {0: (0, 2)}),  # no more than have room apart
+        ([12, 12] + [1] * 22, {1: (0, 2), 0: (2, 24)}),
+        ([11, 11] + [1] * 22, {0: (0, 24)}),  # too few steps to be worth a second group
         ([0, 0, 0], {0: (0, 3)}),
     ],
 )

@@ -19,6 +19,7 @@ from ...packed_field import Field
 
 FILLS = ("mixed", "zeros", "ones")
 _SPREADS = (0.0, 0.02, 0.05)  # stddev of the noise added to the initial parameters: more makes recurrences chaotic
+_DRAWN = 1_000_003  # numbers of that noise: a prime, so that rows of a matrix differ
 
 
 def made_up(
@@ -79,8 +80,9 @@ def parameters_to_try(initial: Tensor) -> Iterator[Tensor]:
     """The initial parameters, and those plus noise: an initial zero may hide what the trial looks for."""
     generator = torch.Generator().manual_seed(2021)
     for spread in _SPREADS:
-        noise = torch.randn(len(initial), generator=generator, dtype=torch.float32)
-        yield initial + spread * noise.to(initial)
+        # Repeated after a prime number: millions of numbers take a core longer than the trial takes a GPU.
+        noise = torch.randn(min(len(initial), _DRAWN), generator=generator, dtype=torch.float32).to(initial)
+        yield initial + spread * noise.repeat(-(-len(initial) // _DRAWN))[: len(initial)]
 
 
 def _values(shape: tuple[int, ...], dtype: np.dtype[Any], fill: str, rng: np.random.Generator) -> NDArray[Any]:

@@ -196,7 +196,7 @@ class BoundProgram:
             if before is None:
                 raise UnfinishedStepError(
                     f"a program failed in its first run ({type(error).__name__}) and may have moved weights, which are "
-                    "too large to be kept twice: start again, with FastParts(compiled_steps=False)"
+                    "too large to be kept twice: start again, with FastParts(compiled_steps='never')"
                 ) from error
             for tensor, value in zip(inputs, before, strict=False):
                 tensor.copy_(value)

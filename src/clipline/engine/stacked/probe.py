@@ -7,10 +7,8 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import CliplineError, ModuleError
 from ...federated.local_sgd import Batch, per_example
@@ -19,6 +17,7 @@ from ..isolation.guard import users_own
 from ..isolation.made_up_data import parameters_to_try
 from ..problem import Problem
 from ..sparse.row_fields import RowUsage, starting_params
+from .compile_gain import CountWork, StepWork
 from .step import StackStep
 from .vmap_layers import Bypass
 
@@ -45,7 +44,7 @@ class Probed:
     paddable: bool  # whether a batch may be padded without changing the result
     unknown: bool  # whether that cannot be told, as all synthetic examples are equal: it is not padded then
     bytes_a_user: int
-    operations: int  # of torch in a step
+    work: StepWork  # of one step
 
 
 def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackStep) -> Probed:
@@ -68,7 +67,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
     first |= problem.model.personal_pieces(problem.model.initial_personal.unsqueeze(0))
     stack = [piece.expand(2, *piece.shape[1:]).clone() for piece in stack_step.complete(first).values()]
     on_gpu = problem.device.type == "cuda"
-    operations = _Operations()  # type: ignore[no-untyped-call]
+    counting = CountWork(users=2)
     before = torch.cuda.memory_allocated(problem.device) if on_gpu else 0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(problem.device)
@@ -94,7 +93,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
                 warnings.filterwarnings("error", message=".*performance drop.*")
                 stack_step(stack, random_keys, like, mask, 1.0)
             problem.isolation.after_step()
-            with Bypass(), operations:  # type: ignore[no-untyped-call]
+            with Bypass(), counting:  # type: ignore[no-untyped-call]
                 stack_step(stack, random_keys, like, mask, 1.0)
             if generators_state() != states_before:
                 raise CannotStack(
@@ -112,18 +111,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
                 reason = "gradient checkpointing has no version for a stack"  # as Hugging Face models name it
             raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
     peak = torch.cuda.max_memory_allocated(problem.device) if on_gpu else 0
-    return Probed(paddable and not unknown, unknown, max(1, (peak - before) // 2), operations.count)
-
-
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts torch's operations."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """`func`, counted."""
-        self.count += 1
-        return func(*args, **(kwargs or {}))
+    return Probed(paddable and not unknown, unknown, max(1, (peak - before) // 2), counting.work)
 
 
 def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[bool, bool]:

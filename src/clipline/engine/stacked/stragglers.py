@@ -30,6 +30,7 @@ except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent els
 
 _STRAGGLER_PART = 12  # a twelfth of a block, the users with most steps, are the stragglers
 _UNEVEN = 0.8  # split only if the rest need less than 80% of the longest user's steps
+_MANY_STEPS = 12  # split only from so many steps on: fewer end before launching a second group has paid
 
 
 class StragglerStreams:
@@ -106,7 +107,8 @@ class StragglerStreams:
     def _parted(self, steps: Steps) -> dict[int, slice]:
         """The users of each group: 1 the stragglers, 0 the rest. Users come with the most steps first."""
         lengths, end = (steps.counts > 0).sum(axis=1), self._capacities[1]
-        if end == 0 or end >= len(lengths) or lengths[end] >= _UNEVEN * lengths[0]:
+        few = end == 0 or end >= len(lengths) or lengths[0] < _MANY_STEPS
+        if few or lengths[end] >= _UNEVEN * lengths[0]:
             return {0: slice(0, len(lengths))}
         return {1: slice(0, end), 0: slice(end, len(lengths))}
 

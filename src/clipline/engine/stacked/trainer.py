@@ -32,6 +32,7 @@ from ..updates import Updates
 from ..user_random import random_layer_keys
 from .agreement import check_agreement
 from .block import Block, Trained
+from .compile_gain import WORTH_S
 from .probe import MIN_ROOM, CannotStack, probe, vmap_reason
 from .step import SlowEngineWarning, StackStep
 from .stragglers import StragglerStreams
@@ -74,9 +75,14 @@ class Stacked:
         found = probe(problem, plain.made_up, self._step)
         self._paddable, bytes_a_user = found.paddable, found.bytes_a_user
         self._check_agreement(plain)
+        saved = math.inf  # by compiling, where that is for us to decide
         if compiled is None:
+            if problem.fast.compiled_steps == "auto":
+                saved = found.work.seconds_saved(cohort_size, problem.rounds)
             small = problem.local.batch_size * problem.examples.bytes_each <= _MAX_GRAPHED_BATCH
-            compiled = problem.fast.compiled_steps and problem.device.type == "cuda" and self._paddable and small
+            compiled = (
+                problem.fast.compiled_steps != "never" and problem.device.type == "cuda" and self._paddable and small
+            )
         longest, batch_size = 0, problem.local.batch_size
         width = int(padded_width(np.array([problem.local.max_examples or batch_size]), batch_size)[0])
         if compiled:  # static buffers hold the largest user
@@ -87,6 +93,8 @@ class Stacked:
         # Why not in a faster way, if there is one.
         unseen = "; batches of other lengths run apart, as all examples of the trial are equal: give a trial_batch"
         self.reason = unseen if found.unknown else ""
+        if compiled and saved < WORTH_S:
+            self.reason += f"; compiling would save about {saved:.1g} s of {problem.rounds:,} rounds"
         self._stragglers: StragglerStreams | None = None
         if compiled:
             self._stragglers = StragglerStreams(
@@ -98,7 +106,7 @@ class Stacked:
                 programs=Programs(
                     kept=problem.fast.kept_programs, stored=problem.fast.stored_programs, notices=problem.notices
                 ),
-                compiled=found.operations <= _MOST_TRACED,
+                compiled=saved >= WORTH_S and found.work.operations <= _MOST_TRACED,
             )
 
     @property

@@ -39,6 +39,7 @@ _OF_SHAPE = (
     "engine",
     "precision",
     "compile_c",
+    "compiled_steps",
     "stored_programs",
     "workers",
 )
