@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.func import functional_call, stack_module_state, vmap
+from torch.library import opcheck
 
 from clipline.engine.kernels import convolution, lstm, lstm_cuda
 from clipline.engine.layers import MatrixLSTM
+from clipline.engine.stacked import vmap_axis
 
 DOUBLE = torch.float64
 USERS = 3
@@ -32,9 +34,13 @@ def relative(ours, expected):
     return float((ours.detach().double().cpu() - expected).norm() / expected.norm())
 
 
+@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("mask", LSTM_MASKS.values(), ids=LSTM_MASKS)
-def test_a_stack_of_recurrences_equals_each_alone_written_out(mask):
-    layers, stack = stack_of(lambda: MatrixLSTM(5, 4).to(DOUBLE))
+def test_a_stack_of_recurrences_equals_each_alone_written_out(monkeypatch, mask, padded):
+    if padded:  # as on a GPU; hidden size 5 becomes 6 in the product that makes the gradient of the weights
+        monkeypatch.setattr(vmap_axis, "PADDED_ON", ("cpu",))
+        monkeypatch.setattr(vmap_axis, "_WIDE", 5)
+    layers, stack = stack_of(lambda: MatrixLSTM(5, 5).to(DOUBLE))
     inputs = torch.randn(USERS, 2, 7, 5, dtype=DOUBLE, requires_grad=True)
     outputs = vmap(lambda p, x: functional_call(layers[0], p, (x, mask)))(stack, inputs)
     weights = torch.randn_like(outputs)
@@ -46,6 +52,19 @@ def test_a_stack_of_recurrences_equals_each_alone_written_out(mask):
         torch.testing.assert_close(ours[0][user], expected[0][user])
         for gradient, theirs in zip(ours[1:], expected[1:], strict=True):
             torch.testing.assert_close(gradient[user], theirs)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("weight_type", [torch.bfloat16, torch.float32])
+def test_the_backward_pass_is_laid_out_as_the_compiler_is_told(monkeypatch, padded, weight_type):
+    if padded:
+        monkeypatch.setattr(vmap_axis, "PADDED_ON", ("cpu",))
+        monkeypatch.setattr(vmap_axis, "_WIDE", 5)
+    outputs, gates = (torch.randn(USERS, 3, 2, width, dtype=torch.bfloat16) for width in (5, 20))
+    cells, weight = torch.randn(USERS, 3, 2, 5), torch.randn(USERS, 20, 5, dtype=weight_type)
+    active = torch.ones(USERS, 3, 2, dtype=torch.bool)
+    checks = "test_schema", "test_faketensor"
+    opcheck(lstm.stacked_lstm_backward, (outputs, outputs, gates, cells, weight, active), test_utils=checks)
 
 
 def test_a_stack_of_recurrences_in_bfloat16_is_near_that_in_float64():

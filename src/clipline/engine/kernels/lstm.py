@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..precision import kernels_in_use
-from ..stacked.vmap_axis import users_first
+from ..stacked.vmap_axis import product_width, users_first
 from . import lstm_cuda
 
 try:
@@ -92,8 +92,10 @@ def stacked_lstm_backward(
             )
     else:
         grad_gate_inputs = _lstm_loop_backward(grad, outputs, gates, cells, weight, active)
-    previous = torch.cat([torch.zeros_like(outputs[:, :1]), outputs[:, :-1]], dim=1)
-    grad_weight = torch.bmm(grad_gate_inputs.flatten(1, 2).transpose(1, 2), previous.flatten(1, 2))
+    hidden = outputs.shape[3]
+    previous = outputs.new_zeros(*outputs.shape[:3], product_width(hidden, outputs))
+    previous[:, 1:, :, :hidden] = outputs[:, :-1]
+    grad_weight = torch.bmm(grad_gate_inputs.flatten(1, 2).transpose(1, 2), previous.flatten(1, 2))[..., :hidden]
     return grad_gate_inputs, grad_weight.to(weight.dtype)
 
 
@@ -101,7 +103,11 @@ def stacked_lstm_backward(
 def _(
     grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor]:
-    return gates.new_empty(gates.shape), weight.new_empty(weight.shape)
+    _, height, hidden = weight.shape
+    wide = product_width(hidden, outputs)
+    if wide == hidden or weight.dtype != gates.dtype:
+        return gates.new_empty(gates.shape), weight.new_empty(weight.shape)
+    return gates.new_empty(gates.shape), weight.new_empty_strided(weight.shape, (height * wide, wide, 1))
 
 
 def _lstm_loop_backward(

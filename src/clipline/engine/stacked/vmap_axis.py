@@ -1,4 +1,4 @@
-"""Helpers for operations that may run under vmap: whether they do, and which axis counts users."""
+"""Helpers for operations that may run under vmap: whether they do, which axis counts users, widths that suit a GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..precision import kernels_in_use
+
+PADDED_ON = ("cuda",)  # devices whose products are much slower where a side is no multiple of 16 bytes
+_GRAIN = 16  # bytes
+_WIDE = 512  # numbers: a shorter side does not repay the padding
 
 
 def is_batched(*tensors: Tensor) -> bool:
@@ -33,3 +39,16 @@ def needs_gradient(tensor: Tensor) -> bool:
 def users_first(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
     """The tensor with the users' axis first; expanded if all users share it."""
     return tensor.movedim(dim, 0) if dim is not None else tensor.expand(info.batch_size, *tensor.shape)
+
+
+def product_width(width: int, like: Tensor) -> int:
+    """To how many numbers a long side of a product is to be padded with zeros; the plain way is not to.
+
+    Switch: `FastParts.kernels`.
+    Held equal by: tests/engine/stacked/test_vmap_layers.py, tests/engine/kernels/test_lstm.py.
+    Buys: MEASURED_LATER
+    """
+    grain = _GRAIN // like.element_size()
+    if width < _WIDE or like.device.type not in PADDED_ON or not kernels_in_use():
+        return width
+    return -(-width // grain) * grain

@@ -30,7 +30,7 @@ from ..kernels.group_norm import normalised
 from ..user_random import UserRandom
 from .attention import explicit_attention
 from .sequence_layers import replace_sequence_layer
-from .vmap_axis import in_vmap, is_batched, needs_gradient, users_first
+from .vmap_axis import in_vmap, is_batched, needs_gradient, product_width, users_first
 
 LIBRARY_IS_FAST = ("cpu",)  # devices where torch's grouped convolution of a stack is faster than patches
 
@@ -389,4 +389,9 @@ def _(rows: Tensor, weight: Tensor) -> Tensor:
 
 @product.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], rows: Tensor, weight: Tensor) -> tuple[Tensor, int]:
-    return stacked_product(users_first(info, in_dims[0], rows), users_first(info, in_dims[1], weight)), 0
+    rows, weight = users_first(info, in_dims[0], rows), users_first(info, in_dims[1], weight)
+    out = weight.shape[1]
+    wide = product_width(out, weight)
+    if wide == out:
+        return stacked_product(rows, weight), 0
+    return stacked_product(rows, F.pad(weight, (0, 0, 0, wide - out)))[..., :out], 0
