@@ -59,7 +59,8 @@ def count(model: nn.Module, batch: Batch) -> Counts:
 def build(settings: TrainSettings, population: Population, test: Population) -> LoadedTask:
     """The task on these users."""
     make = partial(initialised, CharacterNet)
-    return LoadedTask(population, make, loss, evaluator(count, test, str(settings.evaluate_on), batch_size=500))
+    evaluate = evaluator(count, test, str(settings.evaluate_on), batch_size=500, gpu_batch_size=4000)
+    return LoadedTask(population, make, loss, evaluate)
 
 
 TASK = paper_task(

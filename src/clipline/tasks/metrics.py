@@ -15,7 +15,7 @@ from ..federated.local_sgd import Batch
 from ..federated.population import Population
 from ..training.evaluation import EvaluateModel
 
-_GPU_BATCH = 2000  # examples: 1.6 GB of logits of so_nwp
+GPU_BATCH = 2000  # examples: 1.6 GB of logits of so_nwp
 # A metric of a batch: numerator and denominator, each summed over batches. Without a denominator it is a plain sum.
 Counts = Mapping[str, tuple[Tensor, Tensor | int | None]]
 
@@ -26,12 +26,14 @@ def evaluator(
     part: str,
     *,
     batch_size: int,
+    gpu_batch_size: int = GPU_BATCH,
     max_examples: int | None = None,
 ) -> EvaluateModel:
     """The metrics over the examples of `held_out(test, part)`: summed numerators over summed denominators, or 0 over 0.
 
     On "validation" and "original" only the first `max_examples` examples count. Batches have `batch_size` examples on
-    CPU cores, and more on a GPU, which is not filled by so few.
+    CPU cores. A GPU is not filled by so few, and every operation that is launched for a batch holds up the rounds that
+    train meanwhile: it takes `gpu_batch_size`, as many as its memory has room for.
     """
     rows = held_out(test, part)
     kept: dict[torch.device, Batch] = {}  # examples stay on the device from one evaluation to the next
@@ -41,7 +43,7 @@ def evaluator(
     def evaluate(model: nn.Module) -> Mapping[str, float]:
         sums: dict[str, list[tuple[Tensor, Tensor | int | None]]] = defaultdict(list)
         like = next(model.parameters())
-        size = batch_size if like.device.type == "cpu" else max(batch_size, _GPU_BATCH)
+        size = batch_size if like.device.type == "cpu" else gpu_batch_size
         for batch in batches(test, rows, size, like, kept):
             for name, pair in count(model, batch).items():
                 sums[name].append(pair)  # added up at the end, so that the host does not wait for the device in between

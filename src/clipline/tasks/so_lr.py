@@ -65,7 +65,9 @@ def build(settings: TrainSettings, population: Population, test: Population) -> 
     """The task on these users. Of a user's posts the first 1000 are taken, then shuffled."""
     make = partial(initialised, TagRegression)
     part = str(settings.evaluate_on)
-    evaluate = evaluator(count, test, part, batch_size=500, max_examples=VALIDATION_POSTS)
+    evaluate = evaluator(
+        count, test, part, batch_size=500, gpu_batch_size=VALIDATION_POSTS, max_examples=VALIDATION_POSTS
+    )
     return LoadedTask(population, make, loss, evaluate, reduction="sum", row_fields={"tags.weight": "words"})
 
 

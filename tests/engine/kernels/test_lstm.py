@@ -37,7 +37,7 @@ def relative(ours, expected):
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("mask", LSTM_MASKS.values(), ids=LSTM_MASKS)
 def test_a_stack_of_recurrences_equals_each_alone_written_out(monkeypatch, mask, padded):
-    if padded:  # as on a GPU; hidden size 5 becomes 6 in the product that makes the gradient of the weights
+    if padded:  # as on a GPU; hidden size 5 becomes 8 in the product that makes the gradient of the weights
         monkeypatch.setattr(vmap_axis, "PADDED_ON", ("cpu",))
         monkeypatch.setattr(vmap_axis, "_WIDE", 5)
     layers, stack = stack_of(lambda: MatrixLSTM(5, 5).to(DOUBLE))

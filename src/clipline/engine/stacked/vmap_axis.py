@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..precision import kernels_in_use
 
-PADDED_ON = ("cuda",)  # devices whose products are much slower where a side is no multiple of 16 bytes
-_GRAIN = 16  # bytes
+PADDED_ON = ("cuda",)  # devices whose products are much slower where a side is no multiple of 32 bytes
+_GRAIN = 32  # bytes
 _WIDE = 512  # numbers: a shorter side does not repay the padding
 
 
