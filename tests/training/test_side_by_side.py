@@ -55,6 +55,23 @@ def test_each_of_many_runs_is_what_it_would_be_alone():
         assert [t for n, t in seen if n == number] == list(range(variant.get("rounds", 3)))
 
 
+def test_the_next_round_of_all_runs_is_trained_before_any_clip_of_it_is_read():
+    """On a GPU reading the clip waits for the round before: training is launched first, as in a run alone."""
+    read = []
+
+    class Watched:
+        def __init__(self, trainer):
+            self.trainer = trainer
+
+        def train(self, requests):
+            for block in self.trainer.train(requests):
+                read.append([request.round_index for request in requests if "clip" in vars(request)])
+                yield block
+
+    run_together([training(seed=1), training(seed=2)], unprivate_watch=Watched)
+    assert read == [[]] * 3  # a block in each of three rounds
+
+
 def test_a_run_that_ends_early_does_not_hold_up_the_others():
     results = run_together([training(seed=1, max_epsilon=1e-6), training(seed=2)])
     assert [(r.stopped, len(r.reports)) for r in results] == [("budget", 0), ("finished", 3)]

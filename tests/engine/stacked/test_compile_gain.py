@@ -1,5 +1,7 @@
 """Whether compiling pays: decided by the model, the cohort and the rounds, and by nobody's data."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from samples import Mixed, cross_entropies, flat_training, linear_model, one_by_one, population_of
@@ -10,6 +12,7 @@ from clipline.engine.fast_parts import FastParts
 from clipline.engine.stacked.compile_gain import CountWork, StepWork
 from clipline.engine.stacked.probe import probe
 from clipline.engine.stacked.step import StackStep
+from clipline.engine.stacked.trainer import Stacked
 from clipline.streams import Streams
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: only there are steps compiled")
@@ -51,6 +54,17 @@ def test_nobodys_data_decide():
     huge = {name: field * 1e30 if field.dtype.kind == "f" else field for name, field in other.fields.items()}
     strange = Population(other.offsets, huge)
     assert work_of(linear_model(), ordinary) == work_of(linear_model(), strange)
+
+
+@pytest.mark.parametrize(
+    ("heights", "expected"),
+    [([], 1), ([100], 1), ([256], 1), ([257], 2), ([2048], 2), ([2049], 3), ([10_000], 3), ([10_000, 300], 6)],
+)
+def test_each_padded_number_of_rows_is_a_program_that_has_to_pay(heights, expected):
+    """256, 2048 and 16,384 rows, or as many as the parameter has."""
+    shapes = {f"weight{number}": (height, 5) for number, height in enumerate(heights)}
+    stack = SimpleNamespace(_shapes=shapes, problem=SimpleNamespace(row_fields=dict.fromkeys(shapes, "words")))
+    assert Stacked._most_programs(stack) == expected
 
 
 def on_gpu(rounds, compiled_steps):

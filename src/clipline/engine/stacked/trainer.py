@@ -93,7 +93,8 @@ class Stacked:
         # Why not in a faster way, if there is one.
         unseen = "; batches of other lengths run apart, as all examples of the trial are equal: give a trial_batch"
         self.reason = unseen if found.unknown else ""
-        if compiled and saved < WORTH_S:
+        pays = saved >= WORTH_S * self._most_programs()
+        if compiled and not pays:
             self.reason += f"; compiling would save about {saved:.1g} s of {problem.rounds:,} rounds"
         self._stragglers: StragglerStreams | None = None
         if compiled:
@@ -106,7 +107,7 @@ class Stacked:
                 programs=Programs(
                     kept=problem.fast.kept_programs, stored=problem.fast.stored_programs, notices=problem.notices
                 ),
-                compiled=saved >= WORTH_S and found.work.operations <= _MOST_TRACED,
+                compiled=pays and found.work.operations <= _MOST_TRACED,
             )
 
     @property
@@ -123,6 +124,11 @@ class Stacked:
     def programs(self) -> ProgramCounts:
         """What has been compiled and recorded so far."""
         return ProgramCounts() if self._stragglers is None else self._stragglers.programs.counts
+
+    def _most_programs(self) -> int:
+        """How many programs the steps may need: one for each padded number of rows, see `_group_by_room`."""
+        heights = [self._shapes[name][0] for name in self.problem.row_fields]
+        return math.prod(1 + max(0, math.ceil(math.log(height / MIN_ROOM, 8))) for height in heights)
 
     def _check_agreement(self, plain: OneByOne) -> None:
         """Refuse a stack that would train wrongly. Where a GPU has no room or no plain step to compare with, say so."""

@@ -46,7 +46,7 @@ def product_width(width: int, like: Tensor) -> int:
 
     Switch: `FastParts.kernels`.
     Held equal by: tests/engine/stacked/test_vmap_layers.py, tests/engine/kernels/test_lstm.py.
-    Buys: MEASURED_LATER
+    Buys: so_nwp on an H200, 100 real users: 101 ms of kernels a round without, 87 with (docs/results/performance.md).
     """
     grain = _GRAIN // like.element_size()
     if width < _WIDE or like.device.type not in PADDED_ON or not kernels_in_use():
