@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pytest
 import torch
@@ -136,7 +137,33 @@ def test_a_checkpoint_is_written_beside_the_rounds_and_the_newest_comes_next(tmp
     assert load_checkpoint(path).round_index == 1
 
 
+def test_where_checkpoints_come_fast_the_latest_waits_and_flush_does_not(tmp_path, monkeypatch):
+    """Writing for 0.1 s leaves 4 s for the rounds; all of these come in less."""
+    written, first_done = [], threading.Event()
+
+    def slowly(path, tensors, metadata):
+        time.sleep(0.1)
+        written.append(int(metadata["round_index"]))
+        first_done.set()
+
+    monkeypatch.setattr(checkpoint, "_write", slowly)
+    writer = CheckpointWriter(tmp_path / "c")
+    first, *more = states(5)
+    writer.write(first)
+    assert first_done.wait(20)
+    for state in more:
+        writer.write(state)
+    assert written == [1]  # none of the others in the pause, which lasts longer than this test
+    writer.flush()
+    assert written == [1, 5]
+    monkeypatch.setattr(checkpoint, "_LONGEST_PAUSE", 0.0)
+    writer.write(first)
+    writer.close()
+    assert written == [1, 5, 1]
+
+
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path):
+
     (state,) = states(1)
     writer = CheckpointWriter(tmp_path / "missing" / "c")
     writer.write(state)

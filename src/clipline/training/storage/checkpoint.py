@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -29,6 +30,9 @@ from ...privacy.ledger import Ledger
 _VERSION = "2"
 _PERSONAL = "unprivate personal."  # begins the names of tensors that are outside the release
 _CHECKSUM = re.compile("[0-9a-f]{32}")  # of which a reader learns no more than that it is another
+# The next checkpoint waits so many times as long as the last one took to write, as writing holds Python's lock and so
+# the rounds beside it; but no more seconds than somebody may lose by a power cut.
+_PAUSE, _LONGEST_PAUSE = 40, 30.0
 DATA_FINGERPRINT = "unprivate data fingerprint"  # the name of a line of circumstances that no message shows
 
 
@@ -82,7 +86,8 @@ def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> N
 class CheckpointWriter:
     """Writes checkpoints in a thread, beside the rounds that follow. If one waits when the next comes, that one goes.
 
-    What cannot be written raises its error at the next `write` or `flush`.
+    A fortieth of the time goes into writing, or half a minute lies between two: where checkpoints come faster, the
+    latest waits until then or until `flush`. What cannot be written raises its error at the next `write` or `flush`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,6 +96,7 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="clipline-checkpoint")
         self._waiting: Callable[[], None] | None = None
         self._busy: Future[None] | None = None  # until it has found nothing waiting
+        self._hurry = threading.Event()  # somebody waits
 
     def write(self, state: TrainState, circumstances: str = "", personal: PersonalStore | None = None) -> None:
         """Begin to write, as `save_checkpoint` does. The state may be of a GPU that is still at work on it."""
@@ -106,11 +112,16 @@ class CheckpointWriter:
 
     def flush(self) -> None:
         """Wait until everything is written."""
-        if (busy := self._busy) is not None:
-            busy.result()
+        self._hurry.set()
+        try:
+            if (busy := self._busy) is not None:
+                busy.result()
+        finally:
+            self._hurry.clear()
 
     def close(self) -> None:
         """Write what waits, and end the thread."""
+        self._hurry.set()
         self._thread.shutdown(wait=True)
 
     def _work(self) -> None:
@@ -120,7 +131,9 @@ class CheckpointWriter:
                 if write is None:
                     self._busy = None
                     return
+            begun = time.perf_counter()
             write()
+            self._hurry.wait(min(_PAUSE * (time.perf_counter() - begun), _LONGEST_PAUSE))
 
     def _write(self, tensors: Mapping[str, Tensor], metadata: dict[str, str], ready: torch.cuda.Event | None) -> None:
         if ready is None:
