@@ -61,6 +61,7 @@ def page() -> str:
 
     rows = comparisons(read(sorted(RESULTS.glob("*.jsonl"))))
     parts = {
+        "answer": tables.answer(rows),
         "top": tables.top(rows),
         "sizes": tables.sizes(rows),
         "paper": tables.at_paper_rounds(rows, {name: facts.rounds for name, facts in FACTS.items()}),

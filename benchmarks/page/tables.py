@@ -15,8 +15,9 @@ NO_BREAK, NO_BREAK_HYPHEN, LINE = "\u00a0", "\u2011", "\u2028"  # in cells; a li
 PAPER_USERS = 100  # in a round
 PAPER = """## At the paper's rounds
 
-Whole trainings on real users, 100 a round, continued to the paper's rounds. Both systems are estimated: clipline by the
-mean of the later half of the rounds that it did, pfl-research by the seconds of its batches. The start counts once."""
+Whole trainings on real users, 100 a round, of the paper's rounds. Where a system did not do all of them (≈) the rest is
+estimated: clipline's by the mean of the later half of the rounds that it did, pfl-research's by the seconds of its
+batches."""
 # Sentences that stand on the page where a table has what they explain.
 PROCESSOR = """
 - *(processor)*: seconds of one core that was at work, not of the clock, which other work on the machine disturbed more;
@@ -26,6 +27,26 @@ SECOND_START = """*Second start*: once more in a new process, which finds the co
 start without any. """
 NO_SECOND_START = "Every process starts without compiled programs. "
 GOAL = 50  # times pfl-research, whole trainings at the paper's rounds on a GPU
+
+
+def answer(rows: Sequence[Comparison]) -> str:
+    """How fast it is, in a sentence for each machine."""
+    said = []
+    for machine in dict.fromkeys(row.machine for row in rows):
+        of = [row for row in rows if row.machine == machine and row.times("real") is not None]
+        if not of:
+            continue
+        ratios = [ratio for row in of if (ratio := row.times("real")) is not None]
+        ours = [row.trainings["real", OURS] for row in of]
+        rounds = sorted(int(one.turns[-1]["rounds"]) for one in ours)
+        taken = sorted(one.seconds for one in ours)
+        on = f"On {'an' if 'NVIDIA' in machine else ''} {short(machine)}".replace("  ", " ")
+        said.append(
+            f"{on} whole trainings on real users, {rounds[0]:,} to {rounds[-1]:,} rounds, take clipline "
+            f"{seconds(taken[0])} to {seconds(taken[-1])}, and pfl-research **{_times(min(ratios))} to "
+            f"{_times(max(ratios))} times** as long."
+        )
+    return " ".join(said)
 
 
 def top(rows: Sequence[Comparison]) -> str:
@@ -138,7 +159,7 @@ def parts(rows: Sequence[Comparison]) -> str:
     head = ["machine", "task", "users", "system", "whole, s", "rounds done", "start, s", "first round, s",
             "later round, s", "threads", "processor, s", "load", "arithmetic", "versions", "date, commit"]  # fmt: skip
     lines = [
-        [short(row.machine), f"`{row.task}`", data, NAMES[system], *_process(turn)]
+        [short(row.machine), f"`{row.task}`", data, NAMES[system], *_process(turn, whole=system != SECOND)]
         for row in rows
         for (data, system), one in row.trainings.items()
         for turn in one.turns
@@ -158,9 +179,10 @@ def notes(rows: Sequence[Comparison]) -> dict[str, str]:
     }
 
 
-def _process(turn: Record) -> list[str]:
+def _process(turn: Record, whole: bool) -> list[str]:
+    """Without the whole of a second start, which does few rounds and shows how soon they begin."""
     return [
-        f"{turn['seconds']:.1f}",
+        f"{turn['seconds']:.1f}" if whole else "",
         f"{turn['rounds_done']} of {turn['rounds']}",
         f"{turn['start_s']:.1f}",
         f"{turn['first_round_s']:.3f}",
@@ -183,7 +205,8 @@ def at_paper_rounds(rows: Sequence[Comparison], rounds: dict[str, int]) -> str:
             continue
         ours, pfl = (_continued(one, rounds[row.task]) for one in both if one is not None)
         reached = "yes" if pfl / ours >= GOAL else "no"
-        cells = [short(row.machine), f"`{row.task}`", f"{rounds[row.task]:,}", seconds(ours), seconds(pfl)]
+        taken = [_about(one, rounds[row.task]) for one in both if one is not None]
+        cells = [short(row.machine), f"`{row.task}`", f"{rounds[row.task]:,}", *taken]
         lines.append([*cells, _times(pfl / ours), reached])
     head = ["machine", "task", "rounds", "clipline", "pfl-research", "times", f"at least {GOAL}"]
     return f"{PAPER}\n\n{table(head, lines)}" if lines else ""
@@ -191,6 +214,11 @@ def at_paper_rounds(rows: Sequence[Comparison], rounds: dict[str, int]) -> str:
 
 def _can_go_on(one: Training) -> bool:
     return all(turn["device"] == "cuda" and turn["users"] == PAPER_USERS for turn in one.turns)
+
+
+def _about(one: Training, rounds: int) -> str:
+    done = not one.estimated and int(one.turns[-1]["rounds"]) == rounds
+    return ("" if done else "≈ ") + seconds(_continued(one, rounds))
 
 
 def _continued(one: Training, rounds: int) -> float:

@@ -141,7 +141,9 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> str:
     known = list(choices)
     if isinstance(value, str) and value in known:
         return value
-    raise refuse(name, value, f"one of {', '.join(known)}", nearest(value, known))
+    meant = nearest(value, known)
+    way_out = meant if meant.endswith("?") else f"take {known[0]}, say"  # the list stands in the limit already
+    raise refuse(name, value, f"one of {', '.join(known)}", way_out)
 
 
 def nearest(value: object, known: Iterable[str]) -> str:

@@ -114,6 +114,27 @@ def test_turns_are_medians_and_a_failure_does_not_replace_a_result():
     assert only_row([*turns, shorter]).trainings["real", "clipline"].seconds == 2
 
 
+def test_the_page_begins_with_how_fast_it_is():
+    from page import tables
+
+    row = only_row([training("clipline", 20, rounds=1500), training("pfl", 640, rounds=1500)])
+    assert tables.answer([row]) == (
+        "On here whole trainings on real users, 1,500 to 1,500 rounds, take clipline 20 s to 20 s, and pfl-research "
+        "**32 to 32 times** as long."
+    )
+    assert tables.answer([only_row([training("clipline", 20)])]) == ""  # nothing to compare with
+
+
+def test_of_a_second_start_only_the_start_is_shown():
+    from page import tables
+
+    parts = {"start_s": 4.2, "first_round_s": 2.0, "later_round_s": 0.1, "rounds_done": 10, "versions": "clipline 0"}
+    first, second = (training(system, 31.5, **parts) for system in ("clipline", "second"))
+    text = tables.parts([only_row([first, second])])
+    assert [line.count("31.5") for line in text.splitlines()[2:]] == [1, 0]
+    assert text.count("| 4.2 |") == 2
+
+
 def test_empty_cells_have_their_reason():
     from page import tables
 
@@ -129,6 +150,11 @@ def test_trainings_are_continued_to_the_papers_rounds():
     from page import tables
 
     row = only_row([training("clipline", 20, usual_round_s=0.1), training("pfl", 100, usual_round_s=9.0)])
-    assert "| here | `so_lr` | 1,500 | 169 s | 225 min | 80 | yes |" in tables.at_paper_rounds([row], {"so_lr": 1500})
+    text = tables.at_paper_rounds([row], {"so_lr": 1500})
+    assert "| here | `so_lr` | 1,500 | ≈ 169 s | ≈ 225 min | 80 | yes |" in text
+    done = {"rounds": 1500, "usual_round_s": 0.01}
+    whole = only_row([training("clipline", 20, **done), training("pfl", 2000, **done)])
+    text = tables.at_paper_rounds([whole], {"so_lr": 1500})
+    assert "| here | `so_lr` | 1,500 | 20 s | ≈ 33 min | 100 | yes |" in text  # ours did them all
     few = only_row([training("clipline", 20, usual_round_s=0.1, users=4), training("pfl", 100, usual_round_s=9.0)])
     assert tables.at_paper_rounds([few], {"so_lr": 1500}) == ""
