@@ -141,7 +141,7 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> str:
     known = list(choices)
     if isinstance(value, str) and value in known:
         return value
-    meant = nearest(value, known)
+    meant = nearest(value, known) if isinstance(value, str) else ""
     way_out = meant if meant.endswith("?") else f"take {known[0]}, say"  # the list stands in the limit already
     raise refuse(name, value, f"one of {', '.join(known)}", way_out)
 

@@ -126,6 +126,7 @@ class Problem:
         """The same problem for all the runs of `others`, in their order."""
         shared = copy.copy(self)
         shared.runs = [run for other in others for run in other.runs]
+        shared.rounds = max(other.rounds for other in others)
         shared.notices = Notices([other.notices for other in others])
         return shared
 

@@ -6,6 +6,7 @@ from samples import Uncompiled
 from torch import nn
 
 from clipline import LocalSGD
+from clipline.engine.precision import kernels_switched
 from clipline.engine.programs import inductor, program_cache
 from clipline.engine.programs.notices import Notices
 from clipline.engine.programs.program_cache import Programs
@@ -82,6 +83,14 @@ def test_another_loss_or_another_width_is_another_program(compilations):
     assert after_a_step(loss=push) == [-3.0, -3.0]
     assert after_a_step(width=3) == [3.0, 3.0]
     assert len(compilations) == 3
+
+
+def test_a_training_without_our_kernels_has_programs_of_its_own(compilations):
+    """They lay out results otherwise: a product that is padded for a GPU, say."""
+    assert after_a_step() == [3.0, 3.0]
+    with kernels_switched(False):
+        assert after_a_step() == after_a_step() == [3.0, 3.0]
+    assert len(compilations) == 2
 
 
 def test_weights_that_are_not_trained_are_no_part_of_a_program_and_each_training_has_its_own(compilations):

@@ -15,6 +15,7 @@ from clipline.engine.stacked.step import StackStep
 from clipline.engine.stacked.trainer import Stacked
 from clipline.streams import Streams
 
+POPULATION = population_of([5, 3, 8], 6)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: only there are steps compiled")
 
 
@@ -31,6 +32,32 @@ def test_bytes_are_counted_of_operations_that_a_compiler_joins():
         torch.bmm(added.view(2, 1, 3), matrix)  # a view moves nothing, and a product is a kernel of its own
         values.sum()  # reads 24 bytes and writes 4: 14 a user
     assert counting.work == StepWork(4, (36, 14))
+
+
+class Neighbours(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+        self.register_buffer("graph", torch.eye(6).to_sparse())
+
+    def forward(self, values):
+        return self.out(values @ self.graph.to_dense())
+
+
+def test_sparse_tensors_are_no_obstacle():
+    """Their bytes are not known, and do not count."""
+    assert work_of(Neighbours(), population_of([5, 3, 8], 6)).operations > 0
+
+
+def test_of_runs_side_by_side_the_longest_decides():
+    problems = [
+        flat_training(
+            linear_model(), cross_entropies, POPULATION, rounds=rounds, cohort_size=2, local=LocalSGD(0.3, 4), seed=0,
+            noise_multiplier=1.0, delta=0.1,
+        ).problem
+        for rounds in (2, 900, 5)
+    ]  # fmt: skip
+    assert problems[0].side_by_side(problems).rounds == 900
 
 
 def test_what_is_saved_is_a_quarter_of_the_time_to_move_the_bytes_twenty_steps_a_round():

@@ -557,6 +557,10 @@ def test_another_engine_and_other_routines_are_refused_by_name(tmp_path):
     with pytest.raises(RunError, match="'engine in use: Stacked' then, 'engine in use: OneByOne' now"):
         run.resume(tmp_path / "r")
     run = training()
+    run.trainer.compiles = True  # as on a GPU, where another trial batch may decide otherwise
+    with pytest.raises(RunError, match="'engine in use: Stacked' then, 'engine in use: Stacked, compiled' now"):
+        run.resume(tmp_path / "r")
+    run = training()
     run.one_by_one._library = object()  # as where a parameter has row_fields
     with pytest.raises(RunError, match="'C routines: not in use' then, 'C routines: in use' now"):
         run.resume(tmp_path / "r")

@@ -33,6 +33,7 @@ from torch.fx import GraphModule
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import tree_leaves
 
+from ..precision import kernels_in_use
 from . import inductor
 from .inductor import Compiled, Version
 from .notices import Notices
@@ -243,6 +244,7 @@ def fingerprint(graph: GraphModule, arguments: Sequence[Any], constants: Sequenc
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_dtype(),
         [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")],
+        kernels_in_use(),  # decides how the results of our operations are laid out
     )
     digest.update(repr(flags).encode())  # the compiler may write any of them into its kernels
     return digest.hexdigest()

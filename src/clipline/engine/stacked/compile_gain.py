@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -62,7 +63,7 @@ class CountWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operations += 1
         if _joinable(func):
             tensors = [one for one in tree_leaves((args, kwargs, result)) if isinstance(one, Tensor)]
-            self._joined.append(sum(one.nbytes for one in tensors) // self._users)
+            self._joined.append(sum(one.nbytes for one in tensors if one.layout == torch.strided) // self._users)
         return result
 
 

@@ -95,7 +95,8 @@ class Stacked:
         self.reason = unseen if found.unknown else ""
         pays = saved >= WORTH_S * self._most_programs()
         if compiled and not pays:
-            self.reason += f"; compiling would save about {saved:.1g} s of {problem.rounds:,} rounds"
+            self.reason += f"; compiling would save about {saved:.1f} s of {problem.rounds:,} rounds"
+        self.compiles = bool(compiled) and pays and found.work.operations <= _MOST_TRACED  # as it is made, on a GPU
         self._stragglers: StragglerStreams | None = None
         if compiled:
             self._stragglers = StragglerStreams(
@@ -107,7 +108,7 @@ class Stacked:
                 programs=Programs(
                     kept=problem.fast.kept_programs, stored=problem.fast.stored_programs, notices=problem.notices
                 ),
-                compiled=pays and found.work.operations <= _MOST_TRACED,
+                compiled=self.compiles,
             )
 
     @property

@@ -174,8 +174,9 @@ def where_it_ran(training: Training) -> dict[str, str]:
 
 
 def _in_use(training: Training) -> tuple[str, bool]:
-    """Which trainer is in use, and whether it runs routines compiled from C, which round otherwise."""
-    return type(training.trainer).__name__, training.one_by_one.runs_c
+    """Which trainer is in use, and whether it runs routines compiled from C; what is compiled rounds otherwise."""
+    compiles = getattr(training.trainer, "compiles", False)  # a trial batch has a say in it, and may be another
+    return type(training.trainer).__name__ + ", compiled" * compiles, training.one_by_one.runs_c
 
 
 def _attributes(part: object) -> dict[str, Any]:
