@@ -8,6 +8,7 @@ import shlex
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
@@ -44,7 +45,7 @@ def sales(clipline, tmp_path):
     gaps = [{**row, "visits": "", "when": ""} if number % 10 == 0 else row for number, row in enumerate(ROWS)]
     write_csv(tmp_path / "sales.csv", gaps)
     table = pa.Table.from_pylist(ROWS)
-    table = table.set_column(1, "when", pa.compute.cast(table["when"], pa.date32()))
+    table = table.set_column(1, "when", pc.cast(table["when"], pa.date32()))
     pa.parquet.write_table(table, tmp_path / "sales.parquet")
     (tmp_path / "sales.jsonl").write_text("".join(json.dumps({**row, "when": 3}) + "\n" for row in ROWS))
     numbers = {name: np.array([row[name] for row in ROWS]) for name in ("customer", "visits", "share", "late", "kind")}
