@@ -60,19 +60,26 @@ def test_of_runs_side_by_side_the_longest_decides():
     assert problems[0].side_by_side(problems).rounds == 900
 
 
-def test_what_is_saved_is_a_quarter_of_the_time_to_move_the_bytes_twenty_steps_a_round():
+def test_what_is_saved_is_a_quarter_of_the_time_to_move_the_bytes_in_every_step():
+    """A round is taken to have as many steps as 400 examples make, or as many as a user may have."""
     large = StepWork(1, (6_000_000,))  # 100 users: 0.6 GB at 3 TB/s, 0.2 ms
-    assert large.seconds_saved(users=100, rounds=1000) == pytest.approx(0.25 * 0.2e-3 * 20 * 1000)
+    local = LocalSGD(0.1, batch_size=20)  # 20 steps
+    assert large.seconds_saved(100, 1000, local) == pytest.approx(0.25 * 0.2e-3 * 20 * 1000)
+    assert large.seconds_saved(100, 1000, LocalSGD(0.1, 4)) == pytest.approx(0.25 * 0.2e-3 * 100 * 1000)
+    assert large.seconds_saved(100, 1000, LocalSGD(0.1, 1000)) == pytest.approx(0.25 * 0.2e-3 * 1000)
+    capped = LocalSGD(0.1, 20, epochs=3, max_examples=50)  # 3 steps in each of 3 epochs
+    assert large.seconds_saved(100, 1000, capped) == pytest.approx(0.25 * 0.2e-3 * 9 * 1000)
     small = StepWork(3, (4, 4, 4))  # not less than the launch of three operations, 2 us each
-    assert small.seconds_saved(users=100, rounds=1000) == pytest.approx(0.25 * 6e-6 * 20 * 1000)
+    assert small.seconds_saved(100, 1000, local) == pytest.approx(0.25 * 6e-6 * 20 * 1000)
 
 
 def test_larger_models_more_users_and_more_rounds_save_more():
     few, many = work_of(linear_model(), population_of([5, 3, 8], 6)), work_of(Mixed().double(), population_of([5], 16))
+    local = LocalSGD(0.1, 4)
     assert few.operations < many.operations
-    assert few.seconds_saved(10**5, 100) < many.seconds_saved(10**5, 100)
-    assert many.seconds_saved(10**6, 100) > many.seconds_saved(10**5, 100)
-    assert many.seconds_saved(100, 300) == pytest.approx(3 * many.seconds_saved(100, 100))
+    assert few.seconds_saved(10**5, 100, local) < many.seconds_saved(10**5, 100, local)
+    assert many.seconds_saved(10**6, 100, local) > many.seconds_saved(10**5, 100, local)
+    assert many.seconds_saved(100, 300, local) == pytest.approx(3 * many.seconds_saved(100, 100, local))
 
 
 def test_nobodys_data_decide():

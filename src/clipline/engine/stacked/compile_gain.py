@@ -1,7 +1,7 @@
 """Whether compiling a step pays: what it would save in a whole training, against the time that the compiler takes.
 
 A compiler joins operations that read and write the same numbers. What that saves is estimated from the operations of
-one step on made-up users, so it depends on the model, the number of users and the number of rounds, never on anybody's
+one step on made-up users, so it depends on the model, the number of users, rounds and batches, never on anybody's
 data or on a clock: a training that is run again, or resumed, takes the same way. Where it saves little, steps run as
 they are written, recorded as CUDA graphs all the same, and training begins at once.
 
@@ -14,6 +14,7 @@ rounds of handwriting: 42.0 and 23.5. A round is slower: 4.7 ms compiled, 7.8 as
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +24,14 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ...federated.local_sgd import LocalTraining
+
 # Products, convolutions and operations of our own are one kernel each, compiled or not.
 _KERNELS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward")
 _LAUNCH_S = 2e-6  # of a small operation in a recording
 _BANDWIDTH = 3e12  # bytes a second of an operation on large tensors, on an H200
 _SAVED = 0.25  # of the time of operations that can be joined: as measured for emnist_cr, shakespeare and so_lr
-_STEPS = 20  # of a round, whoever the users are
+_EXAMPLES = 400  # of the longest user of a round, whoever the users are: as many steps has the round
 WORTH_S = 4.5  # seconds that each program has to save in a whole training: it takes 5 to 20 to compile
 
 
@@ -39,10 +42,11 @@ class StepWork:
     operations: int
     joined: tuple[int, ...]
 
-    def seconds_saved(self, users: int, rounds: int) -> float:
+    def seconds_saved(self, users: int, rounds: int, local: LocalTraining) -> float:
         """About how much time compiling saves in so many rounds of so many users on a large GPU."""
         step = sum(max(_LAUNCH_S, users * moved / _BANDWIDTH) for moved in self.joined)
-        return _SAVED * step * _STEPS * rounds
+        examples = min(_EXAMPLES, local.max_examples or _EXAMPLES)
+        return _SAVED * step * local.epochs * math.ceil(examples / local.batch_size) * rounds
 
 
 class CountWork(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -78,7 +78,7 @@ class Stacked:
         saved = math.inf  # by compiling, where that is for us to decide
         if compiled is None:
             if problem.fast.compiled_steps == "auto":
-                saved = found.work.seconds_saved(cohort_size, problem.rounds)
+                saved = found.work.seconds_saved(cohort_size, problem.rounds, problem.local)
             small = problem.local.batch_size * problem.examples.bytes_each <= _MAX_GRAPHED_BATCH
             compiled = (
                 problem.fast.compiled_steps != "never" and problem.device.type == "cuda" and self._paddable and small
