@@ -397,11 +397,10 @@ def test_free_text_is_read_by_a_function_of_the_file_in_training_and_in_predicti
     assert code == 0, err
     expected = [[0, 4, 1], [1, 7, 1], [2, 10, 1]]  # good, so good, so so good
     assert cl.load("run", model="mine.py").predict("t.csv")[:3].tolist() == expected
-    code, _, err = mine("predict", "run", "--model", "mine.py", "--data", "t.csv", "--out", "p.npz")
+    code, _, err = mine("predict", "run", "--model", "mine.py", "--data", "t.csv", "--out", "p.jsonl")
     assert code == 0, err
-    with np.load(tmp_path / "p.npz") as predicted:
-        (name,) = predicted.files
-        assert predicted[name][:3].tolist() == expected
+    lines = (tmp_path / "p.jsonl").read_text().splitlines()
+    assert [list(json.loads(line).values()) for line in lines[:3]] == expected
 
 
 def test_halves_of_the_test_users_are_measured_apart(mine, tmp_path):
