@@ -61,8 +61,8 @@ def _for_model(table: NoiseTable, explain: bool) -> list[str]:
         ratio = cell.noise_norm(parameters)
         return ratio_text(ratio) + _MARKS[verdict(ratio)]
 
-    legend = ", ".join(f"{_MARKS[word]} {word}".strip() + _range(word) for word in Verdict)
-    lines = [f"  noise on the mean update of {parameters:,} parameters, in clips:"]
+    legend = ", ".join(f"{_MARKS[word].strip() or 'no mark:'} {word}" + _range(word) for word in Verdict)
+    lines = [f"  noise on the mean update of {parameters:,} parameters, in clips (the longest that an update may be):"]
     lines += _explained(explain, "no mean update is longer than one clip, which it is where all users agree")
     lines += [*_grid(table, norm, explain), f"    {legend}", ""]
     found = {rounds: table.least_feasible(rounds) for rounds in table.rounds}
