@@ -31,7 +31,7 @@ _KERNELS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backwar
 _LAUNCH_S = 2e-6  # of a small operation in a recording
 _BANDWIDTH = 3e12  # bytes a second of an operation on large tensors, on an H200
 _SAVED = 0.25  # of the time of operations that can be joined: as measured for emnist_cr, shakespeare and so_lr
-_EXAMPLES = 400  # of the longest user of a round, whoever the users are: as many steps has the round
+_EXAMPLES = 400  # that the longest user of a round is taken to have: they decide how many steps the round has
 WORTH_S = 4.5  # seconds that each program has to save in a whole training: it takes 5 to 20 to compile
 
 
