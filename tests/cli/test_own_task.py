@@ -287,7 +287,6 @@ def test_a_file_may_define_a_task(mine, tmp_path):
             "fields='x' must be a list of columns in COLUMNS of",
         ),
         ("SETTINGS = {", "COLUMNS = {'fields': ['z']}\nSETTINGS = {", "has no field 'z'"),
-        ("SETTINGS = {", "COLUMNS = {'text': 'x'}\nSETTINGS = {", "text='x' must be a function of a list of texts in"),
         ("SETTINGS = {", "COLUMNS = {'categories': {'y': [0]}}\nSETTINGS = {", "was made with other categories of 'y'"),
         ('"noise_multiplier": 0.8, ', "", "epsilon=None and noise_multiplier=None, but one of them must be set"),
     ],
@@ -381,26 +380,6 @@ def test_a_table_is_read_as_the_file_says_in_training_and_in_prediction(mine, tm
     assert code == 0, err
     # Not listed is 1, the first of January is 0, and a gap is 7.
     assert cl.load("run", model="mine.py").predict("t.csv")[:2].tolist() == [[1, 0, 7], [0, 1, 1]]
-
-
-def test_free_text_is_read_by_a_function_of_the_file_in_training_and_in_prediction(mine, tmp_path):
-    rows = [f"{user},{'so ' * (user % 4)}good,{user % 2}" for user in range(60)]
-    (tmp_path / "t.csv").write_text("\n".join(["user,note,y", *rows]) + "\n")
-    columns = (
-        "import numpy\n\ndef counted(texts):\n"
-        "    return numpy.array([[text.count('so'), len(text), 1.0] for text in texts])\n\n"
-        'COLUMNS = {"text": counted}\n'
-    )
-    text = TASK.replace('batch["x"]', 'batch["note"]') + '\n\ndef predict(model, batch):\n    return batch["note"]\n'
-    (tmp_path / "mine.py").write_text(columns + text)
-    code, _, err = mine("train", "mine.py", "--data", "t.csv", "--user-column", "user", *FLAGS)
-    assert code == 0, err
-    expected = [[0, 4, 1], [1, 7, 1], [2, 10, 1]]  # good, so good, so so good
-    assert cl.load("run", model="mine.py").predict("t.csv")[:3].tolist() == expected
-    code, _, err = mine("predict", "run", "--model", "mine.py", "--data", "t.csv", "--out", "p.jsonl")
-    assert code == 0, err
-    lines = (tmp_path / "p.jsonl").read_text().splitlines()
-    assert [list(json.loads(line).values()) for line in lines[:3]] == expected
 
 
 def test_halves_of_the_test_users_are_measured_apart(mine, tmp_path):

@@ -50,7 +50,6 @@ class SavedModel:
     classes: str | Sequence[str] | None = field(default=None, repr=False)  # see `load`
     ways_out: WaysOut = field(default=PYTHON, repr=False)  # in the caller's words
     personal: bool = False  # whether it holds parameters of one user, which the guarantee does not cover
-    text: Callable[[Sequence[str]], Any] | None = field(default=None, repr=False)  # of the task's file, see `predict`
 
     def __str__(self) -> str:
         return f"{self.guarantee}{_WITH_PERSONAL if self.personal else ''}"
@@ -79,14 +78,13 @@ class SavedModel:
         has the types that it had there (the codes of categories are int64).
 
         A column of text needs the function `text` that the training's population was made with, as in
-        `Population.from_dataframe`: functions are not stored. Left out, it is that of `COLUMNS` in the task's file.
+        `Population.from_dataframe`: functions are not stored.
 
         The function `predict` of `load` or of the task's file is asked. Without one the model is called: with the
         fields that the arguments of its `forward` name, else with the only field there is.
         """
         check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")
         trained: Mapping[str, Any] = self.card.get("fields", {})
-        text = self.text if text is None else text
         new = arrays_of(data, list(trained), only=_ONLY, options=described(self.card), text=text, keep=keep)
         arrays, unread = new.fields, new.unread
         if _ONLY in arrays and self.function is not None:
@@ -255,7 +253,7 @@ def load_for(
         ) from None
     trained = _moved(module, device).eval()
     function = predict or code.predict
-    return SavedModel(trained, card.guarantee, card.metrics, card.entries, function, classes, ways_out, text=code.text)
+    return SavedModel(trained, card.guarantee, card.metrics, card.entries, function, classes, ways_out)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], CheckedCard]:

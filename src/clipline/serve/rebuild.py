@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,6 @@ class Code:
     make: Callable[[], nn.Module]
     predict: Callable[[nn.Module, Batch], Tensor | Mapping[str, Tensor]] | None = None
     label: str | None = None  # the field that is predicted, if that is known
-    text: Callable[[Sequence[str]], Any] | None = None  # what makes numbers of texts, if the task's file has it
 
 
 def code_of(task: Mapping[str, Any], named: str | None, folder: Path, ways_out: WaysOut = PYTHON) -> Code:

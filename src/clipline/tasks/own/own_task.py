@@ -34,7 +34,7 @@ from .task_file import TaskFile, file_checksum
 Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]  # name -> (examples,) numbers
 
 TEST_SHARE = 0.1  # of the users of a single store or a table are measured on and not trained on
-_COLUMNS = ("fields", "text", *(field.name for field in fields(ColumnOptions)))
+_COLUMNS = ("fields", *(field.name for field in fields(ColumnOptions)))
 _MINE = ("data", "user_column", "evaluate_on")
 _NOT_HERE = [name for name, declared in SETTINGS.items() if declared.some_tasks and name not in _MINE]
 _BATCH = 500  # examples to measure at once
@@ -100,8 +100,8 @@ def own_model(task: str) -> tuple[nn.Module, list[str]]:
     return model, [name for pattern in _personal_in(file) for name in fnmatch.filter(names, pattern)]
 
 
-def model_of(task: str, way_out: str) -> tuple[Callable[[], nn.Module], Any, str | None, Any]:
-    """What makes a task's model, its `predict(model, batch)`, `LABEL` and function of texts, or None. The file is run.
+def model_of(task: str, way_out: str) -> tuple[Callable[[], nn.Module], Any, str | None]:
+    """What makes the model of a task's file, its `predict(model, batch)` and its `LABEL`, or None. The file is run.
 
     `way_out` ends the message where the file makes a `Task` itself.
     """
@@ -109,8 +109,7 @@ def model_of(task: str, way_out: str) -> tuple[Callable[[], nn.Module], Any, str
     if file.makes_task:
         raise SettingError(f"task={task!r} defines TASK, whose model cannot be made without its data: {way_out}")
     label = file.value("LABEL")
-    text = columns_in(file).get("text")
-    return file.make_model(), file.optional("predict"), label if isinstance(label, str) else None, text
+    return file.make_model(), file.optional("predict"), label if isinstance(label, str) else None
 
 
 def columns_in(file: TaskFile) -> dict[str, Any]:
@@ -122,12 +121,8 @@ def columns_in(file: TaskFile) -> dict[str, Any]:
     chosen = columns.get("fields", ())
     if isinstance(chosen, str) or not all(isinstance(one, str) for one in chosen):
         raise refuse("fields", chosen, f"a list of columns in COLUMNS of {file.path!r}", 'write "fields": ["km"]')
-    text = columns.get("text")
-    if text is not None and not callable(text):
-        limit = f"a function of a list of texts in COLUMNS of {file.path!r}"
-        raise refuse("text", text, limit, "see docs/own_model.md, or list its words under categories")
     with in_keys_of(file.path):
-        ColumnOptions.of({name: value for name, value in columns.items() if name not in ("fields", "text")})  # checks
+        ColumnOptions.of({name: value for name, value in columns.items() if name != "fields"})  # checks them
     return columns
 
 

@@ -48,7 +48,8 @@ class RunDirectory(Callback):
     `Training.run` calls a run directory before them. A checkpoint comes after every round that was evaluated and every
     `checkpoint_every` rounds, and is written while the next rounds train; where they come so fast that writing would
     hold up the rounds, only the latest is, some seconds later. Where the noise comes from the system it is written
-    after every round, before anything else, since such a round cannot be run again with the same result.
+    with every round that is reported, before the next report, since such a round cannot be run again with the same
+    result: one that was released and not stored yet is run again with other noise, and charged again.
 
     `facts` (name -> text) are stored with the model and in the title of the figure; one called `measured_on` says whom
     the metrics are about. `metric` is the one to draw, the first if left out. `same` (name -> value) is what else must
