@@ -38,5 +38,5 @@ class FastParts:
         check_declared(self)
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "compiled_steps" and not isinstance(value, bool):
+            if "setting" not in field.metadata and not isinstance(value, bool):
                 raise refuse(f"fast parts: {field.name}", value, "True or False", "leave it out for the default")

@@ -30,7 +30,7 @@ except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent els
 
 _STRAGGLER_PART = 12  # a twelfth of a block, the users with most steps, are the stragglers
 _UNEVEN = 0.8  # split only if the rest need less than 80% of the longest user's steps
-_MANY_STEPS = 12  # split only from so many steps on: fewer end before launching a second group has paid
+_MANY_STEPS = 12  # split only from so many steps on: a second group is more to launch (not measured by itself)
 
 
 class StragglerStreams:
