@@ -18,13 +18,15 @@ from safetensors.numpy import load_file
 from clipline.tasks import task_named
 from clipline.tasks.settings import read_toml
 
-# A machine that goes down when the first round has been written.
+# A machine that goes down when the first round has been written, its checkpoint too, which a thread writes.
 CRASHING = """
 import os, sys
 from clipline.training.storage.run_directory import RunDirectory
 write = RunDirectory.on_round
 def write_and_crash(self, *given):
     write(self, *given)
+    if hasattr(self, "_checkpoints"):
+        self._checkpoints.flush()
     os._exit(9)
 RunDirectory.on_round = write_and_crash
 from clipline.cli import main
@@ -52,8 +54,8 @@ def corrected() -> tuple[Answer, float | None]:
             return crashed, None
         shutil.copytree(folder / "run", folder / "again")
         first = clipline_command(folder, "train", "--resume", "run", "--json")
-        if first.code:
-            return first, None
+        if first.code:  # else every refusal would look like the one that is wanted
+            raise RuntimeError(f"a crashed run cannot be resumed as it was: {first.last}")
         train = folder / "posts" / "train"
         tags = np.load(train / "field.tags.npy")
         tags[0] = (tags[0] + 1) % 500
