@@ -31,6 +31,14 @@ def _by_triton(values: Tensor) -> bool:
     return values.device.type == "cuda" and block_sums is not None and kernels_in_use()
 
 
+def broadcast(first: Tensor, piece: Tensor) -> None:
+    """Write first (1 or users, *shape) into piece (users, *shape): what users start from."""
+    if len(first) == 1 and _by_triton(piece):
+        block_sums.spread(first.reshape(-1), piece.view(len(piece), -1))
+    else:
+        piece.copy_(first)
+
+
 def _column_chunks(values: Tensor) -> Iterator[slice]:
     """Slices of the columns of values (users, width), as many as should be converted at a time."""
     step = max(256, (_CACHED if values.device.type == "cpu" else _CHUNK) // max(1, len(values)))

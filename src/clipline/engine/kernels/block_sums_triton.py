@@ -27,7 +27,7 @@ def spread(before: Tensor, values: Tensor) -> None:
     _spread[grid](before, values, users, width, values.stride(0), 1024, 8, num_warps=4)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["users"])  # or it would be compiled again for multiples of 16
 def _spread(before, values, users, width, stride, BLOCK: tl.constexpr, USERS: tl.constexpr):
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(before + column, mask=column < width)
@@ -50,7 +50,7 @@ def add_scaled(values: Tensor, scale: Tensor, total: Tensor, before: Tensor | No
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["users"])
 def _add_scaled(
     values, before, scale, total, users, width, stride, start_stride,
     SUBTRACT: tl.constexpr, BLOCK: tl.constexpr, USERS: tl.constexpr,

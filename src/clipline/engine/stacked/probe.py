@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ...errors import CliplineError, ModuleError
 from ...federated.local_sgd import Batch, per_example
 from ..isolation.generators import generators_state, preserve_generators
 from ..isolation.guard import users_own
 from ..isolation.made_up_data import parameters_to_try
+from ..layers import PatchConv2d
+from ..prefetch import draws_on_device
 from ..problem import Problem
-from ..sparse.row_fields import RowUsage, starting_params
+from ..programs.kernels_ahead import compile_ahead
+from ..sparse.row_fields import RowUsage, TouchedRows, build_updates, starting_params
+from ..updates import broadcast
 from .compile_gain import CountWork, StepWork
-from .step import StackStep
+from .step import Arguments, StackStep
 from .vmap_layers import Bypass
 
 MIN_ROOM = 256  # rows: users are padded to this times a power of eight; each size is a program of its own
@@ -68,6 +75,9 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
     stack = [piece.expand(2, *piece.shape[1:]).clone() for piece in stack_step.complete(first).values()]
     on_gpu = problem.device.type == "cuda"
     counting = CountWork(users=2)
+    if on_gpu and problem.fast.kernels and problem.fast.kernels_ahead:  # before memory is measured
+        rates = torch.ones(2, dtype=params.dtype, device=problem.device)
+        _compile_kernels(problem, stack_step, (stack, random_keys, like, mask, rates), first, rows)
     before = torch.cuda.memory_allocated(problem.device) if on_gpu else 0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(problem.device)
@@ -112,6 +122,38 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
             raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
     peak = torch.cuda.max_memory_allocated(problem.device) if on_gpu else 0
     return Probed(paddable and not unknown, unknown, max(1, (peak - before) // 2), counting.work)
+
+
+def _compile_kernels(
+    problem: Problem,
+    stack_step: StackStep,
+    arguments: Arguments,
+    first: Mapping[str, Tensor],
+    rows: Mapping[str, TouchedRows],
+) -> None:
+    """Compile the kernels of a step, of the sums of its updates and of the noise in threads; change nothing."""
+    stack, shapes = arguments[0], problem.model.named_shapes
+
+    def step() -> None:
+        if not any(isinstance(part, nn.Conv2d | PatchConv2d | nn.GroupNorm) for part in problem.model.module.modules()):
+            return  # the others have few kernels
+        with preserve_generators(), problem.arithmetic():
+            problem.isolation.seed(0)
+            try:
+                stack_step(*tree_map_only(Tensor, Tensor.clone, arguments))
+            finally:
+                problem.isolation.after_failure()
+
+    def sums() -> None:
+        copies = [piece.clone() for piece in stack[: len(shapes)]]
+        for piece, before in zip(copies, first.values(), strict=False):
+            broadcast(before, piece)
+        updates = build_updates(copies, first, shapes, rows)
+        updates.norms()
+        totals = torch.zeros(1, problem.model.dim, dtype=torch.float64, device=problem.device)
+        updates.add_to(totals, torch.ones(len(updates), dtype=torch.float64, device=problem.device))
+
+    compile_ahead(step, sums, partial(draws_on_device, problem))
 
 
 def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[bool, bool]:

@@ -19,14 +19,9 @@ from torch import Tensor
 
 from ...federated.local_sgd import Batch
 from ..batches import Steps
-from ..precision import kernels_in_use
 from ..programs.program_cache import Programs
+from ..updates import broadcast
 from .step import CompiledStep, GraphedStep, StackStep
-
-try:
-    from ..kernels import block_sums_triton as block_sums
-except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
-    block_sums = None  # type: ignore[assignment]
 
 _STRAGGLER_PART = 12  # a twelfth of a block, the users with most steps, are the stragglers
 _UNEVEN = 0.8  # split only if the rest need less than 80% of the longest user's steps
@@ -163,11 +158,8 @@ def _fill(
         padding = buffer[:, :, width:]
         _copy(field[:, :, :1].transpose(0, 1).expand_as(padding), padding)  # the user's own first example
     pieces = [*enumerate(graphed.stack), *graphed.copies.items()]
-    for first, piece in ((start_params[number], piece) for number, piece in pieces):
-        if len(first) == 1 and piece.device.type == "cuda" and block_sums is not None and kernels_in_use():
-            block_sums.spread(first.reshape(-1), piece[:users].view(users, -1))
-        else:
-            piece[:users] = first
+    for number, piece in pieces:
+        broadcast(start_params[number], piece[:users])
 
 
 def _copy(source: Tensor, target: Tensor) -> None:

@@ -1,0 +1,81 @@
+"""Compiles the Triton kernels that a training needs in threads, all at once, before they are first launched.
+
+Triton compiles a kernel when it is first launched, so one after the other, and a ResNet-18 has forty. Here a step of
+synthetic users runs once more, in which the operations with many kernels are not computed: a thread runs each, which
+compiles it, and zeros stand for its result. Most of a compilation runs outside of Python's lock.
+
+Plain twin: no such step; every kernel is compiled where it is first launched.
+Switch: `FastParts.kernels_ahead`.
+Held equal by: tests/engine/programs/test_kernels_ahead.py.
+Buys: see "Starts" in docs/results/performance.md.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+# Operations of ours that launch a kernel of Triton for every shape. They read their arguments and write into nothing.
+_MANY_KERNELS = {
+    "clipline.stacked_conv",
+    "clipline.stacked_conv_pixels",
+    "clipline.stacked_conv_weight",
+    "clipline.pool",
+    "clipline.pool_backward",
+    "clipline.stacked_group_norm",
+    "clipline.stacked_group_norm_backward",
+}
+_MOST_THREADS = 16
+
+
+def compile_ahead(step: Callable[[], object], *beside: Callable[[], object]) -> None:
+    """Compile what `step` launches, and what each call `beside` it does, in threads; return when all is compiled.
+
+    What the step computes is meaningless: let it write into copies. Errors are dropped: they come again where the
+    same is run in earnest.
+    """
+    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="clipline-kernels") as threads:
+        for call in beside:
+            threads.submit(_quietly, call)
+        with suppress(Exception), warnings.catch_warnings(action="ignore"), _InThreads(threads):
+            step()
+
+
+class _InThreads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within, operations of many kernels run in threads, once for each kind of arguments, and return zeros."""
+
+    def __init__(self, threads: Executor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._threads, self._begun = threads, set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """`func`, or zeros of the form of its result."""
+        kwargs = kwargs or {}
+        if str(func).removesuffix(".default") not in _MANY_KERNELS:
+            return func(*args, **kwargs)
+        kind = str((func, tree_map_only(Tensor, _kind, (args, kwargs))))
+        if kind not in self._begun:
+            self._begun.add(kind)
+            self._threads.submit(_quietly, func, *args, **kwargs)
+        device = next(one.device for one in args if isinstance(one, Tensor))
+        meta_args, meta_kwargs = tree_map_only(Tensor, lambda one: one.to("meta"), (args, kwargs))
+        result = func(*meta_args, **meta_kwargs)
+        return tree_map_only(Tensor, lambda one: torch.zeros_like(one, device=device), result)
+
+
+def _quietly(call: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    with suppress(Exception), torch.no_grad():
+        call(*args, **kwargs)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
