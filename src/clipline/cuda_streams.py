@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -55,15 +56,17 @@ class SideStreamTensor:
 
 
 class LateScalar:
-    """A scalar on a device. Calling this reads it: waits for the work that computes it, not for later work."""
+    """A float64 (1,) on a device. Calling this reads it: waits for the work that computes it, not for later work."""
 
     def __init__(self, number: Tensor) -> None:
         self._done: torch.cuda.Event | None = None
         if number.device.type != "cuda":
             self._value = number.clone()
             return
-        self._value = torch.empty(number.shape, dtype=number.dtype, pin_memory=True).copy_(number, non_blocking=True)
+        self._value = _pinned.pop() if _pinned else torch.empty(1, dtype=torch.float64, pin_memory=True)
+        self._value.copy_(number, non_blocking=True)
         self._done = torch.cuda.current_stream(number.device).record_event()
+        weakref.finalize(self, _give_back, self._value, self._done).atexit = False
 
     def is_ready(self) -> bool:
         """Whether it can be read without waiting."""
@@ -74,6 +77,15 @@ class LateScalar:
         if self._done is not None:
             self._done.synchronize()
         return float(self._value)
+
+
+_pinned: list[Tensor] = []  # memory for scalars that nothing uses now: to allocate one takes longer than the copy
+
+
+def _give_back(value: Tensor, done: torch.cuda.Event) -> None:
+    """Keep the memory of a scalar for the next one, unless the copy into it is still to come."""
+    if done.query():  # type: ignore[no-untyped-call]
+        _pinned.append(value)
 
 
 @cache

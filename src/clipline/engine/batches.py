@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -55,10 +56,16 @@ def padded_width(sizes: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]
     The model sees the width, so nobody else's size may decide it. It is `batch_size`, or for a user with a single batch
     the smallest of batch_size / 1.4, / 2, / 2.8 ... that holds it, but not below 5: every width is a block of its own.
     """
+    widths = _widths(batch_size)
+    return np.asarray(widths[np.minimum(np.searchsorted(widths, sizes), len(widths) - 1)], np.int64)
+
+
+@cache
+def _widths(batch_size: int) -> NDArray[np.int64]:
+    """The widths that batches may be padded to, ascending."""
     halvings = int(2 * np.log2(max(1, batch_size))) + 1
-    steps = np.unique(np.ceil(batch_size / 2 ** (np.arange(halvings + 1) / 2)).astype(np.int64))
-    steps = steps[steps >= min(batch_size, _MIN_WIDTH)]
-    return np.asarray(steps[np.minimum(np.searchsorted(steps, sizes), len(steps) - 1)], np.int64)
+    widths = np.unique(np.ceil(batch_size / 2 ** (np.arange(halvings + 1) / 2)).astype(np.int64))
+    return np.asarray(widths[widths >= min(batch_size, _MIN_WIDTH)], np.int64)
 
 
 def plan_steps(population: Population, users: NDArray[np.int64], local: LocalTraining, keys_for: KeysFor) -> Steps:

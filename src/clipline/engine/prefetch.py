@@ -24,6 +24,7 @@ from .kernels.noise import DeviceNoise
 from .problem import Problem
 
 _FEW = 1 << 15  # numbers that are drawn in less time than threads take to wake up
+_STAGED = 1 << 13  # numbers, 64 KiB: CUDA copies so few from any memory without waiting for what is under way
 
 
 class BackgroundNoise:
@@ -43,10 +44,9 @@ class BackgroundNoise:
     ) -> None:
         self._device = torch.device(device)
         self._used = False
-        if self._device.type == "cuda":
-            self._numbers = torch.empty(count, dtype=torch.float64, pin_memory=True)
-        else:
-            self._numbers = torch.empty(count, dtype=torch.float64)
+        # Pinned memory lets the copy run beside other work, but takes longer to allocate than a small copy does.
+        pinned = self._device.type == "cuda" and count > _STAGED
+        self._numbers = torch.empty(count, dtype=torch.float64, pin_memory=pinned)
         array = self._numbers.numpy()
         # All parts before any is drawn: drawing advances `rng`, from which the others jump.
         parts = list(part_generators(rng, count))

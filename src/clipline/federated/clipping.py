@@ -72,8 +72,9 @@ class PartialSums(_Private):
             updates.add_to(totals[:, :-1], scale)
             totals[0, -1] += within.sum() - len(updates) / 2
             return
-        run = torch.from_numpy(runs).to(totals.device)
-        clip = torch.tensor(clips, dtype=torch.float64, device=totals.device)[run]
+        # Not blocking: on a GPU that would wait for all that is under way.
+        run = torch.from_numpy(runs).to(totals.device, non_blocking=True)
+        clip = torch.tensor(clips, dtype=torch.float64).to(totals.device, non_blocking=True)[run]
         scale, within = clip_factors(updates.norms(), clip)
         updates.add_to(totals[:, :-1], scale, run)
         totals[:, -1].index_add_(0, run, within.double() - 0.5)

@@ -50,6 +50,26 @@ def test_some_users_of_a_block_in_any_order(chosen, label):
     assert torch.equal(block.rates, whole.rates[chosen])
 
 
+@pytest.mark.parametrize(("start", "stop", "longest", "room"), [(0, 3, 2, 2), (1, 3, 2, 2), (2, 3, 1, 1), (1, 1, 0, 1)])
+def test_users_side_by_side_with_their_own_steps_and_rows_alone(start, stop, longest, room):
+    whole, users = made(), slice(start, stop)
+    block = whole.between(start, stop, {"w": room})
+    assert block.steps.longest == longest
+    for name in ("users", "owners", "places"):
+        assert getattr(block, name).tolist() == getattr(whole, name)[users].tolist()
+    assert np.array_equal(block.steps.rows, whole.steps.rows[users, :longest])
+    assert np.array_equal(block.steps.counts, whole.steps.counts[users, :longest])
+    assert np.array_equal(block.steps.widths, whole.steps.widths[users])
+    assert torch.equal(block.examples["x"], whole.examples["x"][users, :longest])
+    assert block.examples["y"].tolist() == whole.examples["y"].long()[users, :longest].tolist()
+    assert torch.equal(block.rows["w"].rows, whole.rows["w"].rows[users, :room])
+    assert torch.equal(block.rows["w"].used, whole.rows["w"].used[users, :room])
+    assert block.rows["w"].rows.is_contiguous()
+    assert torch.equal(block.random_keys, whole.random_keys[users, :longest])
+    assert torch.equal(block.counts, whole.counts[users, :longest])
+    assert torch.equal(block.rates, whole.rates[users])
+
+
 def test_all_that_lies_on_the_device_is_named():
     block = made()
     tensors = block.tensors()

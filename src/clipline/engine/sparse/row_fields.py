@@ -59,6 +59,10 @@ class TouchedRows:
         """The rows of some users."""
         return TouchedRows(self.rows[users], self.used[users])
 
+    def padded_to(self, room: int) -> TouchedRows:
+        """The same rows with less padding: nobody touches more than `room`."""
+        return TouchedRows(self.rows[:, :room].contiguous(), self.used[:, :room].contiguous())
+
 
 class RowUsage:
     """Which of `height` rows appear in each user's numbers (users, ...). Larger numbers count as the last row."""
@@ -84,15 +88,14 @@ class RowUsage:
         """The largest number of rows that any user touches; at least 1."""
         return max(1, int(self._rank[:, -1].max())) if len(self._rank) else 1
 
-    def touched(self, room: int, users: Tensor | slice = slice(None)) -> tuple[TouchedRows, Tensor]:
-        """The rows of some users, padded to `room`, and their numbers as indices into them. `room` must be enough."""
-        numbers, present, rank = self._numbers[users], self._present[users], self._rank[users]
-        count, device = len(numbers), numbers.device
+    def touched(self, room: int) -> tuple[TouchedRows, Tensor]:
+        """The rows of each user, padded to `room`, and the numbers as indices into them. `room` must be enough."""
+        count, device = len(self._numbers), self._numbers.device
         rows = torch.arange(self._height, device=device).expand(count, self._height)
-        slots = torch.where(present > 0, rank - 1, room)  # absent rows go to a spare slot
+        slots = torch.where(self._present > 0, self._rank - 1, room)  # absent rows go to a spare slot
         chosen = torch.zeros(count, room + 1, dtype=torch.int64, device=device).scatter_(1, slots, rows)
-        used = torch.arange(room, device=device) < rank[:, -1:]
-        places = (rank.gather(1, numbers) - 1).view(count, *self._shape[1:])
+        used = torch.arange(room, device=device) < self._rank[:, -1:]
+        places = (self._rank.gather(1, self._numbers) - 1).view(self._shape)
         return TouchedRows(chosen[:, :room].contiguous(), used), places
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ class Block:
 
     def of_users(self, chosen: NDArray[np.int64]) -> Block:
         """Some of the users, in this order."""
-        index = torch.from_numpy(chosen).to(self.counts.device)
+        index = torch.from_numpy(chosen).to(self.counts.device, non_blocking=True)
         steps = Steps(self.steps.rows[chosen], self.steps.counts[chosen], self.steps.widths[chosen])
         return Block(
             self.users[chosen],
@@ -43,6 +43,23 @@ class Block:
             self.random_keys[index],
             self.counts[index],
             self.rates[index],
+        )
+
+    def between(self, start: int, stop: int, rooms: Mapping[str, int]) -> Block:
+        """Users `start` to `stop`, with as many steps as the longest of them has, and rows padded to these numbers."""
+        users = slice(start, stop)
+        longest = int((self.steps.counts[users] > 0).any(axis=0).sum())  # steps follow each other without gaps
+        steps = Steps(self.steps.rows[users, :longest], self.steps.counts[users, :longest], self.steps.widths[users])
+        return Block(
+            self.users[users],
+            self.owners[users],
+            self.places[users],
+            steps,
+            {name: field[users, :longest] for name, field in self.examples.items()},
+            {name: self.rows[name].of_users(users).padded_to(room) for name, room in rooms.items()},
+            self.random_keys[users, :longest],
+            self.counts[users, :longest],
+            self.rates[users],
         )
 
     def tensors(self) -> list[Tensor]:

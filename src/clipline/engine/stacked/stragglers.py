@@ -151,12 +151,14 @@ def _fill(
     graphed.step_index.zero_()
     graphed.rates[:users] = rates
     graphed.counts[:longest, :users] = counts.T
-    graphed.random_keys[:longest, :users] = random_keys.transpose(0, 1)
+    if graphed.random_keys.numel():
+        graphed.random_keys[:longest, :users] = random_keys.transpose(0, 1)
     for name, field in examples.items():
         width, buffer = field.shape[2], graphed.examples[name][:longest, :users]
         _copy(field.transpose(0, 1), buffer[:, :, :width])
-        padding = buffer[:, :, width:]
-        _copy(field[:, :, :1].transpose(0, 1).expand_as(padding), padding)  # the user's own first example
+        if width < buffer.shape[2]:
+            padding = buffer[:, :, width:]
+            _copy(field[:, :, :1].transpose(0, 1).expand_as(padding), padding)  # the user's own first example
     pieces = [*enumerate(graphed.stack), *graphed.copies.items()]
     for number, piece in pieces:
         broadcast(start_params[number], piece[:users])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from ..one_by_one import OneByOne
 from ..precision import kernels_switched
 from ..problem import Problem
 from ..programs.program_cache import ProgramCounts, Programs
-from ..sparse.row_fields import RowUsage, build_updates, starting_params
+from ..sparse.row_fields import RowUsage, TouchedRows, build_updates, starting_params
 from ..updates import Updates
 from ..user_random import random_layer_keys
 from .agreement import check_agreement
@@ -127,7 +127,7 @@ class Stacked:
         return ProgramCounts() if self._stragglers is None else self._stragglers.programs.counts
 
     def _most_programs(self) -> int:
-        """How many programs the steps may need: one for each padded number of rows, see `_group_by_room`."""
+        """How many programs the steps may need: one for each padded number of rows, see `_parted_by_rows`."""
         heights = [self._shapes[name][0] for name in self.problem.row_fields]
         return math.prod(1 + max(0, math.ceil(math.log(height / MIN_ROOM, 8))) for height in heights)
 
@@ -222,6 +222,7 @@ class Stacked:
         """All that these users' training needs except parameters; one block for each padded number of rows."""
         problem, device = self.problem, self.problem.device
         steps, keys = self._plan_steps(requests, users, owners)
+        rates = np.array([problem.runs[request.run].rate(request.round_index) for request in requests])
         # Laid out by step first, as they are read.
         gathered = problem.examples.gather(np.ascontiguousarray(steps.rows.swapaxes(0, 1)))
         whole = Block(
@@ -233,30 +234,32 @@ class Stacked:
             {},
             torch.from_numpy(keys).to(device, non_blocking=True),
             torch.from_numpy(steps.counts).to(device, non_blocking=True),
-            torch.tensor(
-                [self.problem.runs[requests[owner].run].rate(requests[owner].round_index) for owner in owners],
-                dtype=problem.model.vector.dtype,
-                device=device,
-            ),
+            torch.from_numpy(rates[owners]).to(device, problem.model.vector.dtype, non_blocking=True),
         )
-        if not problem.row_fields:
-            return [whole]
-        named = {
-            name: RowUsage(whole.examples[field], self._shapes[name][0]) for name, field in problem.row_fields.items()
-        }
-        return [self._add_rows(whole, named, chosen, rooms) for chosen, rooms in _group_by_room(named)]
+        return self._parted_by_rows(whole) if problem.row_fields else [whole]
 
-    def _add_rows(
-        self, whole: Block, named: Mapping[str, RowUsage], chosen: NDArray[np.int64], rooms: Sequence[int]
-    ) -> Block:
-        """Some users of a block with their touched rows, padded to these numbers for each parameter."""
-        all_users = len(chosen) == len(whole.users)
-        block = whole if all_users else whole.of_users(chosen)
-        places = slice(None) if all_users else torch.from_numpy(chosen).to(self.problem.device)
-        examples, rows = dict(block.examples), {}
-        for (name, field), room in zip(self.problem.row_fields.items(), rooms, strict=True):
-            rows[name], examples[field] = named[name].touched(room, places)
-        return replace(block, examples=examples, rows=rows)
+    def _parted_by_rows(self, whole: Block) -> list[Block]:
+        """The block with the rows that each user touches: one block for each padded number of them, largest first.
+
+        Rows are found for all users at once, padded to the largest number, and users of one number put side by side, so
+        that the blocks are slices: on a GPU few operations to launch count for more than small ones.
+        """
+        fields, examples, rows = self.problem.row_fields, dict(whole.examples), dict[str, TouchedRows]()
+        named = {name: RowUsage(examples[field], self._shapes[name][0]) for name, field in fields.items()}
+        rooms = np.stack([one.rooms(MIN_ROOM) for one in named.values()], axis=1)
+        for (name, field), largest in zip(fields.items(), rooms.max(axis=0).tolist(), strict=True):
+            rows[name], examples[field] = named[name].touched(largest)
+        whole = replace(whole, examples=examples, rows=rows)
+        kinds, kind = np.unique(rooms, axis=0, return_inverse=True)
+        if len(kinds) == 1:
+            return [whole]
+        order = np.argsort(-kind.reshape(-1), kind="stable")  # of one kind, those with most work stay first
+        whole = whole.of_users(order)
+        ends = np.cumsum(np.bincount(kind.reshape(-1))[::-1]).tolist()
+        return [
+            whole.between(start, stop, dict(zip(fields, of_kind, strict=True)))
+            for start, stop, of_kind in zip([0, *ends], ends, kinds[::-1].tolist(), strict=False)
+        ]
 
     def _train_block(
         self,
@@ -301,8 +304,12 @@ class Stacked:
         return Trained(block, first, [(slice(0, 1), [torch.full_like(piece, math.nan) for piece in first.values()])])
 
     def _starting_params(self, requests: Sequence[CohortRequest], block: Block) -> dict[str, Tensor]:
-        run = torch.from_numpy(block.owners).to(self.problem.device) if len(requests) > 1 else None
-        first = starting_params(torch.stack([request.params for request in requests]), self._shapes, block.rows, run)
+        if len(requests) == 1:
+            first = starting_params(requests[0].params.unsqueeze(0), self._shapes, block.rows)
+        else:
+            run = torch.from_numpy(block.owners).to(self.problem.device, non_blocking=True)
+            params = torch.stack([request.params for request in requests])
+            first = starting_params(params, self._shapes, block.rows, run)
         if not self.problem.model.personal_dim:
             return first
         rows = self.problem.model.initial_personal.repeat(len(block.users), 1)
@@ -390,11 +397,3 @@ def _doubled(one: Tensor) -> Tensor:
     """(1, ...) -> (2, ...), a copy: a model may write into its batch. torch cannot concatenate uint16."""
     plain = one.view(torch.int16) if one.dtype == torch.uint16 else one
     return torch.cat([plain, plain]).view(one.dtype)
-
-
-def _group_by_room(named: Mapping[str, RowUsage]) -> list[tuple[NDArray[np.int64], list[int]]]:
-    """Groups of users with the same padded numbers of rows, largest first, and those numbers."""
-    rooms = np.stack([one.rooms(MIN_ROOM) for one in named.values()], axis=1)
-    kinds, kind = np.unique(rooms, axis=0, return_inverse=True)
-    kind_numbers = range(len(kinds) - 1, -1, -1)
-    return [(np.flatnonzero(kind.reshape(-1) == number), kinds[number].tolist()) for number in kind_numbers]
