@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 from samples import cross_entropies, cross_entropy, one_by_one, population_of, request, rows_of
+from tagged_posts import Tags, posts
+from tagged_posts import loss as tag_loss
 from torch import nn
 
 from clipline import LocalSGD, Population
 from clipline.engine.problem import LocalRun
 from clipline.engine.stacked import trainer as stacked
+from clipline.engine.stacked.stragglers import StragglerStreams
 from clipline.engine.stacked.trainer import Stacked
 from clipline.errors import ModuleError
 from clipline.streams import Streams
@@ -311,3 +314,23 @@ def test_what_a_step_leaves_in_a_cache_users_of_other_batches_do_not_find():
     together = rows_of(engine, USERS)
     for user in (2, 7):
         assert_same(together[user], rows_of(engine, np.array([user]))[0])
+
+
+@pytest.mark.parametrize("compiled", [False, None])
+def test_users_with_few_and_with_many_rows_train_as_alone_in_blocks_by_the_number_of_rows(monkeypatch, compiled):
+    monkeypatch.setattr(stacked, "MIN_ROOM", 1)  # so that these users need 1, 8 or all 12 rows
+    people, many, dtype = posts(), Tags().double(), torch.float64
+    plain = one_by_one(many, tag_loss, people, LocalSGD(0.3, 4, 2), Streams(0), row_fields={"tags.weight": "words"})
+    stack = Stacked(plain, 5, block_size=5)
+    if compiled is False:  # the way of a GPU, steps as written
+        stack._stragglers = StragglerStreams(stack._step, users=5, steps=12, width=4, compiled=False)
+    stack._next_block = lambda users: 5  # one block of all, as on a GPU
+    users = np.arange(len(people))
+    whole = request(plain.problem.model.initial, users)
+    blocks = stack._prepare([whole], *stack._sorted_by_work([whole]))
+    rooms = [block.rows["tags.weight"].rows.shape[1] for block in blocks]
+    assert rooms == sorted(set(rooms), reverse=True)
+    assert len(rooms) > 1
+    assert sorted(user for block in blocks for user in block.users.tolist()) == users.tolist()
+    assert_same(rows_of(stack, users), rows_of(plain, users))
+    assert rows_of(stack, users).dtype == dtype
