@@ -54,6 +54,13 @@ def test_other_operations_are_computed_and_calls_beside_the_step_are_made() -> N
     assert sorted(map(str, seen)) == ["[2.0, 2.0]", "beside"]
 
 
+def test_a_kind_of_step_is_compiled_once_in_a_process() -> None:
+    seen = list[str]()
+    for kind in ("one kind", "one kind", "another", None, None):
+        compile_ahead(lambda: None, lambda: seen.append("beside"), kind=kind)
+    assert len(seen) == 4
+
+
 def test_errors_are_left_for_the_step_itself() -> None:
     def fails() -> None:
         raise RuntimeError("seen where it is run in earnest")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -35,14 +35,18 @@ _MANY_KERNELS = {
     "clipline.stacked_group_norm_backward",
 }
 _MOST_THREADS = 16
+_done: set[Hashable] = set()  # kinds of steps
 
 
-def compile_ahead(step: Callable[[], object], *beside: Callable[[], object]) -> None:
+def compile_ahead(step: Callable[[], object], *beside: Callable[[], object], kind: Hashable = None) -> None:
     """Compile what `step` launches, and what each call `beside` it does, in threads; return when all is compiled.
 
     What the step computes is meaningless: let it write into copies. Errors are dropped: they come again where the
-    same is run in earnest.
+    same is run in earnest. What this process has compiled for a `kind` of step is not compiled again.
     """
+    if kind is not None and kind in _done:
+        return
+    _done.add(kind)
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="clipline-kernels") as threads:
         for call in beside:
             threads.submit(_quietly, call)

@@ -18,8 +18,8 @@ from ...federated.local_sgd import Batch, per_example
 from ..isolation.generators import generators_state, preserve_generators
 from ..isolation.guard import users_own
 from ..isolation.made_up_data import parameters_to_try
+from ..kernels.noise import kernel_calls
 from ..layers import PatchConv2d
-from ..prefetch import draws_on_device
 from ..problem import Problem
 from ..programs.kernels_ahead import compile_ahead
 from ..sparse.row_fields import RowUsage, TouchedRows, build_updates, starting_params
@@ -77,7 +77,8 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
     counting = CountWork(users=2)
     if on_gpu and problem.fast.kernels and problem.fast.kernels_ahead:  # before memory is measured
         rates = torch.ones(2, dtype=params.dtype, device=problem.device)
-        _compile_kernels(problem, stack_step, (stack, random_keys, like, mask, rates), first, rows)
+        with suppress(RuntimeError):  # for want of memory, say: nothing depends on it
+            _compile_kernels(problem, stack_step, (stack, random_keys, like, mask, rates), first, rows)
     before = torch.cuda.memory_allocated(problem.device) if on_gpu else 0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(problem.device)
@@ -144,16 +145,15 @@ def _compile_kernels(
             finally:
                 problem.isolation.after_failure()
 
-    def sums() -> None:
-        copies = [piece.clone() for piece in stack[: len(shapes)]]
-        for piece, before in zip(copies, first.values(), strict=False):
-            broadcast(before, piece)
-        updates = build_updates(copies, first, shapes, rows)
-        updates.norms()
-        totals = torch.zeros(1, problem.model.dim, dtype=torch.float64, device=problem.device)
-        updates.add_to(totals, torch.ones(len(updates), dtype=torch.float64, device=problem.device))
-
-    compile_ahead(step, sums, partial(draws_on_device, problem))
+    copies = [piece.clone() for piece in stack[: len(shapes)]]
+    starts = [partial(broadcast, before, piece.clone()) for before, piece in zip(first.values(), copies, strict=False)]
+    updates = build_updates(copies, first, shapes, rows)
+    totals = torch.zeros(1, problem.model.dim, dtype=torch.float64, device=problem.device)
+    sums = partial(updates.add_to, totals, torch.ones(len(updates), dtype=torch.float64, device=problem.device))
+    noise = kernel_calls(problem.device, problem.model.dim + 1) if problem.fast.device_noise else []
+    layouts = [(name, field.shape, field.dtype) for name, field in [*first.items(), *arguments[2].items()]]
+    kind = type(problem.model.module), problem.device, problem.precision, *layouts
+    compile_ahead(step, *starts, updates.norms, sums, *noise, kind=kind)
 
 
 def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[bool, bool]:
