@@ -79,7 +79,7 @@ SUBSTITUTES = {
         convert_texts.articles,
     ),
     "stackexchange": Substitute(
-        "Stack Transport posts by site and user, sentence by sentence, every tenth user held out",
+        "Stack Exchange posts by site and user, sentence by sentence, every tenth user held out",
         ("so_nwp", "so_lr"),
         False,
         ("posts.jsonl.xz",),

@@ -18,7 +18,7 @@ from clipline.data.chunks import Chunk
 from clipline.tasks.preprocessing.text import BAG, BAG_PAD, TAG_PAD, TAGS, WORDS
 from clipline.tasks.preprocessing.tokenisers import sentences, snippets, tagged_posts, together
 
-HELD_OUT = 10  # of Stack Transport, every so manyth user
+HELD_OUT = 10  # of Stack Exchange, every so manyth user
 _AT_ONCE = 5000  # examples in a chunk, and somewhat more
 _TOKEN = re.compile(r"<[a-z]+>|[a-z0-9]+(?:['\-][a-z0-9]+)*|[^\sa-z0-9]")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
