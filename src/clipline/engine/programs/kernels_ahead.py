@@ -7,7 +7,8 @@ compiles it, and zeros stand for its result. Most of a compilation runs outside 
 Plain twin: no such step; every kernel is compiled where it is first launched.
 Switch: `FastParts.kernels_ahead`.
 Held equal by: tests/engine/programs/test_kernels_ahead.py.
-Buys: see "Starts" in docs/results/performance.md.
+Buys: on an H200, where no kernel is stored yet, a training of cifar100 is made in 9.0 s instead of 29.3, and so_lr has
+ended its first round after 7.5 s instead of 9.9 (docs/results/performance.md).
 """
 
 from __future__ import annotations
