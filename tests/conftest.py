@@ -7,6 +7,8 @@ from types import ModuleType
 
 # Tests run in a process a core. More threads would wait for each other, also in the programs that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests that ask for two threads on cores that are taken would spin while they wait for each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A shell lets its background jobs ignore Ctrl-C, and tests of what Ctrl-C does would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
