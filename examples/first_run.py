@@ -42,7 +42,7 @@ training = clipline.Training(
     model,
     loss,
     population,
-    rounds=100,
+    rounds=50,
     cohort_size=100,
     local=clipline.LocalSGD(lr=0.05, batch_size=20),
     # The noise follows from epsilon. The number of households is known beforehand, not counted in the data: whether

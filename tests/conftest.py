@@ -1,3 +1,4 @@
+import gc
 import inspect
 import os
 import signal
@@ -6,6 +7,8 @@ from types import ModuleType
 
 # Tests run in a process a core. More threads would wait for each other, also in the programs that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests that ask for two threads on cores that are taken would spin while they wait for each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A shell lets its background jobs ignore Ctrl-C, and tests of what Ctrl-C does would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -22,6 +25,12 @@ from clipline.training.curves import draw_curves
 # A busy machine is no failure, and every run draws the same examples.
 settings.register_profile("clipline", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("clipline")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what collecting made out of every later garbage collection: it is large and lives to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -50,6 +59,12 @@ def _programs_of_the_tests_alone(tmp_path_factory: pytest.TempPathFactory) -> No
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs are traced but not compiled."""
     monkeypatch.setattr("clipline.engine.programs.inductor.compiled", Uncompiled)
+
+
+@pytest.fixture
+def narrow_resnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CIFAR-100's network with all its layers and a tenth of its 11 million parameters."""
+    monkeypatch.setattr("clipline.tasks.cifar100.WIDTHS", (32, 32, 32, 64, 64, 96, 96, 128, 128))
 
 
 @pytest.fixture

@@ -5,11 +5,13 @@ compares the total with a threshold c. For any c, (epsilon, delta) can hold only
 """
 
 import math
+from functools import cache
 
 import numpy as np
 from scipy.special import gammaln, log_ndtr, xlog1py, xlogy
 
 
+@cache
 def presence_lower_bound(rate, shift, rounds, delta):
     mean, spread = rounds * rate, math.sqrt(rounds * rate * (1 - rate))
     counts = np.arange(max(0, math.floor(mean - 12 * spread)), min(rounds, math.ceil(mean + 12 * spread + 60)) + 1)

@@ -170,7 +170,9 @@ def _round(case: Case, training: Training, ask: Ask) -> Tensor:
 
 def seed_everything() -> None:
     """Every world begins with the same global generators: what differs then was caused by users."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed also notes the caller's stack for each kind of device
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
     np.random.seed(0)  # noqa: NPY002  # the very generator that careless models draw from
     random.seed(0)
 

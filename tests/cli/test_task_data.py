@@ -43,6 +43,7 @@ def prepared(clipline, tmp_path):
     return prepare
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 @pytest.mark.parametrize(
     ("task", "kind"),
     [(task, kind) for task in DATA_SET for kind in ("sqlite", "hdf5") if (task, kind) != ("cifar100", "hdf5")],
@@ -240,6 +241,7 @@ def test_a_stand_in_can_be_asked_for_and_is_then_stored_as_such(clipline, prepar
     assert json.loads(out)["data"] == "stand-in"  # although there is a store at the default place
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_whom_the_metrics_look_at_is_said(clipline, prepared):
     """EMNIST and Shakespeare split each user's examples; CIFAR-100 deals its test images to others."""
     prepared("shakespeare", to="plays")

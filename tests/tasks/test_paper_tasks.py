@@ -86,6 +86,7 @@ def test_the_embedded_task_has_facts_that_hold():
     assert (facts.client_lr, facts.server_lr, facts.best_clip) == (0.5, 1.0, task.settings.fixed_clip)
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 @pytest.mark.parametrize("name", PAPER)
 def test_two_rounds_of_five_users_train_and_measure(name):
     task = task_named(name)

@@ -59,6 +59,7 @@ def compare(engine, users, per_example=True):
     return expected
 
 
+@pytest.mark.usefixtures("narrow_resnet")  # gradients in a stack at its full width: test_paper_tasks.py
 @pytest.mark.parametrize("name", CASES)
 def test_a_stack_trains_every_task_as_one_by_one(name):
     engine = engine_of(name)

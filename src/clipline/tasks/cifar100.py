@@ -22,6 +22,7 @@ from .task import LoadedTask
 
 CLASSES = 100
 SIDE, CROP = 32, 24  # pixels
+WIDTHS = (64, 64, 64, 128, 128, 256, 256, 512, 512)  # channels before the first block and after each
 PENALTY = 1e-4  # on the sum of squares of all convolutions and of the last layer
 FIELDS: Fields = {"pixels": ((SIDE, SIDE, 3), "whole"), "labels": ((), "whole")}
 
@@ -64,15 +65,14 @@ class ResNet18(nn.Module):
     def __init__(self, groups: int = 32) -> None:
         super().__init__()
         self.crops = RandomCrops()
-        self.stem = _conv(3, 64, 7, stride=2)
-        self.stem_norm = nn.GroupNorm(groups, 64, eps=1e-3)
-        widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
+        self.stem = _conv(3, WIDTHS[0], 7, stride=2)
+        self.stem_norm = nn.GroupNorm(groups, WIDTHS[0], eps=1e-3)
         self.blocks = nn.ModuleList(
             Block(channels, filters, groups, first=number == 0)
-            for number, (channels, filters) in enumerate(itertools.pairwise(widths))
+            for number, (channels, filters) in enumerate(itertools.pairwise(WIDTHS))
         )
-        self.last_norm = nn.GroupNorm(groups, 512, eps=1e-3)
-        self.out = nn.Linear(512, CLASSES)
+        self.last_norm = nn.GroupNorm(groups, WIDTHS[-1], eps=1e-3)
+        self.out = nn.Linear(WIDTHS[-1], CLASSES)
         nn.init.normal_(self.out.weight, std=0.01)
         nn.init.zeros_(self.out.bias)
 

@@ -21,6 +21,7 @@ MARK = 50.0  # of the first user; nothing made up is so large
 HELPER = types.ModuleType("helper_of_the_caller")
 HELPER.STATE = []
 sys.modules["helper_of_the_caller"] = HELPER
+INSIDE: list = []  # named in functions inside functions alone
 
 
 class Meta(type):
@@ -107,6 +108,8 @@ def forms():
         "an array of a list": (
             lambda m: m.arrays[0].sum(), lambda m: m.arrays[0].__iadd__(1), {"arrays": [np.zeros(2), np.zeros(2)]}),
         "another module": (imported, lambda m: HELPER.STATE.append(1), {}),
+        "a global of a function inside": (
+            lambda m: (lambda: len(INSIDE))(), lambda m: (lambda: INSIDE.append(1))(), {}),
         "a module by name": (lambda m: len(HELPER.STATE), lambda m: HELPER.STATE.append(1), {}),
         "a wrapped function": (wrapped, lambda m: items.append(1), {}),
         "bound methods": (lambda m: count(), lambda m: push(1), {}),
@@ -155,6 +158,7 @@ def _as_found():
     yield
     torch.set_default_dtype(torch.float32)
     HELPER.STATE.clear()
+    INSIDE.clear()
     Holder.__memory__.clear()
     Meta.seen = ()
     KEPT.last = 0

@@ -28,6 +28,8 @@ TRAIN = [
     "2",
     "--noise-multiplier",
     "0.5",
+    "--engine",
+    "one-by-one",
 ]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 

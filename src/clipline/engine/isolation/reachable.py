@@ -75,6 +75,7 @@ _IN_PYTHON = (
     *(torch.optim.Optimizer, torch.quasirandom.SobolEngine),
 )
 _MAX_PER_USER = 4096  # entries: larger containers are compared once a block, not after every user
+_GLOBAL, _IMPORT = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME"), "IMPORT_NAME"
 _STRUCTURE = ("_parameters", "_buffers", "_modules")  # the dictionaries of a module whose change is refused
 
 
@@ -272,14 +273,15 @@ class _Walk:
         self._add(Container(f"attributes of {function.__qualname__}", function.__dict__))
         for entry in (function.__defaults__, function.__kwdefaults__, function.__dict__):
             self.visit(entry, f"{function.__qualname__}")
-        for name in _global_names(function.__code__):
+        variables, imported = _names(function.__code__)
+        for name in variables:
             entry = function.__globals__.get(name, MISSING)
             if entry is MISSING and hasattr(builtins, name):
                 continue
             self.found.restorable.append(Global(f"global variable {name!r}", function.__globals__, name))
             if entry is not MISSING:
                 self.visit(entry, f"global variable {name!r}")
-        for name in _imported_names(function.__code__):
+        for name in imported:
             for full_name in _full_names(name, function.__globals__.get("__package__") or ""):
                 self.visit(sys.modules.get(full_name), f"module {full_name}")
 
@@ -313,24 +315,16 @@ class _Walk:
                     self.visit(snapshot.before, f"{label}.{name}")
 
 
-def _instruction_names(code: types.CodeType, *kinds: str) -> Iterator[str]:
-    """The names in instructions of these kinds, of a function and of functions defined inside it."""
+@functools.cache
+def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Of global variables and of modules that are imported, in a function and in functions defined inside it."""
+    named: dict[str, set[str]] = {kind: set() for kind in (*_GLOBAL, _IMPORT)}
     for instruction in dis.get_instructions(code):
-        if instruction.opname in kinds:
-            yield str(instruction.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _instruction_names(constant, *kinds)
-
-
-@functools.cache
-def _global_names(code: types.CodeType) -> set[str]:
-    return set(_instruction_names(code, "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME"))
-
-
-@functools.cache
-def _imported_names(code: types.CodeType) -> set[str]:
-    return set(_instruction_names(code, "IMPORT_NAME"))
+        if instruction.opname in named:
+            named[instruction.opname].add(str(instruction.argval))
+    inside = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    variables = frozenset().union(*(named[kind] for kind in _GLOBAL), *(one for one, _ in inside))
+    return variables, frozenset(named[_IMPORT]).union(*(one for _, one in inside))
 
 
 @functools.cache

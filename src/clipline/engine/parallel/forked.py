@@ -107,10 +107,10 @@ class ForkedBackend:
                 self._fork(Path(folder) / "store")
                 assert self._group is not None
                 yield
-                with suppress(LostConnectionError):  # the run is over: nothing is lost
+                with suppress(LostConnectionError):  # the run is over: nothing is lost, and nobody need be waited for
                     self._group.stop()
-                for child in self._children:
-                    child.join(10)
+                    for child in self._children:
+                        child.join(10)
         finally:
             self._kill_workers()
             torch.set_num_threads(threads)

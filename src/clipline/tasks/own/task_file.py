@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -151,12 +152,21 @@ def file_checksum(task: str) -> str:
     return hashlib.sha256(Path(file_and_name(task)[0]).read_bytes()).hexdigest()
 
 
+class _FreshLoader(SourceFileLoader):
+    """Runs the file as it stands: stored bytecode may be of what stood there a moment before, if as long."""
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        """Not known, so that Python neither reads nor writes bytecode."""
+        raise OSError
+
+
 def _run(task: str, path: str) -> ModuleType:
     if not Path(path).is_file():
         raise refuse(
             "task", task, "the path of a Python file, and there is none", "give another path, or a task's name"
         )
-    spec = importlib.util.spec_from_file_location(f"clipline_task_{Path(path).stem}", path)
+    name = f"clipline_task_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=_FreshLoader(name, path))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
