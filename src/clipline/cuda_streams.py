@@ -63,7 +63,10 @@ class LateScalar:
         if number.device.type != "cuda":
             self._value = number.clone()
             return
-        self._value = _pinned.pop() if _pinned else torch.empty(1, dtype=torch.float64, pin_memory=True)
+        try:
+            self._value = _pinned.pop()
+        except IndexError:
+            self._value = torch.empty(1, dtype=torch.float64, pin_memory=True)
         self._value.copy_(number, non_blocking=True)
         self._done = torch.cuda.current_stream(number.device).record_event()
         weakref.finalize(self, _give_back, self._value, self._done).atexit = False
@@ -84,7 +87,7 @@ _pinned: list[Tensor] = []  # memory for scalars that nothing uses now: to alloc
 
 def _give_back(value: Tensor, done: torch.cuda.Event) -> None:
     """Keep the memory of a scalar for the next one, unless the copy into it is still to come."""
-    if done.query():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_current_stream_capturing() and done.query():  # type: ignore[no-untyped-call]
         _pinned.append(value)
 
 

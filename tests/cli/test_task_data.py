@@ -20,7 +20,7 @@ from clipline.training.progress import Progress
 from clipline.training.storage.run_directory import RunDirectory
 
 # Stores of a few users, for which a hundred and more are declared.
-pytestmark = pytest.mark.filterwarnings("ignore::clipline.federated.sampling.SmallCohortsWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::clipline.federated.sampling.DeclaredUsersWarning")
 
 DATA_SET = {
     "cifar100": "cifar100", "emnist_cr": "emnist", "emnist_ae": "emnist", "shakespeare": "shakespeare",

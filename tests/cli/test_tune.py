@@ -61,7 +61,7 @@ def planned(run):
     return json.loads(out)
 
 
-@pytest.mark.filterwarnings("ignore::clipline.federated.sampling.SmallCohortsWarning")
+@pytest.mark.filterwarnings("ignore::clipline.federated.sampling.DeclaredUsersWarning")
 def test_a_task_of_ones_own_from_the_search_to_the_final_training(mine, tmp_path):
     code, out, err = mine("tune", "mine.py", *ASKED, *FLAGS, "--data", "private.npz")
     assert code == 0, err

@@ -73,7 +73,7 @@ def test_a_cohort_of_all_declared_users_is_right_for_the_neighbour_too():
 
 
 @pytest.mark.parametrize("changes", [{}, {"engine": "stacked"}, {"engine": "one-by-one"}, {"workers": 2}])
-@pytest.mark.filterwarnings("ignore::clipline.federated.sampling.SmallCohortsWarning")
+@pytest.mark.filterwarnings("ignore::clipline.federated.sampling.DeclaredUsersWarning")
 def test_more_or_fewer_users_than_declared_train_and_the_divisor_is_the_declared_cohort(changes):
     def moved(users, **sizes):
         quiet = {"noise_multiplier": 0.0, "clip": FixedClip(1e9), "rounds": 1, "count_stddev": 0.0, **changes}

@@ -22,7 +22,7 @@ from clipline import (
     SettingError,
 )
 from clipline.errors import ModuleError
-from clipline.federated.sampling import SmallCohortsWarning
+from clipline.federated.sampling import DeclaredUsersWarning
 from clipline.privacy.accountant import account
 from clipline.privacy.events import GaussianEvent, PoissonSampling
 from clipline.privacy.ledger import Ledger
@@ -291,12 +291,17 @@ def test_local_epochs_move_the_model_further():
 
 
 def test_far_more_users_declared_than_are_there_are_warned_of_with_the_users_a_round():
-    with pytest.warns(SmallCohortsWarning, match=r"about 5 users and not cohort_size=20: declare") as caught:
+    with pytest.warns(DeclaredUsersWarning, match=r"about 5 users and not cohort_size=20: declare") as caught:
         training(small_population(50), population_size=200)  # 20 of 200 is a tenth, of 50 users
     assert caught[0].filename == flat_training.__code__.co_filename
+    with pytest.warns(
+        DeclaredUsersWarning, match=r"less than half .* about 1e\+02 users and not cohort_size=20: declare"
+    ):
+        training(small_population(110), population_size=22)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         training(small_population(50), population_size=100)
+        training(small_population(50), population_size=25)
 
 
 def test_data_that_are_no_population_are_refused_by_type_with_how_to_make_one():

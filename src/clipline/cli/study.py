@@ -77,10 +77,13 @@ def check(folder: Path) -> int:
     again from the ledger, and ledger, settings, metrics and the model's card must agree. Ends with exit code 1 if
     anything is wrong, and says what.
     """
+    from ..errors import RunError
     from ..study.paper.recompute import table_problems, without_tables
     from ..study.report.run_directory import is_run_directory
     from ..study.runs.directory import StudyDirectory
 
+    if not folder.exists():
+        raise RunError(f"path={str(folder)!r} does not exist: give a run directory or a study directory")
     if is_run_directory(folder):
         return _check_run(folder)
     directory = StudyDirectory.existing(folder)
@@ -88,7 +91,7 @@ def check(folder: Path) -> int:
     for problem in problems:
         print(problem, file=sys.stderr)
     tables = len(list(directory.path.glob("*.csv")))
-    print(f"{folder}: {len(directory.ids())} runs and {tables} tables, {len(problems)} problems")
+    print(f"{folder}: {len(directory.ids())} runs and {tables} tables, {_problems(len(problems))}")
     if unchecked := without_tables(directory):
         print(f"  without a table, so that only their runs were checked: {', '.join(unchecked)}")
     return 1 if problems else 0
@@ -97,18 +100,24 @@ def check(folder: Path) -> int:
 def _check_run(folder: Path) -> int:
     """Whether the files of one run agree, and what they come to."""
     from ..study.report.run_directory import read_run_directory
-    from ..study.report.statements import basis, words
+    from ..study.report.statements import basis, warnings, words
 
     run = read_run_directory(folder)
-    for problem in run.problems:
+    promised = run.promise is not None and run.promise.epsilon is not None
+    broken = [f"not private: {reason}" for reason in warnings(run)] if promised else []
+    for problem in [*run.problems, *broken]:
         print(problem, file=sys.stderr)
     print(f"{folder}: {words(run)}")
     for name, value in basis(run):
         print(f"  {name:33} {value}")
     if run.promise is not None:
-        agree = f"{len(run.problems)} problems" if run.problems else "the other files agree with it"
+        agree = _problems(len(run.problems)) if run.problems else "the other files agree with it"
         print(f"  computed again from ledger.jsonl; {agree}")
-    return 1 if run.problems or run.promise is None else 0
+    return 1 if run.problems or broken or run.promise is None else 0
+
+
+def _problems(count: int) -> str:
+    return f"{count} problem{'s' * (count != 1)}"
 
 
 def merge(sources: Sequence[Path], into: Path) -> int:

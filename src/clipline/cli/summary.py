@@ -61,7 +61,12 @@ def summary(
         lines.append(f"interrupted: go on with  clipline train {named}--resume {path}")
         if planned is not None and result.guarantee.private and planned.epsilon > result.guarantee.epsilon:
             lines.append(f"if you stopped because of what you saw, quote what was planned: {planned}")
-    if result.guarantee.private and settings.noise_source == "seed":
+    if result.guarantee.private and _seed_guessable(settings):
+        lines.append(
+            f"not private: cohorts and noise come from seed {settings.seed}, which is easily guessed: leave it out, or "
+            "train with --noise-source system"
+        )
+    elif result.guarantee.private and settings.noise_source == "seed":
         lines.append("cohorts and noise come from the seed: keep it secret, or train with --noise-source system")
     if report is not None:
         lines.append(f"report: {report}")
@@ -78,7 +83,10 @@ def summary_json(
     path: Path,
     report: Path | None = None,
 ) -> dict[str, Any]:
-    """The same for programs; epsilon is null where there is no guarantee, `users` where their number is private."""
+    """The same for programs; epsilon is null where there is no guarantee, `users` where their number is private.
+
+    So is a seed that is a secret: what programs print is kept in logs. It stands in the run directory.
+    """
     from ..training.reports import finite_or_none
 
     guarantee = result.guarantee
@@ -96,7 +104,7 @@ def summary_json(
         "relation": str(guarantee.relation),
         "sampler": guarantee.sampler,
         "accountant": guarantee.accountant,
-        "private": guarantee.private,
+        "private": guarantee.private and not _seed_guessable(settings),
         "guarantee": str(guarantee),
         "rounds": guarantee.rounds,
         "clip": finite_or_none(result.state.clip.clip),
@@ -104,7 +112,14 @@ def summary_json(
         "users": users,
         "population_size": settings.population_size,
         "cohort_size": settings.cohort_size,
-        "seed": settings.seed,
+        "seed": settings.seed if settings.noise_source == "system" or _seed_guessable(settings) else None,
         "run_dir": str(path),
         "report": None if report is None else str(report),
     }
+
+
+def _seed_guessable(settings: TrainSettings) -> bool:
+    """Whether the noise comes from a seed that somebody may try."""
+    from ..study.report.statements import GUESSABLE
+
+    return settings.noise_source == "seed" and settings.seed < GUESSABLE

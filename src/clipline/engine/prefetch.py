@@ -24,7 +24,7 @@ from .kernels.noise import DeviceNoise
 from .problem import Problem
 
 _FEW = 1 << 15  # numbers that are drawn in less time than threads take to wake up
-_STAGED = 1 << 13  # numbers, 64 KiB: CUDA copies so few from any memory without waiting for what is under way
+_STAGED = 1 << 13  # numbers, 64 KiB: so few are copied from any memory without waiting for what is under way (H200)
 
 
 class BackgroundNoise:

@@ -114,21 +114,26 @@ def sampler_named(
     return PoissonSampler(population_size, cohort_size, users)
 
 
-class SmallCohortsWarning(UserWarning):
-    """Far more users are declared than are there, so that cohorts are much smaller than asked for."""
+class DeclaredUsersWarning(UserWarning):
+    """Far more or far fewer users are declared than are there, so that cohorts are not as large as asked for."""
 
 
-def warn_of_small_cohorts(population_size: int, users: int, cohort_size: int, stacklevel: int = 4) -> None:
-    """A `SmallCohortsWarning` where more than twice the actual `users` are declared."""
-    if population_size > 2 * users:
-        expected = cohort_size * users / population_size
-        warnings.warn(
-            f"population_size={population_size} is more than twice the number of users at hand, so that a round has "
-            f"about {expected:.2g} users and not cohort_size={cohort_size}: declare a number nearer to theirs, or "
-            "raise cohort_size",
-            SmallCohortsWarning,
-            stacklevel=stacklevel,
-        )
+def warn_of_declared_users(population_size: int, users: int, cohort_size: int, stacklevel: int = 4) -> None:
+    """A `DeclaredUsersWarning` where more than twice or less than half of the actual `users` are declared."""
+    if users / 2 <= population_size <= 2 * users:
+        return
+    expected = cohort_size * users / population_size
+    many = population_size > users
+    wrong = "more than twice" if many else "less than half"
+    way_out = (
+        "raise cohort_size" if many else "lower cohort_size; give delta too, which is made for the declared number"
+    )
+    warnings.warn(
+        f"population_size={population_size} is {wrong} the number of users at hand, so that a round has about "
+        f"{expected:.2g} users and not cohort_size={cohort_size}: declare a number nearer to theirs, or {way_out}",
+        DeclaredUsersWarning,
+        stacklevel=stacklevel,
+    )
 
 
 FIXED_IS_PUBLIC = "leave it out, a fixed-size cohort is drawn from the users at hand, whose number is public"

@@ -29,7 +29,7 @@ from ..federated.local_sgd import LocalTraining, Loss, OnError
 from ..federated.mechanism import GaussianMechanism
 from ..federated.population import Population
 from ..federated.round import Algorithm, TrainState
-from ..federated.sampling import relation_for, sampler_named, warn_of_small_cohorts
+from ..federated.sampling import relation_for, sampler_named, warn_of_declared_users
 from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi, scheduled
 from ..lr_schedules import tabulated
 from ..privacy.accountant import account
@@ -124,7 +124,7 @@ class Training:
                 "population_size", privacy.population_size, "left out where users have no ids",
                 "give user_ids: the place in the population would change for others when one user goes",
             )  # fmt: skip
-        warn_of_small_cohorts(sampler.population_size, len(population), cohort_size)
+        warn_of_declared_users(sampler.population_size, len(population), cohort_size)
         self.relation = relation_for(sampler.sampling, privacy.relation, declared=self.declared)
         self.delta = default_delta(sampler.population_size) if privacy.delta is None else privacy.delta
         single = hasattr(preprocessing, "event") or not isinstance(preprocessing, Iterable)  # the latter is refused

@@ -226,7 +226,7 @@ def test_compiling_kernels_runs_a_step_beside_sums_and_changes_nothing(loss, mon
     made, noted = problem.model.module[1], list[int]()
     monkeypatch.setattr(type(made), "forward", _noting(type(made).forward, noted))
     given = []
-    monkeypatch.setattr(probing, "compile_ahead", lambda step, *beside, kind: given.append((step, beside, kind)))
+    monkeypatch.setattr(probing, "compile_ahead", lambda _, step, *beside, kind: given.append((step, beside, kind)))
     step = StackStep(problem.model, problem.loss, problem.local)
     step.per_example = loss is cross_entropies
     example = engine.made_up(4)

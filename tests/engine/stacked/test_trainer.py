@@ -334,3 +334,23 @@ def test_users_with_few_and_with_many_rows_train_as_alone_in_blocks_by_the_numbe
     assert sorted(user for block in blocks for user in block.users.tolist()) == users.tolist()
     assert_same(rows_of(stack, users), rows_of(plain, users))
     assert rows_of(stack, users).dtype == dtype
+
+
+def test_users_without_examples_make_no_group_of_their_own(monkeypatch):
+    monkeypatch.setattr(stacked, "MIN_ROOM", 1)
+    words = np.array(
+        [[0], [1], [2], [3], [4], [5], [6], [7], [8], [9], [3]]
+    )  # the first user has ten rows, the last one
+    people = Population(
+        np.array([0, 10, 10, 10, 11]), {"words": words, "weights": np.ones((11, 1)), "y": words[:, 0] % 5}
+    )
+    plain = one_by_one(
+        Tags().double(), tag_loss, people, LocalSGD(0.3, 4), Streams(0), row_fields={"tags.weight": "words"}
+    )
+    stack = Stacked(plain, 4, block_size=4)
+    whole = request(plain.problem.model.initial, np.arange(4))
+    blocks = stack._prepare([whole], *stack._sorted_by_work([whole]))
+    assert [block.users.tolist() for block in blocks] == [[0], [3, 1, 2]]
+    nobody = request(plain.problem.model.initial, np.array([1, 2]))
+    assert len(stack._prepare([nobody], *stack._sorted_by_work([nobody]))) == 1
+    assert (rows_of(stack, np.array([1, 2])) == 0).all()

@@ -60,7 +60,7 @@ def test_neither_the_seed_nor_times_nor_data_are_in_it(saved):
         assert not [secret for secret in secrets if secret in stored], file
 
 
-@pytest.mark.filterwarnings("ignore::clipline.federated.sampling.SmallCohortsWarning")
+@pytest.mark.filterwarnings("ignore::clipline.federated.sampling.DeclaredUsersWarning")
 def test_a_declared_number_of_users_is_told_and_not_the_real_one():
     privacy = Privacy(noise_multiplier=0.7, population_size=1234)
     training = Training(

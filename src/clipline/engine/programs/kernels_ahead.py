@@ -2,7 +2,8 @@
 
 Triton compiles a kernel when it is first launched, so one after the other, and a ResNet-18 has forty. Here a step of
 synthetic users runs once more, in which the operations with many kernels are not computed: a thread runs each, which
-compiles it, and zeros stand for its result. Most of a compilation runs outside of Python's lock.
+compiles it, and numbers from -1 to 1 stand for its result, as plausible as any. Most of a compilation runs outside of
+Python's lock.
 
 Plain twin: no such step; every kernel is compiled where it is first launched.
 Switch: `FastParts.kernels_ahead`.
@@ -18,6 +19,7 @@ import warnings
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +41,9 @@ _MOST_THREADS = 16
 _done: set[Hashable] = set()  # kinds of steps
 
 
-def compile_ahead(step: Callable[[], object], *beside: Callable[[], object], kind: Hashable = None) -> None:
+def compile_ahead(
+    device: torch.device, step: Callable[[], object], *beside: Callable[[], object], kind: Hashable = None
+) -> None:
     """Compile what `step` launches, and what each call `beside` it does, in threads; return when all is compiled.
 
     What the step computes is meaningless: let it write into copies. Errors are dropped: they come again where the
@@ -47,40 +51,60 @@ def compile_ahead(step: Callable[[], object], *beside: Callable[[], object], kin
     """
     if kind is not None and kind in _done:
         return
-    _done.add(kind)
-    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="clipline-kernels") as threads:
+    on_gpu = device.type == "cuda"
+    # A thread begins on the first GPU and its default stream, wherever the caller is.
+    run_there = partial(_quietly, torch.cuda.current_stream(device) if on_gpu else None)
+    threads = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="clipline-kernels")
+    try:
         for call in beside:
-            threads.submit(_quietly, call)
-        with suppress(Exception), warnings.catch_warnings(action="ignore"), _InThreads(threads):
+            threads.submit(run_there, call)
+        with suppress(Exception), warnings.catch_warnings(action="ignore"), _InThreads(threads, run_there):
             step()
+        threads.shutdown()
+    finally:  # also where somebody interrupts
+        threads.shutdown(cancel_futures=True)
+        if on_gpu:  # what was launched has ended, and block sizes do not depend on how much of it ran at once
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+    _done.add(kind)
 
 
 class _InThreads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within, operations of many kernels run in threads, once for each kind of arguments, and return zeros."""
+    """Within, operations of many kernels run in threads, once for each layout of arguments; others stand for results.
 
-    def __init__(self, threads: Executor) -> None:
+    Those are numbers from -1 to 1, or 0 where they are whole: the caller's code goes on with them.
+    """
+
+    def __init__(self, threads: Executor, run_there: Callable[..., None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._threads, self._begun = threads, set[str]()
+        self._threads, self._run_there, self._begun = threads, run_there, set[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """`func`, or zeros of the form of its result."""
+        """`func`, or numbers of the form of its result."""
         kwargs = kwargs or {}
         if str(func).removesuffix(".default") not in _MANY_KERNELS:
             return func(*args, **kwargs)
-        kind = str((func, tree_map_only(Tensor, _kind, (args, kwargs))))
-        if kind not in self._begun:
-            self._begun.add(kind)
-            self._threads.submit(_quietly, func, *args, **kwargs)
+        layouts = str((func, tree_map_only(Tensor, _layout, (args, kwargs))))
+        if layouts not in self._begun:
+            self._begun.add(layouts)
+            self._threads.submit(self._run_there, func, *args, **kwargs)
         device = next(one.device for one in args if isinstance(one, Tensor))
         meta_args, meta_kwargs = tree_map_only(Tensor, lambda one: one.to("meta"), (args, kwargs))
-        result = func(*meta_args, **meta_kwargs)
-        return tree_map_only(Tensor, lambda one: torch.zeros_like(one, device=device), result)
+        return tree_map_only(Tensor, partial(_stand_in, device), func(*meta_args, **meta_kwargs))
 
 
-def _quietly(call: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-    with suppress(Exception), torch.no_grad():
+def _quietly(stream: torch.cuda.Stream | None, call: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    with suppress(Exception), torch.no_grad(), torch.cuda.stream(stream):  # without a stream, the latter does nothing
         call(*args, **kwargs)
 
 
-def _kind(tensor: Tensor) -> str:
+def _layout(tensor: Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
+
+
+def _stand_in(device: torch.device, like: Tensor) -> Tensor:
+    """Not zeros: where these are divided by their length, say, they give NaN, which some operations refuse."""
+    if not like.is_floating_point():
+        return torch.zeros_like(like, device=device)
+    numbers = torch.linspace(-1, 1, like.numel(), device=device)
+    return numbers.to(like.dtype).view(like.shape)

@@ -60,8 +60,8 @@ class TouchedRows:
         return TouchedRows(self.rows[users], self.used[users])
 
     def padded_to(self, room: int) -> TouchedRows:
-        """The same rows with less padding: nobody touches more than `room`."""
-        return TouchedRows(self.rows[:, :room].contiguous(), self.used[:, :room].contiguous())
+        """The same rows with less padding, in memory of their own: nobody with a step touches more than `room`."""
+        return TouchedRows(self.rows[:, :room].clone(), self.used[:, :room].clone())
 
 
 class RowUsage:

@@ -75,13 +75,6 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
     stack = [piece.expand(2, *piece.shape[1:]).clone() for piece in stack_step.complete(first).values()]
     on_gpu = problem.device.type == "cuda"
     counting = CountWork(users=2)
-    if on_gpu and problem.fast.kernels and problem.fast.kernels_ahead:  # before memory is measured
-        rates = torch.ones(2, dtype=params.dtype, device=problem.device)
-        with suppress(RuntimeError):  # for want of memory, say: nothing depends on it
-            _compile_kernels(problem, stack_step, (stack, random_keys, like, mask, rates), first, rows)
-    before = torch.cuda.memory_allocated(problem.device) if on_gpu else 0
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(problem.device)
     with (
         preserve_generators(),
         problem.arithmetic("float32"),
@@ -95,6 +88,13 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
             raise CannotStack(f"model or loss fails on some made-up examples ({vmap_reason(error)})") from error
         finally:
             problem.isolation.after_user()
+    if on_gpu and problem.fast.kernels and problem.fast.kernels_ahead:
+        rates = torch.ones(2, dtype=params.dtype, device=problem.device)
+        with suppress(RuntimeError):  # for want of memory, say: nothing depends on it
+            _compile_kernels(problem, stack_step, (stack, random_keys, like, mask, rates), first, rows)
+    before = torch.cuda.memory_allocated(problem.device) if on_gpu else 0
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(problem.device)
     with preserve_generators(), problem.arithmetic():
         try:
             problem.isolation.seed(0)
@@ -146,14 +146,17 @@ def _compile_kernels(
                 problem.isolation.after_failure()
 
     copies = [piece.clone() for piece in stack[: len(shapes)]]
-    starts = [partial(broadcast, before, piece.clone()) for before, piece in zip(first.values(), copies, strict=False)]
+    starts = [
+        partial(broadcast, before, torch.empty_like(piece))
+        for before, piece in zip(first.values(), copies, strict=False)
+    ]
     updates = build_updates(copies, first, shapes, rows)
     totals = torch.zeros(1, problem.model.dim, dtype=torch.float64, device=problem.device)
     sums = partial(updates.add_to, totals, torch.ones(len(updates), dtype=torch.float64, device=problem.device))
     noise = kernel_calls(problem.device, problem.model.dim + 1) if problem.fast.device_noise else []
     layouts = [(name, field.shape, field.dtype) for name, field in [*first.items(), *arguments[2].items()]]
-    kind = type(problem.model.module), problem.device, problem.precision, *layouts
-    compile_ahead(step, *starts, updates.norms, sums, *noise, kind=kind)
+    kind = str(problem.model.module), problem.device, problem.precision, *layouts
+    compile_ahead(problem.device, step, *starts, updates.norms, sums, *noise, kind=kind)
 
 
 def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[bool, bool]:

@@ -250,6 +250,9 @@ class Stacked:
         for (name, field), largest in zip(fields.items(), rooms.max(axis=0).tolist(), strict=True):
             rows[name], examples[field] = named[name].touched(largest)
         whole = replace(whole, examples=examples, rows=rows)
+        # Who has no example was given another's to pad with, and has no step: any group will do.
+        idle = ~(whole.steps.counts > 0).any(axis=1)
+        rooms[idle] = rooms[~idle][-1] if not idle.all() else rooms[0]
         kinds, kind = np.unique(rooms, axis=0, return_inverse=True)
         if len(kinds) == 1:
             return [whole]
