@@ -27,6 +27,7 @@ PROCESSOR_COLUMN = "*Processor*: seconds of a core, estimated like the whole, wh
 SECOND_START = """*Second start*: once more in a new process, which finds the compiled programs of the first; all others
 start without any. """
 NO_SECOND_START = "Every process starts without compiled programs. "
+FEW_ROUNDS = 50  # nobody's whole training
 GOAL = 50  # times pfl-research, whole trainings at the paper's rounds on a GPU
 
 
@@ -42,8 +43,11 @@ def answer(rows: Sequence[Comparison]) -> str:
         rounds = sorted(int(one.turns[-1]["rounds"]) for one in ours)
         taken = sorted(one.seconds for one in ours)
         on = f"On {'an' if 'NVIDIA' in machine else ''} {short(machine)}".replace("  ", " ")
+        what = "whole trainings" if rounds[-1] > FEW_ROUNDS else "trials"
+        precision = {one.turns[-1].get("precision") for one in ours}
+        how = f" with `--precision {precision.pop()}`" if len(precision) == 1 and None not in precision else ""
         said.append(
-            f"{on} whole trainings on real users, {rounds[0]:,} to {rounds[-1]:,} rounds, take clipline "
+            f"{on} {what} on real users, {rounds[0]:,} to {rounds[-1]:,} rounds, take clipline{how} "
             f"{seconds(taken[0])} to {seconds(taken[-1])}, and pfl-research **{_times(min(ratios))} to "
             f"{_times(max(ratios))} times** as long."
         )
@@ -212,7 +216,7 @@ def at_paper_rounds(rows: Sequence[Comparison], rounds: dict[str, int]) -> str:
         taken = [_about(one, rounds[row.task]) for one in both if one is not None]
         cells = [short(row.machine), f"`{row.task}`", f"{rounds[row.task]:,}", *taken]
         lines.append([*cells, _times(pfl / ours), reached])
-    head = ["machine", "task", "rounds", "clipline", "pfl-research", "times", f"at least {GOAL}"]
+    head = ["machine", "task", "rounds", "clipline", "pfl-research", "times", f"our goal: {GOAL}"]
     return f"{PAPER}\n\n{table(head, lines)}" if lines else ""
 
 

@@ -76,6 +76,7 @@ def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
     # Everybody is above the first clip, 0.0035: it grows by e^(0.2 * 0.5) a round, but for the noise on the fraction.
     assert answer["clip"] == pytest.approx(0.0035 * math.exp(4 * 0.1), rel=0.5)
     assert answer["private"] is True
+    assert answer["seed"] is None  # a secret, and what programs print is kept in logs
     assert "seconds" not in out
     assert "seconds" not in (tmp_path / "r" / "metrics.jsonl").read_text()
 
@@ -463,3 +464,18 @@ def test_a_path_that_is_no_text_is_printed_all_the_same(clipline, real_curves, t
     assert code == 0, err
     assert r"files in run \udcff: curves.png" in out
     assert sorted(path.name for path in (tmp_path / name).iterdir()) == FILES
+
+
+def test_a_seed_that_is_easily_guessed_is_not_private_wherever_one_looks(clipline):
+    few = [*SMALL[:4], "--rounds", "2", "--workers", "1", "--noise-multiplier", "0.9", "--seed", "7"]
+    code, out, _ = clipline("train", *few, "--out", "guessed")
+    assert code == 0
+    assert "not private: cohorts and noise come from seed 7, which is easily guessed" in out
+    code, _, err = clipline("study", "check", "guessed")
+    assert code == 1
+    assert err.startswith("not private: the seed of its noise is known or easily guessed")
+    for source, private in (("seed", False), ("system", True)):
+        code, out, _ = clipline("train", *few, "--noise-source", source, "--json", "--out", source)
+        answer = json.loads(out.splitlines()[-1])
+        assert (code, answer["private"], answer["seed"]) == (0, private, 7)
+        assert clipline("study", "check", source)[0] == (0 if private else 1)
