@@ -167,11 +167,13 @@ def test_users_of_a_store_are_public_unless_another_number_is_declared(clipline,
     counted = json.loads(out)
     assert (counted["relation"], counted["users"], counted["population_size"]) == ("zero-out", 2, None)
     assert "zero-out one user (the number of users is public)" in counted["guarantee"]
+    assert "training 2 rounds on 2 users" in err
     assert "# users = 2" in (tmp_path / "counted" / "settings.toml").read_text()
     code, out, err = clipline(*flags, "--cohort-size", 4, "--population-size", 10, "--out", "declared")
     assert code == 0, err
     declared = json.loads(out)
     assert (declared["relation"], declared["users"], declared["population_size"]) == ("add-or-remove", None, 10)
+    assert "training 2 rounds on" not in err  # how many there are is private
     assert declared["delta"] == pytest.approx(10**-1.1)
     stored = (tmp_path / "declared" / "settings.toml").read_text()
     assert tomllib.loads(stored)["population_size"] == 10

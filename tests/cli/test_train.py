@@ -295,13 +295,13 @@ def test_a_run_may_be_resumed_with_another_number_of_workers(clipline, tmp_path,
 
     flags = [*SMALL, "--noise-multiplier", "0.7", "--seed", "1", "--workers", "1"]
     _, _, err = clipline("train", *flags, "--out", "whole")
-    assert "training 4 rounds for (epsilon" in err
+    assert "training 4 rounds on 300 users for (epsilon" in err
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "on_round", lambda self, report, state: os.kill(os.getpid(), signal.SIGINT))
         clipline("train", *flags, "--out", "part")
     code, _, err = clipline("train", "--resume", "part", "--workers", "2")
     assert code == 0, err
-    assert "training 4 rounds by 2 workers for (epsilon" in err
+    assert "training 4 rounds on 300 users by 2 workers for (epsilon" in err
     assert Ledger.read(tmp_path / "part" / "ledger.jsonl").rounds == 4
     whole, part = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part"))
     assert all((whole[name] - part[name]).norm() <= 1e-5 * whole[name].norm() for name in whole)

@@ -176,10 +176,12 @@ def run(
         torch.set_num_threads(1)
     if training.device.type == "cpu":
         keep_freed_memory()  # the process is ours
+    users = len(training.population) if not settings.stored or settings.population_size is None else None  # public
+    on = "" if users is None else f" on {users:,} users"
     by = f" by {training.workers} workers" if training.workers > 1 else ""
     compiled = ", sparse rows by compiled C" if training.one_by_one.runs_c else ""
     announced = (
-        f"training {settings.rounds} rounds{by}{compiled} for {training.planned}\n"
+        f"training {settings.rounds} rounds{on}{by}{compiled} for {training.planned}\n"
         f"run directory {path}; follow it with  clipline report --live {path}"
     )
 
@@ -205,8 +207,6 @@ def run(
     result = training.run(callbacks) if resume is None else training.resume(path, callbacks)
     page = _write_report(path) if report else None
     if as_json:
-        counted = not settings.stored or settings.population_size is None
-        users = len(training.population) if counted else None
         print(json.dumps(summary_json(task, settings, used, result, metric, users, path, page)))
     else:
         print(summary(settings, used, result, metric, path, page, training.planned))
