@@ -71,6 +71,10 @@ def test_whole_numbers_with_gaps_stay_whole_where_filled():
     ("x", "words"),
     [
         (["p", "q", "r"], "field 'x' is text but a store holds numbers: leave it out"),
+        (
+            ["1", "SECRET 4711", "2.5"],
+            "field 'x' is text, as 1 of 3 values is no number (row 2): mend the data, or leave such",
+        ),
         (np.array(["p", "q", "r"], object), "field 'x' is text"),
         (np.array(["2026-01-01"] * 3, "M8[s]"), "timestamps={'x': \"hours since 2026-01-01\"}"),
         ([datetime(2026, 1, 1)] * 3, "timestamps={'x'"),

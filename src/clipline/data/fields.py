@@ -73,7 +73,7 @@ def _is_whole(values: Any) -> bool:
 def numbers_only(name: str, array: NDArray[Any]) -> NDArray[Any]:
     """The array in this machine's byte order, if it holds numbers that torch knows."""
     if array.dtype.kind in "OUS":
-        raise not_numbers(name, "text")
+        raise not_numbers(name, "text", array)
     if array.dtype.kind in "mM":
         raise not_numbers(name, str(array.dtype))
     if array.dtype.kind not in _NUMBERS or array.dtype.char in "gG":  # torch has no long double
@@ -83,8 +83,18 @@ def numbers_only(name: str, array: NDArray[Any]) -> NDArray[Any]:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def not_numbers(name: str, what: str) -> PopulationError:
-    """The error for a field that holds something else than numbers, with the ways out."""
+def not_numbers(name: str, what: str, texts: NDArray[Any] | None = None) -> PopulationError:
+    """The error for a field that holds something else than numbers, with the ways out.
+
+    If most of its `texts` are numbers, the others are mistakes, most likely: it says how many, and where the first is.
+    """
+    if texts is not None and (wrong := _no_numbers(texts)):
+        first = f"row {wrong[0] + 1}"
+        return PopulationError(
+            f"field {name!r} is text, as {len(wrong)} of {len(texts)} values "
+            + (f"is no number ({first})" if len(wrong) == 1 else f"are no numbers (the first in {first})")
+            + f": mend the data, or leave such cells empty and fill them with fill={{{name!r}: 0}}"
+        )
     if what == "text":
         ways = (
             "or turn it into numbers with categories={column: [values]} or a tokeniser (the text=... or tokenise=... "
@@ -97,6 +107,18 @@ def not_numbers(name: str, what: str) -> PopulationError:
     else:
         ways = "or turn it into numbers, as with astype('float32')"
     return PopulationError(f"field {name!r} is {what} but a store holds numbers: leave it out of the fields, {ways}")
+
+
+def _no_numbers(texts: NDArray[Any]) -> list[int]:
+    """The places of texts that are no numbers, if these are fewer than half; else none."""
+    wrong = []
+    for place, text in enumerate(texts.tolist() if texts.ndim == 1 else ()):
+        try:
+            float(text)
+        except (TypeError, ValueError):
+            if text not in ("", b"", None):  # a gap
+                wrong.append(place)
+    return wrong if 2 * len(wrong) < len(texts) else []
 
 
 def missing_values(where: str, missing: int, rows: str, whole: bool = False) -> PopulationError:

@@ -129,7 +129,7 @@ class Spill:
         for name, array in arrays.items():
             if array.dtype.kind not in _NUMBERS or array.dtype.char == "g":  # "g": torch has no long double
                 what = "text" if array.dtype.kind in "OUS" else str(array.dtype)
-                raise not_numbers(name, what)
+                raise not_numbers(name, what, array[:] if what == "text" else None)
             self.layout[name] = array.dtype.newbyteorder("="), array.shape[1:]
             if isinstance(array, PackedField):
                 self.packed[name] = array.take(np.zeros(0, np.int64))

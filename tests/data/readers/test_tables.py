@@ -266,3 +266,18 @@ def test_missing_files_folders_and_fields(tmp_path):
     (tmp_path / "data.csv").write_bytes(csv())
     with pytest.raises(PopulationError, match="has no field 'scores': did you mean 'score'"):
         list(read_table(tmp_path / "data.csv", "user", fields=["scores"]))
+
+
+def test_single_cells_that_are_no_numbers_are_counted_and_the_first_is_named(tmp_path):
+    ages = ["20", "unknown", "21", "", "n. a.", "30", "31"]
+    rows = "\n".join(f"{user},{age},1" for user, age in enumerate(ages))
+    (tmp_path / "people.csv").write_text(f"user,age,label\n{rows}\n")
+    with pytest.raises(PopulationError) as error:
+        Population.from_table(tmp_path / "people.csv", user="user")
+    assert str(error.value) == (
+        "field 'age' is text, as 2 of 7 values are no numbers (the first in row 2): mend the data, or leave such cells "
+        "empty and fill them with fill={'age': 0}"
+    )
+    (tmp_path / "people.csv").write_text(f"user,age,label\n{rows}\n".replace("unknown", "").replace("n. a.", ""))
+    people = Population.from_table(tmp_path / "people.csv", user="user", fill={"age": 0})
+    assert people.fields["age"].tolist() == [20, 0, 21, 0, 0, 30, 31]
