@@ -68,6 +68,7 @@ def test_errors_are_left_for_the_step_itself() -> None:
         raise RuntimeError("seen where it is run in earnest")
 
     compile_ahead(CORE, fails, fails)
+    assert doubled(torch.ones(1)).tolist() == [2.0]  # computed again: the mode has been left
 
 
 def test_the_backward_pass_is_compiled_too() -> None:
