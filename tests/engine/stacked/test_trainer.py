@@ -316,41 +316,49 @@ def test_what_a_step_leaves_in_a_cache_users_of_other_batches_do_not_find():
         assert_same(together[user], rows_of(engine, np.array([user]))[0])
 
 
-@pytest.mark.parametrize("compiled", [False, None])
-def test_users_with_few_and_with_many_rows_train_as_alone_in_blocks_by_the_number_of_rows(monkeypatch, compiled):
+def of_rows(people, local):
+    model = Tags().double()
+    return one_by_one(model, tag_loss, people, local, Streams(0), row_fields={"tags.weight": "words"})
+
+
+def blocks_of(stack, users):
+    whole = request(stack.problem.model.initial, np.array(users))
+    return stack._prepare([whole], *stack._sorted_by_work([whole]))
+
+
+def rooms_of(blocks):
+    return [block.rows["tags.weight"].rows.shape[1] for block in blocks]
+
+
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
+def test_users_with_few_and_with_many_rows_train_as_alone_in_blocks_by_the_number_of_rows(monkeypatch, as_on_a_gpu):
     monkeypatch.setattr(stacked, "MIN_ROOM", 1)  # so that these users need 1, 8 or all 12 rows
-    people, many, dtype = posts(), Tags().double(), torch.float64
-    plain = one_by_one(many, tag_loss, people, LocalSGD(0.3, 4, 2), Streams(0), row_fields={"tags.weight": "words"})
+    people = posts()
+    plain, users = of_rows(people, LocalSGD(0.3, 4, 2)), np.arange(len(people))
     stack = Stacked(plain, 5, block_size=5)
-    if compiled is False:  # the way of a GPU, steps as written
+    if as_on_a_gpu:  # in static buffers, steps as written
         stack._stragglers = StragglerStreams(stack._step, users=5, steps=12, width=4, compiled=False)
     stack._next_block = lambda users: 5  # one block of all, as on a GPU
-    users = np.arange(len(people))
-    whole = request(plain.problem.model.initial, users)
-    blocks = stack._prepare([whole], *stack._sorted_by_work([whole]))
-    rooms = [block.rows["tags.weight"].rows.shape[1] for block in blocks]
-    assert rooms == sorted(set(rooms), reverse=True)
-    assert len(rooms) > 1
+    blocks = blocks_of(stack, users)
+    assert rooms_of(blocks) == sorted(set(rooms_of(blocks)), reverse=True)
+    assert len(blocks) > 1
     assert sorted(user for block in blocks for user in block.users.tolist()) == users.tolist()
     assert_same(rows_of(stack, users), rows_of(plain, users))
-    assert rows_of(stack, users).dtype == dtype
 
 
-def test_users_without_examples_make_no_group_of_their_own(monkeypatch):
+def test_users_without_examples_make_no_group_of_their_own_and_nobody_elses_rows_larger(monkeypatch):
     monkeypatch.setattr(stacked, "MIN_ROOM", 1)
-    words = np.array(
-        [[0], [1], [2], [3], [4], [5], [6], [7], [8], [9], [3]]
-    )  # the first user has ten rows, the last one
-    people = Population(
-        np.array([0, 10, 10, 10, 11]), {"words": words, "weights": np.ones((11, 1)), "y": words[:, 0] % 5}
-    )
-    plain = one_by_one(
-        Tags().double(), tag_loss, people, LocalSGD(0.3, 4), Streams(0), row_fields={"tags.weight": "words"}
-    )
+    sizes = [10, 0, 0, 1, 0, 1]
+    words = np.zeros((12, 6), np.int64)
+    words[:10] = np.arange(10)[:, None]  # of user 0, ten rows
+    words[10] = 3  # of user 3, one row
+    words[11] = np.arange(6)  # of user 5, six rows: with these user 4, who has no example, is padded
+    fields = {"words": words, "weights": np.ones((12, 6)), "y": words[:, 0] % 5}
+    plain = of_rows(Population(np.concatenate([[0], np.cumsum(sizes)]), fields), LocalSGD(0.3, 4))
     stack = Stacked(plain, 4, block_size=4)
-    whole = request(plain.problem.model.initial, np.arange(4))
-    blocks = stack._prepare([whole], *stack._sorted_by_work([whole]))
-    assert [block.users.tolist() for block in blocks] == [[0], [3, 1, 2]]
-    nobody = request(plain.problem.model.initial, np.array([1, 2]))
-    assert len(stack._prepare([nobody], *stack._sorted_by_work([nobody]))) == 1
-    assert (rows_of(stack, np.array([1, 2])) == 0).all()
+    assert [block.users.tolist() for block in blocks_of(stack, [0, 1, 2, 3])] == [[0], [3, 1, 2]]
+    for users in ([3], [3, 1], [3, 4]):  # the model sees how many rows there are: whoever else comes, user 3 has one
+        assert rooms_of(blocks_of(stack, users)) == [1]
+    assert len(blocks_of(stack, [1, 4])) == 1
+    assert (rows_of(stack, np.array([1, 4])) == 0).all()
+    assert_same(rows_of(stack, np.array([3, 4])), rows_of(plain, np.array([3, 4])))

@@ -254,10 +254,11 @@ class Stacked:
         idle = ~(whole.steps.counts > 0).any(axis=1)
         rooms[idle] = rooms[~idle][-1] if not idle.all() else rooms[0]
         kinds, kind = np.unique(rooms, axis=0, return_inverse=True)
-        if len(kinds) == 1:
+        if len(kinds) > 1:
+            # Of one kind, those with most work stay first.
+            whole = whole.of_users(np.argsort(-kind.reshape(-1), kind="stable"))
+        elif not idle.any():
             return [whole]
-        order = np.argsort(-kind.reshape(-1), kind="stable")  # of one kind, those with most work stay first
-        whole = whole.of_users(order)
         ends = np.cumsum(np.bincount(kind.reshape(-1))[::-1]).tolist()
         return [
             whole.between(start, stop, dict(zip(fields, of_kind, strict=True)))
