@@ -7,6 +7,7 @@ from samples import LOCAL, cross_entropies, cross_entropy, population_of, small_
 from samples import linear_float32 as linear
 
 from clipline import Population, Training
+from clipline.engine.precision import PRECISIONS
 from clipline.errors import ModuleError, SettingError
 from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate
@@ -15,7 +16,7 @@ from clipline.training.options import Compute, Privacy
 TEST = population_of([3, 0, 9, 1, 40], seed=9)
 
 
-def training(rounds=5, population=None, model=None):
+def training(rounds=5, population=None, model=None, **options):
     return Training(
         model or linear(),
         cross_entropy,
@@ -25,6 +26,7 @@ def training(rounds=5, population=None, model=None):
         local=LOCAL,
         privacy=Privacy(noise_multiplier=0.5),
         seed=3,
+        **options,
     )
 
 
@@ -90,6 +92,27 @@ def test_the_next_rounds_train_while_one_is_measured():
 
     result = training().run([Noting(lambda model: {"waited": float(trained.wait(60))}, every=2)])
     assert result.reports[1].metrics == {"waited": 1.0}  # the metrics of round 1 came when round 3 had been trained
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_products_of_a_metric_are_rounded_as_the_precision_says_whatever_trains_meanwhile(precision):
+    def switches():
+        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+    class BetweenBlocks(Callback):
+        def on_round(self, report, state):
+            seen.append(switches())
+
+    def metric(model, batch):
+        seen.append(switches())
+        return cross_entropies(model, batch)
+
+    seen, before = [], switches()
+    assert before not in ((False, False), (True, True))  # as torch comes: neither of what is expected below
+    training(rounds=3, compute=Compute(precision=precision)).run([Evaluate(TEST, metric, every=1), BetweenBlocks()])
+    assert len(seen) == 6  # three of each
+    assert set(seen) == {(precision != "float32",) * 2}
+    assert switches() == before
 
 
 def test_an_error_in_a_metric_ends_the_run():

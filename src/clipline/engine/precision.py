@@ -46,11 +46,21 @@ def precision_context(precision: Precision, device: torch.device) -> Iterator[No
     "tf32" lets matrix products round their inputs to 10 bits, on a GPU that can, and is float32 elsewhere. "bf16" is
     autocast to bfloat16: products and convolutions in bfloat16, sums that need it in float32.
     """
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+    with tf32_switched(precision), autocast:
+        yield
+
+
+@contextmanager
+def tf32_switched(precision: Precision) -> Iterator[None]:
+    """Within, products of float32 are rounded to tf32 unless `precision` is float32; on leaving, as before.
+
+    These settings belong to the process: what another thread computes meanwhile follows them too.
+    """
     before = _Tf32Settings()
     before.use(precision != "float32")
     try:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
-            yield
+        yield
     finally:
         before.restore()
 

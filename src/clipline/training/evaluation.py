@@ -42,8 +42,9 @@ class Evaluate(Measuring):
     takes the model and returns named numbers, and there is no `metric`.
 
     The model is a copy of its own in eval mode, on the training's device and without gradients; frozen parameters are
-    shared with the training, and must not be written to. One thread measures one state after the other while the next
-    rounds train. Metrics have no noise: the guarantee does not cover the test users, and the training population itself
+    shared with the training, and must not be written to. It computes in float32, with products rounded to tf32 on a GPU
+    unless the training's precision is float32. One thread measures one state after the other while the next rounds
+    train. Metrics have no noise: the guarantee does not cover the test users, and the training population itself
     is refused. An object serves one run at a time.
     """
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..engine.isolation.guard import users_own
 from ..engine.kernels.noise import DeviceNoise
+from ..engine.precision import tf32_switched
 from ..engine.prefetch import Prefetch, draws_on_device
 from ..engine.problem import Problem
 from ..errors import CliplineError, failed, refuse
@@ -149,6 +150,8 @@ class Run:
                 callback.on_start(self._training, self._state)
                 on_error.callback(callback.close)
             on_error.enter_context(self._training.problem.notices.heard_by(self._waits))
+            # For the whole run: each block would switch them by itself, and metrics meanwhile come out by chance.
+            on_error.enter_context(tf32_switched(self._training.problem.precision))
             self._closing = on_error.pop_all()
         return self
 
