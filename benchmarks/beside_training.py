@@ -1,49 +1,55 @@
 """What do metrics and checkpoints add to a whole training on real users? Peer: the same training with neither.
 
-    python benchmarks/beside_training.py emnist_cr=benchmarks/.stores/emnist62 [so_lr=STORE ...] [--rounds 600] \
+    python benchmarks/beside_training.py emnist_cr=benchmarks/.stores/emnist62 [so_lr=STORE:800 ...] [--rounds 600] \
         [--device cuda] [--precision bf16] [--turns 2] [--record]
 
-To reach: at most 5%. `clipline train` from the start of the process to the report, with metrics every ten rounds (and
-checkpoints as often as they are written), and with metrics after the last round alone, by turns. One run of as many
-rounds comes first and is not counted: it compiles what the others load, and with fewer rounds nothing may be compiled.
+To reach: at most 5%. All that `clipline train` does once its modules are imported, from loading the data to the report:
+with metrics every ten rounds (and checkpoints as often as they are written), and with metrics after the last round
+alone, by turns in one process. One run of as many rounds comes first and is not counted: it compiles what the others
+find, and with fewer rounds nothing may be compiled. TASK=STORE:ROUNDS gives a task its own number of rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import contextlib
+import io
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import recording
+import torch
 
-SOURCE = Path(__file__).resolve().parents[1] / "src"
+import clipline
+from clipline.cli.train import run
+
+EVERY = 10  # rounds: as often metrics are measured
 
 
-def seconds(task: str, store: str, every: int, wanted: argparse.Namespace, scratch: Path, number: int) -> float:
-    """Of one `clipline train`, start and report included."""
-    command = [sys.executable, "-m", "clipline", "train", task, "--data", store, "--rounds", str(wanted.rounds)]
-    command += ["--cohort-size", str(wanted.users), "--device", wanted.device, "--precision", wanted.precision]
-    command += ["--evaluate-every", str(every), "--seed", str(number), "--out", str(scratch / f"{task}-{number}")]
-    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
-    cache = {"CLIPLINE_CACHE_DIR": str(scratch / "programs"), "TRITON_CACHE_DIR": str(scratch / "triton")}
+def seconds(task: str, store: str, every: int, rounds: int, wanted: argparse.Namespace, out: Path) -> float:
+    """Of one training, from its data to its report."""
+    named = clipline.task_named(task)
+    settings = replace(
+        named.settings, data=store, population_size=None, test_users=None, rounds=rounds, cohort_size=wanted.users,
+        device=wanted.device, precision=wanted.precision, evaluate_every=every, seed=len(list(out.parent.iterdir())),
+    )  # fmt: skip
+    said = io.StringIO()
     begun = time.perf_counter()
-    done = subprocess.run(
-        command, env={**os.environ, **cache, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"clipline train {task} failed: {done.stderr.strip()[-400:]}")
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        run(named, settings, out, None, False, report=True)
+    if wanted.device.startswith("cuda"):
+        torch.cuda.synchronize()
     return time.perf_counter() - begun
 
 
 def main() -> None:
     """Measure by turns, print, and record if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trainings", nargs="+", metavar="TASK=STORE")
+    parser.add_argument("trainings", nargs="+", metavar="TASK=STORE[:ROUNDS]")
     parser.add_argument("--rounds", type=int, default=600)
     parser.add_argument("--users", type=int, default=100, help="a round")
     parser.add_argument("--device", default="cpu")
@@ -54,22 +60,27 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="beside-training-") as folder:
         for training in wanted.trainings:
-            task, _, store = training.partition("=")
+            task, _, where = training.partition("=")
+            store, _, own = where.partition(":")
+            rounds = int(own or wanted.rounds)
             taken: dict[str, list[float]] = {"without": [], "with": []}
-            seconds(task, store, wanted.rounds, wanted, Path(folder), 0)
+            begun = time.perf_counter()
+            seconds(task, store, rounds, rounds, wanted, Path(folder) / f"{task}-first")
+            print(f"{task}: {time.perf_counter() - begun:.1f} s, not counted", file=sys.stderr, flush=True)
             for turn in range(wanted.turns):
-                for name, every in (("without", wanted.rounds), ("with", 10)):
-                    number = 1 + 2 * turn + (name == "with")
-                    taken[name].append(seconds(task, store, every, wanted, Path(folder), number))
-                    print(f"{task}, {name} metrics every ten rounds: {taken[name][-1]:.1f} s", flush=True)
+                for name, every in (("without", rounds), ("with", EVERY)):
+                    out = Path(folder) / f"{task}-{turn}-{name}"
+                    taken[name].append(seconds(task, store, every, rounds, wanted, out))
+                    print(f"{task}, {name} metrics: {taken[name][-1]:.2f} s", file=sys.stderr, flush=True)
             plain, measured = statistics.median(taken["without"]), statistics.median(taken["with"])
-            spread = [", ".join(f"{one:.1f}" for one in taken[name]) for name in ("without", "with")]
-            rows.append((f"{task}, {wanted.rounds} rounds", *spread, f"{100 * (measured / plain - 1):+.1f}%"))
-    text = recording.table(("run", "without, s", "with, s", "longer by"), rows)
+            spread = [", ".join(f"{one:.2f}" for one in taken[name]) for name in ("without", "with")]
+            rows.append((f"{task}, {rounds} rounds", *spread, f"{100 * (measured / plain - 1):+.1f}%"))
+    text = recording.table(("training", "without, s", "with, s", "longer by"), rows)
     print(text)
     if wanted.record:
-        about = f"`{recording.command_line()}`, {recording.machine(wanted.device)}. Wanted: at most 5%."
-        recording.record(f"Metrics beside training on {wanted.device}", f"{about}\n\n{text}")
+        about = f"`{recording.command_line()}`, {recording.machine(wanted.device)}."
+        what = f"{wanted.users} real users a round; metrics every {EVERY} rounds. Wanted: at most 5%."
+        recording.record(f"Metrics beside training on {wanted.device}", f"{about}\n{what}\n\n{text}")
 
 
 if __name__ == "__main__":
