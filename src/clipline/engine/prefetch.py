@@ -24,7 +24,6 @@ from .kernels.noise import DeviceNoise
 from .problem import Problem
 
 _FEW = 1 << 15  # numbers that are drawn in less time than threads take to wake up
-_FEW_ON_GPU = 1 << 11  # the same where a core launches the work of a GPU, and should do nothing else
 _STAGED = 1 << 13  # numbers, 64 KiB: so few are copied from any memory without waiting for what is under way (H200)
 
 
@@ -52,7 +51,7 @@ class BackgroundNoise:
         # All parts before any is drawn: drawing advances `rng`, from which the others jump.
         parts = list(part_generators(rng, count))
         self._pending: list[Future[object]] = []
-        if count < (_FEW_ON_GPU if self._device.type == "cuda" else _FEW):
+        if count < _FEW:
             for part, where in parts:
                 part.standard_normal(out=array[where])
             return
