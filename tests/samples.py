@@ -1,8 +1,10 @@
 """Small models, populations and scripts that several tests use."""
 
 import importlib.util
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import numpy as np
 import torch
@@ -105,14 +107,26 @@ def rows_of(trainer: OneByOne | Stacked, users: NDArray[np.int64], round_index: 
     """(users, dim): the updates of these users in this order, as `train` gives them."""
     problem = trainer.problem
     params = problem.model.initial if params is None else params
-    blocks = [updates.dense(problem.model.dim) for updates, _ in trainer.train([request(params, users, round_index)])]
+    wanted, places = [request(params, users, round_index)], []
+    with _noting_places(trainer, places) if isinstance(trainer, Stacked) else nullcontext():
+        blocks = [updates.dense(problem.model.dim) for updates, _ in trainer.train(wanted)]
     rows = torch.cat([params.new_zeros(0, problem.model.dim), *blocks])
-    order = np.arange(len(users))
-    if isinstance(trainer, Stacked):  # most work first
-        order = np.argsort(-problem.local.examples_of(problem.population, users), kind="stable")
+    order = np.concatenate(places) if places else np.arange(len(users))
     in_order = torch.empty_like(rows)
     in_order[torch.from_numpy(order)] = rows
     return in_order
+
+
+def _noting_places(stack: Stacked, places: list[NDArray[np.int64]]):
+    """Within, the places in the cohort of the users of each block that the stack yields are noted."""
+    updates_of = stack._updates_of
+
+    def noted(requests, trained):
+        for (part, _), found in zip(trained.stacks, updates_of(requests, trained), strict=True):
+            places.append(trained.block.places[part])
+            yield found
+
+    return mock.patch.object(stack, "_updates_of", noted)
 
 
 def aggregate(blocks, clip: float, dim: int, sampling=None):

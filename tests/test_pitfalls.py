@@ -13,6 +13,7 @@ from samples import (
     linear_model,
     one_round,
     population_of,
+    request,
     small_population,
     summed,
 )
@@ -306,6 +307,22 @@ def test_pitfall_the_lattice_shows():
     total = ClippedSum(torch.full((101,), 1 / 3, dtype=torch.float64), 1.0, SAMPLING)
     mean = GaussianMechanism(1, 1.0).release(total, np.random.default_rng(0)).mean
     assert torch.equal(mean * 2**20, (mean * 2**20).round())
+
+
+@pytest.mark.parametrize("engine", ["one-by-one", "stacked"])
+def test_pitfall_a_norm_rounded_by_company(engine):
+    """Users of one norm, and a clip of just that norm: if company moved a norm by an ulp, all bits would flip."""
+    cohorts = [np.arange(users) for users in (1, 2, 7, 19, 20, 40, 63, 64)]
+    for seed in range(4):
+        x = np.random.default_rng(seed).normal(size=400).astype(np.float32)
+        alike = Population.from_arrays(np.arange(64), x=np.repeat(x[None], 64, axis=0), y=np.zeros(64, np.int64))
+        made = training(alike, linear_model(400, 10, dtype=torch.float32), engine=engine, population_size=64)
+        params = made.problem.model.initial
+        found = [next(iter(made.trainer.train([request(params, users)])))[0].norms() for users in cohorts]
+        norm = max(float(norms.max()) for norms in found)
+        for clip, bit in ((norm, 0.5), (math.nextafter(norm, 0.0), -0.5)):
+            counts = [float(summed(made, params, users, clip=clip)[-1]) for users in cohorts]
+            assert counts == [bit * len(users) for users in cohorts]
 
 
 @pytest.mark.parametrize("engine", ["one-by-one", "stacked"])

@@ -174,3 +174,52 @@ def test_no_clipped_update_of_many_equal_numbers_is_longer_than_the_clip(size):
         scale, _ = clip_factors(Updates([Dense(0, row)]).norms(), 1.0)
         clipped = float(scale[0]) * float(row[0, 0])
         assert Fraction(clipped) ** 2 * size <= 1  # exactly
+
+
+def len_and_sum(widths):
+    return f"{len(widths)} of {sum(widths)}"
+
+
+BLOCKS = [slice(0, 1), slice(3, 5), slice(1, 20), slice(7, 40), slice(0, 69), slice(2, 70)]
+
+
+def pieces_of(widths, dtype, users=70):
+    rng = torch.Generator().manual_seed(0)
+    return [torch.randn(users, width, generator=rng, dtype=torch.float64).to(dtype) for width in widths]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "widths", [(1,), (1023,), (4010,), (300_001,), (7,) * 60, (5000, 10, 1025, 1)], ids=len_and_sum
+)
+def test_a_norm_is_the_same_to_the_last_bit_whoever_else_is_in_the_block(widths, dtype, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        pieces = pieces_of(widths, dtype)
+        together = Updates([Dense(0, piece) for piece in pieces]).norms()
+        for users in BLOCKS:
+            assert torch.equal(Updates([Dense(0, piece[users]) for piece in pieces]).norms(), together[users])
+    finally:
+        torch.set_num_threads(before)
+    exact = [math.sqrt(math.fsum(x * x for piece in pieces for x in piece[user].tolist())) for user in (0, 69)]
+    assert together[[0, 69]].tolist() == pytest.approx(exact, rel=1e-15)
+
+
+def test_the_norm_of_rows_does_not_depend_on_padding_for_others():
+    rng = torch.Generator().manual_seed(0)
+    values, bias = torch.randn(3, 50, 600, generator=rng), torch.randn(3, 10, generator=rng)
+    values[0, 13:], values[2, 31:] = 0.0, 0.0  # padding: user 1 alone touches 50 rows
+    places = torch.arange(50).expand(3, 50)
+    together = Updates([Rows(0, 50, places, values), Dense(30_000, bias)]).norms()
+    for user, touched in ((0, 13), (2, 31)):
+        own = Rows(0, 50, places[:1, :touched], values[user : user + 1, :touched])
+        assert Updates([own, Dense(30_000, bias[user : user + 1])]).norms() == together[user]
+
+
+def test_measuring_a_norm_changes_no_update():
+    pieces = pieces_of([4010, 3], torch.float64)
+    copies = [piece.clone() for piece in pieces]
+    Updates([Dense(0, piece) for piece in pieces]).norms()
+    assert all(map(torch.equal, pieces, copies))

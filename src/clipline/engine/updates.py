@@ -11,6 +11,7 @@ from torch import Tensor
 from .precision import kernels_in_use
 from .single_step.updates import FactoredUpdates
 from .sparse.updates import OuterProductUpdates
+from .user_sums import squares_by_leaf, sum_columns
 
 try:
     from .kernels import block_sums_triton as block_sums
@@ -71,20 +72,15 @@ class Dense:
         return self.formed().abs().amax(dim=1) if self.values[:1].numel() else self.values.new_zeros(len(self))
 
     def squares(self, unit: Tensor | None = None) -> Tensor:
-        """(users,) float64: sums of squares, of the values divided by unit (users,) if given.
+        """(users, parts) float64: squares of the values, divided by unit (users,) if given, added up in part.
 
-        No overflow: a float32 squared is far inside float64.
+        Parts, here and below, are a user's own to the last bit, and so is their number: see `user_sums`.
         """
         if unit is not None:
             return Dense(0, self.formed() / unit.unsqueeze(1)).squares()
         if _by_triton(self.values):
             return block_sums.squares(self.values, self.before)
-        if self.values.device.type != "cpu":
-            norms: Tensor = torch.linalg.vector_norm(self.formed(), dim=1, dtype=torch.float64)
-            return norms.square()
-        # torch sums pairwise, here and over the chunks: the error stays far below the margin of the clip.
-        sums = [self.formed(part).double().square_().sum(dim=1) for part in _column_chunks(self.values)]
-        return torch.stack(sums).sum(dim=0) if sums else torch.zeros(len(self.values), dtype=torch.float64)
+        return squares_by_leaf(self.formed())
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
         """Add sum over users of scale (users,) times their values, in float64, to total (dim,).
@@ -143,10 +139,13 @@ class Rows:
         return change if self.used is None else change.masked_fill_(~self.used.unsqueeze(2), 0.0)
 
     def squares(self, unit: Tensor | None = None) -> Tensor:
-        """(users,) float64: sums of squares, of the values divided by unit (users,) if given."""
+        """(users, parts) float64: squares of the values, divided by unit (users,) if given, added up in part.
+
+        The padding that a stack has is the user's own; users who were trained one by one are padded to the longest.
+        """
         if self.before is not None and unit is None and _by_triton(self.values):
             return block_sums.squares(self.values.flatten(1), self.before.flatten(1), self.used)
-        return Dense(0, self.formed().flatten(1)).squares(unit)
+        return sum_columns(Dense(0, self.formed().flatten(1)).squares(unit)).unsqueeze(1)
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
         """Add sum over users of scale (users,) times their rows, in float64, to total (dim,); scale 0 adds nothing."""
@@ -205,7 +204,7 @@ class ChannelsLast:
         return Dense(0, self.values).greatest()
 
     def squares(self, unit: Tensor | None = None) -> Tensor:
-        """(users,) float64: sums of squares, of the values divided by unit (users,) if given."""
+        """(users, parts) float64: squares of the values, divided by unit (users,) if given, added up in part."""
         return Dense(0, self.values).squares(unit)
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
@@ -241,13 +240,16 @@ class Updates:
         return len(self.pieces[0])
 
     def norms(self) -> Tensor:
-        """(users,) float64: the L2 norm of what will be summed; infinite or NaN where an update is."""
+        """(users,) float64: the L2 norm of what will be summed; infinite or NaN where an update is.
+
+        A function of the user's own update to the last bit, whoever else is in the block: a bit depends on it.
+        """
         if self.pieces[0].dtype != torch.float64:
-            return torch.stack([piece.squares() for piece in self.pieces]).sum(dim=0).sqrt()
+            return sum_columns(torch.cat([piece.squares() for piece in self.pieces], dim=1)).sqrt()
         # The square of a float64 may overflow or underflow: divide by the largest entry first.
         greatest = torch.stack([piece.greatest() for piece in self.pieces]).amax(dim=0)
         unit = greatest.clamp(min=torch.finfo(torch.float64).tiny)
-        return unit * torch.stack([piece.squares(unit) for piece in self.pieces]).sum(dim=0).sqrt()
+        return unit * sum_columns(torch.cat([piece.squares(unit) for piece in self.pieces], dim=1)).sqrt()
 
     def add_to(self, totals: Tensor, scale: Tensor, runs: Tensor | None = None) -> None:
         """Add each update times its scale (users,) to the row of totals (runs, dim) of its run (users,), in float64.

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from clipline.engine.kernels import convolution
+from clipline.engine.precision import kernels_switched
 from clipline.engine.updates import Dense, Rows, Updates, block_sums
 
 DOUBLE = torch.float64
@@ -30,6 +31,28 @@ def test_norms_and_sums_on_a_gpu_are_those_of_float64(dtype, width):
     assert (error <= 1e-14 * (1 + scale @ values.double().abs())).all()
     updates.pieces[0].values[3, 0] = torch.inf
     assert not updates.norms()[3].isfinite()
+
+
+@needs_gpu
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("width", [1, 250, 1023, 9_001, 70_001, 600_000])
+def test_a_norm_on_a_gpu_is_the_same_to_the_last_bit_whoever_else_is_in_the_block(width, kernels):
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    after, before = (torch.randn(130, width, generator=generator, device="cuda") for _ in range(2))
+    bias = torch.randn(130, 62, generator=generator, device="cuda")
+    used = torch.ones(130, 1, dtype=torch.bool, device="cuda")
+
+    def norms(users):  # slices begin at any place in memory
+        dense = Updates([Dense(0, after[users], before[users]), Dense(width, bias[users])]).norms()
+        shared = Updates([Dense(0, after[users], before[:1]), Dense(width, bias[users])]).norms()
+        places = torch.zeros(len(dense), 1, dtype=torch.int64, device="cuda")
+        rows = Rows(0, 1, places, after[users].unsqueeze(1), used[users], before[users].unsqueeze(1))
+        return torch.stack([dense, shared, Updates([rows]).norms()])
+
+    with kernels_switched(kernels):
+        together = norms(slice(0, 130))
+        for users in (slice(0, 1), slice(3, 5), slice(1, 20), slice(7, 40), slice(0, 129), slice(1, 130)):
+            assert torch.equal(norms(users), together[:, users])
 
 
 @needs_gpu
@@ -64,7 +87,7 @@ def test_rows_that_began_somewhere_are_those_with_the_beginning_subtracted_and_p
     formed = Rows(5, 50, places, (after - before) * used.unsqueeze(2))
     later = Rows(5, 50, places, after, used, before)
     scale = torch.linspace(0, 1, 7, dtype=DOUBLE, device=device)
-    torch.testing.assert_close(later.squares(), formed.squares(), rtol=1e-14, atol=0)
+    torch.testing.assert_close(Updates([later]).norms(), Updates([formed]).norms(), rtol=1e-14, atol=0)
     totals = [torch.ones(5 + 50 * 600, dtype=DOUBLE, device=device) for _ in range(2)]
     for rows, total in zip((formed, later), totals, strict=True):
         rows.add_to(total, scale)

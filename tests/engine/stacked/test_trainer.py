@@ -362,3 +362,7 @@ def test_users_without_examples_make_no_group_of_their_own_and_nobody_elses_rows
     assert len(blocks_of(stack, [1, 4])) == 1
     assert (rows_of(stack, np.array([1, 4])) == 0).all()
     assert_same(rows_of(stack, np.array([3, 4])), rows_of(plain, np.array([3, 4])))
+    for users in ([3, 4], [0, 3, 4]):  # as on a GPU, where who has no step runs along: their rows exist
+        for block in blocks_of(stack, users):
+            assert int(block.examples["words"].max()) < block.rows["tags.weight"].rows.shape[1]
+            assert (block.examples["words"][(block.counts == 0).all(dim=1)] == 0).all()

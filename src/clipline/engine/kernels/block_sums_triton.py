@@ -72,9 +72,10 @@ def _add_scaled(
 
 
 def squares(values: Tensor, before: Tensor | None = None, used: Tensor | None = None) -> Tensor:
-    """(users,) float64: sums of squares of values (users, width), minus before (1 or users, width) if given.
+    """(users, parts) float64: squares of values (users, width), minus before (1 or users, width) if given, in parts.
 
-    With `used` (users, rows) the columns are rows of equal width, and those that are not used count as 0.
+    With `used` (users, rows) the columns are rows of equal width, and those that are not used count as 0. The number of
+    parts depends on the width alone, and each is summed by a program of its own: nobody else is in it.
     """
     users, width = values.shape
     parts = max(1, min(64, triton.cdiv(width, 8192)))
@@ -86,10 +87,11 @@ def squares(values: Tensor, before: Tensor | None = None, used: Tensor | None = 
         values, start_pointer, values if used is None else used.contiguous(), sums, width, share, values.stride(0),
         start_stride, row_width, before is not None, used is not None, 1024, num_warps=4,
     )  # fmt: skip
-    return sums.sum(dim=1) if parts > 1 else sums[:, 0]
+    return sums
 
 
-@triton.jit
+# The same machine code wherever a user's numbers lie: compiled for aligned ones, it would add in another order.
+@triton.jit(do_not_specialize=["values", "before", "used", "stride", "start_stride"])
 def _squares(
     values, before, used, sums, width, share, stride, start_stride, row_width,
     SUBTRACT: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,

@@ -16,6 +16,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..user_sums import squares_by_leaf, sum_columns
+
 _CHUNK = 1 << 20  # numbers of a factor converted to float64 at a time
 _EPS = torch.finfo(torch.float64).eps
 
@@ -43,14 +45,14 @@ class FactoredUpdates:
         return (self.inputs.abs().amax(dim=2) * self.outputs.abs().amax(dim=2)).sum(dim=1)
 
     def squares(self, unit: Tensor | None = None) -> Tensor:
-        """(users,) float64: sums of squares, of the values divided by unit (users,) if given.
+        """(users, 1) float64: sums of squares, of the values divided by unit (users,) if given.
 
         Never too small by more than rounding of the result itself: where outer products cancel each other, what
         rounding may have hidden is added.
         """
         found = [self._squares(inputs, outputs, None if unit is None else unit[users])
                  for users, inputs, outputs in self._chunks]  # fmt: skip
-        return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+        return torch.cat(found).unsqueeze(1) if found else torch.zeros(0, 1, dtype=torch.float64)
 
     @staticmethod
     def _squares(inputs: Tensor, outputs: Tensor, unit: Tensor | None) -> Tensor:
@@ -59,11 +61,8 @@ class FactoredUpdates:
             inputs = inputs / sizes[0][:, None, None]
             outputs = outputs / sizes[1][:, None, None] * (sizes[0] * (sizes[1] / unit))[:, None, None]
         if inputs.shape[1] == 1:
-            # Its kernel adds in 32 places at a time: 10^5 numbers are summed with an error far below the clip's margin.
-            products: Tensor = torch.linalg.vector_norm(inputs, dim=(1, 2)) * torch.linalg.vector_norm(
-                outputs, dim=(1, 2)
-            )
-            return products.square()
+            of_inputs, of_outputs = (sum_columns(squares_by_leaf(one.flatten(1))) for one in (inputs, outputs))
+            return of_inputs * of_outputs
         among_inputs, among_outputs = (torch.bmm(one, one.transpose(1, 2)) for one in (inputs, outputs))
         lengths = (among_inputs.diagonal(dim1=1, dim2=2) * among_outputs.diagonal(dim1=1, dim2=2)).sqrt().sum(dim=1)
         rounded = (inputs.shape[2] + outputs.shape[2] + inputs.shape[1] ** 2) * _EPS * lengths.square()

@@ -65,11 +65,17 @@ class TouchedRows:
 
 
 class RowUsage:
-    """Which of `height` rows appear in each user's numbers (users, ...). Larger numbers count as the last row."""
+    """Which of `height` rows appear in each user's numbers (users, ...). Larger numbers count as the last row.
 
-    def __init__(self, numbers: Tensor, height: int) -> None:
+    Whoever is `idle` (users,) has no example of their own, but another's to pad with: row 0 alone counts for them.
+    """
+
+    def __init__(self, numbers: Tensor, height: int, idle: NDArray[np.bool_] | None = None) -> None:
         self._shape, self._height = numbers.shape, height
         self._numbers = numbers.reshape(len(numbers), -1).long().clamp(0, height - 1)
+        if idle is not None and idle.any():
+            nobody = torch.from_numpy(idle).to(numbers.device, non_blocking=True)
+            self._numbers.masked_fill_(nobody.unsqueeze(1), 0)
         zeros = torch.zeros(len(numbers), height, dtype=torch.int64, device=numbers.device)
         self._present = zeros.scatter_(1, self._numbers, 1)
         self._rank = self._present.cumsum(dim=1)  # of each row among those that the user touches, from 1

@@ -13,13 +13,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..user_sums import squares_by_leaf, sum_columns
 from .native import call
 from .outer_products import SortedTerms, SparseOuterProducts, TermPointers, locate_terms, sort_terms
 
 _MAX_FORMED = 1 << 18  # numbers formed at a time by torch's operations, to fit the cache
-_MAX_ROWS = (
-    1 << 10
-)  # at a time: their squares are added in sequence, the sums of chunks pairwise, which bounds the error
+_MAX_ROWS = 1 << 10  # the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,19 +55,26 @@ class OuterProductUpdates:
         return most
 
     def squares(self, unit: Tensor | None = None) -> Tensor:
-        """(users,) float64: sums of squares, of the values divided by unit (users,) if given."""
+        """(users, 1) float64: sums of squares, of the values divided by unit (users,) if given.
+
+        Each is a function of the user's own rows, to the last bit: see `user_sums`.
+        """
         library = self.library
         if library is not None:
             sums, lost = torch.zeros(2, len(self), dtype=torch.float64)
             units = torch.ones_like(sums) if unit is None else unit
             call(library.squares, *self._c_arguments, units, sums, lost)
-            found: Tensor = sums + lost
-            return found
-        parts = [torch.zeros(len(self), dtype=torch.float64)]
+            return (sums + lost).unsqueeze(1)
+        sums_of_rows = [torch.zeros(0, dtype=torch.float64)]
         for _, owners, values in self._row_chunks():
             wide = values.double() if unit is None else values / unit[owners].unsqueeze(1)
-            parts.append(torch.zeros_like(parts[0]).index_add_(0, owners, wide.square_().sum(dim=1)))
-        return torch.stack(parts).sum(dim=0)
+            sums_of_rows.append(sum_columns(squares_by_leaf(wide)))
+        owners, order = self._sorted.owners.sort(stable=True)
+        counts = torch.bincount(owners, minlength=len(self))
+        number = torch.arange(len(owners)) - (counts.cumsum(dim=0) - counts)[owners]  # of each row among its user's
+        by_user = torch.zeros(len(self), int(counts.max()), dtype=torch.float64)
+        by_user[owners, number] = torch.cat(sums_of_rows)[order]
+        return sum_columns(by_user).unsqueeze(1)
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
         """Add sum over users of scale (users,) times their rows, in float64, to total (dim,).

@@ -245,20 +245,17 @@ class Stacked:
         that the blocks are slices: on a GPU few operations to launch count for more than small ones.
         """
         fields, examples, rows = self.problem.row_fields, dict(whole.examples), dict[str, TouchedRows]()
-        named = {name: RowUsage(examples[field], self._shapes[name][0]) for name, field in fields.items()}
+        idle = ~(whole.steps.counts > 0).any(axis=1)
+        named = {name: RowUsage(examples[field], self._shapes[name][0], idle) for name, field in fields.items()}
         rooms = np.stack([one.rooms(MIN_ROOM) for one in named.values()], axis=1)
+        rooms[idle] = rooms[~idle][-1] if not idle.all() else rooms[0]  # they have no step: any group will do
         for (name, field), largest in zip(fields.items(), rooms.max(axis=0).tolist(), strict=True):
             rows[name], examples[field] = named[name].touched(largest)
         whole = replace(whole, examples=examples, rows=rows)
-        # Who has no example was given another's to pad with, and has no step: any group will do.
-        idle = ~(whole.steps.counts > 0).any(axis=1)
-        rooms[idle] = rooms[~idle][-1] if not idle.all() else rooms[0]
         kinds, kind = np.unique(rooms, axis=0, return_inverse=True)
-        if len(kinds) > 1:
-            # Of one kind, those with most work stay first.
-            whole = whole.of_users(np.argsort(-kind.reshape(-1), kind="stable"))
-        elif not idle.any():
+        if len(kinds) == 1:
             return [whole]
+        whole = whole.of_users(np.argsort(-kind.reshape(-1), kind="stable"))  # of one kind, most work stays first
         ends = np.cumsum(np.bincount(kind.reshape(-1))[::-1]).tolist()
         return [
             whole.between(start, stop, dict(zip(fields, of_kind, strict=True)))
