@@ -64,7 +64,8 @@ class OuterProductUpdates:
             sums, lost = torch.zeros(2, len(self), dtype=torch.float64)
             units = torch.ones_like(sums) if unit is None else unit
             call(library.squares, *self._c_arguments, units, sums, lost)
-            return (sums + lost).unsqueeze(1)
+            found: Tensor = (sums + lost).unsqueeze(1)
+            return found
         sums_of_rows = [torch.zeros(0, dtype=torch.float64)]
         for _, owners, values in self._row_chunks():
             wide = values.double() if unit is None else values / unit[owners].unsqueeze(1)

@@ -245,7 +245,7 @@ class Stacked:
         that the blocks are slices: on a GPU few operations to launch count for more than small ones.
         """
         fields, examples, rows = self.problem.row_fields, dict(whole.examples), dict[str, TouchedRows]()
-        idle = ~(whole.steps.counts > 0).any(axis=1)
+        idle: NDArray[np.bool_] = (whole.steps.counts == 0).all(axis=1)
         named = {name: RowUsage(examples[field], self._shapes[name][0], idle) for name, field in fields.items()}
         rooms = np.stack([one.rooms(MIN_ROOM) for one in named.values()], axis=1)
         rooms[idle] = rooms[~idle][-1] if not idle.all() else rooms[0]  # they have no step: any group will do
