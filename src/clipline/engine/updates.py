@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .isolation.user_sums import squares_by_leaf, sum_columns
 from .precision import kernels_in_use
 from .single_step.updates import FactoredUpdates
 from .sparse.updates import OuterProductUpdates
-from .user_sums import squares_by_leaf, sum_columns
 
 try:
     from .kernels import block_sums_triton as block_sums

@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..user_sums import squares_by_leaf, sum_columns
+from ..isolation.user_sums import squares_by_leaf, sum_columns
 
 _CHUNK = 1 << 20  # numbers of a factor converted to float64 at a time
 _EPS = torch.finfo(torch.float64).eps

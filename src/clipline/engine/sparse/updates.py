@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..user_sums import squares_by_leaf, sum_columns
+from ..isolation.user_sums import squares_by_leaf, sum_columns
 from .native import call
 from .outer_products import SortedTerms, SparseOuterProducts, TermPointers, locate_terms, sort_terms
 
