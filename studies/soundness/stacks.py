@@ -1,7 +1,8 @@
-"""Rows 2a, 2b and 8: what a user sees of the others in a block: the width of batches, the mode, the rounding."""
+"""Rows 2a, 2b, 8, 15: what a user sees of the others in a block: batch width, mode, rounding of updates and norms."""
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -26,6 +27,8 @@ from clipline import LocalSGD
 
 TARGET = "z"  # comes last: nobody's place changes
 NAMES = [f"u{number:02}" for number in range(40)]
+ALIKE, FEATURES, SEEDS = 64, 400, 8  # row 15: users with the same example, its numbers, and how many examples are tried
+ULPS = 8  # as many clips are tried on either side of the norm, a unit in the last place apart
 
 
 def normalised(zero: bool) -> nn.Module:
@@ -130,6 +133,36 @@ def rounding(engine: str) -> tuple[float, float]:
     return clips(*sums, clip=clip), bits(*sums)
 
 
+def norms_moved(engine: str) -> float:
+    """The most by which the sum of the bits moves, over some examples and all clips near the norm of the update."""
+    return max(_most_moved(engine, seed) for seed in range(SEEDS))
+
+
+def _most_moved(engine: str, seed: int) -> float:
+    x = np.random.default_rng(seed).normal(size=(1, FEATURES)).astype(np.float32)
+    one: Fields = {"x": x, "y": np.zeros(1, np.int64)}
+    users = {**{f"u{number:02}": one for number in range(ALIKE - 1)}, TARGET: one}
+    torch.manual_seed(0)
+    model = nn.Linear(FEATURES, 10)
+    trainings = [
+        (training_of(model, cross_entropies, some, LocalSGD(0.1), engine=engine), list(some))
+        for some in (users, without(users, TARGET))
+    ]
+    whole = private_sum(*trainings[0], clip=1e6)  # nobody is clipped: as many times the update as there are users
+    near = _neighbours(math.hypot(*whole[:-1].tolist()) / ALIKE)  # torch's norm is off by up to 17 units
+    sums = [[private_sum(*training, clip=clip) for clip in near] for training in trainings]
+    # The norms lie between the clips that were tried, or the attack has shown nothing.
+    for found, count in zip(sums, (ALIKE, ALIKE - 1), strict=True):
+        assert [float(found[place][-1]) for place in (0, -1)] == [-count / 2, count / 2]
+    return max(bits(*pair) for pair in zip(*sums, strict=True))
+
+
+def _neighbours(norm: float) -> list[float]:
+    """It and the float64 numbers next to it, ascending: as whole numbers, their bits count up."""
+    found: list[float] = (np.array(norm).view(np.int64) + np.arange(-ULPS, ULPS + 1)).view(np.float64).tolist()
+    return found
+
+
 ATTACKS = [
     Attack(
         "2a",
@@ -164,6 +197,22 @@ ATTACKS = [
             Measure("bits", "the same, sum of the bits", "at most 0.5", lambda: rounding("stacked")[1]),
             Measure("clips alone", "user removed, one by one, clips", "at most 1", lambda: rounding("one-by-one")[0]),
             Measure("bits alone", "the same, sum of the bits", "at most 0.5", lambda: rounding("one-by-one")[1]),
+        ],
+    ),
+    Attack(
+        "15",
+        "Rounding of norms set by others",
+        f"{ALIKE} users with the same example of {FEATURES} numbers, all sampled, one of whom is removed; float32, one "
+        f"step of a linear model. The most over {SEEDS} examples and {2 * ULPS + 1} clips: the norm of the update and "
+        f"the {ULPS} float64 numbers on either side of it. Found after the others: *before* is commit 933b4b8 here.",
+        [
+            Measure(
+                "one by one",
+                f"one by one: a user of {ALIKE} who are alike is removed: the sum of the bits moves by",
+                "at most 0.5",
+                lambda: norms_moved("one-by-one"),
+            ),
+            Measure("stacked", "the same, stacked", "at most 0.5", lambda: norms_moved("stacked")),
         ],
     ),
 ]

@@ -68,7 +68,7 @@ def test_two_attacks_are_measured_and_say_on_which_commit(tmp_path):
 def test_rows_that_do_not_exist_are_refused_with_those_that_do(run, tmp_path):
     code, said = run("--only", "12,99", "--json", tmp_path / "figures.json")
     assert code == 2
-    assert "the rows are 1, 2a, 2b, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14" in said
+    assert "the rows are 1, 2a, 2b, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15" in said
     assert not (tmp_path / "figures.json").exists()
 
 
@@ -87,15 +87,23 @@ def test_the_page_sets_the_figures_of_two_commits_side_by_side(run, tmp_path):
     assert "| the same by two workers, clips | not measured | 1 + 2e-08 | at most 1 |" in lines
     assert any("commit aaa, torch 2.0, 7 s" in line for line in lines)
     assert any("commit bbb, 2026-11-16, torch 2.1, 8 s" in line for line in lines)
-    assert sum(line.startswith("## ") for line in lines) == 15
-    assert lines.count("| what | before | after | the promise |") == 15
+    assert sum(line.startswith("## ") for line in lines) == 16
+    assert lines.count("| what | before | after | the promise |") == 16
 
 
 def test_the_stored_figures_of_before_have_every_row():
     record = json.loads((SCRIPTS / "before.json").read_text())
-    assert len(record["figures"]) == 15
+    assert len(record["figures"]) == 16
     assert not any("the attack failed" in str(value) for row in record["figures"].values() for value in row.values())
     assert record["figures"]["1"]["worst"] == pytest.approx(82)  # 41 users, each from one side to the other
+    # 63 users who stay, each from -1/2 to 1/2 or back, and the half of the one who leaves.
+    assert record["figures"]["15"] == {"one by one": 63.5, "stacked": 63.5}
+
+
+def test_the_clips_near_a_norm_leave_out_no_number_even_at_a_power_of_two(study):
+    near = study["stacks"]._neighbours(2.0)
+    assert near[study["stacks"].ULPS] == 2.0
+    assert near[1:] == [math.nextafter(clip, math.inf) for clip in near[:-1]]
 
 
 def test_the_area_counts_pairs_in_order_and_ties_by_half(tools):
