@@ -10,7 +10,6 @@ the end change nothing, and the error is one rounding for each halving.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 _LEAF = 1024  # columns that are first added up by themselves: any number of such groups can be done at a time
@@ -20,7 +19,7 @@ _CHUNK = 1 << 22  # the same on a GPU, to bound memory
 
 def sum_columns(values: Tensor) -> Tensor:
     """(users,): the sum of each row of values (users, any)."""
-    return _halved(_padded(values, _power_of_two(values.shape[1])).clone())
+    return _halved(values.clone())
 
 
 def squares_by_leaf(values: Tensor) -> Tensor:
@@ -30,34 +29,27 @@ def squares_by_leaf(values: Tensor) -> Tensor:
     """
     users, width = values.shape
     whole, rest = divmod(width, _LEAF)
-    sums = [values.new_zeros(users, 0, dtype=torch.float64)]
+    parts = values.new_zeros(users, whole + (rest > 0), dtype=torch.float64)
     step = max(1, (_CACHED if values.device.type == "cpu" else _CHUNK) // (_LEAF * max(1, users)))
+    squares = values.new_empty(users, min(step, whole), _LEAF, dtype=torch.float64)
     for first in range(0, whole, step):
-        last = min(first + step, whole)
-        squares = _squared(values[:, first * _LEAF : last * _LEAF])
-        sums.append(_halved(squares.view(users, last - first, _LEAF)))
+        leaves = squares[:, : min(step, whole - first)]
+        end = first + leaves.shape[1]
+        leaves.copy_(values[:, first * _LEAF : end * _LEAF].view(leaves.shape))
+        parts[:, first:end] = _halved(leaves.square_())
     if rest:
-        sums.append(_halved(_padded(_squared(values[:, -rest:]), _power_of_two(rest))).unsqueeze(1))
-    return torch.cat(sums, dim=1)
-
-
-def _squared(values: Tensor) -> Tensor:
-    return values.to(torch.float64, copy=True).square_()
+        parts[:, -1] = _halved(values[:, -rest:].to(torch.float64, copy=True).square_())
+    return parts
 
 
 def _halved(values: Tensor) -> Tensor:
-    """(...): sums of values (..., a power of two). Writes into them."""
+    """(...): sums of values (..., any) by halves, as if columns of zeros made their number a power of two.
+
+    Writes into the values.
+    """
     width = values.shape[-1]
     while width > 1:
-        width //= 2
-        values[..., :width] += values[..., width : 2 * width]
-    return values[..., 0]
-
-
-def _padded(values: Tensor, width: int) -> Tensor:
-    """With columns of zeros at the end, as many as are missing."""
-    return values if values.shape[1] == width else F.pad(values, (0, width - values.shape[1]))
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << max(0, least - 1).bit_length()
+        half = 1 << (width - 1).bit_length() - 1
+        values[..., : width - half] += values[..., half:width]
+        width = half
+    return values[..., 0] if width else values.sum(dim=-1)

@@ -68,8 +68,8 @@ class OuterProductUpdates:
             return found
         sums_of_rows = [torch.zeros(0, dtype=torch.float64)]
         for _, owners, values in self._row_chunks():
-            wide = values.double() if unit is None else values / unit[owners].unsqueeze(1)
-            sums_of_rows.append(sum_columns(squares_by_leaf(wide)))
+            scaled = values if unit is None else values / unit[owners].unsqueeze(1)
+            sums_of_rows.append(sum_columns(squares_by_leaf(scaled)))
         owners, order = self._sorted.owners.sort(stable=True)
         counts = torch.bincount(owners, minlength=len(self))
         number = torch.arange(len(owners)) - (counts.cumsum(dim=0) - counts)[owners]  # of each row among its user's
