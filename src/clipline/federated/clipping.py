@@ -108,13 +108,15 @@ def clip_factors(norms: Tensor, clip: float | Tensor) -> tuple[Tensor, Tensor]:
     """The factors that clip updates of these norms (users,) float64, and which are within the clip: (users,) each.
 
     `clip` is one number, or (users,). The factor is exactly 1 within the clip. Otherwise the clipped norm is a few ulps
-    below the clip, never above. A norm that is not finite gets factor 0 and is not within.
+    below the clip, never above. A norm that is not finite gets factor 0 and is not within; so does one for which the
+    factor would be a denormal number, whose few bits could be rounded up to twice the clip.
     """
     double = torch.finfo(torch.float64)
     within = norms <= (clip.clamp(max=double.max) if isinstance(clip, Tensor) else min(clip, double.max))
     just_inside = clip * (1 - _MARGIN * double.eps)
     # An infinite norm gives 0. NaN becomes 0, and so does the infinity that a tiny norm would give.
-    return (just_inside / norms).nan_to_num_(nan=0.0, posinf=0.0).masked_fill_(within, 1.0), within
+    factors = (just_inside / norms).nan_to_num_(nan=0.0, posinf=0.0)
+    return factors.masked_fill_(factors < double.tiny, 0.0).masked_fill_(within, 1.0), within
 
 
 def clip_rows(deltas: Tensor, clip: float) -> tuple[Tensor, Tensor]:

@@ -65,3 +65,20 @@ def test_channels_last_updates_are_those_of_the_weight():
     torch.testing.assert_close(*totals)
     torch.testing.assert_close(Updates([last]).norms(), Updates([plain]).norms())
     assert torch.equal(Updates([last]).dense(98), Updates([plain]).dense(98))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 45, 53), (2, 45, 53), (3, 71, 83), (12, 33, 97)], ids=str)
+def test_a_norm_is_the_same_to_the_last_bit_whoever_else_is_in_the_block(shape, dtype, threads):
+    positions, width, height = shape
+    rng, before = torch.Generator().manual_seed(0), torch.get_num_threads()
+    inputs = torch.randn(129, positions, width, generator=rng, dtype=torch.float64).to(dtype)
+    outputs = torch.randn(129, positions, height, generator=rng, dtype=torch.float64).to(dtype)
+    torch.set_num_threads(threads)
+    try:
+        together = Updates([FactoredUpdates(0, inputs, outputs)]).norms()
+        for users in (slice(0, 1), slice(1, 2), slice(3, 5), slice(1, 20), slice(0, 128), slice(1, 129)):
+            assert torch.equal(Updates([FactoredUpdates(0, inputs[users], outputs[users])]).norms(), together[users])
+    finally:
+        torch.set_num_threads(before)

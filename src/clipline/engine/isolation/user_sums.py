@@ -19,7 +19,7 @@ _CHUNK = 1 << 22  # the same on a GPU, to bound memory
 
 def sum_columns(values: Tensor) -> Tensor:
     """(users,): the sum of each row of values (users, any)."""
-    return _halved(values.clone())
+    return _added_up(values.clone())
 
 
 def squares_by_leaf(values: Tensor) -> Tensor:
@@ -36,16 +36,16 @@ def squares_by_leaf(values: Tensor) -> Tensor:
         leaves = squares[:, : min(step, whole - first)]
         end = first + leaves.shape[1]
         leaves.copy_(values[:, first * _LEAF : end * _LEAF].view(leaves.shape))
-        parts[:, first:end] = _halved(leaves.square_())
+        parts[:, first:end] = _added_up(leaves.square_())
     if rest:
-        parts[:, -1] = _halved(values[:, -rest:].to(torch.float64, copy=True).square_())
+        parts[:, -1] = _added_up(values[:, -rest:].to(torch.float64, copy=True).square_())
     return parts
 
 
-def _halved(values: Tensor) -> Tensor:
+def _added_up(values: Tensor) -> Tensor:
     """(...): sums of values (..., any) by halves, as if columns of zeros made their number a power of two.
 
-    Writes into the values.
+    Writes into the values: give what is not used again.
     """
     width = values.shape[-1]
     while width > 1:

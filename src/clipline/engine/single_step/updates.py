@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..isolation.user_sums import squares_by_leaf, sum_columns
+from .aligned import inner_products
 
 _CHUNK = 1 << 20  # numbers of a factor converted to float64 at a time
 _EPS = torch.finfo(torch.float64).eps
@@ -42,7 +43,7 @@ class FactoredUpdates:
         """(users,): at least the largest absolute value of each user; equal to it for one position."""
         if not self.inputs.numel() or not self.outputs.numel():
             return self.inputs.new_zeros(len(self))
-        return (self.inputs.abs().amax(dim=2) * self.outputs.abs().amax(dim=2)).sum(dim=1)
+        return sum_columns(self.inputs.abs().amax(dim=2) * self.outputs.abs().amax(dim=2))
 
     def squares(self, unit: Tensor | None = None) -> Tensor:
         """(users, 1) float64: sums of squares, of the values divided by unit (users,) if given.
@@ -63,10 +64,10 @@ class FactoredUpdates:
         if inputs.shape[1] == 1:
             of_inputs, of_outputs = (sum_columns(squares_by_leaf(one.flatten(1))) for one in (inputs, outputs))
             return of_inputs * of_outputs
-        among_inputs, among_outputs = (torch.bmm(one, one.transpose(1, 2)) for one in (inputs, outputs))
-        lengths = (among_inputs.diagonal(dim1=1, dim2=2) * among_outputs.diagonal(dim1=1, dim2=2)).sqrt().sum(dim=1)
+        products = inner_products(inputs) * inner_products(outputs)  # (users, positions, positions)
+        lengths = sum_columns(products.diagonal(dim1=1, dim2=2).sqrt())
         rounded = (inputs.shape[2] + outputs.shape[2] + inputs.shape[1] ** 2) * _EPS * lengths.square()
-        return (among_inputs * among_outputs).sum(dim=(1, 2)).clamp(min=0.0) + rounded
+        return sum_columns(products.flatten(1)).clamp(min=0.0) + rounded
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
         """Add sum over users of scale (users,) times their values, in float64, to total (dim,).
