@@ -15,6 +15,9 @@ USERS, FEATURES, CLASSES = 24, 36, 3
 MODELS = {
     "linear": lambda: nn.Linear(FEATURES, CLASSES),
     "tanh": lambda: nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, CLASSES)),
+    "odd": lambda: nn.Sequential(
+        nn.Linear(FEATURES, 33), nn.Tanh(), nn.Linear(33, 50), nn.Tanh(), nn.Linear(50, CLASSES)
+    ),
     "wide": lambda: nn.Sequential(nn.Linear(FEATURES, 300), nn.ReLU(), nn.Linear(300, CLASSES)),
     "layer norm": lambda: nn.Sequential(nn.Linear(FEATURES, 32), nn.LayerNorm(32), nn.Linear(32, CLASSES)),
     "group norm": lambda: nn.Sequential(nn.Linear(FEATURES, 32), nn.GroupNorm(4, 32), nn.Linear(32, CLASSES)),

@@ -343,7 +343,8 @@ class GroupNorm(nn.GroupNorm):
 @torch.library.custom_op("clipline::stacked_product", mutates_args=())
 def stacked_product(rows: Tensor, weight: Tensor) -> Tensor:
     """(users, rows, in) by (users, out, in) -> (users, rows, out)."""
-    return torch.bmm(rows, weight.transpose(1, 2))
+    out = torch.bmm(_aligned(rows), _aligned(weight, twice=True).transpose(1, 2))
+    return out[..., : weight.shape[1]].contiguous()
 
 
 @stacked_product.register_fake
@@ -354,12 +355,26 @@ def _(rows: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("clipline::stacked_product_weight", mutates_args=())
 def stacked_product_weight(grad: Tensor, rows: Tensor) -> Tensor:
     """The weight gradient, laid out as the weights are: autograd's own is transposed, and slow to subtract."""
-    return torch.bmm(grad.transpose(1, 2), rows)
+    out = torch.bmm(_aligned(grad).transpose(1, 2), _aligned(rows))
+    return out[:, : grad.shape[2], : rows.shape[2]].contiguous()
 
 
 @stacked_product_weight.register_fake
 def _(grad: Tensor, rows: Tensor) -> Tensor:
     return grad.new_empty(grad.shape[0], grad.shape[2], rows.shape[2])
+
+
+def _aligned(matrices: Tensor, twice: bool = False) -> Tensor:
+    """On cores, with columns (and rows, if `twice`) of zeros up to multiples of 64 bytes.
+
+    See `single_step/aligned.py`: else the library rounds by the place that a user has in the stack. Of 2,500 networks of two layers 6% gave a user
+    another norm without, none with; at most 10% of a round of small ones.
+    """
+    if matrices.device.type != "cpu":
+        return matrices
+    grain = 64 // matrices.element_size()
+    columns, rows = -matrices.shape[2] % grain, -matrices.shape[1] % grain if twice else 0
+    return F.pad(matrices, (0, columns, 0, rows)) if columns or rows else matrices
 
 
 def _product_setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -368,7 +383,9 @@ def _product_setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> N
 
 def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     rows, weight = ctx.saved_tensors
-    grad_rows = torch.bmm(grad, weight) if ctx.needs_input_grad[0] else None
+    grad_rows = None
+    if ctx.needs_input_grad[0]:
+        grad_rows = torch.bmm(_aligned(grad), _aligned(weight, twice=True))[..., : weight.shape[2]]
     grad_weight = stacked_product_weight(grad, rows) if ctx.needs_input_grad[1] else None
     return grad_rows, grad_weight
 
