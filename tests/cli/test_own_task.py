@@ -170,15 +170,20 @@ def test_an_interrupted_run_of_ones_own_is_resumed(mine, tmp_path, monkeypatch):
     flags = ["train", "mine.py", "--data", "store", "--workers", 1, "--seed", 1, "--rounds", 9]
     mine(*flags, "--out", "whole")
 
-    def interrupt(self, report, state):
-        if report.round_index == 0:  # once: the second Ctrl-C does not wait for the end of a round
-            os.kill(os.getpid(), signal.SIGINT)
+    def interrupted(at_round, *flags):
+        def interrupt(self, report, state):
+            if report.round_index == at_round:  # once: the second Ctrl-C does not wait for the end of a round
+                os.kill(os.getpid(), signal.SIGINT)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Progress, "on_round", interrupt)
-        _, out, _ = mine(*flags, "--out", "part")
+        with monkeypatch.context() as patch:
+            patch.setattr(Progress, "on_round", interrupt)
+            return mine(*flags)[1]
+
+    out = interrupted(0, *flags, "--out", "part")
     assert "interrupted: go on with  clipline train mine.py --resume part\n" in out
     (tmp_path / "store").rename(tmp_path / "moved")
+    out = interrupted(4, "train", "mine.py", "--resume", "part", "--data", "moved")
+    assert "go on with  clipline train mine.py --resume part --data moved\n" in out
     code, _, err = mine("train", "mine.py", "--resume", "part", "--data", "moved")
     assert code == 0, err
     assert Ledger.read(tmp_path / "part" / "ledger.jsonl").rounds == 9

@@ -261,3 +261,12 @@ def test_a_subset_is_the_chosen_users_with_all_their_rows():
 def test_a_population_gives_its_users_in_turn():
     population = Population.from_arrays(["b", "a", "b"], known_users=["c"], x=[1, 2, 3])
     assert [one["x"].tolist() for one in population] == [[2], [1, 3], []]
+
+
+def test_an_id_that_is_no_whole_number_changes_nobody_elses_identity():
+    x = np.arange(5.0)[:, None]
+    whole = Population.from_arrays(np.array([-1, 2, 3, 2**40, 5]), x=x)
+    among_fractions = Population.from_arrays(np.array([-1, 2, 3, 2**40, 5.5]), x=x)
+    users = [one.user_ids.tolist().index(number) for one in (whole, among_fractions) for number in (-1, 2, 3, 2**40)]
+    assert whole.identities(np.array(users[:4])).tolist() == among_fractions.identities(np.array(users[4:])).tolist()
+    assert among_fractions.identities(np.arange(5)).tolist() != whole.identities(np.arange(5)).tolist()

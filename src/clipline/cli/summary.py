@@ -58,7 +58,7 @@ def summary(
         named = (
             f"{shlex.quote(settings.task)} " if is_task_file(settings.task) else ""
         )  # no code runs that is not named
-        lines.append(f"interrupted: go on with  clipline train {named}--resume {path}")
+        lines.append(f"interrupted: go on with  clipline train {named}--resume {path}{_moved_data(settings, path)}")
         if planned is not None and result.guarantee.private and planned.epsilon > result.guarantee.epsilon:
             lines.append(f"if you stopped because of what you saw, quote what was planned: {planned}")
     if result.guarantee.private and _seed_guessable(settings):
@@ -71,6 +71,14 @@ def summary(
     if report is not None:
         lines.append(f"report: {report}")
     return "\n".join(lines)
+
+
+def _moved_data(settings: TrainSettings, path: Path) -> str:
+    """The flag that names the data, where these lie elsewhere than the run directory says."""
+    from ..tasks.settings import read_toml
+
+    stored = read_toml(path / "settings.toml").get("data")
+    return "" if settings.data is None or settings.data == stored else f" --data {shlex.quote(settings.data)}"
 
 
 def summary_json(

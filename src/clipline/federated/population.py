@@ -321,8 +321,8 @@ class Population:
     def identities(self, users: NDArray[np.int64]) -> NDArray[np.uint64]:
         """What the randomness of each of these users is keyed by: a function of the user's own id and nothing else.
 
-        Whole numbers stand for themselves, other ids for a hash of them. Without `user_ids` the place in the
-        population is the id.
+        Whole numbers stand for themselves, also among fractions, as which one user's id may make all be read; other ids
+        stand for a hash of them. Without `user_ids` the place in the population is the id.
         """
         if self.user_ids is None:
             return users.astype(np.uint64)
@@ -330,7 +330,11 @@ class Population:
         if ids.dtype.kind in "iub":
             return np.asarray(ids.astype(np.uint64))
         digests = [hashlib.blake2b(_id_bytes(one), digest_size=8).digest() for one in ids.tolist()]
-        return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+        hashes = np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+        if ids.dtype.kind == "f":
+            whole = (ids == np.rint(ids)) & (np.abs(ids) < 2**53)
+            hashes[whole] = ids[whole].astype(np.int64).astype(np.uint64)
+        return hashes
 
     def of(self, user: int) -> dict[str, NDArray[Any]]:
         """The fields of one user, each (size, ...), as views; lists are padded."""

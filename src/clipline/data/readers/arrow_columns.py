@@ -16,7 +16,9 @@ from ..fields import list_fields
 from ..sequences import packed
 
 DEEPEST = 32  # nested lists; no version of NumPy allows fewer axes
-_WAYS_WHOLE = "fill the gaps or leave the column out; fill={column: 0} or missing=0 fills them"
+_WAYS_WHOLE = (
+    "fill the gaps, drop the rows (of a label) or leave the column out; fill={column: 0} or missing=0 fills them"
+)
 _WAYS = f'{_WAYS_WHOLE}, missing="zero-update" keeps them'
 
 
