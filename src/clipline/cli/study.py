@@ -100,7 +100,7 @@ def check(folder: Path) -> int:
 def _check_run(folder: Path) -> int:
     """Whether the files of one run agree, and what they come to."""
     from ..study.report.run_directory import read_run_directory
-    from ..study.report.statements import basis, warnings, words
+    from ..study.report.statements import basis, cautions, warnings, words
 
     run = read_run_directory(folder)
     promised = run.promise is not None and run.promise.epsilon is not None
@@ -113,6 +113,10 @@ def _check_run(folder: Path) -> int:
     if run.promise is not None:
         agree = _problems(len(run.problems)) if run.problems else "the other files agree with it"
         print(f"  computed again from ledger.jsonl; {agree}")
+    if run.state in ("interrupted", "not ended"):
+        print(f"  unfinished: {len(run.round)} of {run.planned_rounds} rounds")
+    for caution in cautions(run)[len(run.problems) :]:
+        print(f"  note: {caution}")
     return 1 if run.problems or broken or run.promise is None else 0
 
 
