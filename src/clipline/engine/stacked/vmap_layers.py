@@ -367,8 +367,8 @@ def _(grad: Tensor, rows: Tensor) -> Tensor:
 def _aligned(matrices: Tensor, twice: bool = False) -> Tensor:
     """On cores, with columns (and rows, if `twice`) of zeros up to multiples of 64 bytes.
 
-    See `single_step/aligned.py`: else the library rounds by the place that a user has in the stack. Of 2,500 networks
-    of two layers 6% gave a user another norm by place without, none with. Costs at most 10% of a round of small ones.
+    See `single_step/aligned.py`: else the library rounds by the place that a user has in the stack. When the first user
+    left, bits of others moved in 179 of 2,958 networks of two layers without, in 0 of 2,500 with.
     """
     if matrices.device.type != "cpu":
         return matrices
