@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,6 +66,60 @@ def test_a_kind_of_step_is_compiled_once_in_a_process() -> None:
     assert len(seen) == 4
 
 
+class StoredMarks:
+    """Triton's cache, as far as it is used here; the GPU is made up too."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.files = set[str]()
+        made_up = types.ModuleType("triton.runtime.cache")
+        made_up.get_cache_manager = self.at  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
+        monkeypatch.setitem(sys.modules, "triton.runtime", types.ModuleType("triton.runtime"))
+        monkeypatch.setitem(sys.modules, "triton.runtime.cache", made_up)
+        monkeypatch.setattr(kernels_ahead, "_done", set())
+        for name in ("synchronize", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a made-up GPU")
+
+    def at(self, key: str) -> types.SimpleNamespace:
+        bytes.fromhex(key)  # as Triton wants it
+        return types.SimpleNamespace(
+            get_file=lambda name: f"{key}/{name}" if f"{key}/{name}" in self.files else None,
+            put=lambda data, name: self.files.add(f"{key}/{name}"),
+        )
+
+
+def test_a_later_process_compiles_ahead_what_is_not_marked_in_tritons_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, gpu, taken = StoredMarks(monkeypatch), torch.device("cuda"), list[str]()
+
+    def process(kind: str) -> None:
+        kernels_ahead._done.clear()
+        compile_ahead(gpu, lambda: taken.append(kind), kind=kind)
+
+    for kind in ("one", "one", "another"):
+        process(kind)
+    assert taken == ["one", "another"]
+    with monkeypatch.context() as changed:  # another version of the code writes other kernels
+        changed.setattr(kernels_ahead, "code_versions", lambda: ["another"])
+        process("one")
+    stored.files.clear()  # somebody has emptied the cache
+    process("one")
+    assert taken == ["one", "another", "one", "one"]
+
+
+def test_a_step_that_fails_and_a_cache_that_cannot_be_written_leave_no_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, gpu = StoredMarks(monkeypatch), torch.device("cuda")
+
+    def fails(*_: object) -> None:
+        raise OSError("no space left")
+
+    compile_ahead(gpu, fails, kind="one")
+    assert not stored.files
+    monkeypatch.setattr(sys.modules["triton.runtime.cache"], "get_cache_manager", fails)
+    compile_ahead(gpu, lambda: None, kind="another")
+
+
 def test_errors_are_left_for_the_step_itself() -> None:
     def fails() -> None:
         raise RuntimeError("seen where it is run in earnest")
@@ -89,8 +146,11 @@ def test_the_backward_pass_is_compiled_too() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_after_it_a_training_compiles_nothing_and_trains_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_it_a_training_compiles_nothing_and_trains_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.undo()  # the operations of ours again
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # nothing is stored yet
     from clipline.engine.kernels import convolution_triton
 
     def compiled() -> int:

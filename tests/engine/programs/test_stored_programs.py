@@ -220,7 +220,7 @@ def test_another_torch_gpu_or_code_is_another_program(folder, monkeypatch):
     inputs = [torch.zeros(3, 4)]
     names = {program_cache._names(program.program, inputs, 3)[0][0]}
     for what, value in (
-        ("_code_versions", lambda: ["another"]),
+        ("code_versions", lambda: ["another"]),
         ("_machine", lambda device: ["another"]),
     ):
         with monkeypatch.context() as changed:
@@ -228,9 +228,9 @@ def test_another_torch_gpu_or_code_is_another_program(folder, monkeypatch):
             names.add(program_cache._names(program.program, inputs, 3)[0][0])
     with monkeypatch.context() as changed:
         changed.setattr(torch, "__version__", "2.99")
-        program_cache._code_versions.cache_clear()
+        program_cache.code_versions.cache_clear()
         names.add(program_cache._names(program.program, inputs, 3)[0][0])
-    program_cache._code_versions.cache_clear()
+    program_cache.code_versions.cache_clear()
     with torch._inductor.config.patch(max_autotune=True):
         names.add(program_cache._names(program.program, inputs, 3)[0][0])
     assert len(names) == 5

@@ -3,7 +3,8 @@
 Triton compiles a kernel when it is first launched, so one after the other, and a ResNet-18 has forty. Here a step of
 synthetic users runs once more, in which the operations with many kernels are not computed: a thread runs each, which
 compiles it, and numbers from -1 to 1 stand for its result, as plausible as any. Most of a compilation runs outside of
-Python's lock.
+Python's lock. A later process finds the kernels in Triton's cache, and beside them a mark that this kind of step was
+compiled: it takes no such step. Whoever empties the cache takes the mark along.
 
 Plain twin: no such step; every kernel is compiled where it is first launched.
 Switch: `FastParts.kernels_ahead`.
@@ -14,6 +15,7 @@ ended its first round after 7.5 s instead of 9.9 (docs/results/performance.md).
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
 from collections.abc import Callable, Hashable
@@ -27,6 +29,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from .code_versions import code_versions
+
 # Operations of ours that launch a kernel of Triton for every shape. They read their arguments and write into nothing.
 _MANY_KERNELS = {
     "clipline.stacked_conv",
@@ -38,6 +42,7 @@ _MANY_KERNELS = {
     "clipline.stacked_group_norm_backward",
 }
 _MOST_THREADS = 16
+_MARK = "compiled_ahead"
 _done: set[Hashable] = set()  # kinds of steps
 
 
@@ -47,26 +52,50 @@ def compile_ahead(
     """Compile what `step` launches, and what each call `beside` it does, in threads; return when all is compiled.
 
     What the step computes is meaningless: let it write into copies. Errors are dropped: they come again where the
-    same is run in earnest. What this process has compiled for a `kind` of step is not compiled again.
+    same is run in earnest. What this process or an earlier one has compiled for a `kind` of step is not compiled again.
     """
-    if kind is not None and kind in _done:
-        return
     on_gpu = device.type == "cuda"
+    if kind is not None and (kind in _done or (on_gpu and _is_marked(kind))):
+        return
     # A thread begins on the first GPU and its default stream, wherever the caller is.
     run_there = partial(_quietly, torch.cuda.current_stream(device) if on_gpu else None)
     threads = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="clipline-kernels")
+    came_through = False
     try:
         for call in beside:
             threads.submit(run_there, call)
         with suppress(Exception), warnings.catch_warnings(action="ignore"), _InThreads(threads, run_there):
             step()
+            came_through = True
         threads.shutdown()
     finally:  # also where somebody interrupts
         threads.shutdown(cancel_futures=True)
         if on_gpu:  # what was launched has ended, and block sizes do not depend on how much of it ran at once
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
-    _done.add(kind)
+    if kind is not None:
+        _done.add(kind)
+        if on_gpu and came_through:
+            _mark(kind)
+
+
+def _cache_entry(kind: Hashable) -> Any:
+    """Triton's cache at the key of this kind of step."""
+    from triton.runtime.cache import get_cache_manager  # type: ignore[import-not-found]
+
+    about = (kind, *code_versions(), torch.cuda.get_device_name())
+    return get_cache_manager(hashlib.sha256(repr(about).encode()).hexdigest())
+
+
+def _is_marked(kind: Hashable) -> bool:
+    with suppress(Exception):  # whatever Triton raises where there is no room for files: then nothing is marked
+        return _cache_entry(kind).get_file(_MARK) is not None
+    return False
+
+
+def _mark(kind: Hashable) -> None:
+    with suppress(Exception):
+        _cache_entry(kind).put(b"", _MARK)
 
 
 class _InThreads(TorchDispatchMode):  # type: ignore[no-untyped-call]

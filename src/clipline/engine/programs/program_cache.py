@@ -17,14 +17,10 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..precision import kernels_in_use
 from . import inductor
+from .code_versions import code_versions
 from .inductor import Compiled, Version
 from .notices import Notices
 from .program_files import ProgramFiles, cache_folder
@@ -255,26 +252,10 @@ def _names(program: Program, inputs: Sequence[Tensor], users: int) -> tuple[list
 
     The compiler tunes for the number that it is shown, so programs for few and for many users are stored apart.
     """
-    about = [program.key, *_code_versions(), *_machine(inputs[0].device)]
+    about = [program.key, *code_versions(), *_machine(inputs[0].device)]
     name = hashlib.sha256(repr(about).encode()).hexdigest()
     size = users.bit_length()
     return [f"{name}-{near}" for near in (size, size + 1, size - 1)], f"{name}-of-{users}"
-
-
-@cache
-def _code_versions() -> list[str]:
-    """Versions of everything that writes the program, but for the settings of torch's compiler."""
-    from ... import __version__
-
-    try:
-        triton = metadata.version("triton")
-    except metadata.PackageNotFoundError:  # it is there on NVIDIA GPUs alone
-        triton = "none"
-    own = hashlib.sha256()
-    folder = Path(__file__).parents[1]
-    for path in sorted(folder.rglob("*.py")):
-        own.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
-    return [torch.__version__, str(torch.version.git_version), triton, sys.version, __version__, own.hexdigest()]
 
 
 def _machine(device: torch.device) -> list[str]:
