@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from clipline_round import training
 from rounds import Rounds
 
-from clipline import Training
+from clipline import FastParts, Training
 from clipline.engine.stacked.step import GraphedStep
 
 
@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--tasks", default="emnist_cr,so_nwp,so_lr,shakespeare")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")
+    parser.add_argument("--compiled-steps", choices=("auto", "always", "never"), default="auto")
     parser.add_argument("--users", type=int, default=100)
     parser.add_argument("--rounds", type=int, help="in a row; 50 on a GPU, 2 on cores")
     parser.add_argument("--record", action="store_true")
@@ -99,7 +100,8 @@ def main() -> None:
     gpu, rows = wanted.device.startswith("cuda"), []
     for task in wanted.tasks.split(","):
         count = wanted.rounds or (50 if gpu else 2)
-        made = training(task, wanted.users, wanted.device, {"precision": wanted.precision})
+        fast = FastParts(compiled_steps=wanted.compiled_steps)
+        made = training(task, wanted.users, wanted.device, {"precision": wanted.precision, "fast": fast})
         with made.backend.running():
             whole, steps = (on_a_gpu if gpu else on_cores)(made, count)
         rows.append((task, f"{1e3 * whole:.2f}", f"{1e3 * steps:.2f}", f"{100 * (1 - steps / whole):.1f}%"))
