@@ -27,6 +27,7 @@ from .isolation.guard import Isolation
 from .isolation.made_up_data import check_trial_batch
 from .precision import Precision, kernels_switched, precision_context
 from .programs.notices import Notices
+from .programs.triton_runtime import prepare_triton
 from .sparse.row_fields import RowFields, check_row_fields
 from .working_model import WorkingModel
 
@@ -73,6 +74,8 @@ class Problem:
         """`rounds` of the whole training, for schedules of the learning rate; `personal`: see `WorkingModel`."""
         self.fast = FastParts() if fast is None else fast
         self.model = WorkingModel(model, device, personal)
+        if torch.device(device).type == "cuda":
+            prepare_triton()
         self.loss = loss
         # Asked while users train, a function that counts its calls would make one user's rate depend on others.
         local = replace(local, lr_schedule=tabulated(local.lr_schedule, rounds))

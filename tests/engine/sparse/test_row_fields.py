@@ -113,14 +113,14 @@ def test_the_rows_that_numbers_name_by_hand():
     assert torch.equal(found["w"].rows, rows.rows)
 
 
-@pytest.mark.parametrize(("count", "room"), [(1, 2), (2, 2), (3, 16), (9, 16), (16, 16), (17, 30), (30, 30)])
+@pytest.mark.parametrize(("count", "room"), [(1, 2), (2, 2), (3, 8), (8, 8), (9, 30), (16, 30), (30, 30)])
 def test_room_for_rows_depends_on_the_users_own_count_alone(count, room):
     for others in ([], [0], list(range(30))):
         numbers = torch.zeros(1 + bool(others), 30, dtype=torch.int64)
         numbers[0] = torch.arange(30).clamp(max=count - 1)
         if others:
             numbers[1, : len(others)] = torch.tensor(others)
-        assert RowUsage(numbers, 30).rooms(2)[0] == room  # 2 times a power of eight, at most all 30 rows
+        assert RowUsage(numbers, 30).rooms(2)[0] == room  # 2 times a power of four, at most all 30 rows
 
 
 def test_rows_that_stand_for_nothing_do_not_move_row_0():

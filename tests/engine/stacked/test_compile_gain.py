@@ -92,10 +92,20 @@ def test_nobodys_data_decide():
 
 @pytest.mark.parametrize(
     ("heights", "expected"),
-    [([], 1), ([100], 1), ([256], 1), ([257], 2), ([2048], 2), ([2049], 3), ([10_000], 3), ([10_000, 300], 6)],
+    [
+        ([], 1),
+        ([100], 1),
+        ([256], 1),
+        ([257], 2),
+        ([1024], 2),
+        ([1025], 3),
+        ([10_000], 4),
+        ([16_384], 4),
+        ([10_000, 300], 8),
+    ],
 )
 def test_each_padded_number_of_rows_is_a_program_that_has_to_pay(heights, expected):
-    """256, 2048 and 16,384 rows, or as many as the parameter has."""
+    """256, 1024, 4096 and 16,384 rows, or as many as the parameter has."""
     shapes = {f"weight{number}": (height, 5) for number, height in enumerate(heights)}
     stack = SimpleNamespace(_shapes=shapes, problem=SimpleNamespace(row_fields=dict.fromkeys(shapes, "words")))
     assert Stacked._most_programs(stack) == expected

@@ -332,7 +332,7 @@ def rooms_of(blocks):
 
 @pytest.mark.parametrize("as_on_a_gpu", [False, True])
 def test_users_with_few_and_with_many_rows_train_as_alone_in_blocks_by_the_number_of_rows(monkeypatch, as_on_a_gpu):
-    monkeypatch.setattr(stacked, "MIN_ROOM", 1)  # so that these users need 1, 8 or all 12 rows
+    monkeypatch.setattr(stacked, "MIN_ROOM", 2)  # so that these users need 2, 8 or all 12 rows
     people = posts()
     plain, users = of_rows(people, LocalSGD(0.3, 4, 2)), np.arange(len(people))
     stack = Stacked(plain, 5, block_size=5)

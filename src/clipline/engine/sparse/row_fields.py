@@ -81,14 +81,15 @@ class RowUsage:
         self._rank = self._present.cumsum(dim=1)  # of each row among those that the user touches, from 1
 
     def rooms(self, least: int) -> NDArray[np.int64]:
-        """(users,): the padded number of rows of each user: `least` times a power of eight, or `height`.
+        """(users,): the padded number of rows of each user: `least` times a power of four, or `height`.
 
-        The model can see it, so it depends on the user's own numbers alone. Each is compiled and trained by itself,
-        which costs more than some padding for the few users with many rows.
+        The model can see it, so it depends on the user's own numbers alone. Users of each are trained by themselves:
+        finer steps would spare padding, and launch more. On an H200, so_lr as written: users of 2,800 rows take 10 ms a
+        round, and 31 padded by powers of eight; real users, of whom most touch few rows, take 7.1 and 7.0 to 7.5.
         """
         counts: NDArray[np.int64] = self._rank[:, -1].cpu().numpy()
         doublings = np.ceil(np.log2(np.maximum(counts, 1) / least)).clip(0).astype(np.int64)
-        return np.asarray(np.minimum(least << 3 * -(-doublings // 3), self._height), np.int64)
+        return np.asarray(np.minimum(least << 2 * -(-doublings // 2), self._height), np.int64)
 
     def max_rows(self) -> int:
         """The largest number of rows that any user touches; at least 1."""

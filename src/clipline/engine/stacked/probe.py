@@ -22,14 +22,13 @@ from ..kernels.noise import kernel_calls
 from ..layers import PatchConv2d
 from ..problem import Problem
 from ..programs.kernels_ahead import compile_ahead
-from ..programs.launchers import make_launchers_one_at_a_time
 from ..sparse.row_fields import RowUsage, TouchedRows, build_updates, starting_params
 from ..updates import broadcast
 from .compile_gain import CountWork, StepWork
 from .step import Arguments, StackStep
 from .vmap_layers import Bypass
 
-MIN_ROOM = 256  # rows: users are padded to this times a power of eight; each size is a program of its own
+MIN_ROOM = 256  # rows: users are padded to this times a power of four; each size is a program of its own
 
 
 class CannotStack(ModuleError):
@@ -75,8 +74,6 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
     first |= problem.model.personal_pieces(problem.model.initial_personal.unsqueeze(0))
     stack = [piece.expand(2, *piece.shape[1:]).clone() for piece in stack_step.complete(first).values()]
     on_gpu = problem.device.type == "cuda"
-    if on_gpu:
-        make_launchers_one_at_a_time()  # before threads launch kernels, here or where a metric is measured
     counting = CountWork(users=2)
     with (
         preserve_generators(),

@@ -129,7 +129,7 @@ class Stacked:
     def _most_programs(self) -> int:
         """How many programs the steps may need: one for each padded number of rows, see `_parted_by_rows`."""
         heights = [self._shapes[name][0] for name in self.problem.row_fields]
-        return math.prod(1 + max(0, math.ceil(math.log(height / MIN_ROOM, 8))) for height in heights)
+        return math.prod(1 + max(0, math.ceil(math.log2(height / MIN_ROOM) / 2)) for height in heights)
 
     def _check_agreement(self, plain: OneByOne) -> None:
         """Refuse a stack that would train wrongly. Where a GPU has no room or no plain step to compare with, say so."""

@@ -1,24 +1,26 @@
-"""Triton's launchers, made one at a time: a kernel that two threads make ready at once may get the other's.
+"""What Triton needs before it launches kernels: launchers made one at a time, and its own checksum, taken beside.
 
 A launcher is the small C module that hands a kernel its arguments; kernels of the same signature share one. Python
 loads a C module that it has loaded before into the module object under its name, and all launchers have one name,
 `__triton_launcher`. A thread that loads one between another thread's loading and reading replaces what that reads. Such
 a kernel fails ("function takes exactly 20 arguments (24 given)"), or, where both have as many arguments, it is handed
-arguments of other types, and nothing fails.
+arguments of other types, and nothing fails. So a lock lets one thread at a time make one.
 
-No speed and no twin: what is launched is what Triton meant to launch.
+Before its first kernel Triton reads its own library for a checksum, half a second in which Python can do other work.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 try:
-    from triton.runtime import driver as triton_driver  # type: ignore[import-not-found]
+    from triton.runtime import cache as triton_cache  # type: ignore[import-not-found]
+    from triton.runtime import driver as triton_driver
 except ImportError:  # torch for cores comes without Triton
-    triton_driver = None
+    triton_cache = triton_driver = None
 
 
 class OneAtATime:
@@ -33,10 +35,17 @@ class OneAtATime:
             return self.make(*args, **kwargs)
 
 
-def make_launchers_one_at_a_time() -> None:
+def prepare_triton() -> None:
     """For the rest of this process, whoever launches kernels; needs a GPU. A second call changes nothing."""
     if triton_driver is None:
         return
     active = triton_driver.active
-    if not isinstance(active.launcher_cls, OneAtATime):
-        active.launcher_cls = OneAtATime(active.launcher_cls)
+    if isinstance(active.launcher_cls, OneAtATime):
+        return
+    active.launcher_cls = OneAtATime(active.launcher_cls)
+    threading.Thread(target=_take_checksum, name="clipline-checksum", daemon=True).start()
+
+
+def _take_checksum() -> None:
+    with suppress(Exception):  # of a version that does it elsewhere: then it does when it launches
+        triton_cache.triton_key()  # keeps what it found

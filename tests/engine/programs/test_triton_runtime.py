@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from clipline.engine.programs import launchers
-from clipline.engine.programs.launchers import OneAtATime, make_launchers_one_at_a_time
+from clipline.engine.programs import triton_runtime
+from clipline.engine.programs.triton_runtime import OneAtATime, prepare_triton
 
 
 def in_threads(calls: list[Any]) -> None:
@@ -31,7 +31,7 @@ def in_threads(calls: list[Any]) -> None:
 
 
 def test_threads_that_load_into_one_module_each_read_what_they_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, read = dict[str, int](), dict[int, int]()
+    module, read, hashed = dict[str, int](), dict[int, int](), threading.Event()
 
     def make(number: int) -> None:  # as Python loads a C module again: into the object that is there
         module["launch"] = number
@@ -39,13 +39,17 @@ def test_threads_that_load_into_one_module_each_read_what_they_loaded(monkeypatc
         read[number] = module["launch"]
 
     active = SimpleNamespace(launcher_cls=make)
-    monkeypatch.setattr(launchers, "triton_driver", SimpleNamespace(active=active))
-    make_launchers_one_at_a_time()
+    monkeypatch.setattr(triton_runtime, "triton_driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(triton_runtime, "triton_cache", SimpleNamespace(triton_key=hashed.set))
+    prepare_triton()
     locked = active.launcher_cls
-    make_launchers_one_at_a_time()
+    assert hashed.wait(10)  # the checksum was taken, in another thread
+    hashed.clear()
+    prepare_triton()
     assert active.launcher_cls is locked
     in_threads([lambda number=number: active.launcher_cls(number) for number in range(16)])
     assert read == {number: number for number in range(16)}
+    assert not hashed.is_set()  # once is enough
 
 
 def test_a_launcher_that_cannot_be_made_keeps_nobody_waiting() -> None:
@@ -61,15 +65,15 @@ def test_a_launcher_that_cannot_be_made_keeps_nobody_waiting() -> None:
 
 
 def test_without_triton_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "triton_driver", None)
-    make_launchers_one_at_a_time()
+    monkeypatch.setattr(triton_runtime, "triton_driver", None)
+    prepare_triton()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_kernels_that_threads_make_ready_at_once_keep_their_launchers() -> None:
     from clipline.engine.kernels import block_sums_triton, noise_triton
 
-    make_launchers_one_at_a_time()
+    prepare_triton()
     values, total = torch.ones(2, 64, device="cuda"), torch.zeros(64, dtype=torch.float64, device="cuda")
     block_sums_triton.add_scaled(values, torch.ones(2, dtype=torch.float64, device="cuda"), total, None)
     words = torch.zeros(1, noise_triton.SEGMENT, dtype=torch.int64, device="cuda")
