@@ -1,12 +1,13 @@
 """What do metrics and checkpoints add to a whole training on real users? Peer: the same training with neither.
 
     python benchmarks/beside_training.py emnist_cr=benchmarks/.stores/emnist62 [so_lr=STORE:800 ...] [--rounds 600] \
-        [--device cuda] [--precision bf16] [--turns 2] [--record]
+        [--device cuda] [--precision bf16] [--turns 2] [--processes] [--record]
 
 To reach: at most 5%. All that `clipline train` does once its modules are imported, from loading the data to the report:
 with metrics every ten rounds (and checkpoints as often as they are written), and with metrics after the last round
 alone, by turns in one process. One run of as many rounds comes first and is not counted: it compiles what the others
-find, and with fewer rounds nothing may be compiled. TASK=STORE:ROUNDS gives a task its own number of rounds.
+find, and with fewer rounds nothing may be compiled. TASK=STORE:ROUNDS gives a task its own number of rounds. With
+--processes each is `clipline train` in a process of its own, from its start to its end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import contextlib
 import io
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -32,10 +34,20 @@ EVERY = 10  # rounds: as often metrics are measured
 
 def seconds(task: str, store: str, every: int, rounds: int, wanted: argparse.Namespace, out: Path) -> float:
     """Of one training, from its data to its report."""
+    seed = len(list(out.parent.iterdir()))
+    if wanted.processes:
+        given = {
+            "data": store, "rounds": rounds, "cohort-size": wanted.users, "device": wanted.device,
+            "precision": wanted.precision, "evaluate-every": every, "seed": seed, "out": out,
+        }  # fmt: skip
+        flags = [part for name, value in given.items() for part in (f"--{name}", str(value))]
+        begun = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "clipline", "train", task, *flags], check=True, capture_output=True)
+        return time.perf_counter() - begun
     named = clipline.task_named(task)
     settings = replace(
         named.settings, data=store, population_size=None, test_users=None, rounds=rounds, cohort_size=wanted.users,
-        device=wanted.device, precision=wanted.precision, evaluate_every=every, seed=len(list(out.parent.iterdir())),
+        device=wanted.device, precision=wanted.precision, evaluate_every=every, seed=seed,
     )  # fmt: skip
     said = io.StringIO()
     begun = time.perf_counter()
@@ -55,6 +67,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--processes", action="store_true", help="each in a process of its own, from start to end")
     parser.add_argument("--record", action="store_true")
     wanted = parser.parse_args()
     rows = []
