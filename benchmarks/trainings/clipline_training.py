@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -27,6 +28,8 @@ def main() -> None:
 
         def on_round(self, report: object, state: object) -> None:
             marks.round()
+            if marks.rounds == wanted.stop_after:
+                os._exit(0)
 
     task = clipline.task_named(wanted.task)
     changes = {

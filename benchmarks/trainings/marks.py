@@ -28,6 +28,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--even", action="store_true", help="deal the same rows to the same number of users, evenly")
     parser.add_argument("--users", type=int, required=True, help="in a round")
     parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--stop-after", type=int, help="rounds: end there, as if somebody had ended the process")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--settings", type=json.loads, required=True, help="of the task, as JSON")
     parser.add_argument("--cohorts", type=Path, help="of each round, as JSON, for a peer")
@@ -41,7 +42,7 @@ class Marks:
     def __init__(self) -> None:
         self._lines = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # a library that prints must not speak for us
-        self._rounds = 0
+        self.rounds = 0
 
     def ready(self, versions: str) -> None:
         """Data and model are in place."""
@@ -49,8 +50,8 @@ class Marks:
 
     def round(self) -> None:
         """One more round is over."""
-        self._rounds += 1
-        self._say(round=self._rounds)
+        self.rounds += 1
+        self._say(round=self.rounds)
 
     def result(self) -> None:
         """The trained parameters are in main memory."""

@@ -227,11 +227,14 @@ def measure(one: Measurement, wanted: argparse.Namespace, limit: float, scratch:
     settings, ours = settings_of(one.task), one.program == OURS
     stored = StoredUsers(store, even=one.data == "even", max_examples=settings["max_examples"])
     cohorts = cohorts_of(stored, one.users, one.rounds, settings["batch_size"], seed=one.turn)
-    rounds = one.rounds if one.system == OURS else min(one.rounds, wanted.pfl_rounds)
+    # A second start asks for all rounds, as what is compiled depends on how many they are, and ends after a few.
+    few = min(one.rounds, wanted.pfl_rounds)
+    rounds = one.rounds if ours else few
     command = [python, str(ROOT / "benchmarks" / "trainings" / f"{one.program}_training.py")]
     command += ["--task", one.task, "--store", str(store), "--users", str(one.users), "--rounds", str(rounds)]
     command += ["--device", wanted.device, "--settings", json.dumps(settings)]
     command += ["--even"] if one.data == "even" else []
+    command += ["--stop-after", str(few)] if one.system == SECOND else []
     if ours:
         options = {"seed": one.turn, "precision": wanted.precision, "workers": wanted.threads}
         command += ["--options", json.dumps({name: value for name, value in options.items() if value is not None})]
