@@ -94,7 +94,8 @@ def draw_curves(
         clip.set(title="clip (log scale)", yscale="log")
         plain_log_labels(clip)
     if guarantee.private:
-        epsilon.plot(number, [_or_nan(r["epsilon"]) for r in rounds])
+        spent = [(n, r["epsilon"]) for n, r in zip(number, rounds, strict=True) if r.get("epsilon") is not None]
+        epsilon.plot([n for n, _ in spent], [value for _, value in spent])
         epsilon.set(title=f"epsilon spent so far, at delta {guarantee.delta_text}", ylim=(0, None))
     else:
         _say(epsilon, "epsilon", "NOT PRIVATE\nno noise was added")

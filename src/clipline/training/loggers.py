@@ -23,8 +23,8 @@ class Log(Callback):
     """Hands the numbers of each round to a function: `Log(wandb.log)`, `Log(print)`, or one of your own.
 
     `function(numbers)` is given a dict, as a line of metrics.jsonl: round (counted from 0), clip, fraction_within,
-    epsilon, delta, and the metrics of a round that was measured. What is not finite, as the epsilon of a run without
-    noise, is left out.
+    epsilon and delta of a round that was accounted, and the metrics of one that was measured. What is not finite, as
+    the epsilon of a run without noise, is left out.
 
     Whoever notes when it was called, as W&B does, learns how long each round took, and that tells whether a user with
     much data took part. So all rounds are handed over when the run ends, in order, also where it ends by an error. With
@@ -92,7 +92,7 @@ class TensorBoard(Callback):
         numbers = {
             "clip": report.clip,
             "fraction_within": report.fraction_within,
-            "epsilon": report.guarantee.epsilon,
+            "epsilon": report.guarantee.epsilon if report.accounted else None,
             **report.metrics,
         }
         now = time.time() if self.unprivate_timing else self._began

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..engine.isolation.guard import users_own
 from ..engine.kernels.noise import DeviceNoise
@@ -22,10 +22,8 @@ from ..federated.clipping import ClippedSum
 from ..federated.draws import Draws, NoiseNow, PlainDraws
 from ..federated.mechanism import Release
 from ..federated.round import Algorithm, TrainState
-from ..privacy.guarantee import Guarantee
-from ..privacy.ledger import Ledger
 from .callbacks import Callback
-from .reports import Metrics, PendingReport, ReportQueue
+from .reports import GuaranteesAhead, Metrics, PendingReport, ReportQueue
 from .result import Stopped, TrainResult
 from .storage.model_card import about_training
 
@@ -139,12 +137,12 @@ class Run:
         self._round: Generator[CohortRequest, ClippedSum, tuple[TrainState, Release]] | None = None
         self._request: CohortRequest | None = None
         self._begun = 0.0
-        self._account: tuple[Ledger, PendingGuarantee] | None = None  # of the current round
-        self._accounting = ThreadPoolExecutor(1, thread_name_prefix="clipline-accounting")
+        self._guarantees = GuaranteesAhead(training, self._until)
+        self._reads_guarantee = any(callback.reads_guarantee for callback in self._callbacks)
 
     def __enter__(self) -> Run:
         with ExitStack() as on_error:
-            on_error.callback(self._accounting.shutdown, cancel_futures=True)
+            on_error.callback(self._guarantees.close)
             on_error.callback(self._draws.close)
             for callback in self._callbacks:
                 callback.on_start(self._training, self._state)
@@ -176,7 +174,8 @@ class Run:
             self._stopped = "interrupted"
             return None
         self._begun = time.perf_counter()
-        self._account_ahead()
+        if self._reads_guarantee:
+            self._guarantees.begin(self._state)
         self._round = self._training.algorithm.round(self._state, self._draws)
         wanted, store = next(self._round), self._training.personal
         personal = None if store is None else store.request(wanted.round_index, wanted.cohort.users)
@@ -198,11 +197,10 @@ class Run:
         for callback in self._callbacks:  # on record before anything else is done with it, whatever fails later
             callback.on_release(state)
         metrics = self._measured(last=state.round_index == self._until)
-        account = self._training.accounting(state.ledger)
-        if self._account is not None and self._account[0] == state.ledger:
-            account = self._account[1]
         seconds = time.perf_counter() - self._begun
-        self._reports.put(PendingReport(state, release, clip, seconds, metrics, account))
+        accounted = bool(metrics) or self._guarantees.includes(state)
+        account = self._guarantees.of(state, begin=accounted and self._reads_guarantee)
+        self._reports.put(PendingReport(state, release, clip, seconds, metrics, account, accounted))
         if store is not None:
             store.forget(before=self._reports.oldest(state.round_index))
 
@@ -221,16 +219,6 @@ class Run:
         for callback in self._callbacks:
             callback.on_end(result)
         return result
-
-    def _account_ahead(self) -> None:
-        """Begin to account for the round that begins, beside its training, if a callback reads the guarantee.
-
-        What it is going to release is known before: every round is the same event.
-        """
-        if any(callback.reads_guarantee for callback in self._callbacks):
-            ledger = self._state.ledger.add(self._training.algorithm.event)
-            account = self._training.accounting(ledger)
-            self._account = ledger, PendingGuarantee(self._accounting.submit(account), account)
 
     def _waits(self, reason: str | None) -> None:
         """Tell the callbacks why training waits, for the compiler say; None when it goes on."""
@@ -251,22 +239,3 @@ def _with_statistics(state: TrainState, training: Training) -> TrainState:
     """The state, whose ledger has the statistics of the training at least: it may come from a run without them."""
     ledger = state.ledger.with_statistics(training.preprocessing.events)
     return state if ledger == state.ledger else replace(state, ledger=ledger)
-
-
-class PendingGuarantee:
-    """A guarantee that is accounted in the background, or on demand if the run ended before its turn came."""
-
-    def __init__(self, begun: Future[Guarantee], account: Callable[[], Guarantee]) -> None:
-        self._begun, self._account = begun, account
-
-    def __call__(self) -> Guarantee:
-        """The guarantee."""
-        return self._account() if self._begun.cancelled() else self._begun.result()
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """For pickle: what would be done without the background."""
-        return _itself, (self._account,)
-
-
-def _itself(account: Callable[[], Guarantee]) -> Callable[[], Guarantee]:
-    return account

@@ -38,6 +38,7 @@ class Progress(Callback):
     def __init__(self, metric: str | None = None) -> None:
         self.metric = metric
         self._metrics: Metrics = {}
+        self._spent: tuple[int, str] | None = None  # after so many rounds, and epsilon
         self._display: _Display | None = None
 
     def on_start(self, training: Training, state: TrainState) -> None:
@@ -45,7 +46,7 @@ class Progress(Callback):
         self._rounds, self._first = training.rounds, state.round_index
         self._begun = time.perf_counter()
         self._waits_since: float | None = None
-        self._metrics = {}
+        self._metrics, self._spent = {}, None
         self._display = _display(self._first, self._rounds)
 
     def on_wait(self, reason: str | None) -> None:
@@ -62,6 +63,9 @@ class Progress(Callback):
         assert self._display is not None, "on_start comes first"
         self._metrics = report.metrics or self._metrics
         done = report.round_index + 1
+        if report.accounted or self._spent is None:
+            self._spent = done, report.guarantee.epsilon_text
+        accounted, epsilon = self._spent
         rate = (done - self._first) / max(time.perf_counter() - self._begun, 1e-9)
         speed = f"{rate:.1f} rounds/s  {_clock((self._rounds - done) / rate)} left"
         shown = self._metrics if self.metric is None else {self.metric: self._metrics.get(self.metric)}
@@ -70,7 +74,7 @@ class Progress(Callback):
                 *(f"{name} {_short(value, '.3f')}" for name, value in shown.items()),
                 f"clip {report.clip:.3g}",
                 f"fraction within {_short(report.fraction_within, '.2f')}",
-                f"epsilon so far {report.guarantee.epsilon_text}",
+                f"epsilon so far {epsilon}" if accounted == done else f"epsilon {epsilon} after {accounted} rounds",
             )
         )
         self._display.show(done, numbers, speed, measured=bool(report.metrics))
