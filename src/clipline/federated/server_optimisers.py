@@ -53,8 +53,8 @@ class ServerSGD:
 
     def update(self, params: Tensor, state: ServerState, release: Release) -> tuple[Tensor, ServerState]:
         """One step of SGD with momentum along the released mean."""
-        momentum = torch.add(release.mean.to(params), state["momentum"], alpha=self.momentum)
-        return torch.add(params, momentum, alpha=self.lr), {"momentum": momentum}
+        momentum = (self.momentum * state["momentum"]).add_(release.mean.to(params))
+        return (self.lr * momentum).add_(params), {"momentum": momentum}
 
 
 @refuses_unknown_keywords
