@@ -24,7 +24,7 @@ PICTURE = PAGE.with_suffix(".png")
 # Where a section stands, by the beginning of its title; those that fit nowhere come last.
 GROUPS = {
     "A round against other systems": ("Against peers", "Example-level privacy"),
-    "From beginning to end": ("What bounds", "The main job", "A whole task", "Many runs"),
+    "From beginning to end": ("What bounds", "On cores", "The main job", "A whole task", "Many runs"),
     "What parts cost and buy": ("What keeping users apart", "Keeping users apart", "What each fast part"),
     "What a round grows with": (
         "A round of the other",

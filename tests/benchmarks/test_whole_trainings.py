@@ -171,3 +171,25 @@ def test_a_whole_training_is_measured_and_written_down(whole, store, tmp_path, c
     assert (measured["commit"], measured["data"], measured["users"]) == ("abc", "even", 2)
     assert missing["failed"].startswith("has no data: neither ")
     assert "so_lr, even users, clipline" in capsys.readouterr().err
+
+
+def test_a_second_start_asks_for_all_rounds_and_ends_after_a_few(whole, store, tmp_path, monkeypatch):
+    """What is compiled depends on how many rounds there are: with a few it would find nothing of the first start's."""
+    commands, wanted = [], whole.arguments(["--stores", str(store.parent), "--pfl-rounds", "2"])
+    monkeypatch.setattr(whole, "timed", lambda command, *_: commands.append(command) or {"failed": "not run"})
+    for system in ("clipline", "second"):
+        whole.measure(whole.Measurement("so_lr", "real", system, 2, 5, 0), wanted, 10, tmp_path)
+    first, second = commands
+    assert first[first.index("--rounds") + 1] == second[second.index("--rounds") + 1] == "5"
+    assert "--stop-after" not in first
+    assert second[second.index("--stop-after") + 1] == "2"
+
+
+def test_a_training_that_is_to_stop_early_does_so_many_rounds(whole, store, tmp_path):
+    results = tmp_path / "results.jsonl"
+    flags = ["--data", "real", "--tasks", "so_lr", "--systems", "clipline,second", "--users", "2", "--rounds", "5"]
+    flags += ["--stores", str(store.parent), "--results", str(results), "--commit", "abc", "--pfl-rounds", "3"]
+    whole.main([*flags, "--threads", "1"])
+    first, second = (json.loads(line) for line in results.read_text().splitlines())
+    assert (first["rounds_done"], first["estimated"]) == (5, False)
+    assert (second["rounds_done"], second["finished"], second["estimated"]) == (3, False, True)
