@@ -29,7 +29,7 @@ ROWS = [
 def commands_in(out):
     first, *lines = out.splitlines()
     assert re.search(r"Read task\.py( and write the middle and spread of your numbers there .*)?, then:$", first)
-    return [shlex.split(line) for line in lines]
+    return [shlex.split(line) for line in lines if line.startswith("  ")]
 
 
 def write_csv(path, rows):
@@ -90,6 +90,17 @@ def test_a_task_for_a_table_runs_as_printed_and_knows_no_value_of_it(sales, tmp_
     code, out, err = sales(*predict[1:], "--json")
     assert code == 0, err
     assert json.loads(out)["rows"] == len(ROWS)
+
+
+def test_a_label_without_classes_is_said_to_be_a_number(sales):
+    note = "late is learned as a number. If it is a class, make the file again with --classes 2, say.\n"
+    for classes, said in (([], True), (["--classes", "2"], False)):
+        folder = f"told{len(classes)}"
+        code, out, err = sales(
+            "new-task", folder, "--table", "sales.csv", "--user", "customer", "--label", "late", *classes
+        )
+        assert code == 0, err
+        assert out.endswith(note) == said
 
 
 def test_a_full_disk_is_told_with_what_to_do(sales, monkeypatch):

@@ -479,3 +479,12 @@ def test_a_seed_that_is_easily_guessed_is_not_private_wherever_one_looks(cliplin
         answer = json.loads(out.splitlines()[-1])
         assert (code, answer["private"], answer["seed"]) == (0, private, 7)
         assert clipline("study", "check", source)[0] == (0 if private else 1)
+
+
+def test_a_run_that_a_program_made_is_resumed_by_that_program(clipline, tmp_path):
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "settings.toml").write_text("rounds = 4\n[local]\nlr = 0.1\n")
+    code, _, err = clipline("train", "--resume", "made")
+    assert code == 2
+    assert "was made by a program" in err
+    assert "training.resume('made')" in err

@@ -6,7 +6,7 @@ import torch
 from samples import LOCAL, cross_entropies, cross_entropy, population_of, small_population
 from samples import linear_float32 as linear
 
-from clipline import Population, Training
+from clipline import Population, RunDirectory, Training
 from clipline.engine.precision import PRECISIONS
 from clipline.errors import ModuleError, SettingError
 from clipline.training.callbacks import Callback
@@ -110,6 +110,7 @@ def test_products_of_a_metric_are_rounded_as_the_precision_says_whatever_trains_
     seen, before = [], switches()
     assert before not in ((False, False), (True, True))  # as torch comes: neither of what is expected below
     training(rounds=3, compute=Compute(precision=precision)).run([Evaluate(TEST, metric, every=1), BetweenBlocks()])
+    del seen[0]  # of the trial, before training
     assert len(seen) == 6  # three of each
     assert set(seen) == {(precision != "float32",) * 2}
     assert switches() == before
@@ -179,7 +180,7 @@ def test_what_cannot_be_measured_is_refused_when_it_is_made(given, words):
 @pytest.mark.parametrize(
     ("metric", "words"),
     [
-        (cross_entropy, r"metric 'cross_entropy' returned shape \(\) but must return a tensor of shape \(53,\)"),
+        (cross_entropy, r"metric 'cross_entropy' returned shape \(\) but must return a tensor of shape \(8,\)"),
         (lambda model, batch: 0.5, "metric 'metric' returned float but must return a tensor of shape"),
         (lambda model, batch: {"epsilon": batch["y"]}, "metric='epsilon' must be named other than round, clip"),
     ],
@@ -257,3 +258,35 @@ def test_on_a_gpu_a_test_function_may_train_and_measure_itself():
         privacy=Privacy(noise_multiplier=0.5), compute=Compute(device="cuda"), seed=3,
     )  # fmt: skip
     assert 0 <= outer.run([Evaluate(fine_tuned, every=1)]).metrics["accuracy"] <= 1
+
+
+def test_a_metric_that_fails_is_told_before_the_first_round_and_no_run_directory_is_made(tmp_path):
+    def wrong(model, batch):
+        return batch["z"]
+
+    ledger = Recorded()
+    with pytest.raises(ModuleError, match=r"metric 'wrong'.*'z'"):
+        training(rounds=250).run([RunDirectory(tmp_path / "run"), ledger, Evaluate(TEST, wrong, every=200)])
+    assert ledger.rounds == 0
+    assert not (tmp_path / "run").exists()
+
+
+class Recorded(Callback):
+    """Counts what was released."""
+
+    rounds = 0
+
+    def on_release(self, state):
+        self.rounds += 1
+
+
+def test_trying_a_metric_draws_nothing_that_training_would_draw():
+    def random(model, batch):
+        return torch.rand(len(batch["y"]))
+
+    torch.manual_seed(3)
+    evaluate, trained = Evaluate(TEST, random, every=2), training(rounds=1)
+    before = torch.get_rng_state()
+    evaluate.on_start(trained, trained.init())
+    evaluate.close()
+    assert torch.equal(torch.get_rng_state(), before)

@@ -127,3 +127,17 @@ def test_epsilon_is_left_out_where_there_is_none_and_what_is_no_function_refused
     assert set(rows[0]) == {"round", "clip", "fraction_within", "delta"}
     with pytest.raises(SettingError, match="function='wandb' must be a function of a dict"):
         Log("wandb")
+
+
+def test_a_function_that_reads_what_a_row_does_not_have_is_told_how_to_read_it():
+    trained = training(rounds=250, privacy=Privacy(noise_multiplier=4.0))
+    with pytest.raises(SettingError, match=r"KeyError: 'epsilon'.*round 0 has round, clip, fraction_within; .*row.get"):
+        trained.run([Log(lambda row: row["epsilon"])])
+
+
+def test_a_key_error_of_the_functions_own_is_raised_as_it_is():
+    def fails(row):
+        raise KeyError("clip")
+
+    with pytest.raises(KeyError, match="clip"):
+        training().run([Log(fails)])

@@ -119,6 +119,32 @@ def test_a_resumed_run_tells_what_one_without_a_break_tells():
     assert first.told | second.told == whole.told
 
 
+class StopAt(Callback):
+    """Stops a run after so many rounds."""
+
+    reads_guarantee = False
+    stop_requested = False
+
+    def __init__(self, rounds):
+        self.rounds = rounds
+
+    def on_round(self, report, state):
+        self.stop_requested = state.round_index == self.rounds
+
+
+def test_a_run_that_is_stopped_has_epsilon_and_metrics_of_its_last_round_on_record(tmp_path):
+    trained = training(300)
+    evaluate = Evaluate(lambda model: {"size": 2.0}, every=50)
+    result = trained.run([evaluate, RunDirectory(tmp_path / "run"), StopAt(77)])
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert (len(lines), lines[-1]["round"], lines[-1]["size"]) == (77, 76, 2.0)
+    assert lines[-1]["epsilon"] == result.guarantee.epsilon == pytest.approx(exact(trained, 77), rel=1e-12)
+    assert "epsilon" not in lines[-2]
+    assert "size" not in lines[-2]
+    assert result.history()["epsilon"][-2:] == [None, result.guarantee.epsilon]
+    assert result.reports[-1].metrics == result.metrics == {"size": 2.0}
+
+
 def test_without_noise_the_files_say_that_there_is_no_epsilon(tmp_path):
     training(200, noise_multiplier=0.0).run([RunDirectory(tmp_path / "run")])
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -30,6 +30,8 @@ def new_task(folder: Path, table: Path | None, user: str | None, label: str | No
     click.echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}. Read task.py{scales}, then:")
     for line in commands:
         click.echo(f"  {line}")
+    if table is not None and classes is None:
+        click.echo(f"{label} is learned as a number. If it is a class, make the file again with --classes 2, say.")
 
 
 def _classes(given: str | None) -> Sequence[str] | int | None:

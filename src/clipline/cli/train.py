@@ -71,7 +71,13 @@ def _check_named(task: str | None, run: Path) -> None:
     """
     from ..tasks.settings import read_toml
 
-    stored = str(read_toml(run / "settings.toml").get("task", DEFAULT_TASK))
+    settings = read_toml(run / "settings.toml")
+    if "local" in settings:  # as a `Training` writes it
+        raise RunError(
+            f"resume={str(run)!r} was made by a program, which has its model and data: go on there, with "
+            f"training.resume({str(run)!r})"
+        )
+    stored = str(settings.get("task", DEFAULT_TASK))
     if task is not None and _file_name(task) != _file_name(stored):
         raise refuse("task", task, f"{stored!r}, which the run in {str(run)!r} was made with", "give that")
     if task is None and is_task_file(stored):
@@ -190,6 +196,10 @@ def run(
 
         def on_start(self, training: Training, state: TrainState) -> None:
             print(announced, file=sys.stderr, flush=True)
+            if done := state.round_index:
+                spent = f", which spent epsilon {training.guarantee_of(state.ledger).epsilon_text}"
+                was = spent if training.planned.private else ""
+                print(f"going on after {done} of {settings.rounds} rounds{was}", file=sys.stderr, flush=True)
 
     directory = RunDirectory(
         path,

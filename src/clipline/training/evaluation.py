@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.batches import Examples
+from ..engine.isolation.generators import preserve_generators, preserve_torch_generators
 from ..errors import CliplineError, SettingError, check_whole, failed, refuse
 from ..federated.local_sgd import Batch
 from ..federated.population import Population
@@ -28,6 +29,7 @@ EvaluateModel = Callable[[nn.Module], Mapping[str, float]]  # the metrics of a m
 Metric = Callable[[nn.Module, Batch], Tensor | Mapping[str, Tensor]]  # (examples,) numbers, or several by name
 
 
+_TRIED = 8  # examples on which a metric is tried before training
 _one_on_a_gpu = threading.Lock()  # runs side by side measure by turns: a batch fills the GPU, and takes its memory
 _here = threading.local()  # `measuring`: whether this thread holds that lock
 
@@ -38,7 +40,8 @@ class Evaluate(Measuring):
     `test` is a population of users who do not take part in the training: `metric(model, batch)` gives one number for
     each example of a batch, as a tensor (examples,), or a mapping from names to such tensors. Each is averaged over
     all examples, so that a user weighs by the number of examples. A single tensor is named after the function.
-    Batches are as the loss gets them, of `batch_size` examples, users end to end. Or else `test` is a function that
+    Batches are as the loss gets them, of `batch_size` examples, users end to end; a few examples are tried before the
+    first round. Or else `test` is a function that
     takes the model and returns named numbers, and there is no `metric`.
 
     The model is a copy of its own in eval mode, on the training's device and without gradients; frozen parameters are
@@ -86,6 +89,9 @@ class Evaluate(Measuring):
         if isinstance(self.test, Population):
             assert self.metric is not None
             examples = Examples(self.test, device, state.params.dtype)
+            few = min(_TRIED, self.batch_size, self.test.examples)
+            with torch.no_grad(), preserve_generators(), preserve_torch_generators(device):  # an error costs no privacy
+                _averages(self.metric, examples, few, self._model, until=few)
             self._evaluate: EvaluateModel = partial(_averages, self.metric, examples, self.batch_size)
         else:
             self._evaluate = self.test
@@ -144,9 +150,11 @@ def _named_numbers(evaluate: EvaluateModel, model: nn.Module) -> Metrics:
         ) from None  # fmt: skip
 
 
-def _averages(metric: Metric, examples: Examples, batch_size: int, model: nn.Module) -> Metrics:
-    """Each metric's mean over all examples, summed in float64 where the model is."""
-    total = examples.population.examples
+def _averages(
+    metric: Metric, examples: Examples, batch_size: int, model: nn.Module, until: int | None = None
+) -> Metrics:
+    """Each metric's mean over all examples, or those before `until`, summed in float64 where the model is."""
+    total = examples.population.examples if until is None else until
     sums: dict[str, Tensor] = {}
     for start in range(0, total, batch_size):
         stop = min(start + batch_size, total)

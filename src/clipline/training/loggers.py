@@ -60,7 +60,16 @@ class Log(Callback):
     def _hand_over(self) -> None:
         kept, self._kept = self._kept, []  # a function that fails is not given the same again
         for numbers in kept:
-            self.function(numbers)
+            try:
+                self.function(numbers)
+            except KeyError as error:
+                if error.args and error.args[0] in numbers:
+                    raise
+                missing = f"the row of round {numbers['round']} has {', '.join(numbers)}"
+                raise SettingError(
+                    f"function of Log fails (KeyError: {error}): {missing}; epsilon is there where it was accounted "
+                    "and a metric where it was measured, so read them with row.get(...)"
+                ) from error
 
 
 class TensorBoard(Callback):

@@ -144,7 +144,8 @@ class Run:
         with ExitStack() as on_error:
             on_error.callback(self._guarantees.close)
             on_error.callback(self._draws.close)
-            for callback in self._callbacks:
+            # What measures begins first: if it refuses, no run directory has been made.
+            for callback in sorted(self._callbacks, key=lambda callback: not hasattr(callback, "measure")):
                 callback.on_start(self._training, self._state)
                 on_error.callback(callback.close)
             on_error.enter_context(self._training.problem.notices.heard_by(self._waits))
@@ -211,6 +212,8 @@ class Run:
         metrics = reports[-1].metrics if reports else {}
         if not metrics:
             metrics = {name: value for future in self._measured(last=True) for name, value in future.result().items()}
+        if reports:  # a run that was stopped has them for its last round too, as one that finished has
+            reports = (*reports[:-1], replace(reports[-1], metrics=metrics, accounted=True))
         training, state = self._training, self._state
         written = [callback.charged for callback in self._callbacks if hasattr(callback, "charged")]
         charged = max([state.ledger, *written], key=lambda ledger: ledger.rounds)  # a resumed run may have spent more

@@ -45,7 +45,8 @@ class TrainResult:
     def history(self, *, unprivate_timing: bool = False) -> dict[str, list[Any]]:
         """The rounds of this call as columns by name, as in metrics.jsonl: `pandas.DataFrame(result.history())`.
 
-        Where no callback has read the epsilon of a round, it is accounted now. How long rounds took is left out unless
+        Where a round has no number there is None: a metric that was not measured, and of 200 rounds or more the epsilon
+        and delta of those between every hundredth part of them. How long rounds took is left out unless
         `unprivate_timing`.
         """
         return history(self.reports, unprivate_timing)

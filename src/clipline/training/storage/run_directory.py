@@ -177,6 +177,11 @@ class RunDirectory(Callback):
         card = card_of(result, facts=facts, task=self.task)
         save_model(self.path / MODEL, result.model, {**facts, **card_metadata(card)})
         rounds = [json.loads(line) for line in (self.path / METRICS).read_text(encoding="utf-8").splitlines()]
+        if result.reports and rounds:  # of a run that was stopped, the last round was measured and accounted after it
+            last = round_json(result.reports[-1], self.unprivate_timing)
+            if last != rounds[-1]:
+                rounds[-1] = last
+                _rewrite(self.path / METRICS, [json.dumps(line) + "\n" for line in rounds])
         if rounds:
             draw_curves(
                 self.path / CURVES,

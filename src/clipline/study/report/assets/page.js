@@ -343,7 +343,7 @@
     return [el("h2", { id: "curves" }, "Curves"), toolbar(names), legend(), grid,
       el("p", { class: "quiet on-screen" }, "Drag over a chart to zoom, double-click to see all; with the keyboard, the arrow keys read values."),
       data.runs.some((run) => run.rounds > data.points) ? el("p", { class: "quiet" },
-        `Of runs of more than ${data.points} rounds, each curve shows ${data.points} evenly spaced rounds and its lowest and highest; the run's own files have all of them.`) : null];
+        `Of runs of more than ${data.points} rounds, each curve shows ${data.points} evenly spaced rounds and its lowest and highest; the run's own files have all that were recorded.`) : null];
   }
   const deltas = (runs) => {
     const found = [...new Set(runs.filter((run) => run.epsilon !== null && run.delta_text !== null).map((run) => run.delta_text))];
