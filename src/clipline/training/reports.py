@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..federated.mechanism import Release
 from ..federated.round import TrainState
 from ..privacy.guarantee import Guarantee
+from ..privacy.ledger import Ledger
 
 if TYPE_CHECKING:
     from .callbacks import Callback
@@ -86,7 +87,7 @@ class GuaranteesAhead:
         """`until`: how many rounds the budget allows."""
         self._training, self._until = training, until
         self._step = max(1, training.rounds // _ACCOUNTED)
-        self._pending: dict[int, PendingGuarantee] = {}  # by the number of rounds
+        self._pending: dict[int, tuple[Ledger, PendingGuarantee]] = {}  # by the number of rounds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="clipline-accounting")
 
     def begin(self, state: TrainState) -> None:
@@ -95,12 +96,14 @@ class GuaranteesAhead:
         for rounds in (first, self._next(first + 1)):
             if rounds not in self._pending:
                 ledger = state.ledger.add(self._training.algorithm.event, rounds - state.round_index)
-                self._pending[rounds] = PendingGuarantee(self._training.accounting(ledger), self._thread)
+                self._pending[rounds] = ledger, PendingGuarantee(self._training.accounting(ledger), self._thread)
 
     def of(self, state: TrainState, *, begin: bool) -> PendingGuarantee:
         """That of the rounds up to this state; if it has not been begun it is now, or when it is asked for."""
-        found = self._pending.pop(state.round_index, None)
-        return found or PendingGuarantee(self._training.accounting(state.ledger), self._thread if begin else None)
+        ledger, found = self._pending.pop(state.round_index, (None, None))
+        if found is not None and ledger == state.ledger:  # the rounds were charged as was foreseen
+            return found
+        return PendingGuarantee(self._training.accounting(state.ledger), self._thread if begin else None)
 
     def includes(self, state: TrainState) -> bool:
         """Whether the rounds up to this state are accounted in any case."""

@@ -42,9 +42,18 @@ def inner_products(rows: Tensor) -> Tensor:
 
 def _padded(rows: Tensor) -> Tensor:
     missing = -rows.shape[-1] % _WIDTH
-    return F.pad(rows, (0, missing)) if missing else rows
+    return F.pad(rows, (0, missing)) if missing else _at_a_multiple(rows)
 
 
 def _padded_twice(weight: Tensor) -> Tensor:
     missing = -weight.shape[0] % _WIDTH, -weight.shape[1] % _WIDTH
-    return F.pad(weight, (0, missing[1], 0, missing[0])) if any(missing) else weight
+    return F.pad(weight, (0, missing[1], 0, missing[0])) if any(missing) else _at_a_multiple(weight)
+
+
+def _at_a_multiple(rows: Tensor) -> Tensor:
+    """A slice of something wider may begin anywhere: then a copy, which begins at a multiple of 64 bytes."""
+    return (
+        rows
+        if rows.is_contiguous() and rows.data_ptr() % 64 == 0
+        else rows.clone(memory_format=torch.contiguous_format)
+    )

@@ -21,6 +21,7 @@ from .aligned import inner_products
 
 _CHUNK = 1 << 20  # numbers of a factor converted to float64 at a time
 _EPS = torch.finfo(torch.float64).eps
+_MOST_CANCELLED = 2.0**-14  # of the lengths of a user's outer products: no norm is taken to be less
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +50,8 @@ class FactoredUpdates:
         """(users, 1) float64: sums of squares, of the values divided by unit (users,) if given.
 
         Never too small by more than rounding of the result itself: where outer products cancel each other, what
-        rounding may have hidden is added.
+        rounding may have hidden is added. And where they cancel almost wholly it is too large, so that no outer product
+        is more than 16,384 clips long when it is added: the slack for rounding covers sums of vectors of one clip.
         """
         found = [self._squares(inputs, outputs, None if unit is None else unit[users])
                  for users, inputs, outputs in self._chunks]  # fmt: skip
@@ -67,7 +69,8 @@ class FactoredUpdates:
         products = inner_products(inputs) * inner_products(outputs)  # (users, positions, positions)
         lengths = sum_columns(products.diagonal(dim1=1, dim2=2).sqrt())
         rounded = (inputs.shape[2] + outputs.shape[2] + inputs.shape[1] ** 2) * _EPS * lengths.square()
-        return sum_columns(products.flatten(1)).clamp(min=0.0) + rounded
+        found = sum_columns(products.flatten(1)).clamp(min=0.0) + rounded
+        return torch.maximum(found, (_MOST_CANCELLED * lengths).square())
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
         """Add sum over users of scale (users,) times their values, in float64, to total (dim,).
@@ -80,6 +83,10 @@ class FactoredUpdates:
             counts, factors = scale[users] > 0, scale[users]
             if not bool(counts.all()):
                 inputs, outputs, factors = inputs[counts], outputs[counts], factors[counts]
+            if self.dtype == torch.float64:  # the greater one: a tiny one times a tiny factor would lose its digits
+                sizes = [one.abs().amax(dim=(1, 2)) if one.numel() else factors for one in (inputs, outputs)]
+                inputs = inputs * torch.where(sizes[0] > sizes[1], factors, 1.0)[:, None, None]
+                factors = torch.where(sizes[0] > sizes[1], 1.0, factors)
             own.addmm_((outputs * factors[:, None, None]).flatten(0, 1).t(), inputs.flatten(0, 1))
 
     def write_to(self, rows: Tensor) -> None:

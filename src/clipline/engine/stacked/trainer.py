@@ -115,7 +115,8 @@ class Stacked:
     def in_words(self) -> str:
         """What runs, for the caller to read."""
         how = self._stragglers.in_words if self._stragglers is not None else "step by step"
-        frozen = any(not param.requires_grad for param in self.problem.model.module.parameters())
+        on_gpu = self.problem.device.type == "cuda"
+        frozen = on_gpu and any(not param.requires_grad for param in self.problem.model.module.parameters())
         parts = [f"stacked, up to {self.block_size} users at a time, {how}"]
         parts += ["one product over all users' rows where weights are frozen"] * frozen
         parts += [self.problem.model.attention] * bool(self.problem.model.attention)
