@@ -14,6 +14,7 @@ from samples import (
     one_round,
     population_of,
     request,
+    rows_of,
     small_population,
     summed,
 )
@@ -331,6 +332,38 @@ def test_pitfall_a_norm_rounded_by_company(engine):
         for clip, bit in ((norm, 0.5), (math.nextafter(norm, 0.0), -0.5)):
             counts = [float(summed(made, params, users, clip=clip)[-1]) for users in cohorts]
             assert counts == [bit * len(users) for users in cohorts]
+
+
+class OfASlice(torch.nn.Module):
+    """Reads sixteen of its 75 numbers from the `begin`th on, by a layer that may be frozen."""
+
+    def __init__(self, frozen, begin, hidden):
+        super().__init__()
+        self.begin = begin
+        self.first, self.second = torch.nn.Linear(16, hidden), torch.nn.Linear(hidden, 3)
+        self.first.requires_grad_(not frozen)
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x[:, self.begin : self.begin + 16])))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_pitfall_a_product_rounded_by_the_users_place(frozen):
+    """A slice, however wide, lies where it lies; and a product over all users' rows is rounded by their number."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        sizes = rng.integers(1, 24, 13)
+        x = rng.normal(size=(sizes.sum(), 75)).astype(np.float32)
+        people = Population.from_arrays(np.repeat(np.arange(13), sizes), x=x, y=rng.integers(0, 3, len(x)))
+        torch.manual_seed(seed)
+        model = OfASlice(frozen, int(rng.integers(1, 9)), int(rng.integers(3, 70)))
+        local = LocalSGD(5.0, int(rng.integers(3, 20)), 2)
+        made = training(people, model, engine="stacked", population_size=13, local=local, cohort_size=13)
+        users = np.arange(13)
+        together = rows_of(made.trainer, users)
+        for left in (0, 6, 12):
+            others = np.delete(users, left)
+            assert torch.equal(rows_of(made.trainer, others), together[others])
 
 
 @pytest.mark.parametrize("engine", ["one-by-one", "stacked"])

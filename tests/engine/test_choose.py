@@ -79,8 +79,12 @@ def test_a_model_that_cannot_be_stacked_is_refused_where_stacking_was_asked_for(
 
 def test_on_a_gpu_auto_stacks_and_where_it_cannot_says_so(monkeypatch):
     on_gpu = SimpleNamespace(problem=SimpleNamespace(device=torch.device("cuda")))
-    monkeypatch.setattr(choose, "Stacked", lambda plain, cohort_size, varying: (plain, cohort_size))
-    assert choose_trainer("auto", on_gpu, 10) == (on_gpu, 10)
+
+    def stacked(plain, cohort_size, varying):
+        return SimpleNamespace(given=(plain, cohort_size), company_rounds=frozenset())
+
+    monkeypatch.setattr(choose, "Stacked", stacked)
+    assert choose_trainer("auto", on_gpu, 10).given == (on_gpu, 10)
     assert choose_trainer("one-by-one", on_gpu, 10) is on_gpu
 
     def refuse(plain, cohort_size, varying):
@@ -110,3 +114,54 @@ def test_a_training_takes_engine_and_precision_by_name():
         training(engine="stakced")
     with pytest.raises(SettingError, match="precision='float16' must be one of float32, tf32, bf16"):
         training(precision="float16")
+
+
+class Frozen(nn.Sequential):
+    """Two layers, of which the first is not trained."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(6, 21), nn.Tanh(), nn.Linear(21, 3))
+        self[0].requires_grad_(False)
+
+
+class Products(nn.Module):
+    """A product of the caller's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 3))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+class OfAnLSTM(nn.Module):
+    """A recurrent layer that clipline replaces in a stack."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(2, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(self.lstm(x.reshape(len(x), 3, 2))[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    ("model", "product"),
+    [
+        (nn.Linear(6, 3), None),
+        (Frozen(), None),
+        (nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.Flatten(), nn.Linear(16, 3)), None),
+        (Products(), "aten.bmm"),
+        (OfAnLSTM(), "clipline.stacked_lstm"),
+    ],
+)
+def test_on_cores_auto_stacks_only_what_nobody_elses_presence_rounds(model, product):
+    settings = {"rounds": 1, "cohort_size": 20, "local": LocalSGD(0.1, 5), "seed": 0, "noise_multiplier": 0.5}
+    made = flat_training(model.double(), cross_entropies, small_population(), **settings)
+    assert isinstance(made.trainer, Stacked) == (product is None)
+    if product is not None:
+        assert product in made.engine
+        assert isinstance(
+            flat_training(model, cross_entropies, small_population(), engine="stacked", **settings).trainer, Stacked
+        )

@@ -27,10 +27,13 @@ def test_norms_and_sums_are_those_of_the_formed_updates(positions, dtype):
 
 
 def test_a_norm_is_never_too_small_where_outer_products_cancel():
-    inputs = torch.tensor([[[1.0, 1e-5], [1.0, 0.0]]], dtype=torch.float64)
-    outputs = torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64)  # their sum is (0, 1e-5)
+    inputs = torch.tensor([[[1.0, 1e-3], [1.0, 0.0]]], dtype=torch.float64)
+    outputs = torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64)  # their sum is (0, 1e-3)
     norm = float(Updates([FactoredUpdates(0, inputs, outputs)]).norms())
-    assert 1e-5 <= norm < 1.01e-5
+    assert 1e-3 <= norm < 1.01e-3
+    inputs[0, 0, 1] = 1e-5  # lengths 1 and 1 cancel almost wholly
+    norm = float(Updates([FactoredUpdates(0, inputs, outputs)]).norms())
+    assert norm == pytest.approx(2 * 2**-14, rel=1e-6)  # so that neither is more than 16,384 clips long
     inputs[0, 0, 1] = 1e-12  # lost among the rounding of the pairs: what may be lost is added
     assert float(Updates([FactoredUpdates(0, inputs, outputs)]).norms()) >= 1e-12
 
@@ -82,3 +85,19 @@ def test_a_norm_is_the_same_to_the_last_bit_whoever_else_is_in_the_block(shape, 
             assert torch.equal(Updates([FactoredUpdates(0, inputs[users], outputs[users])]).norms(), together[users])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("huge", ["inputs", "outputs"])
+def test_a_tiny_factor_of_a_huge_update_keeps_its_digits(huge):
+    """1e302 by 1e-290, clipped to 1e-22: the tiny one times the factor would be a denormal number of few digits."""
+    factors = {
+        "inputs": torch.tensor([[[1e302, 3e301]]], dtype=torch.float64),
+        "outputs": torch.tensor([[[1.7e-290, 1e-290]]], dtype=torch.float64),
+    }
+    if huge == "outputs":
+        factors = {"inputs": factors["outputs"], "outputs": factors["inputs"]}
+    updates = Updates([FactoredUpdates(0, **factors)])
+    clip = 1e-22
+    total = torch.zeros(1, 4, dtype=torch.float64)
+    updates.add_to(total, clip / updates.norms())
+    assert float(total.norm() / clip) == pytest.approx(1.0, rel=1e-9)

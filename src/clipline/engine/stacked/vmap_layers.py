@@ -291,12 +291,19 @@ class Linear(nn.Linear):
     def forward(self, values: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
         device_type = values.device.type
-        if not is_batched(self.weight) and (device_type != "cpu" or not is_batched(values)):
-            return F.linear(values, self.weight, self.bias)  # frozen, or shared: one product over the rows of all users
-        dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else self.weight.dtype
+        # A frozen weight has a product for each user on cores, where one over all rows is rounded by how many they are.
+        apart = device_type == "cpu" and isinstance(self.weight, nn.Parameter) and is_batched(values)
+        if not is_batched(self.weight) and not apart:  # frozen, or shared: one product over the rows of all users
+            return F.linear(values, self.weight, self.bias)
+        dtype = _product_dtype(self.weight)
         out: Tensor = product(values.reshape(-1, self.in_features).to(dtype), self.weight.to(dtype))
         out = out if self.bias is None else out + self.bias.to(dtype)
         return out.reshape(*values.shape[:-1], self.out_features)
+
+
+def _product_dtype(weight: Tensor) -> torch.dtype:
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Conv2d(nn.Conv2d):
@@ -323,11 +330,48 @@ class Conv2d(nn.Conv2d):
     def _of_gray(self, images: Tensor) -> Tensor:
         """Filters times patches, one product a user: (batch, 1, height, width), padded, as in `forward`."""
         size, stride = self.kernel_size[0], self.stride[0]
-        patches = images.unfold(2, size, stride).unfold(3, size, stride)  # (batch, 1, height, width, size, size)
-        columns = patches.permute(1, 4, 5, 0, 2, 3).reshape(size * size, -1)
-        out = torch.mm(self.weight.flatten(1), columns)
-        out = out if self.bias is None else out + self.bias.unsqueeze(1)
-        return out.reshape(self.out_channels, len(images), *patches.shape[2:4]).transpose(0, 1)
+        dtype = _product_dtype(self.weight)
+        sides = [(side - size) // stride + 1 for side in images.shape[2:]]
+        columns = gray_patches(images.to(dtype), size, stride)
+        filters = F.pad(self.weight.flatten(1).to(dtype), (0, len(columns) - size * size))
+        out: Tensor = product(filters, columns.t())[:, : len(images) * math.prod(sides)]
+        out = out if self.bias is None else out + self.bias.to(dtype).unsqueeze(1)
+        return out.reshape(self.out_channels, len(images), *sides).transpose(0, 1)
+
+
+@torch.library.custom_op("clipline::gray_patches", mutates_args=())
+def gray_patches(images: Tensor, size: int, stride: int) -> Tensor:
+    """Patches of (batch, 1, height, width) as columns: (size * size, patches), with zeros as `_aligned` would add."""
+    return _gray_patches(images.unsqueeze(0), size, stride)[0]
+
+
+@gray_patches.register_fake
+def _(images: Tensor, size: int, stride: int) -> Tensor:
+    count = len(images) * math.prod((side - size) // stride + 1 for side in images.shape[2:])
+    return images.new_empty(_up(size * size, images), _up(count, images))
+
+
+@gray_patches.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], images: Tensor, size: int, stride: int) -> tuple[Tensor, int]:
+    return _gray_patches(users_first(info, in_dims[0], images), size, stride), 0
+
+
+def _gray_patches(images: Tensor, size: int, stride: int) -> Tensor:
+    patches = images[:, :, 0].unfold(2, size, stride).unfold(3, size, stride)
+    users, batch, height, width = patches.shape[:4]
+    count, numbers = batch * height * width, size * size
+    columns = images.new_empty(users, _up(numbers, images), _up(count, images))
+    columns[:, numbers:] = 0.0
+    columns[:, :, count:] = 0.0
+    own = columns[:, :numbers, :count].view(users, size, size, batch, height, width)
+    own.copy_(patches.permute(0, 4, 5, 1, 2, 3))
+    return columns
+
+
+def _up(count: int, like: Tensor) -> int:
+    """The next multiple of 64 bytes, counted in numbers."""
+    grain = 64 // like.element_size()
+    return -(-count // grain) * grain
 
 
 class GroupNorm(nn.GroupNorm):
@@ -364,6 +408,17 @@ def _(grad: Tensor, rows: Tensor) -> Tensor:
     return grad.new_empty(grad.shape[0], grad.shape[2], rows.shape[2])
 
 
+@torch.library.custom_op("clipline::stacked_product_rows", mutates_args=())
+def stacked_product_rows(grad: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of the rows."""
+    return torch.bmm(_aligned(grad), _aligned(weight, twice=True))[..., : weight.shape[2]].contiguous()
+
+
+@stacked_product_rows.register_fake
+def _(grad: Tensor, weight: Tensor) -> Tensor:
+    return grad.new_empty(*grad.shape[:2], weight.shape[2])
+
+
 def _aligned(matrices: Tensor, twice: bool = False) -> Tensor:
     """On cores, every matrix at a multiple of 64 bytes, and so are its rows: columns of zeros (and rows, if `twice`).
 
@@ -376,9 +431,10 @@ def _aligned(matrices: Tensor, twice: bool = False) -> Tensor:
     grain = 64 // matrices.element_size()
     columns, rows = -matrices.shape[2] % grain, -matrices.shape[1] % grain if twice else 0
     own = matrices[:1] if len(matrices) > 1 and matrices.stride(0) == 0 else matrices  # one for all users, if frozen
+    laid_out = own.is_contiguous() or (own.mT.is_contiguous() and own.shape[1] % grain == 0)
     if columns or rows:
         own = F.pad(own, (0, columns, 0, rows))
-    elif not own.is_contiguous() or own.data_ptr() % 64:
+    elif not laid_out or own.data_ptr() % 64:
         own = own.clone(memory_format=torch.contiguous_format)
     return own if len(own) == len(matrices) else own.expand(len(matrices), -1, -1)
 
@@ -391,7 +447,7 @@ def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | N
     rows, weight = ctx.saved_tensors
     grad_rows = None
     if ctx.needs_input_grad[0]:
-        grad_rows = torch.bmm(_aligned(grad), _aligned(weight, twice=True))[..., : weight.shape[2]]
+        grad_rows = stacked_product_rows(grad, weight) if grad.device.type == "cpu" else torch.bmm(grad, weight)
     grad_weight = stacked_product_weight(grad, rows) if ctx.needs_input_grad[1] else None
     return grad_rows, grad_weight
 
