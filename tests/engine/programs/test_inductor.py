@@ -30,6 +30,7 @@ _CALLS = {
     gru.stacked_gru_backward: (_STATES, _STATES, _GATES, _users(15, 5)),
     vmap_layers.stacked_product: (_users(3, 5), _users(4, 5)),
     vmap_layers.stacked_product_weight: (_users(3, 4), _users(3, 5)),
+    vmap_layers.stacked_product_rows: (_users(3, 4), _users(4, 5)),
 }
 
 

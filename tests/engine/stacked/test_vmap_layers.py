@@ -188,29 +188,6 @@ def test_convolution_in_a_stack_is_torchs_there_and_back(monkeypatch, options):
     assert bool(calls) != bool(rare or isinstance(options.get("kernel_size"), tuple))
 
 
-@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"padding": "same", "bias": False}, {"padding": (2, 1)}])
-def test_convolution_of_gray_images_is_torchs_on_cores_with_and_without_a_gradient_of_the_image(monkeypatch, options):
-    of_gray, calls = layers.Conv2d._of_gray, []
-    monkeypatch.setattr(layers.Conv2d, "_of_gray", lambda *given: calls.append(1) or of_gray(*given))
-    inputs = torch.randn(USERS, 2, 1, 9, 8, dtype=DOUBLE)
-    compare(lambda: nn.Conv2d(1, 6, **{"kernel_size": 3, **options}), inputs)  # asks for the gradient of the images
-    assert not calls
-    layer = replace_layers(nn.Conv2d(1, 6, **{"kernel_size": 3, **options}).double())
-    stack = {name: torch.randn(USERS, *param.shape, dtype=DOUBLE) for name, param in layer.named_parameters()}
-    ours, theirs = ({name: piece.clone().requires_grad_() for name, piece in stack.items()} for _ in range(2))
-    out = vmap(lambda params, images: functional_call(layer, params, (images,)))(ours, inputs)
-    assert calls
-    biases = theirs.get("bias", [None] * USERS)
-    alone = [
-        torch.nn.functional.conv2d(images, weight, bias, layer.stride, layer.padding)
-        for images, weight, bias in zip(inputs, theirs["weight"], biases, strict=True)
-    ]
-    torch.testing.assert_close(out, torch.stack(alone), rtol=1e-12, atol=1e-12)
-    found = torch.autograd.grad(weighted(out), list(ours.values()))
-    expected = torch.autograd.grad(weighted(torch.stack(alone)), list(theirs.values()))
-    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
-
-
 def test_a_view_works_in_a_stack_where_it_works_for_one_user():
     class Viewed(nn.Module):
         def __init__(self):
@@ -240,37 +217,3 @@ def test_a_shared_input_and_a_frozen_weight_work_in_a_stack():
     torch.testing.assert_close(out, (values @ layer.weight.T)[None] + biases[:, None])
     many = torch.randn(USERS, 4, 5, dtype=DOUBLE)
     torch.testing.assert_close(vmap(layer)(many), many @ layer.weight.T + layer.bias)
-
-
-@pytest.mark.parametrize(
-    ("size", "filters", "height", "width", "batch", "users", "left"),
-    [
-        (2, 35, 8, 3, 11, 11, 2),
-        (5, 29, 7, 5, 2, 9, 1),
-        (4, 7, 4, 9, 1, 9, 7),
-        (3, 2, 7, 9, 9, 11, 5),
-        (2, 22, 8, 2, 5, 7, 2),
-    ],
-)
-def test_filters_of_gray_images_are_rounded_alike_whoever_else_is_there(
-    size, filters, height, width, batch, users, left
-):
-    """Shapes of which outputs or gradients moved when one user left, before patches were padded (AMD EPYC)."""
-    layer, rng = layers.Conv2d(1, filters, size, bias=False), torch.Generator().manual_seed(0)
-    weights = torch.randn(users, filters, 1, size, size, generator=rng)
-    images = torch.randn(users, batch, 1, height, width, generator=rng)
-    along = torch.randn(users, batch, filters, height - size + 1, width - size + 1, generator=rng)
-
-    def computed(chosen):
-        own = weights[chosen].clone().requires_grad_()
-        out = torch.func.vmap(lambda weight, x: torch.func.functional_call(layer, {"weight": weight}, (x,)))(
-            own, images[chosen].clone()
-        )
-        return out.detach(), *torch.autograd.grad((out * along[chosen]).sum(), own)
-
-    others = [user for user in range(users) if user != left]
-    for together, without in zip(computed(list(range(users))), computed(others), strict=True):
-        assert torch.equal(together[others], without)
-    for user in (0, users - 1):
-        plain = torch.nn.functional.conv2d(images[user], weights[user])
-        torch.testing.assert_close(computed([user])[0][0], plain)

@@ -29,13 +29,6 @@ def in_vmap() -> bool:
     return torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None
 
 
-def needs_gradient(tensor: Tensor) -> bool:
-    """Whether a gradient flows back to this tensor. One that is batched over users says no itself, always."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor.requires_grad
-
-
 def users_first(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
     """The tensor with the users' axis first; expanded if all users share it."""
     return tensor.movedim(dim, 0) if dim is not None else tensor.expand(info.batch_size, *tensor.shape)

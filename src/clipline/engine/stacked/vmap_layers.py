@@ -8,7 +8,6 @@ Held equal by: tests/engine/stacked/test_vmap_layers.py and test_vmap_rules.py.
 Buys: weight gradients laid out as the weights are (`stacked_product_weight`), emnist_cr on an H200: 39 ms a round
 before, 30 after (docs/results/performance.md).
 Without products of our own at all: 23.1 ms, with them 17.1, on the code of today.
-Convolutions of gray images as products on a core, handwriting: 7 to 8% of a round (docs/results/performance.md).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from ..kernels.group_norm import normalised
 from ..user_random import UserRandom
 from .attention import explicit_attention
 from .sequence_layers import replace_sequence_layer
-from .vmap_axis import in_vmap, is_batched, needs_gradient, product_width, users_first
+from .vmap_axis import in_vmap, is_batched, product_width, users_first
 
 LIBRARY_IS_FAST = ("cpu",)  # devices where torch's grouped convolution of a stack is faster than patches
 
@@ -307,71 +306,17 @@ def _product_dtype(weight: Tensor) -> torch.dtype:
 
 
 class Conv2d(nn.Conv2d):
-    """`nn.Conv2d`; stacked on a GPU, patches times a matrix. Rarer kinds use torch's convolution, slow under vmap.
-
-    On CPU cores torch's is faster, except for images of one channel of which no gradient is asked: gray images, in the
-    first layer.
-    """
+    """`nn.Conv2d`; stacked on a GPU, patches times a matrix. Rarer kinds are torch's, slow under vmap; all on cores."""
 
     def forward(self, images: Tensor) -> Tensor:
         """(batch, in_channels, height, width) -> (batch, out_channels, height, width)."""
         usual = self.groups == 1 and self.padding_mode == "zeros" and set(self.dilation) == {1}
         square = len({*self.kernel_size}) == 1 and len({*self.stride}) == 1
         fast = images.device.type in LIBRARY_IS_FAST
-        if images.ndim != 4 or not (usual and square and is_batched(images, self.weight)):
+        if fast or images.ndim != 4 or not (usual and square and is_batched(images, self.weight)):
             return super().forward(images)
         zeros = self._reversed_padding_repeated_twice
-        if fast and self.in_channels == 1 and is_batched(self.weight) and not needs_gradient(images):
-            return self._of_gray(F.pad(images, zeros))
-        if fast:
-            return super().forward(images)
         return convolution.convolved(images, self.weight.permute(0, 2, 3, 1), self.bias, self.stride[0], tuple(zeros))
-
-    def _of_gray(self, images: Tensor) -> Tensor:
-        """Filters times patches, one product a user: (batch, 1, height, width), padded, as in `forward`."""
-        size, stride = self.kernel_size[0], self.stride[0]
-        dtype = _product_dtype(self.weight)
-        sides = [(side - size) // stride + 1 for side in images.shape[2:]]
-        columns = gray_patches(images.to(dtype), size, stride)
-        filters = F.pad(self.weight.flatten(1).to(dtype), (0, len(columns) - size * size))
-        out: Tensor = product(filters, columns.t())[:, : len(images) * math.prod(sides)]
-        out = out if self.bias is None else out + self.bias.to(dtype).unsqueeze(1)
-        return out.reshape(self.out_channels, len(images), *sides).transpose(0, 1)
-
-
-@torch.library.custom_op("clipline::gray_patches", mutates_args=())
-def gray_patches(images: Tensor, size: int, stride: int) -> Tensor:
-    """Patches of (batch, 1, height, width) as columns: (size * size, patches), with zeros as `_aligned` would add."""
-    return _gray_patches(images.unsqueeze(0), size, stride)[0]
-
-
-@gray_patches.register_fake
-def _(images: Tensor, size: int, stride: int) -> Tensor:
-    count = len(images) * math.prod((side - size) // stride + 1 for side in images.shape[2:])
-    return images.new_empty(_up(size * size, images), _up(count, images))
-
-
-@gray_patches.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], images: Tensor, size: int, stride: int) -> tuple[Tensor, int]:
-    return _gray_patches(users_first(info, in_dims[0], images), size, stride), 0
-
-
-def _gray_patches(images: Tensor, size: int, stride: int) -> Tensor:
-    patches = images[:, :, 0].unfold(2, size, stride).unfold(3, size, stride)
-    users, batch, height, width = patches.shape[:4]
-    count, numbers = batch * height * width, size * size
-    columns = images.new_empty(users, _up(numbers, images), _up(count, images))
-    columns[:, numbers:] = 0.0
-    columns[:, :, count:] = 0.0
-    own = columns[:, :numbers, :count].view(users, size, size, batch, height, width)
-    own.copy_(patches.permute(0, 4, 5, 1, 2, 3))
-    return columns
-
-
-def _up(count: int, like: Tensor) -> int:
-    """The next multiple of 64 bytes, counted in numbers."""
-    grain = 64 // like.element_size()
-    return -(-count // grain) * grain
 
 
 class GroupNorm(nn.GroupNorm):
@@ -420,21 +365,20 @@ def _(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def _aligned(matrices: Tensor, twice: bool = False) -> Tensor:
-    """On cores, every matrix at a multiple of 64 bytes, and so are its rows: columns of zeros (and rows, if `twice`).
+    """On cores, every matrix and its rows at multiples of 64 bytes, by columns of zeros (and rows, if `twice`).
 
-    See `single_step/aligned.py`: else the library rounds by the place that a user has in the stack. When a user left,
-    bits of others moved in 179 of 2,958 networks of two layers without, in 0 of 2,500 with; in 20 of 154 that read a
-    slice of their input while slices were left as they lie, in 0 of 135 since.
+    See `single_step/aligned.py`: else the library rounds by the user's place in the stack. When a user left, others
+    moved in 179 of 2,958 networks of two layers without, in 0 of 2,500 with; of networks that read a slice of their
+    input in 20 of 154 while slices were left as they lie, in 0 of 135 since.
     """
     if matrices.device.type != "cpu":
         return matrices
     grain = 64 // matrices.element_size()
     columns, rows = -matrices.shape[2] % grain, -matrices.shape[1] % grain if twice else 0
     own = matrices[:1] if len(matrices) > 1 and matrices.stride(0) == 0 else matrices  # one for all users, if frozen
-    laid_out = own.is_contiguous() or (own.mT.is_contiguous() and own.shape[1] % grain == 0)
     if columns or rows:
         own = F.pad(own, (0, columns, 0, rows))
-    elif not laid_out or own.data_ptr() % 64:
+    elif not own.is_contiguous() or own.data_ptr() % 64:
         own = own.clone(memory_format=torch.contiguous_format)
     return own if len(own) == len(matrices) else own.expand(len(matrices), -1, -1)
 
