@@ -188,6 +188,25 @@ def test_convolution_in_a_stack_is_torchs_there_and_back(monkeypatch, options):
     assert bool(calls) != bool(rare or isinstance(options.get("kernel_size"), tuple))
 
 
+@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"padding": "same", "bias": False}, {"padding": (2, 1)}])
+def test_convolution_of_gray_images_is_torchs_on_cores_with_and_without_a_gradient_of_the_image(options):
+    inputs = torch.randn(USERS, 2, 1, 9, 8, dtype=DOUBLE)
+    compare(lambda: nn.Conv2d(1, 6, **{"kernel_size": 3, **options}), inputs)  # asks for the gradient of the images
+    layer = replace_layers(nn.Conv2d(1, 6, **{"kernel_size": 3, **options}).double())
+    stack = {name: torch.randn(USERS, *param.shape, dtype=DOUBLE) for name, param in layer.named_parameters()}
+    ours, theirs = ({name: piece.clone().requires_grad_() for name, piece in stack.items()} for _ in range(2))
+    out = vmap(lambda params, images: functional_call(layer, params, (images,)))(ours, inputs)
+    biases = theirs.get("bias", [None] * USERS)
+    alone = [
+        torch.nn.functional.conv2d(images, weight, bias, layer.stride, layer.padding)
+        for images, weight, bias in zip(inputs, theirs["weight"], biases, strict=True)
+    ]
+    torch.testing.assert_close(out, torch.stack(alone), rtol=1e-12, atol=1e-12)
+    found = torch.autograd.grad(weighted(out), list(ours.values()))
+    expected = torch.autograd.grad(weighted(torch.stack(alone)), list(theirs.values()))
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
 def test_a_view_works_in_a_stack_where_it_works_for_one_user():
     class Viewed(nn.Module):
         def __init__(self):
