@@ -210,11 +210,17 @@ def test_without_fork_workers_are_refused(monkeypatch):
 def test_a_group_of_the_callers_own_is_left_alone(tmp_path):
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
-        with pytest.raises(SettingError, match="has a group already"):
-            training(workers=2).run()
+        assert distance(training(workers=2).run(), alone()) <= TOLERANCE
         assert dist.is_initialized()
     finally:
         dist.destroy_process_group()
+
+
+def test_a_run_within_a_run_has_workers_of_its_own():
+    inner = []
+    outer = training(workers=2).run([Observer(lambda *_: inner.append(training(workers=3).run()))])
+    assert [distance(one, alone()) <= TOLERANCE for one in [outer, *inner]] == [True] * 5
+    assert nothing_is_left()
 
 
 def test_how_errors_are_printed_is_left_to_the_caller():

@@ -1,4 +1,4 @@
-"""Several processes give what one gives. Workers are forked; the group is gloo."""
+"""Several processes give what one gives. Workers are forked."""
 
 import multiprocessing
 import os

@@ -13,31 +13,25 @@ import gc
 import multiprocessing
 import os
 import signal
-import sys
-import tempfile
 import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
-from ...errors import SettingError, WorkerError, check_whole, refuse
+from ...errors import WorkerError, check_whole, refuse
 from ...federated.backend import CohortRequest, LocalTrainer
 from ...federated.clipping import ClippedSum
 from ...privacy.events import Sampling
 from ..problem import Problem
 from .group import LostConnectionError, ProcessGroup
 from .single import SingleProcess
-from .transport import SharedMemoryTransport
+from .transport import PipeTransport, SharedMemory
 
-TIMEOUT = timedelta(days=30)  # workers wait while rank 0 evaluates or writes; dead peers show as closed sockets before
 _MAX_WORKERS = 1024
 _LOST_EXIT_CODE = 3  # of a worker that lost its connection: not the one that caused it
 
@@ -84,8 +78,8 @@ class ForkedBackend:
             )  # fmt: skip
         self._trainer, self._problem, self._samplings = trainer, problem, samplings
         self._group: ProcessGroup | None = None
-        self._transport: SharedMemoryTransport | None = None
         self._children: Sequence[BaseProcess] = ()
+        self._peers: Sequence[Connection] = ()
 
     def sums(self, requests: Sequence[CohortRequest]) -> list[ClippedSum]:
         """The sum of each request, at most one request for each run: PRIVATE."""
@@ -103,37 +97,31 @@ class ForkedBackend:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            with tempfile.TemporaryDirectory(prefix="clipline-") as folder:
-                self._fork(Path(folder) / "store")
-                assert self._group is not None
-                yield
-                with suppress(LostConnectionError):  # the run is over: nothing is lost, and nobody need be waited for
-                    self._group.stop()
-                    for child in self._children:
-                        child.join(10)
+            self._group = self._fork()
+            yield
+            with suppress(LostConnectionError):  # the run is over: nothing is lost, and nobody need be waited for
+                self._group.stop()
+                for child in self._children:
+                    child.join(10)
         finally:
             self._kill_workers()
             torch.set_num_threads(threads)
 
     def _check_can_fork(self) -> None:
-        if dist.is_initialized():
-            raise SettingError(
-                f"workers={self.size} must be 1 where torch.distributed has a group already, of torchrun, of another "
-                "run or your own: use workers=1, or destroy that group first"
-            )
         if multiprocessing.current_process().daemon:
             raise refuse("workers", self.size, "1 in a daemonic process, which may not fork", "use workers=1")
 
-    def _fork(self, store: Path) -> None:
+    def _fork(self) -> ProcessGroup:
         context = multiprocessing.get_context("fork")
-        self._transport = SharedMemoryTransport(self._problem.model.initial, self.size, len(self._samplings))
-        pipes = [context.Pipe(duplex=False) for _ in range(1, self.size)]
+        memory = SharedMemory(self._problem.model.initial, self.size, len(self._samplings))
+        pipes = [context.Pipe() for _ in range(1, self.size)]  # ends of rank 0 and of the worker
         self._children = [
             context.Process(
-                target=self._run_worker, args=(rank, store, pipe[1]), daemon=True, name=f"clipline worker {rank}"
+                target=self._run_worker, args=(rank, memory, pipes), daemon=True, name=f"clipline worker {rank}"
             )
-            for rank, pipe in enumerate(pipes, start=1)
+            for rank in range(1, self.size)
         ]
+        self._peers = [ours for ours, _ in pipes]
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the worker ignores it
         gc_was_enabled = gc.isenabled()
         gc.disable()  # no collection in a worker before gc.freeze()
@@ -148,40 +136,29 @@ class ForkedBackend:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             if gc_was_enabled:
                 gc.enable()
-        for rank, (child, (ready, sender)) in enumerate(zip(self._children, pipes, strict=True), start=1):
-            sender.close()
-            text = _startup_error(child, ready)
-            ready.close()
-            if text:
+            for _, theirs in pipes:
+                theirs.close()
+        for rank, (child, peer) in enumerate(zip(self._children, self._peers, strict=True), start=1):
+            if text := _startup_error(child, peer):
                 last = text.strip().splitlines()[-1]
                 raise WorkerError(f"worker {rank} of {self.size} could not begin ({last}): use workers=1\n{text}")
-        self._group = self._join_group(0, store)
+        return self._member(0, PipeTransport(memory, self._peers, leads=True))
 
-    def _join_group(self, rank: int, store: Path) -> ProcessGroup:
-        """Join the process group that meets over the file `store`, on the loopback interface only."""
-        before, hook = os.environ.get("GLOO_SOCKET_IFNAME"), sys.excepthook
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-        try:
-            file = dist.FileStore(str(store), self.size)  # type: ignore[attr-defined]
-            dist.init_process_group("gloo", store=file, rank=rank, world_size=self.size, timeout=TIMEOUT)
-        finally:
-            sys.excepthook = hook  # torch installs one that prefixes the caller's later errors with the rank
-            os.environ.pop("GLOO_SOCKET_IFNAME")
-            if before is not None:
-                os.environ["GLOO_SOCKET_IFNAME"] = before
-        assert self._transport is not None
-        return ProcessGroup(self._trainer, self._problem, self._samplings, rank, self.size, self._transport)
+    def _member(self, rank: int, transport: PipeTransport) -> ProcessGroup:
+        return ProcessGroup(self._trainer, self._problem, self._samplings, rank, self.size, transport)
 
-    def _run_worker(self, rank: int, store: Path, ready: Connection) -> None:
+    def _run_worker(self, rank: int, memory: SharedMemory, pipes: Sequence[tuple[Connection, Connection]]) -> None:
         """Main function of a worker. Leaves by `os._exit`: the parent's exit handlers are not for workers to run."""
         code = 1
         try:
-            # A worker must not collect the parent's garbage: the destructor of a failed run's connection would wait for
-            # threads that do not exist here.
+            # A worker must not collect the parent's garbage: a destructor may wait for threads that do not exist here.
             gc.freeze()
             gc.enable()
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            own = pipes[rank - 1][1]
+            for end in (end for pair in pipes for end in pair if end is not own):
+                end.close()  # a pipe ends when the last copy of its end is closed
             threading.Thread(target=_exit_with_parent, daemon=True).start()
             torch.set_num_threads(1)
             try:
@@ -189,10 +166,10 @@ class ForkedBackend:
                     torch.ones((), requires_grad=True).square()
                 )  # torch refuses if the parent has used autograd beside a GPU
             except Exception:
-                ready.send(traceback.format_exc())
+                own.send(traceback.format_exc())
                 raise
-            ready.send("")
-            self._join_group(rank, store).serve()
+            own.send("")
+            self._member(rank, PipeTransport(memory, [own], leads=False)).serve()
             code = 0
         except LostConnectionError:
             code = _LOST_EXIT_CODE
@@ -202,14 +179,14 @@ class ForkedBackend:
             os._exit(code)
 
     def _kill_workers(self) -> None:
-        """Kill workers that still run, and leave the process group."""
+        """Kill workers that still run, and close the pipes."""
         for child in self._children:
             if child.pid is not None:
                 child.kill()
                 child.join()
-        self._children, self._group, self._transport = (), None, None
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        for peer in self._peers:
+            peer.close()
+        self._children, self._peers, self._group = (), (), None
 
     def _worker_error(self, error: LostConnectionError) -> WorkerError:
         """Which worker died, and how. Waits for that: a connection may break shortly before its process has ended."""
@@ -232,14 +209,12 @@ class ForkedBackend:
         return error
 
 
-def _startup_error(child: BaseProcess, ready: Connection) -> str:
+def _startup_error(child: BaseProcess, peer: Connection) -> str:
     """The reason why a worker could not start; empty if it did."""
-    wait([ready, child.sentinel])
-    try:
-        if ready.poll():
-            return str(ready.recv())
-    except EOFError:
-        pass
+    wait([peer, child.sentinel])
+    with suppress(EOFError, OSError):
+        if peer.poll():
+            return str(peer.recv())
     child.join()
     return f"it {_exit_text(child)}"
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import WorkerError
@@ -20,7 +19,7 @@ from ...privacy.events import Sampling
 from ..problem import Problem
 from .partition import requests_of_rank
 from .single import add_up, finished
-from .transport import Transport
+from .transport import LOST, Transport
 
 
 class LostConnectionError(WorkerError):
@@ -29,7 +28,7 @@ class LostConnectionError(WorkerError):
 
 @dataclass(eq=False)
 class ProcessGroup:
-    """One of several processes that train cohorts together, over torch.distributed's default group.
+    """One of several processes that train cohorts together.
 
     Rank 0 calls `sums` and `stop`, the others `serve`. Each trains, clips and adds up its share of the users; the
     float64 sums are reduced to rank 0 once a round. The result differs from that of one process by the order of those
@@ -60,12 +59,12 @@ class ProcessGroup:
         round_index = requests[0].round_index
         with connected(round_index):
             self._send_header(requests)
-            dist.broadcast(torch.from_numpy(np.concatenate([request.cohort.users for request in requests])), src=0)
-            params = self.transport.broadcast([request.params for request in requests])
+            self.transport.share(torch.from_numpy(np.concatenate([request.cohort.users for request in requests])))
+            params = self.transport.share_params([request.params for request in requests])
             personal = [None if request.personal is None else request.personal.empty() for request in requests]
             for rows in personal:
                 if rows is not None:
-                    dist.broadcast(rows.tensors()[0], src=0)
+                    self.transport.share(rows.tensors()[0])
         shared_requests = [
             replace(request, params=own, personal=rows)
             for request, own, rows in zip(requests, params, personal, strict=True)
@@ -112,19 +111,19 @@ class ProcessGroup:
         """On rank 0: broadcast the number of requests, and (run, round_index, users, clip) of each, all exact."""
         rows = [(one.run, one.round_index, len(one.cohort.users), one.clip) for one in requests]
         self._header[: 1 + len(rows)] = torch.tensor([(len(rows), 0, 0, 0), *rows], dtype=torch.float64)
-        dist.broadcast(self._header, src=0)
+        self.transport.share(self._header)
 
     def _receive(self, buffers: Sequence[Tensor]) -> list[CohortRequest]:
         """On every other rank: the requests of rank 0; the parameters may be written into `buffers`."""
-        dist.broadcast(self._header, src=0)
+        self.transport.share(self._header)
         rows = self._header[1 : 1 + int(self._header[0, 0])].tolist()
         if not rows:
             return []
         counts = [int(count) for _, _, count, _ in rows]
         users = torch.empty(sum(counts), dtype=torch.int64)
-        dist.broadcast(users, src=0)
+        self.transport.share(users)
         cohorts = np.split(users.numpy(), np.cumsum(counts)[:-1])
-        params = self.transport.broadcast(buffers[: len(rows)])
+        params = self.transport.share_params(buffers[: len(rows)])
         personal = [self._receive_personal(count) for count in counts]
         return [
             CohortRequest(
@@ -144,14 +143,14 @@ class ProcessGroup:
         if not width:
             return None
         start = torch.empty(users, width, dtype=self.problem.model.vector.dtype)
-        dist.broadcast(start, src=0)
+        self.transport.share(start)
         return PersonalRows(start, torch.zeros_like(start))
 
     def _collect_personal(self, requests: Sequence[CohortRequest]) -> None:
         """Add up at rank 0 what users trained: each is trained by one rank, and is zero on the others."""
         for request in requests:
             if request.personal is not None:
-                dist.reduce(request.personal.tensors()[1], dst=0)
+                self.transport.add_to_first(request.personal.tensors()[1])
 
     def _train_share(self, requests: Sequence[CohortRequest]) -> tuple[PartialSums | None, Exception | None]:
         """The sums over this rank's share of the users, or the error of their training."""
@@ -163,19 +162,12 @@ class ProcessGroup:
             return None, error
 
     def _reduce(self, error: Exception | None) -> tuple[bool, dict[int, str]]:
-        """Reduce all sums to rank 0; if a rank failed, gather the tracebacks at rank 0 instead. Says whether one did.
-
-        The all-reduce of the error flags goes over gloo and comes first: it notices a lost process, where NCCL would
-        hang.
-        """
-        failed = torch.tensor([0.0 if error is None else 1.0])
-        dist.all_reduce(failed)
-        if not failed.item():
+        """Reduce all sums to rank 0, or gather the tracebacks there if a rank failed. Says whether one did."""
+        if not self.transport.any_failed(error is not None):
             self.transport.reduce(self.rank)
             return False, {}
-        texts = [""] * self.size if self.rank == 0 else None
-        dist.gather_object(_text(error), texts, dst=0)
-        return True, {rank: text for rank, text in enumerate(texts or ()) if text}
+        texts = self.transport.tracebacks(_text(error))
+        return True, {rank: text for rank, text in enumerate(texts) if text}
 
 
 def _text(error: Exception | None) -> str:
@@ -184,12 +176,12 @@ def _text(error: Exception | None) -> str:
 
 @contextmanager
 def connected(round_index: int | None = None) -> Iterator[None]:
-    """Turn errors of torch.distributed into a `LostConnectionError`."""
+    """Turn errors of the transport into a `LostConnectionError`."""
     try:
         yield
-    except RuntimeError as error:
+    except LOST as error:
         when = "" if round_index is None else f" in round {round_index}"
         raise LostConnectionError(
             f"connection to another worker was lost{when} but all must stay: see what ended it, then resume the run "
-            f"({str(error).splitlines()[0][:200]})"
+            f"({(str(error) or type(error).__name__).splitlines()[0][:200]})"
         ) from None

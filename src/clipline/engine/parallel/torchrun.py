@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -27,9 +28,10 @@ from ...federated.population import Population
 from ...lr_schedules import schedule_text
 from ...privacy.events import Sampling
 from ..problem import Problem
-from .forked import TIMEOUT
 from .group import LostConnectionError, ProcessGroup, connected
 from .transport import DistributedTransport
+
+TIMEOUT = timedelta(days=30)  # ranks wait while rank 0 evaluates or writes; torchrun ends all when one dies
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""Broadcast of parameters to the ranks, and reduction of their sums: over torch.distributed, or in shared memory."""
+"""How the processes of a group talk: over torch.distributed, or on one machine by pipes and shared memory."""
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from typing import Protocol
 
 import torch
@@ -12,11 +13,18 @@ from torch import Tensor
 
 from ...federated.clipping import PartialSums
 
+# What a lost peer raises: torch.distributed, a pipe whose other end was closed, and one that nobody reads any more.
+LOST = (RuntimeError, EOFError, OSError)
+
 
 class Transport(Protocol):
     """The collective operations of a round; every rank calls the same in the same order. It owns the sums."""
 
-    def broadcast(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
+    def share(self, values: Tensor) -> None:
+        """Write rank 0's values, on the CPU, into those of the other ranks."""
+        ...
+
+    def share_params(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
         """Rank 0's parameters, one vector a run, on every rank. Elsewhere the argument gives number, shape, type."""
         ...
 
@@ -24,8 +32,20 @@ class Transport(Protocol):
         """The memory in which this rank adds up its users: one row for each run."""
         ...
 
+    def any_failed(self, failed: bool) -> bool:
+        """Whether any rank has failed. Waits for all: their partial sums are complete then."""
+        ...
+
+    def tracebacks(self, own: str) -> Sequence[str]:
+        """On rank 0: those of all ranks."""
+        ...
+
     def reduce(self, rank: int) -> None:
         """Add the partial sums of all ranks into those of rank 0."""
+        ...
+
+    def add_to_first(self, values: Tensor) -> None:
+        """Add all ranks' values, on the CPU, into those of rank 0."""
         ...
 
 
@@ -35,7 +55,11 @@ class DistributedTransport:
     def __init__(self) -> None:
         self._memory = torch.empty(0)
 
-    def broadcast(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
+    def share(self, values: Tensor) -> None:
+        """One `dist.broadcast`."""
+        dist.broadcast(values, src=0)
+
+    def share_params(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
         """Rank 0's parameters, written into the other ranks' tensors."""
         for own in params:
             dist.broadcast(own, src=0)
@@ -47,43 +71,117 @@ class DistributedTransport:
         self._memory = torch.empty(shape, dtype=torch.float64, device=params[0].device)
         return PartialSums(self._memory)
 
+    def any_failed(self, failed: bool) -> bool:
+        """An all-reduce over gloo: it notices a lost process, where NCCL would hang."""
+        flag = torch.tensor([float(failed)])
+        dist.all_reduce(flag)
+        return bool(flag.item())
+
+    def tracebacks(self, own: str) -> Sequence[str]:
+        """Gathered as objects."""
+        texts = [""] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(own, texts, dst=0)
+        return texts or ()
+
     def reduce(self, rank: int) -> None:
         """One `dist.reduce`."""
         dist.reduce(self._memory, dst=0)
 
+    def add_to_first(self, values: Tensor) -> None:
+        """One `dist.reduce`."""
+        dist.reduce(values, dst=0)
 
-class SharedMemoryTransport:
-    """Shared memory of processes on one machine, allocated before they are forked; only barriers are sent.
 
-    Every round reuses the memory of the sums: use them before the next round begins.
-    """
+class SharedMemory:
+    """Parameters of all runs and the sums of all ranks, in memory that processes share if they are forked from here."""
 
     def __init__(self, like: Tensor, size: int, runs: int = 1) -> None:
         dim = len(like)
         params = mmap.mmap(-1, max(1, runs * dim) * like.element_size())
-        self._params = torch.frombuffer(params, dtype=like.dtype, count=runs * dim).view(runs, dim)
+        self.params = torch.frombuffer(params, dtype=like.dtype, count=runs * dim).view(runs, dim)
         sums = mmap.mmap(-1, size * runs * (dim + 1) * 8)
-        self._sums = torch.frombuffer(sums, dtype=torch.float64).view(size, runs, dim + 1)
+        self.sums = torch.frombuffer(sums, dtype=torch.float64).view(size, runs, dim + 1)
+
+
+class PipeTransport:
+    """Pipes between rank 0 and each other rank of one machine; parameters and sums stay in shared memory.
+
+    The end of a pipe closes with its process, so that a process that dies is noticed at once, whatever it was doing.
+    (gloo may miss it: it then waits for ever to send to a peer that has just died.) Every round reuses the memory of
+    the sums: use them before the next round begins.
+    """
+
+    def __init__(self, memory: SharedMemory, peers: Sequence[Connection], *, leads: bool) -> None:
+        """`peers` are all other ranks where this one `leads`, or else rank 0 alone."""
+        self._memory, self._peers, self._leads = memory, peers, leads
         self._runs = 0  # of this round
 
-    def broadcast(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Rank 0's parameters, copied into the shared memory."""
-        shared = self._params[: len(params)].unbind()
-        if dist.get_rank() == 0:
+    def share(self, values: Tensor) -> None:
+        """Rank 0 writes the values into each pipe."""
+        if self._leads:
+            self._send(_bytes(values))
+        else:
+            self._peers[0].recv_bytes_into(_bytes(values))
+
+    def share_params(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Rank 0 copies its parameters into the shared memory, and says when they are there."""
+        shared = self._memory.params[: len(params)].unbind()
+        if self._leads:
             for place, own in zip(shared, params, strict=True):
                 place.copy_(own)
-        dist.barrier()
+            self._send(b".")
+        else:
+            self._peers[0].recv_bytes()
         return shared
 
     def partial_sums(self, rank: int, params: Sequence[Tensor]) -> PartialSums:
         """The rank's own part of the shared memory."""
         self._runs = len(params)
-        return PartialSums(self._sums[rank, : self._runs])
+        return PartialSums(self._memory.sums[rank, : self._runs])
+
+    def any_failed(self, failed: bool) -> bool:
+        """Rank 0 hears all, and tells all."""
+        if self._leads:
+            anybody = any([failed, *(peer.recv_bytes() == b"1" for peer in self._peers)])
+            self._send(b"1" if anybody else b"0")
+            return anybody
+        self._send(b"1" if failed else b"0")
+        return self._peers[0].recv_bytes() == b"1"
+
+    def tracebacks(self, own: str) -> Sequence[str]:
+        """Rank 0 hears all."""
+        if self._leads:
+            return [own, *(peer.recv_bytes().decode() for peer in self._peers)]
+        self._send(own.encode())
+        return ()
 
     def reduce(self, rank: int) -> None:
-        """Every rank adds one slice of all partial sums, in the order of ranks."""
-        ranks = len(self._sums)
-        slices = [whole.flatten().tensor_split(ranks)[rank] for whole in self._sums[:, : self._runs]]
+        """Every rank adds one slice of all partial sums, in the order of ranks; rank 0 waits for the others."""
+        ranks = len(self._memory.sums)
+        slices = [whole.flatten().tensor_split(ranks)[rank] for whole in self._memory.sums[:, : self._runs]]
         for other in slices[1:]:
             slices[0].add_(other)
-        dist.barrier()
+        if self._leads:
+            for peer in self._peers:
+                peer.recv_bytes()
+        else:
+            self._send(b".")
+
+    def add_to_first(self, values: Tensor) -> None:
+        """Rank 0 adds what comes, in the order of ranks."""
+        if not self._leads:
+            self._send(_bytes(values))
+            return
+        sent = torch.empty_like(values)
+        for peer in self._peers:
+            peer.recv_bytes_into(_bytes(sent))
+            values += sent
+
+    def _send(self, message: bytes | memoryview) -> None:
+        for peer in self._peers:
+            peer.send_bytes(message)
+
+
+def _bytes(values: Tensor) -> memoryview:
+    """The memory of the values, which are contiguous."""
+    return values.view(-1).view(torch.uint8).numpy().data if values.numel() else memoryview(bytearray())
