@@ -310,9 +310,10 @@ class Settings:
         "validation or test (disjoint halves of the test users), or original (all of them).", MEASURING,
         default=None, some_tasks=True, choices=("validation", "test", "original"), by_task=True,
     )  # fmt: skip
-    evaluate_every: int = setting(
-        "Measure every so many rounds.", MEASURING, default=10, at_least=1, way_out="1 is after every round"
-    )
+    evaluate_every: int | None = setting(
+        "Measure every so many rounds.", MEASURING, default=None, at_least=1, way_out="1 is after every round",
+        unset="10, or a hundredth of the rounds if that is more",
+    )  # fmt: skip
 
     device: str = setting(
         "Where users train.", COMPUTE, default="auto", own_check=_check_device, choices=("auto", "cpu", "cuda"),
@@ -355,6 +356,11 @@ class Settings:
     def __post_init__(self) -> None:
         for name, declared in SETTINGS.items():
             declared.check(getattr(self, name))
+
+    @property
+    def measured_every(self) -> int:
+        """`evaluate_every`, or what holds where it is left out: a long run is measured about a hundred times."""
+        return self.evaluate_every if self.evaluate_every is not None else max(10, self.rounds // 100)
 
 
 def _read_declarations() -> dict[str, Setting]:

@@ -205,14 +205,14 @@ def run(
         path,
         facts=_facts(task, used),
         metric=metric,
-        checkpoint_every=settings.evaluate_every,
+        checkpoint_every=settings.measured_every,
         unprivate_timing=settings.unprivate_timing,
         settings=settings.to_toml(),
         same=_must_be_same(task, settings),
         task=_code_of(task, settings),
         lock=lock,
     )
-    measuring = Evaluate(loaded.evaluate, every=settings.evaluate_every)
+    measuring = Evaluate(loaded.evaluate, every=settings.measured_every)
     callbacks = [directory, Announce(), measuring, Progress(metric), *boards, StopOnInterrupt()]
     result = training.run(callbacks) if resume is None else training.resume(path, callbacks)
     page = _write_report(path) if report else None

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -168,3 +169,20 @@ def test_the_known_run_is_no_looser_than_that_of_the_other_library():
     # Oracles E026 and E032: exact values, and those of dp_accounting 0.6.0 at its default spacing.
     for relation, exact, other in [(ADD, 2.223353466, 2.2233667), (REPLACE, 3.964853328, 3.96486213041)]:
         assert exact - 1e-9 < spent(PoissonSampling(0.013958), 1.3958, 1500, 10**-6.6, relation) < other
+
+
+def gaussian_epsilon_in_60_digits(mu, delta):
+    with mpmath.workdps(60):
+        low, high = mpmath.mpf(0), mu**2 / 2 + 20 * mu
+        for _ in range(150):
+            middle = (low + high) / 2
+            at = mpmath.ncdf(mu / 2 - middle / mu) - mpmath.exp(middle) * mpmath.ncdf(-mu / 2 - middle / mu)
+            low, high = (middle, high) if at > delta else (low, middle)
+        return float(high)
+
+
+@pytest.mark.parametrize(("z", "rounds", "digits"), [(0.5, 50, 1e-5), (0.3, 300, 1e-4), (0.1, 1000, 1e-4)])
+def test_an_epsilon_that_protects_nothing_is_an_upper_bound_to_four_digits(z, rounds, digits):
+    # At a rate of nearly one the rounds are Gaussian, whose epsilon is known: about 159, 1,912 and 51,348.
+    exact = gaussian_epsilon_in_60_digits(mpmath.sqrt(rounds) / mpmath.mpf(z), mpmath.mpf(10) ** -5)
+    assert exact < spent(PoissonSampling(1 - 1e-12), z, rounds, 1e-5, ADD) < (1 + digits) * exact

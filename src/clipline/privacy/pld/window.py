@@ -90,11 +90,12 @@ def lattice_step(
     """`coarseness` times the spacing whose error is at most 10^-5 of epsilon; wider if that takes too many points.
 
     An epsilon up to 15 is wanted to four digits after the point, and to five in a training of ordinary length. Beyond
-    15, where it protects little, five significant digits are enough. The error grows with the square of the spacing.
+    15, where it protects little, five significant digits are enough, and beyond 1,500, where it protects nothing, four.
+    The error grows with the square of the spacing.
     """
     count = sum(number for _, number in rounds)
     absolute = min(7e-6 * max(count / 2000, 1.0) ** 0.5, 4e-5)
-    error = 1e-5 * epsilon if epsilon > 15 else min(1e-5 * epsilon, absolute)
+    error = 1e-5 * epsilon * min(max(epsilon / 150, 1.0), 10.0) if epsilon > 15 else min(1e-5 * epsilon, absolute)
     wanted = coarseness * math.sqrt(12 * error / (count * (tilt + 1)))
     widest = max(width, *(sum(loss_range(direction, truncation, truncation)) for direction, _ in rounds))
     coarsest = max(wanted, 1.5 * widest / _MOST_POINTS)

@@ -75,7 +75,7 @@ class Recorder(Measuring):
         """Metrics of this state, if it is the turn of this round."""
         spec = self._planned.spec
         in_window = state.round_index > spec.settings.rounds - spec.evaluate_last
-        due = last or in_window or state.round_index % spec.settings.evaluate_every == 0
+        due = last or in_window or state.round_index % spec.settings.measured_every == 0
         return self._evaluate.measure(state, last=True) if due else None
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:

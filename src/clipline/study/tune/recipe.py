@@ -125,7 +125,7 @@ class Trials:
         """The run of the trial with these settings changed."""
         question = self.question
         # At least five of the rounds that are averaged are measured.
-        every = min(question.trial.evaluate_every, max(1, question.window // 5))
+        every = min(question.trial.measured_every, max(1, question.window // 5))
         settings = {"noise_multiplier": question.noise_multiplier, "evaluate_every": every, **changes}
         return RunSpec(question.trial.overridden(settings, "the trial"))
 
