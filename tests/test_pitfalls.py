@@ -19,7 +19,7 @@ from samples import (
     summed,
 )
 
-from clipline import Evaluate, FixedClip, LocalSGD, Population, QuantileClip, SettingError
+from clipline import Evaluate, FixedClip, LocalAdam, LocalSGD, Population, QuantileClip, SettingError
 from clipline.engine.isolation.value_ranges import ValueRangeWarning
 from clipline.engine.updates import Dense, Updates
 from clipline.errors import ModuleError
@@ -364,6 +364,27 @@ def test_pitfall_a_product_rounded_by_the_users_place(frozen):
         for left in (0, 6, 12):
             others = np.delete(users, left)
             assert torch.equal(rows_of(made.trainer, others), together[others])
+
+
+@pytest.mark.parametrize("kind", ["activation", "optimiser", "activation of single steps"])
+def test_pitfall_the_end_of_an_array_rounded_otherwise(kind):
+    """What is left after whole vector registers has another routine: the last users of a stack got other bits."""
+    alike = {"activation": (1, 20), "optimiser": (51, 4), "activation of single steps": (1, 20)}
+    examples, seeds = alike[kind]
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        x = np.tile(rng.normal(size=(1, 5)), (64 * examples, 1))
+        people = Population.from_arrays(np.repeat(np.arange(64), examples), x=x, y=np.zeros(len(x), np.int64))
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(5, 1), torch.nn.Mish(), torch.nn.Linear(1, 3))
+        local = LocalSGD(1.0, 1, max_examples=1 if "single" in kind else None)
+        if kind == "optimiser":
+            model, local = torch.nn.Linear(5, 3).double(), LocalAdam(0.1, 1)
+        made = training(people, model, population_size=64, local=local, cohort_size=64, engine="auto")
+        assert not made.engine.startswith("one by one")
+        for users in (64, 63, 17, 16, 5):
+            rows = rows_of(made.trainer, np.arange(users))
+            assert torch.equal(rows, rows[:1].expand_as(rows))
 
 
 @pytest.mark.parametrize("engine", ["one-by-one", "stacked"])

@@ -186,7 +186,7 @@ def test_an_interrupted_run_of_ones_own_is_resumed(mine, tmp_path, monkeypatch):
     assert "go on with  clipline train mine.py --resume part --data moved\n" in out
     code, _, err = mine("train", "mine.py", "--resume", "part", "--data", "moved")
     done = re.search(r"Poisson sampling, (\d) rounds", out).group(1)  # 5, or 6 if the metric came late
-    assert re.search(rf"going on after {done} of 9 rounds, which spent epsilon [0-9.]+\n", err)
+    assert re.search(rf"going on after {done} of 9 rounds; what was released so far spent epsilon [0-9.]+\n", err)
     assert code == 0, err
     assert Ledger.read(tmp_path / "part" / "ledger.jsonl").rounds == 9
     whole, part = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part"))

@@ -147,21 +147,23 @@ class OfAnLSTM(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "product"),
+    ("model", "unknown"),
     [
         (nn.Linear(6, 3), None),
         (Frozen(), None),
         (nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.Flatten(), nn.Linear(16, 3)), None),
-        (Products(), "aten.bmm"),
-        (OfAnLSTM(), "clipline.stacked_lstm"),
+        (Products(), None),
+        (OfAnLSTM(), None),
+        (nn.Sequential(nn.Linear(6, 5), nn.SiLU(), nn.Linear(5, 3)), None),
+        (nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=False)), "aten.native_batch_norm"),
     ],
 )
-def test_on_cores_auto_stacks_only_what_nobody_elses_presence_rounds(model, product):
+def test_on_cores_auto_stacks_only_what_nobody_elses_presence_rounds(model, unknown):
     settings = {"rounds": 1, "cohort_size": 20, "local": LocalSGD(0.1, 5), "seed": 0, "noise_multiplier": 0.5}
     made = flat_training(model.double(), cross_entropies, small_population(), **settings)
-    assert isinstance(made.trainer, Stacked) == (product is None)
-    if product is not None:
-        assert product in made.engine
+    assert isinstance(made.trainer, Stacked) == (unknown is None)
+    if unknown is not None:
+        assert unknown in made.engine
         assert isinstance(
             flat_training(model, cross_entropies, small_population(), engine="stacked", **settings).trainer, Stacked
         )

@@ -11,7 +11,7 @@ CASES = {case.name: case for case in models.CASES}
     ("name", "answer", "words"),
     [
         ("MLP", "stacks", ""),
-        ("GRU (`nn.GRU`)", "stacks on a GPU", ""),
+        ("GRU (`nn.GRU`)", "stacks", ""),
         ("RNN (`nn.RNN`)", "trains one by one", "aten::rnn_tanh"),
         ("CNN with BatchNorm", "refused", "keeps running statistics of users' data"),
     ],

@@ -197,7 +197,8 @@ def run(
         def on_start(self, training: Training, state: TrainState) -> None:
             print(announced, file=sys.stderr, flush=True)
             if done := state.round_index:
-                spent = f", which spent epsilon {training.guarantee_of(state.ledger).epsilon_text}"
+                charged = max(state.ledger, directory.charged, key=lambda ledger: ledger.rounds)
+                spent = f"; what was released so far spent epsilon {training.guarantee_of(charged).epsilon_text}"
                 was = spent if training.planned.private else ""
                 print(f"going on after {done} of {settings.rounds} rounds{was}", file=sys.stderr, flush=True)
 

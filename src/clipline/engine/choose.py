@@ -30,8 +30,8 @@ def choose_trainer(
     stacks or trains one by one.
 
     "auto" stacks where one user is too little work for the device: on a GPU, and on CPU cores for models that train few
-    parameters and do little in a step, frozen parameters included, unless a product of theirs could be rounded by who
-    else is in the stack. If the model cannot be stacked, users train one by
+    parameters and do little in a step, frozen parameters included, if every operation is known to round a user's
+    numbers alike whoever else is in the stack (`own_rounding`). If the model cannot be stacked, users train one by
     one, with a warning on a GPU, where that is much slower, and wherever a stack would train wrongly. `varying` says
     that cohort sizes vary around `cohort_size`, as under Poisson sampling. The trainer's `in_words` says what runs.
     """
@@ -51,8 +51,8 @@ def choose_trainer(
     try:
         stacked = Stacked(plain, cohort_size, varying=varying)
         if engine == "auto" and stacked.company_rounds:
-            products = ", ".join(sorted(stacked.company_rounds))
-            plain.reason = f"in a stack on cores, who else is there may decide how {products} is rounded{not_single}"
+            unknown = ", ".join(sorted(stacked.company_rounds))
+            plain.reason = f"in a stack on cores, who else is there may decide how {unknown} is rounded{not_single}"
             return plain
         if not_single:
             stacked.reason += not_single

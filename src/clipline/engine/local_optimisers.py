@@ -6,6 +6,7 @@ SGD never comes here: the trainers do it themselves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -80,8 +81,8 @@ class LocalOptimiser:
             _move(counts, counts + 1, working)
             steps = counts.clamp(min=1)
             # In float64: in float32 1 - 0.999 keeps five digits.
-            size = (rates.double() / (1 - beta1**steps)).to(param.dtype)
-            spread = (1 - beta2**steps).sqrt().to(param.dtype)
+            size = (rates.double() / (1 - _power(beta1, steps))).to(param.dtype)
+            spread = (1 - _power(beta2, steps)).sqrt().to(param.dtype)
             change = _along(size, param) * first / (second.sqrt() / _along(spread, param) + self._adam.eps)
             return change + _along(rates, param) * decay * param if decay else change
         direction = gradient + decay * param if decay else gradient
@@ -114,9 +115,14 @@ def _clipped(gradients: Sequence[Tensor | None], clip_norm: float) -> list[Tenso
     norms = [torch.linalg.vector_norm(own.reshape(len(own), -1), dim=1) for own in gradients if own is not None]
     if not norms:
         return list(gradients)
-    whole = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    whole = torch.linalg.vector_norm(torch.stack(norms, dim=1), dim=1)  # users first in memory: rounded alike
     factor = (clip_norm / (whole + _CLIP_EPS)).clamp(max=1.0)
     return [None if own is None else own * _along(factor, own) for own in gradients]
+
+
+def _power(base: float, exponents: Tensor) -> Tensor:
+    """Base ** exponents, for each user alike: `torch.pow` rounds the last users of a stack by another routine."""
+    return (exponents * math.log(base)).exp() if base > 0 else torch.zeros_like(exponents)
 
 
 def _along(of_users: Tensor, piece: Tensor) -> Tensor:

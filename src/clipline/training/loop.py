@@ -212,11 +212,12 @@ class Run:
         metrics = reports[-1].metrics if reports else {}
         if not metrics:
             metrics = {name: value for future in self._measured(last=True) for name, value in future.result().items()}
-        if reports:  # a run that was stopped has them for its last round too, as one that finished has
-            reports = (*reports[:-1], replace(reports[-1], metrics=metrics, accounted=True))
         training, state = self._training, self._state
         written = [callback.charged for callback in self._callbacks if hasattr(callback, "charged")]
         charged = max([state.ledger, *written], key=lambda ledger: ledger.rounds)  # a resumed run may have spent more
+        if reports:  # a run that was stopped has them for its last round too, as one that finished has
+            last = replace(reports[-1], metrics=metrics, accounted=True, account_now=training.accounting(charged))
+            reports = (*reports[:-1], last)
         model, guarantee = training.model_at(state), training.guarantee_of(charged)
         result = TrainResult(model, state, guarantee, metrics, reports, self._stopped, about_training(training))
         for callback in self._callbacks:

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipline.engine.kernels import convolution, group_norm, gru, lstm
+from clipline.engine.kernels import convolution, group_norm, gru, lstm, products
 from clipline.engine.programs import inductor
-from clipline.engine.stacked import vmap_layers
 
 
 def _users(*shape):
@@ -28,9 +27,10 @@ _CALLS = {
     lstm.stacked_lstm_backward: (_STATES, _STATES, _GATES, _STATES, _users(20, 5), _users(7)),
     gru.stacked_gru: (_users(7, 3, 15), _users(15, 5), _users(15)),
     gru.stacked_gru_backward: (_STATES, _STATES, _GATES, _users(15, 5)),
-    vmap_layers.stacked_product: (_users(3, 5), _users(4, 5)),
-    vmap_layers.stacked_product_weight: (_users(3, 4), _users(3, 5)),
-    vmap_layers.stacked_product_rows: (_users(3, 4), _users(4, 5)),
+    products.stacked_product: (_users(3, 5), _users(4, 5)),
+    products.stacked_product_weight: (_users(3, 4), _users(3, 5)),
+    products.stacked_product_rows: (_users(3, 4), _users(4, 5)),
+    products.stacked_matrices: (_users(3, 4), _users(4, 5)),
 }
 
 
@@ -49,7 +49,7 @@ def test_an_operation_leaves_the_number_of_users_open(operation):
 
 def test_every_stacked_operation_is_among_them():
     named = {operation._name for operation in _CALLS}
-    assert named == {name for module in (convolution, group_norm, gru, lstm, vmap_layers) for name in _stacked(module)}
+    assert named == {name for module in (convolution, group_norm, gru, lstm, products) for name in _stacked(module)}
 
 
 def _stacked(module):

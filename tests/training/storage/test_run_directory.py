@@ -321,6 +321,21 @@ def test_rounds_that_were_once_charged_stay_charged_when_a_replay_ends_early(tmp
     assert training().resume(tmp_path / "r").guarantee.rounds == 6
 
 
+def test_a_replay_that_ends_early_tells_the_epsilon_of_all_that_was_ever_released(tmp_path):
+    class StopNext(Callback):
+        stop_requested = False
+
+        def on_round(self, report, state):
+            self.stop_requested = True
+
+    with pytest.raises(Crash):
+        training().run([RunDirectory(tmp_path / "r", checkpoint_every=3), Crashing(5)])
+    result = training().resume(tmp_path / "r", [RunDirectory(tmp_path / "r", checkpoint_every=3), StopNext()])
+    assert (result.state.round_index, result.guarantee.rounds) == (4, 5)  # there was a checkpoint at 3
+    assert result.reports[-1].guarantee == result.guarantee
+    assert lines(tmp_path / "r" / METRICS)[-1]["epsilon"] == result.guarantee.epsilon
+
+
 def test_ctrl_c_leaves_a_checkpoint_and_the_resumed_run_ends_as_the_whole_one(tmp_path):
     def press(report, state):
         if state.round_index == 3:

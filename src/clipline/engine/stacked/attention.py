@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..kernels.products import matmul
 from ..user_random import UserRandom
 from .vmap_axis import in_vmap
 
@@ -49,7 +50,7 @@ def explicit_attention(
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = matmul(query, key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     nowhere = None
@@ -63,7 +64,7 @@ def explicit_attention(
     if nowhere is not None:
         weights = weights.masked_fill(nowhere, 0.0)
     weights = weights if weighed is None else weighed(weights)
-    return (F.dropout(weights, dropout_p) if dropout_p > 0 else weights) @ value
+    return matmul(F.dropout(weights, dropout_p) if dropout_p > 0 else weights, value)
 
 
 def use_stackable_attention(module: nn.Module) -> str:

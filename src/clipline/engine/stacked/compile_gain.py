@@ -27,11 +27,6 @@ from torch.utils._pytree import tree_leaves
 from ...federated.local_sgd import LocalTraining
 
 # Products, convolutions and operations of our own are one kernel each, compiled or not.
-# Of a library, over all users at once: how it rounds may depend on who else is there. `nn.Linear` is not among them.
-_PRODUCTS = {
-    *(f"aten.{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linear")),
-    "clipline.stacked_lstm", "clipline.stacked_lstm_backward", "clipline.stacked_gru", "clipline.stacked_gru_backward",
-}  # fmt: skip
 _KERNELS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward")
 _LAUNCH_S = 2e-6  # of a small operation in a recording
 _BANDWIDTH = 3e12  # bytes a second of an operation on large tensors, on an H200
@@ -46,7 +41,6 @@ class StepWork:
 
     operations: int
     joined: tuple[int, ...]
-    products: frozenset[str] = frozenset()  # that may be rounded by who else is in the stack, on cores
 
     def seconds_saved(self, users: int, rounds: int, local: LocalTraining) -> float:
         """About how much time compiling saves in so many rounds of so many users on a large GPU."""
@@ -60,19 +54,17 @@ class CountWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, users: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._users, self._operations, self._joined, self._products = users, 0, list[int](), set[str]()
+        self._users, self._operations, self._joined = users, 0, list[int]()
 
     @property
     def work(self) -> StepWork:
         """What has run so far."""
-        return StepWork(self._operations, tuple(self._joined), frozenset(self._products))
+        return StepWork(self._operations, tuple(self._joined))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """`func`, counted."""
         result = func(*args, **(kwargs or {}))
         self._operations += 1
-        if str(func).partition(".default")[0] in _PRODUCTS:
-            self._products.add(str(func).removesuffix(".default"))
         if _joinable(func):
             tensors = [one for one in tree_leaves((args, kwargs, result)) if isinstance(one, Tensor)]
             self._joined.append(sum(one.nbytes for one in tensors if one.layout == torch.strided) // self._users)

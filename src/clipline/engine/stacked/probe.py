@@ -25,6 +25,7 @@ from ..programs.kernels_ahead import compile_ahead
 from ..sparse.row_fields import RowUsage, TouchedRows, build_updates, starting_params
 from ..updates import broadcast
 from .compile_gain import CountWork, StepWork
+from .own_rounding import CompanyRounding
 from .step import Arguments, StackStep
 from .vmap_layers import Bypass
 
@@ -52,6 +53,7 @@ class Probed:
     unknown: bool  # whether that cannot be told, as all synthetic examples are equal: it is not padded then
     bytes_a_user: int
     work: StepWork  # of one step
+    company: frozenset[str]  # operations that may round a user's numbers by who else is in the stack, on cores
 
 
 def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackStep) -> Probed:
@@ -60,19 +62,8 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
     Finds out the memory a user takes, whether the loss gives one number for each example (set in `stack_step`), and
     whether a batch may be padded. None of this decides whether users are kept apart: they are, either way.
     """
-    params = problem.model.initial
     width = min(problem.local.batch_size, 64)
-    example = made_up(width)
-    like = {name: torch.stack([field, field]) for name, field in example.items()}
-    mask = torch.ones(2, width, dtype=torch.bool, device=problem.device)
-    random_keys = torch.zeros(2, len(problem.model.random_layers), 2, dtype=torch.int32, device=problem.device)
-    rows = {}
-    for name, field in problem.row_fields.items():
-        named = RowUsage(like[field], problem.model.named_shapes[name][0])
-        rows[name], like[field] = named.touched(int(named.rooms(MIN_ROOM).max()))
-    first = starting_params(params.unsqueeze(0), problem.model.named_shapes, rows)
-    first |= problem.model.personal_pieces(problem.model.initial_personal.unsqueeze(0))
-    stack = [piece.expand(2, *piece.shape[1:]).clone() for piece in stack_step.complete(first).values()]
+    arguments, first, rows = _users_alike(problem, made_up(width), stack_step, 2)
     on_gpu = problem.device.type == "cuda"
     counting = CountWork(users=2)
     with (
@@ -89,9 +80,8 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
         finally:
             problem.isolation.after_user()
     if on_gpu and problem.fast.kernels and problem.fast.kernels_ahead:
-        rates = torch.ones(2, dtype=params.dtype, device=problem.device)
         with suppress(RuntimeError):  # for want of memory, say: nothing depends on it
-            _compile_kernels(problem, stack_step, (stack, random_keys, like, mask, rates), first, rows)
+            _compile_kernels(problem, stack_step, arguments, first, rows)
     before = torch.cuda.memory_allocated(problem.device) if on_gpu else 0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(problem.device)
@@ -102,10 +92,11 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
             with warnings.catch_warnings():
                 # vmap warns where it falls back to a loop over the users
                 warnings.filterwarnings("error", message=".*performance drop.*")
-                stack_step(stack, random_keys, like, mask, 1.0)
+                stack_step(*arguments)
             problem.isolation.after_step()
             with Bypass(), counting:  # type: ignore[no-untyped-call]
-                stack_step(stack, random_keys, like, mask, 1.0)
+                stack_step(*arguments)
+            company = frozenset[str]() if on_gpu else _company_rounding(problem, made_up(width), stack_step)
             if generators_state() != states_before:
                 raise CannotStack(
                     f"model {type(problem.model.module).__name__} or its loss draws from NumPy's or Python's "
@@ -122,7 +113,36 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
                 reason = "gradient checkpointing has no version for a stack"  # as Hugging Face models name it
             raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
     peak = torch.cuda.max_memory_allocated(problem.device) if on_gpu else 0
-    return Probed(paddable and not unknown, unknown, max(1, (peak - before) // 2), counting.work)
+    return Probed(paddable and not unknown, unknown, max(1, (peak - before) // 2), counting.work, company)
+
+
+def _users_alike(
+    problem: Problem, example: Batch, stack_step: StackStep, users: int
+) -> tuple[Arguments, Mapping[str, Tensor], Mapping[str, TouchedRows]]:
+    """The arguments of a step of so many users with this batch, their first parameters and the rows that they touch."""
+    like = {name: torch.stack([field] * users) for name, field in example.items()}
+    width = len(next(iter(example.values())))
+    mask = torch.ones(users, width, dtype=torch.bool, device=problem.device)
+    random_keys = torch.zeros(users, len(problem.model.random_layers), 2, dtype=torch.int32, device=problem.device)
+    rows = {}
+    for name, field in problem.row_fields.items():
+        named = RowUsage(like[field], problem.model.named_shapes[name][0])
+        rows[name], like[field] = named.touched(int(named.rooms(MIN_ROOM).max()))
+    first = starting_params(problem.model.initial.unsqueeze(0), problem.model.named_shapes, rows)
+    first |= problem.model.personal_pieces(problem.model.initial_personal.unsqueeze(0))
+    stack = [piece.expand(users, *piece.shape[1:]).clone() for piece in stack_step.complete(first).values()]
+    rates = torch.ones(users, dtype=problem.model.initial.dtype, device=problem.device)
+    return (stack, random_keys, like, mask, rates), first, rows
+
+
+def _company_rounding(problem: Problem, example: Batch, stack_step: StackStep) -> frozenset[str]:
+    """Operations of a step that may round a user's numbers by who else is in the stack, on cores."""
+    found: set[str] = set()
+    for users in (5, 7):  # an axis that has both lengths is that of the users
+        with CompanyRounding(users) as seen:
+            stack_step(*_users_alike(problem, example, stack_step, users)[0])
+        found |= seen.found
+    return frozenset(found)
 
 
 def _compile_kernels(

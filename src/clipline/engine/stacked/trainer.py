@@ -74,8 +74,7 @@ class Stacked:
         self._step.check = problem.isolation.after_step
         found = probe(problem, plain.made_up, self._step)
         self._paddable, bytes_a_user = found.paddable, found.bytes_a_user
-        # Products that a library may round by who else is in the stack: on cores we know which do not, see `_aligned`.
-        self.company_rounds = found.work.products if problem.device.type == "cpu" else frozenset[str]()
+        self.company_rounds = found.company
         self._check_agreement(plain)
         saved = math.inf  # by compiling, where that is for us to decide
         if compiled is None:

@@ -5,9 +5,6 @@ The caller's model keeps its own layers. `StackSafe` corrects the operations who
 Plain twin: torch's own layers and operations, which also run here for a single user.
 Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/stacked/test_vmap_layers.py and test_vmap_rules.py.
-Buys: weight gradients laid out as the weights are (`stacked_product_weight`), emnist_cr on an H200: 39 ms a round
-before, 30 after (docs/results/performance.md).
-Without products of our own at all: 23.1 ms, with them 17.1, on the code of today.
 """
 
 from __future__ import annotations
@@ -26,10 +23,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import convolution
 from ..kernels.group_norm import normalised
+from ..kernels.products import product
 from ..user_random import UserRandom
 from .attention import explicit_attention
+from .own_rounding import LAYERS, REPLACED
 from .sequence_layers import replace_sequence_layer
-from .vmap_axis import in_vmap, is_batched, product_width, users_first
+from .vmap_axis import in_vmap, is_batched
 
 LIBRARY_IS_FAST = ("cpu",)  # devices where torch's grouped convolution of a stack is faster than patches
 
@@ -57,6 +56,8 @@ def replace_layers(module: nn.Module) -> nn.Module:
 class StackSafe(TorchFunctionMode):
     """Active while the loss of a stack is computed: replaces operations whose vmap rules would mix users up.
 
+    On processor cores operations that would round users by their place are replaced too: see `own_rounding`.
+
     vmap of an embedding concatenates the users' weights: an index beyond a user's last row reads the next user's row,
     and `padding_idx` applies to the first user only. A label out of range is an error for the whole block, and on a GPU
     for the whole process. Here both are recorded, and `spoiled` makes the loss of such a user NaN.
@@ -65,8 +66,10 @@ class StackSafe(TorchFunctionMode):
     hooks on saved tensors that the model or loss sets.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shares_weights: bool = False) -> None:
+        """With `shares_weights`, layers whose weight all users share are left to who takes care of them."""
         super().__init__()
+        self._shares_weights = shares_weights
         self._invalid: list[Tensor] = []  # () bool each under vmap: one a user
         self._replacing = False  # whether a replacement runs
         self._below = _below_vmap()
@@ -93,6 +96,9 @@ class StackSafe(TorchFunctionMode):
         if func in _SAFE:
             with self._replacement():
                 return _SAFE[func](*args, **(kwargs or {}))
+        if func in REPLACED and _on_cores(args) and not (self._shares_weights and _of_shared_weight(func, args)):
+            with self._replacement():
+                return REPLACED[func](*args, **(kwargs or {}))
         if func is custom_function_call:
             _check_rule(args[0])
         return func(*args, **(kwargs or {}))
@@ -130,6 +136,16 @@ def _below_vmap() -> tuple[int, Any]:
     return torch._C._len_torch_dispatch_stack(), torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
+def _on_cores(args: Sequence[Any]) -> bool:
+    """Whether numbers of a stack on processor cores are among these."""
+    tensors = [one for one in args if isinstance(one, Tensor)]
+    return any(one.device.type == "cpu" for one in tensors) and is_batched(*tensors)
+
+
+def _of_shared_weight(func: Callable[..., Any], args: Sequence[Any]) -> bool:
+    return func in LAYERS and len(args) > 1 and not is_batched(args[1])
+
+
 def _check_rule(function: type[torch.autograd.Function]) -> None:
     """Refuse a function whose rule for many users torch does not make."""
     own_rule = function.vmap is not torch.autograd.Function.vmap
@@ -165,13 +181,21 @@ def _with_labels(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
         # On the CPU a bad label is an error, after which the block trains again, user by user. Floating-point labels
         # are class probabilities; positional `args` are torch's deprecated signature.
         if labels.device.type == "cpu" or labels.is_floating_point() or args:
-            return loss(scores, labels, *args, **kwargs)
+            return _over_last_axis(loss, scores, labels, *args, **kwargs)
         classes = scores.shape[1] if scores.ndim > 1 else scores.shape[0]
         known = ((labels >= 0) & (labels < classes)) | (labels == kwargs.get("ignore_index", -100))
         invalid.append(~known.all())
         return loss(scores, torch.where(known, labels, 0), **kwargs)
 
     return safe
+
+
+def _over_last_axis(loss: Callable[..., Tensor], scores: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The loss of scores (examples, classes, ...); on cores their softmax is to be over the last axis."""
+    if scores.ndim < 3 or scores.device.type != "cpu" or labels.is_floating_point() or args:
+        return loss(scores, labels, *args, **kwargs)
+    found = loss(scores.movedim(1, -1).reshape(-1, scores.shape[1]), labels.reshape(-1), **kwargs)
+    return found.reshape(labels.shape) if found.ndim else found
 
 
 def _aten_embedding(
@@ -327,94 +351,3 @@ class GroupNorm(nn.GroupNorm):
         if not is_batched(values):
             return F.group_norm(values, self.num_groups, self.weight, self.bias, self.eps)
         return normalised(values, self.num_groups, self.weight, self.bias, self.eps)
-
-
-@torch.library.custom_op("clipline::stacked_product", mutates_args=())
-def stacked_product(rows: Tensor, weight: Tensor) -> Tensor:
-    """(users, rows, in) by (users, out, in) -> (users, rows, out)."""
-    out = torch.bmm(_aligned(rows), _aligned(weight, twice=True).transpose(1, 2))
-    return out[..., : weight.shape[1]].contiguous()
-
-
-@stacked_product.register_fake
-def _(rows: Tensor, weight: Tensor) -> Tensor:
-    return rows.new_empty(*rows.shape[:2], weight.shape[1])
-
-
-@torch.library.custom_op("clipline::stacked_product_weight", mutates_args=())
-def stacked_product_weight(grad: Tensor, rows: Tensor) -> Tensor:
-    """The weight gradient, laid out as the weights are: autograd's own is transposed, and slow to subtract."""
-    out = torch.bmm(_aligned(grad).transpose(1, 2), _aligned(rows))
-    return out[:, : grad.shape[2], : rows.shape[2]].contiguous()
-
-
-@stacked_product_weight.register_fake
-def _(grad: Tensor, rows: Tensor) -> Tensor:
-    return grad.new_empty(grad.shape[0], grad.shape[2], rows.shape[2])
-
-
-@torch.library.custom_op("clipline::stacked_product_rows", mutates_args=())
-def stacked_product_rows(grad: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of the rows."""
-    return torch.bmm(_aligned(grad), _aligned(weight, twice=True))[..., : weight.shape[2]].contiguous()
-
-
-@stacked_product_rows.register_fake
-def _(grad: Tensor, weight: Tensor) -> Tensor:
-    return grad.new_empty(*grad.shape[:2], weight.shape[2])
-
-
-def _aligned(matrices: Tensor, twice: bool = False) -> Tensor:
-    """On cores, every matrix and its rows at multiples of 64 bytes, by columns of zeros (and rows, if `twice`).
-
-    See `single_step/aligned.py`: else the library rounds by the user's place in the stack. When a user left, others
-    moved in 179 of 2,958 networks of two layers without, in 0 of 2,500 with; of networks that read a slice of their
-    input in 20 of 154 while slices were left as they lie, in 0 of 135 since.
-    """
-    if matrices.device.type != "cpu":
-        return matrices
-    grain = 64 // matrices.element_size()
-    columns, rows = -matrices.shape[2] % grain, -matrices.shape[1] % grain if twice else 0
-    own = matrices[:1] if len(matrices) > 1 and matrices.stride(0) == 0 else matrices  # one for all users, if frozen
-    if columns or rows:
-        own = F.pad(own, (0, columns, 0, rows))
-    elif not own.is_contiguous() or own.data_ptr() % 64:
-        own = own.clone(memory_format=torch.contiguous_format)
-    return own if len(own) == len(matrices) else own.expand(len(matrices), -1, -1)
-
-
-def _product_setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    rows, weight = ctx.saved_tensors
-    grad_rows = None
-    if ctx.needs_input_grad[0]:
-        grad_rows = stacked_product_rows(grad, weight) if grad.device.type == "cpu" else torch.bmm(grad, weight)
-    grad_weight = stacked_product_weight(grad, rows) if ctx.needs_input_grad[1] else None
-    return grad_rows, grad_weight
-
-
-stacked_product.register_autograd(_product_backward, setup_context=_product_setup)
-
-
-@torch.library.custom_op("clipline::product", mutates_args=())
-def product(rows: Tensor, weight: Tensor) -> Tensor:
-    """One user's rows (rows, in) by (out, in); under vmap, `stacked_product`."""
-    return torch.mm(rows, weight.t())
-
-
-@product.register_fake
-def _(rows: Tensor, weight: Tensor) -> Tensor:
-    return rows.new_empty(rows.shape[0], weight.shape[0])
-
-
-@product.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], rows: Tensor, weight: Tensor) -> tuple[Tensor, int]:
-    rows, weight = users_first(info, in_dims[0], rows), users_first(info, in_dims[1], weight)
-    out = weight.shape[1]
-    wide = product_width(out, weight)
-    if wide == out:
-        return stacked_product(rows, weight), 0
-    return stacked_product(rows, F.pad(weight, (0, 0, 0, wide - out)))[..., :out], 0

@@ -1,0 +1,267 @@
+"""On cores a stack rounds each user's numbers alike, whoever else is in it; what is not known to is found."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from samples import cross_entropies, flat_training, one_by_one, rows_of
+from torch import nn
+from torch.func import vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from clipline import LocalAdam, LocalSGD, Population
+from clipline.engine.stacked import own_rounding
+from clipline.engine.stacked.own_rounding import CompanyRounding
+from clipline.engine.stacked.trainer import Stacked
+from clipline.engine.stacked.vmap_layers import StackSafe
+from clipline.streams import Streams
+
+# Of x and y, (rows, columns) of one user: operations that are taken to round alike, and what their backward passes use.
+ALIKE = {
+    "acos": lambda x, y: x.tanh().acos(),
+    "acosh": lambda x, y: (x.abs() + 1.1).acosh(),
+    "addcdiv": lambda x, y: torch.addcdiv(x, y, y.abs() + 0.5, value=0.3),
+    "addcmul": lambda x, y: torch.addcmul(x, x, y, value=0.3),
+    "asin": lambda x, y: x.tanh().asin(),
+    "asinh": lambda x, y: x.asinh(),
+    "atan": lambda x, y: x.atan(),
+    "binary_cross_entropy": lambda x, y: F.binary_cross_entropy(x.tanh().square(), (y > 0).to(x), reduction="none"),
+    "cos": lambda x, y: x.cos(),
+    "digamma": lambda x, y: (x.abs() + 0.1).lgamma(),
+    "erf": lambda x, y: x.erf(),
+    "erfc": lambda x, y: x.erfc(),
+    "exp": lambda x, y: x.exp(),
+    "expm1": lambda x, y: x.expm1(),
+    "fmod": lambda x, y: x.fmod(0.7),
+    "frac": lambda x, y: x.frac(),
+    "hardsigmoid": lambda x, y: F.hardsigmoid(x),
+    "hardswish": lambda x, y: F.hardswish(x),
+    "huber_loss": lambda x, y: F.huber_loss(x, y, reduction="none"),
+    "lerp": lambda x, y: torch.lerp(x, y, 0.3),
+    "log": lambda x, y: (x.abs() + 0.1).log(),
+    "log10": lambda x, y: (x.abs() + 0.1).log10(),
+    "log1p": lambda x, y: x.abs().log1p(),
+    "log2": lambda x, y: (x.abs() + 0.1).log2(),
+    "log_sigmoid_forward": lambda x, y: F.logsigmoid(x),
+    "mse_loss": lambda x, y: F.mse_loss(x, y, reduction="none"),
+    "pow": lambda x, y: x**2 + x**3 + (x.abs() + 0.1) ** 0.5 + (x.abs() + 0.1) ** -1,
+    "remainder": lambda x, y: x.remainder(0.7),
+    "rsqrt": lambda x, y: (x.abs() + 0.1).rsqrt(),
+    "sin": lambda x, y: x.sin(),
+    "smooth_l1_loss": lambda x, y: F.smooth_l1_loss(x, y, reduction="none"),
+    "softshrink": lambda x, y: F.softshrink(x),
+    "tan": lambda x, y: x.tan(),
+    "tanh": lambda x, y: x.tanh(),
+    "xlogy": lambda x, y: torch.xlogy(x, y.abs() + 0.1),
+    "avg_pool2d": lambda x, y: F.avg_pool2d(torch.stack([x, y]), 2, 1, 1),
+    "avg_pool3d": lambda x, y: F.avg_pool3d(torch.stack([x, y]).unsqueeze(0), (2, 1, 1)),
+    "cumprod": lambda x, y: x.cumprod(-1),
+    "cumsum": lambda x, y: x.cumsum(-1) + x.cumsum(0),
+    "linalg_vector_norm": lambda x, y: x.norm(dim=-1),
+    "linalg_vector_norm of columns": lambda x, y: torch.linalg.vector_norm(x, dim=0),
+    "linalg_vector_norm of all": lambda x, y: torch.linalg.vector_norm(x),
+    "logcumsumexp": lambda x, y: x.logcumsumexp(-1),
+    "logsumexp": lambda x, y: x.logsumexp(-1),
+    "logsumexp of columns": lambda x, y: x.logsumexp(0),
+    "mean": lambda x, y: x.mean(-1),
+    "mean of columns": lambda x, y: x.mean(0),
+    "mean of all": lambda x, y: x.mean(),
+    "native_layer_norm": lambda x, y: F.layer_norm(x, x.shape[-1:], y[0], y[-1]),
+    "norm": lambda x, y: torch.ops.aten.norm(x, 2, [1]),
+    "sum": lambda x, y: x.sum(-1),
+    "sum of columns": lambda x, y: x.sum(0),
+    "sum of all": lambda x, y: x.sum(),
+    "sum of squares": lambda x, y: (x * y).sum(),
+    "_adaptive_avg_pool2d": lambda x, y: F.adaptive_avg_pool2d(torch.stack([x, y]), (1, 2)),
+    "_log_softmax": lambda x, y: x.log_softmax(-1),
+    "_softmax": lambda x, y: x.softmax(-1),
+}
+# The same for operations that have a form of their own in a stack.
+REPLACED = {
+    "sigmoid": lambda x, y: x.sigmoid(),
+    "silu": lambda x, y: F.silu(x),
+    "gelu": lambda x, y: F.gelu(x),
+    "gelu by tanh": lambda x, y: F.gelu(x, approximate="tanh"),
+    "softplus": lambda x, y: F.softplus(x),
+    "mish": lambda x, y: F.mish(x),
+    "elu": lambda x, y: F.elu(x),
+    "celu": lambda x, y: F.celu(x, 1.5),
+    "selu": lambda x, y: F.selu(x),
+    "std": lambda x, y: torch.cat([x, y]).std(0),
+    "std of rows": lambda x, y: x.std(-1),
+    "var": lambda x, y: torch.cat([x, y]).var(0),
+    "var of rows": lambda x, y: x.var(dim=-1, correction=0),
+    "softmax of columns": lambda x, y: x.softmax(0),
+    "log_softmax of columns": lambda x, y: F.log_softmax(x, dim=0),
+    "cross-entropy at places": lambda x, y: F.cross_entropy(x[None], (y[:1] > 9).long(), reduction="none"),
+    "glu": lambda x, y: F.glu(torch.cat([x, y], -1)),
+    "matmul": lambda x, y: x @ y.T,
+    "matrix by vector": lambda x, y: x @ y[0],
+    "linear": lambda x, y: F.linear(x, y, y[:, 0]),
+    "einsum": lambda x, y: torch.einsum("ij,kj->ik", x, y),
+    "batches": lambda x, y: torch.bmm(torch.stack([x, y]), torch.stack([y.T, x.T])),
+    "attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], x[None]),
+    "convolution": lambda x, y: F.conv2d(x[None, None], y[:1, None, :2, None], padding=1),
+    "convolution of points": lambda x, y: F.conv1d(x.T[None], y.T[:3, :, None][:, : x.shape[1]][:, [0] * x.shape[1]]),
+}
+SHAPES = [(6, 1, 2), (4, 5, 1), (5, 3, 7), (9, 2, 33), (3, 8, 16), (7, 4, 61), (4, 19, 25)]  # users, rows, columns
+
+
+def forward_and_backward(function, x, y):
+    x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
+
+    def safely(x, y):
+        with StackSafe():
+            return function(x, y)
+
+    out = vmap(safely)(x, y)
+    weights = torch.cos(torch.arange(out[0].numel(), dtype=x.dtype)).view_as(out[0])
+    gradients = torch.autograd.grad((out * weights).sum(), [x, y], allow_unused=True)
+    return [out.detach(), *(one for one in gradients if one is not None)]
+
+
+def equal_where_finite(one, other):
+    return torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("name", [*ALIKE, *REPLACED])
+def test_an_operation_rounds_a_user_alike_whoever_else_is_there_and_wherever_the_user_stands(name):
+    function, torch_threads = {**ALIKE, **REPLACED}[name], torch.get_num_threads()
+    generator = torch.Generator().manual_seed(1)
+    for dtype in (torch.float32, torch.float64):
+        for number, shape in enumerate(SHAPES):
+            if name.startswith("convolution") and shape[2] < 2:
+                continue
+            x, y = (2 * torch.randn(*shape, generator=generator, dtype=dtype) for _ in range(2))
+            torch.set_num_threads(1 + number % 2)
+            together = forward_and_backward(function, x, y)
+            for left in range(shape[0]):
+                others = [user for user in range(shape[0]) if user != left][:: 1 if left % 2 else -1]
+                for one, all_of_them in zip(
+                    forward_and_backward(function, x[others], y[others]), together, strict=True
+                ):
+                    assert equal_where_finite(one, all_of_them[others]), (dtype, shape, left)
+    torch.set_num_threads(torch_threads)
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(str(func.overloadpacket).rstrip("_"))
+        return func(*args, **(kwargs or {}))
+
+
+def test_every_operation_that_is_taken_to_round_alike_for_having_been_tried_is_tried_here():
+    x = torch.randn(5, 3, 7)
+    with Seen() as seen:
+        for function in ALIKE.values():
+            forward_and_backward(function, x, x.flip(0))
+    listed = {f"aten.{name}" for name in own_rounding._ELEMENTWISE.split()} | own_rounding.ALIKE_BY_ROW
+    assert listed <= seen.names
+
+
+def found_in(function, *values, users):
+    with CompanyRounding(users) as seen:
+        vmap(function)(*values)
+    return seen.found
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("aten.sigmoid", lambda x: torch.ops.aten.sigmoid(x)),
+        ("aten.pow", lambda x: x.abs() ** 1.7),
+        ("aten.sinh", torch.sinh),
+        ("aten.linalg_matrix_exp", lambda x: torch.matrix_exp(x[:, :4])),
+        ("aten.bmm", lambda x: torch.ops.aten.mm(x, x.T)),
+        ("aten._fft_r2c", lambda x: torch.fft.rfft(x).abs()),
+    ],
+)
+def test_what_is_not_known_to_round_alike_is_found(name, function):
+    assert name in found_in(function, torch.randn(5, 4, 6), users=5)
+
+
+def test_a_sum_over_columns_in_which_users_lie_side_by_side_is_found():
+    table, numbers = torch.randn(9, 20), torch.randint(20, (5, 3))
+    assert found_in(lambda own: table[:, own].sum(0), numbers, users=5) == {"aten.sum"}
+    assert not found_in(lambda own: table[:, own].sum(0), numbers, users=7)  # as if nobody were there
+    assert not found_in(lambda own: own.sum(0), torch.randn(5, 9, 3), users=5)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layer, self.out = kind(4, 7, batch_first=True), nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.out(self.layer(x.reshape(len(x), 5, 4))[0][:, -1])
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.out = nn.TransformerEncoderLayer(4, 2, 9, 0.1, "gelu", batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.layer(x.reshape(len(x), 5, 4)).mean(1))
+
+
+class Products(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.randn(*shape) / 4) for shape in ((20, 11), (3, 11)))
+
+    def forward(self, x):
+        return torch.einsum("bi,ci->bc", F.silu(x @ self.first), self.second)
+
+
+SGD = LocalSGD(2.0, 6)
+MODELS = {
+    "silu": lambda: nn.Sequential(nn.Linear(20, 7), nn.SiLU(inplace=True), nn.Linear(7, 3)),
+    "one unit": lambda: nn.Sequential(nn.Linear(20, 1), nn.Softplus(), nn.Linear(1, 3)),
+    "lstm": lambda: Recurrent(nn.LSTM),
+    "gru": lambda: Recurrent(nn.GRU),
+    "encoder": Encoder,
+    "products": Products,
+    "images": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 2, 5)), nn.Conv2d(2, 3, 2, padding=1), nn.ELU(), nn.Conv2d(3, 8, 1), nn.Mish(),
+        nn.AvgPool2d(2), nn.Flatten(), nn.Linear(24, 3),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("local", [SGD, LocalAdam(0.3, 4, epochs=3)], ids=["sgd", "adam"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("model", MODELS)
+def test_users_keep_every_bit_of_their_update_when_another_leaves(model, dtype, local):
+    rng = np.random.default_rng(4)
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 14, 19))])
+    fields = {"x": rng.normal(size=(offsets[-1], 20)).astype(np.float64), "y": rng.integers(0, 3, offsets[-1])}
+    torch.manual_seed(0)
+    plain = one_by_one(MODELS[model]().to(dtype), cross_entropies, Population(offsets, fields), local, Streams(0))
+    stack, users = Stacked(plain, 19), np.arange(19)
+    assert not stack.company_rounds
+    together = rows_of(stack, users)
+    if local == SGD:  # Adam makes a step of a gradient that is rounding alone
+        torch.testing.assert_close(together, rows_of(plain, users), rtol=1e-2, atol=1e-3)
+    for left in (0, 7, 18):
+        others = np.delete(users, left)
+        assert torch.equal(rows_of(stack, others), together[others])
+
+
+def test_auto_trains_one_by_one_what_is_not_known_and_says_which():
+    class Sinh(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.sinh())
+
+    rng = np.random.default_rng(0)
+    people = Population.from_arrays(np.repeat(np.arange(9), 4), x=rng.normal(size=(36, 6)), y=rng.integers(0, 3, 36))
+    settings = {"rounds": 1, "cohort_size": 5, "local": LocalSGD(0.1, 5), "seed": 0, "noise_multiplier": 0.5}
+    made = flat_training(Sinh(6, 3).double(), cross_entropies, people, **settings)
+    assert made.engine.startswith("one by one: in a stack on cores, who else is there may decide how aten.sinh is")
+    assert isinstance(
+        flat_training(Sinh(6, 3).double(), cross_entropies, people, engine="stacked", **settings).trainer, Stacked
+    )
