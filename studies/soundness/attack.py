@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clipline import Compute, FixedClip, LocalSGD, Population, Privacy, Training
+from clipline import Compute, FixedClip, Population, Privacy, Training
 from clipline.errors import CliplineError
 from clipline.federated.backend import CohortRequest
+from clipline.federated.local_sgd import LocalTraining
 from clipline.federated.mechanism import GaussianMechanism
 from clipline.federated.sampling import Cohort
 
@@ -67,7 +68,7 @@ def population_of(users: Users) -> Population:
 
 
 def training_of(
-    model: nn.Module, loss: Callable[..., Tensor], users: Users | Population, local: LocalSGD, **changes: Any
+    model: nn.Module, loss: Callable[..., Tensor], users: Users | Population, local: LocalTraining, **changes: Any
 ) -> Training:
     """A training of one round at clip 1, from plain keywords: those of `Privacy` and `Compute` go there."""
     population = users if isinstance(users, Population) else population_of(users)
@@ -96,6 +97,13 @@ def private_sum(
         release = GaussianMechanism(1, 0.0, 0.0).release(total, np.random.default_rng(0))
     assert release.fraction_within is not None
     return torch.cat([release.mean, release.mean.new_tensor([release.fraction_within - 0.5])])
+
+
+def norms_of(training: Training, users: Sequence[str]) -> list[float]:
+    """The norms of these users' updates when exactly they were sampled: where clips are worth trying."""
+    cohort = Cohort(positions(training.population, users), training.algorithm.sampler.sampling)
+    request = CohortRequest(training.problem.model.initial.clone(), cohort, 0, lambda: 1.0)
+    return [norm for updates, _ in training.trainer.train([request]) for norm in updates.norms().tolist()]
 
 
 def positions(population: Population, users: Sequence[str]) -> NDArray[np.int64]:

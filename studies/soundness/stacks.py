@@ -1,4 +1,4 @@
-"""Rows 2a, 2b, 8, 15: what a user sees of the others in a block: batch width, mode, rounding of updates and norms."""
+"""Rows 2a, 2b, 8, 15, 16: what a user sees of others in a block: width, mode, rounding of updates and norms."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from attack import (
     classified,
     clips,
     cross_entropies,
+    norms_of,
     private_sum,
     training_of,
     vector,
@@ -23,7 +24,7 @@ from attack import (
 )
 from torch import Tensor, nn
 
-from clipline import LocalSGD
+from clipline import LocalAdam, LocalSGD
 
 TARGET = "z"  # comes last: nobody's place changes
 NAMES = [f"u{number:02}" for number in range(40)]
@@ -163,6 +164,32 @@ def _neighbours(norm: float) -> list[float]:
     return found
 
 
+def end_moved(kind: str, users: int, seeds: int) -> float:
+    """The most by which the sum of the bits moves, over some examples and all clips at which somebody's norm lies."""
+    return max(_end_moved(kind, users, seed) for seed in range(seeds))
+
+
+def _end_moved(kind: str, users: int, seed: int) -> float:
+    torch.manual_seed(seed)
+    x = np.random.default_rng(seed).normal(size=(1, 5))
+    if kind == "adam":
+        model, local, steps = nn.Linear(5, 3).double(), LocalAdam(0.01, 1), 51
+    else:
+        model, local, steps = nn.Sequential(nn.Linear(5, 1), nn.Mish(), nn.Linear(1, 3)), LocalSGD(1.0, 1), 1
+    one: Fields = {"x": np.repeat(x, steps, axis=0), "y": np.zeros(steps, np.int64)}
+    everybody = {**{f"u{number:04}": one for number in range(users - 1)}, TARGET: one}
+    trainings = [
+        (
+            training_of(model, cross_entropies, some, local, engine="auto", population_size=users, cohort_size=users),
+            list(some),
+        )
+        for some in (everybody, without(everybody, TARGET))
+    ]
+    norms = sorted({norm for training, names in trainings for norm in norms_of(training, names)})
+    sums = [[private_sum(*training, clip=clip) for clip in norms] for training in trainings]
+    return max(bits(*pair) for pair in zip(*sums, strict=True))
+
+
 ATTACKS = [
     Attack(
         "2a",
@@ -213,6 +240,23 @@ ATTACKS = [
                 lambda: norms_moved("one-by-one"),
             ),
             Measure("stacked", "the same, stacked", "at most 0.5", lambda: norms_moved("stacked")),
+        ],
+    ),
+    Attack(
+        "16",
+        "Rounding set by a user's place",
+        "Users who are all alike and all sampled, one of whom is removed, on processor cores with engine='auto'. A "
+        "layer of one unit, the activation Mish and another layer, float32, one step: 961 users; a linear model in "
+        "float64, 51 steps of Adam: 64 users. The most over some examples (8 and 6) and all clips at which a norm "
+        "lies. Found after the others: *before* is commit 76c4e93.",
+        [
+            Measure(
+                "stacked",
+                "a user of 961 who are alike is removed: the sum of the bits moves by",
+                "at most 0.5",
+                lambda: end_moved("stacked", 961, 8),
+            ),
+            Measure("adam", "64 users, Adam", "at most 0.5", lambda: end_moved("adam", 64, 6)),
         ],
     ),
 ]

@@ -1,11 +1,13 @@
 """Products of a stack on cores give torch's numbers and gradients, for all shapes that torch takes."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.func import vmap
 
-from clipline.engine.kernels.products import einsum, linear, matmul
+from clipline.engine.kernels.products import addmm, einsum, linear, matmul
 
 USERS = 3
 
@@ -49,6 +51,14 @@ def test_einsum_is_torchs(equation, left, right):
 def test_linear_is_torchs(values):
     compared(linear, F.linear, values, (4, 5), (4,))
     compared(linear, F.linear, values, (4, 5), (4,), shared=(1, 2))
+
+
+def test_addmm_is_torchs():
+    compared(addmm, torch.addmm, (2,), (3, 5), (5, 2))
+    halves = {"beta": 0.5, "alpha": 2}
+    compared(
+        lambda *given: addmm(*given, **halves), lambda *given: torch.addmm(*given, **halves), (3, 2), (3, 5), (5, 2)
+    )
 
 
 def test_under_autocast_products_are_in_bfloat16():

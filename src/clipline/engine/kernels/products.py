@@ -191,6 +191,12 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     return out.reshape(*leading, *out.shape[-2:])
 
 
+def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """`torch.addmm`."""
+    product = matmul(mat1, mat2)
+    return (input if beta == 1 else beta * input).to(product.dtype) + (product if alpha == 1 else alpha * product)
+
+
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`."""
     out = matmul(input, weight.transpose(-1, -2) if weight.ndim > 1 else weight)

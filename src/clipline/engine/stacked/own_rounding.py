@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..kernels import activations as act
 from ..kernels.grouped_convolution import in_chunks
-from ..kernels.products import einsum, linear, matmul
+from ..kernels.products import addmm, einsum, linear, matmul
 
 # Nothing is rounded, or one number is rounded correctly, as IEEE 754 asks for, or sums are added one after the other in
 # the order of a user's own numbers.
@@ -63,7 +63,7 @@ _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data
 """
 _OWN = """
 stacked_convolution stacked_convolution_backward stacked_gru stacked_gru_backward stacked_lstm stacked_lstm_backward
-stacked_matrices stacked_product stacked_product_rows stacked_product_weight
+stacked_matrices stacked_product stacked_product_rows stacked_product_weight token_losses token_losses_grad
 """
 ALIKE = frozenset(f"aten.{name}" for name in f"{_EXACT} {_ELEMENTWISE}".split()) | frozenset(
     f"clipline.{name}" for name in _OWN.split()
@@ -120,7 +120,8 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     F.selu: act.selu, torch.selu: act.selu, F.celu: act.celu, torch.celu: act.celu,
     torch.matmul: matmul, Tensor.matmul: matmul, Tensor.__matmul__: matmul,
     Tensor.__rmatmul__: lambda right, left: matmul(left, right),
-    torch.mm: matmul, Tensor.mm: matmul, torch.bmm: matmul, Tensor.bmm: matmul, F.linear: linear, torch.einsum: einsum,
+    torch.mm: matmul, Tensor.mm: matmul, torch.bmm: matmul, Tensor.bmm: matmul, F.linear: linear,
+    torch.einsum: einsum, torch.addmm: addmm, Tensor.addmm: addmm,
     torch.conv1d: in_chunks(1, torch.conv1d), torch.conv2d: in_chunks(2, torch.conv2d),
     torch.conv3d: in_chunks(3, torch.conv3d),
     **dict.fromkeys((torch.softmax, Tensor.softmax, F.softmax), act.softmax),
