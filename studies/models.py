@@ -248,8 +248,8 @@ def page(rows: list[Row]) -> str:
 Each model is small, made here, and trained one round on made-up users; on a GPU this script has not tried them.
 
 - *Stacks*: many users train as one program, and a stacked step was compared with plain ones on the model itself.
-- *Stacks on a GPU*: so does this; on processor cores `engine="auto"` trains it one by one, as a product that is not
-  `nn.Linear`'s may be rounded there by who else is in the stack; `engine="stacked"` stacks it.
+- *Stacks on a GPU*: so does this; on processor cores `engine="auto"` trains it one by one, as it has an operation that
+  may be rounded there by who else is in the stack; `engine="stacked"` stacks it.
 - *Trains one by one*: users train one after the other, which `engine="auto"` chooses by itself; on a GPU that is
   slower, and a warning says so.
 - *Refused*: not trained at all, with what to use instead.

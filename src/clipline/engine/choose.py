@@ -31,7 +31,7 @@ def choose_trainer(
 
     "auto" stacks where one user is too little work for the device: on a GPU, and on CPU cores for models that train few
     parameters and do little in a step, frozen parameters included, if every operation is known to round a user's
-    numbers alike whoever else is in the stack (`own_rounding`). If the model cannot be stacked, users train one by
+    numbers alike whoever else is in the stack (`rounding/known.py`). If the model cannot be stacked, users train one by
     one, with a warning on a GPU, where that is much slower, and wherever a stack would train wrongly. `varying` says
     that cohort sizes vary around `cohort_size`, as under Poisson sampling. The trainer's `in_words` says what runs.
     """

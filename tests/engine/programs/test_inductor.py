@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipline.engine.kernels import convolution, group_norm, gru, lstm, products
+from clipline.engine.kernels import convolution, group_norm, gru, lstm
 from clipline.engine.programs import inductor
+from clipline.engine.rounding import products
 
 
 def _users(*shape):

@@ -14,9 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..rounding.activations import sigmoid
+from ..rounding.products import add_product, aligned, product_of_rows
 from ..stacked.vmap_axis import users_first
-from .activations import sigmoid
-from .products import add_product, aligned, product_of_rows
 
 
 @torch.library.custom_op("clipline::stacked_gru", mutates_args=())

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from ..precision import kernels_in_use
+from ..rounding.activations import sigmoid
+from ..rounding.products import add_product, aligned, product_of_rows
 from ..stacked.vmap_axis import product_width, users_first
 from . import lstm_cuda
-from .activations import sigmoid
-from .products import add_product, aligned, product_of_rows
 
 try:
     from . import lstm_triton as triton_recurrence

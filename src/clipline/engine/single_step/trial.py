@@ -70,21 +70,22 @@ def equal_widths(
     Refused with `CannotStack` if at the widest itself a user's update depends on the place in the block.
     """
     trial, widest = _Trial(problem, made_up), max(widths)
-    params = list(parameters_to_try(problem.model.initial))[1]
     places = torch.arange(widest, device=problem.device)
-    shift = widest // 2 + 1
+    shift, equal = widest // 2 + 1, sorted(widths)
 
-    def numbers(users: Tensor) -> list[Tensor]:
+    def numbers(params: Tensor, users: Tensor) -> list[Tensor]:
         return [one.nan_to_num() for one in _tensors(trial.run(step, params, users, of=widest))]
 
-    rows = numbers(places)
-    if not all(map(torch.equal, (one.roll(-shift, 0) for one in rows), numbers(places.roll(-shift)))):
-        raise CannotStack("a user's update would be rounded otherwise at another place among the users")
-    return [
-        width
-        for width in sorted(widths)
-        if width == widest or all(map(torch.equal, (one[:width] for one in rows), numbers(places[:width])))
-    ]
+    for params in parameters_to_try(problem.model.initial):  # of one set of numbers few may show it
+        rows = numbers(params, places)
+        if not all(map(torch.equal, (one.roll(-shift, 0) for one in rows), numbers(params, places.roll(-shift)))):
+            raise CannotStack("a user's update would be rounded otherwise at another place among the users")
+        equal = [
+            width
+            for width in equal
+            if width == widest or all(map(torch.equal, (one[:width] for one in rows), numbers(params, places[:width])))
+        ]
+    return equal
 
 
 class _Trial:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..kernels.products import matmul
+from ..rounding.products import matmul
 from ..user_random import UserRandom
 from .vmap_axis import in_vmap
 

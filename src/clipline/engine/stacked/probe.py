@@ -22,10 +22,10 @@ from ..kernels.noise import kernel_calls
 from ..layers import PatchConv2d
 from ..problem import Problem
 from ..programs.kernels_ahead import compile_ahead
+from ..rounding.known import CompanyRounding
 from ..sparse.row_fields import RowUsage, TouchedRows, build_updates, starting_params
 from ..updates import broadcast
 from .compile_gain import CountWork, StepWork
-from .own_rounding import CompanyRounding
 from .step import Arguments, StackStep
 from .vmap_layers import Bypass
 

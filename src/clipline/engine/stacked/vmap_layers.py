@@ -5,6 +5,7 @@ The caller's model keeps its own layers. `StackSafe` corrects the operations who
 Plain twin: torch's own layers and operations, which also run here for a single user.
 Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/stacked/test_vmap_layers.py and test_vmap_rules.py.
+Buys: what `step.py` says, which could not run without; dense layers by themselves: see `rounding/products.py`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import convolution
 from ..kernels.group_norm import normalised
-from ..kernels.products import product
+from ..rounding.products import product
+from ..rounding.replacements import LAYERS, REPLACED
 from ..user_random import UserRandom
 from .attention import explicit_attention
-from .own_rounding import LAYERS, REPLACED
 from .sequence_layers import replace_sequence_layer
 from .vmap_axis import in_vmap, is_batched
 
@@ -56,7 +57,7 @@ def replace_layers(module: nn.Module) -> nn.Module:
 class StackSafe(TorchFunctionMode):
     """Active while the loss of a stack is computed: replaces operations whose vmap rules would mix users up.
 
-    On processor cores operations that would round users by their place are replaced too: see `own_rounding`.
+    On processor cores operations that would round users by their place are replaced too: see `rounding/known.py`.
 
     vmap of an embedding concatenates the users' weights: an index beyond a user's last row reads the next user's row,
     and `padding_idx` applies to the first user only. A label out of range is an error for the whole block, and on a GPU

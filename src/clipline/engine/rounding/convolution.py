@@ -5,9 +5,7 @@ The library chooses its routine by the number of channels, and so by how many us
 that many: of 6,993 shapes none moved, wherever a user stood. Filters of one pixel are a product of matrices, which is
 laid out for this (`products.aligned`).
 
-Plain twin: torch's own convolution, which runs for a single user.
-Switch: `engine="one-by-one"`.
-Held equal by: tests/engine/kernels/test_grouped_convolution.py.
+Plain twin, switch and what it buys: see `replacements.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from clipline.engine.kernels.grouped_convolution import in_chunks
+from clipline.engine.rounding.convolution import in_chunks
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's own, of a copy that it makes
 TORCHS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}

@@ -1,11 +1,11 @@
 """Products of users' matrices for a stack, each user with their own: one operation, with a vmap rule of our own.
 
 On processor cores matrices are laid out so that each user's are rounded alike, whoever else is in the stack (`aligned`,
-see `stacked/own_rounding.py`). `matmul`, `linear` and `einsum` stand in the place of torch's in a stack on cores.
+see `known.py`). `matmul`, `linear` and `einsum` stand in the place of torch's in a stack on cores.
 
 Plain twin: torch's own, which run for a single user.
 Switch: `engine="one-by-one"`.
-Held equal by: tests/engine/kernels/test_products.py and tests/engine/stacked/test_vmap_layers.py.
+Held equal by: tests/engine/rounding/test_products.py and tests/engine/stacked/test_vmap_layers.py.
 Buys: weight gradients laid out as the weights are (`stacked_product_weight`), emnist_cr on an H200: 39 ms a round
 before, 30 after (docs/results/performance.md). Without products of our own at all: 23.1 ms, with them 17.1, later.
 """

@@ -1,11 +1,9 @@
 """Activations and the like that round each number alike wherever it stands in an array on processor cores.
 
 torch's own have one routine for whole vector registers and another for what is left at the end of an array, and these
-differ in the last bit: see `stacked/own_rounding.py`. The forms here are made of operations that have one routine.
+differ in the last bit: see `known.py`. The forms here are made of operations that have one routine.
 
-Plain twin: torch's own, which run where users train one by one, and on a GPU.
-Switch: `engine="one-by-one"`.
-Held equal by: tests/engine/kernels/test_activations.py.
+Plain twin, switch and what it buys: see `replacements.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clipline.engine.kernels import activations as act
+from clipline.engine.rounding import activations as act
 
 PAIRS = {
     "sigmoid": (act.sigmoid, torch.sigmoid),

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import vmap
 
-from clipline.engine.kernels.products import addmm, einsum, linear, matmul
+from clipline.engine.rounding.products import addmm, einsum, linear, matmul
 
 USERS = 3
 
@@ -56,9 +56,8 @@ def test_linear_is_torchs(values):
 def test_addmm_is_torchs():
     compared(addmm, torch.addmm, (2,), (3, 5), (5, 2))
     halves = {"beta": 0.5, "alpha": 2}
-    compared(
-        lambda *given: addmm(*given, **halves), lambda *given: torch.addmm(*given, **halves), (3, 2), (3, 5), (5, 2)
-    )
+    ours, torchs = (partial(function, **halves) for function in (addmm, torch.addmm))
+    compared(ours, torchs, (3, 2), (3, 5), (5, 2))
 
 
 def test_under_autocast_products_are_in_bfloat16():

@@ -1,4 +1,4 @@
-"""Whether a stack on processor cores rounds each user's numbers alike, whoever else is in it, and operations that do.
+"""Whether a stack on processor cores rounds each user's numbers alike, whoever else is in it.
 
 In a stack users lie end to end, and torch treats the end of an array otherwise than its middle: `sigmoid`, say, has one
 routine for whole vector registers and another for what is left, and they differ in the last bit. The last users of a
@@ -7,27 +7,18 @@ flips with it, and so would those of all users who are alike, when one user leav
 
 So on cores `engine="auto"` stacks a model only if every operation of a step is known to treat users alike:
 `CompanyRounding` looks at a step of made-up users. What is not known trains one by one. Common operations that do not
-treat users alike have a form here that does (`REPLACED`): it is made of others that do.
+treat users alike have a form that does: see `replacements.py`.
 
-Plain twin: torch's own operations, which run where users train one by one, and on a GPU.
-Switch: `engine="one-by-one"`.
-Held equal by: tests/engine/stacked/test_own_rounding.py, which also tries all operations of the lists below.
+All operations of the lists below are tried by tests/engine/rounding/test_known.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from ..kernels import activations as act
-from ..kernels.grouped_convolution import in_chunks
-from ..kernels.products import addmm, einsum, linear, matmul
 
 # Nothing is rounded, or one number is rounded correctly, as IEEE 754 asks for, or sums are added one after the other in
 # the order of a user's own numbers.
@@ -111,21 +102,3 @@ class CompanyRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         strides = [(stride, size) for stride, size in zip(values.stride(), values.shape, strict=True) if stride > 0]
         axes = [(stride, size) for stride, size in strides if size > 1]
         return not any(size % self._users == 0 for _, size in axes) or max(axes)[1] % self._users == 0
-
-
-# What runs in the place of an operation of torch, where a stack is on cores.
-REPLACED: dict[Any, Callable[..., Any]] = {
-    torch.sigmoid: act.sigmoid, Tensor.sigmoid: act.sigmoid, torch.special.expit: act.sigmoid,
-    F.silu: act.silu, F.mish: act.mish, F.gelu: act.gelu, F.softplus: act.softplus, F.glu: act.glu, F.elu: act.elu,
-    F.selu: act.selu, torch.selu: act.selu, F.celu: act.celu, torch.celu: act.celu,
-    torch.matmul: matmul, Tensor.matmul: matmul, Tensor.__matmul__: matmul,
-    Tensor.__rmatmul__: lambda right, left: matmul(left, right),
-    torch.mm: matmul, Tensor.mm: matmul, torch.bmm: matmul, Tensor.bmm: matmul, F.linear: linear,
-    torch.einsum: einsum, torch.addmm: addmm, Tensor.addmm: addmm,
-    torch.conv1d: in_chunks(1, torch.conv1d), torch.conv2d: in_chunks(2, torch.conv2d),
-    torch.conv3d: in_chunks(3, torch.conv3d),
-    **dict.fromkeys((torch.softmax, Tensor.softmax, F.softmax), act.softmax),
-    **dict.fromkeys((torch.log_softmax, Tensor.log_softmax, F.log_softmax), act.log_softmax),
-    **dict.fromkeys((torch.var, Tensor.var), act.variance), **dict.fromkeys((torch.std, Tensor.std), act.deviation),
-}  # fmt: skip
-LAYERS = (F.linear, torch.conv1d, torch.conv2d, torch.conv3d)  # whose second argument is a weight

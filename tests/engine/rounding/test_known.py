@@ -10,8 +10,8 @@ from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipline import LocalAdam, LocalSGD, Population
-from clipline.engine.stacked import own_rounding
-from clipline.engine.stacked.own_rounding import CompanyRounding
+from clipline.engine.rounding import known
+from clipline.engine.rounding.known import CompanyRounding
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.stacked.vmap_layers import StackSafe
 from clipline.streams import Streams
@@ -159,7 +159,7 @@ def test_every_operation_that_is_taken_to_round_alike_for_having_been_tried_is_t
     with Seen() as seen:
         for function in ALIKE.values():
             forward_and_backward(function, x, x.flip(0))
-    listed = {f"aten.{name}" for name in own_rounding._ELEMENTWISE.split()} | own_rounding.ALIKE_BY_ROW
+    listed = {f"aten.{name}" for name in known._ELEMENTWISE.split()} | known.ALIKE_BY_ROW
     assert listed <= seen.names
 
 
