@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -129,6 +130,28 @@ def test_a_worker_that_is_killed_after_the_last_round_costs_nothing():
     result = training(workers=3).run(killing_a_worker_after(3))
     assert (result.stopped, distance(result, alone()) <= TOLERANCE) == ("finished", True)
     assert nothing_is_left()
+
+
+def test_a_worker_that_dies_is_noticed_while_other_threads_fork_theirs():
+    trainings = [training(workers=3, rounds=300) for _ in range(3)]
+    outcomes = []
+
+    def run(number):
+        def observe(report, state):
+            if report.round_index == 1:  # the first of this run's own workers
+                trainings[number].backend._children[0].kill()
+
+        try:
+            trainings[number].run([Observer(observe)])
+        except WorkerError as error:
+            outcomes.append("SIGKILL" in str(error))
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert outcomes == [True] * 3
 
 
 def test_an_error_beside_the_training_ends_the_workers():

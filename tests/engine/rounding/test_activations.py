@@ -20,6 +20,22 @@ PAIRS = {
     "glu": (lambda x: act.glu(x.view(2, -1), 0), lambda x: F.glu(x.view(2, -1), 0)),
     "softmax": (lambda x: act.softmax(x.view(2, -1), 0), lambda x: F.softmax(x.view(2, -1), 0)),
     "log_softmax": (lambda x: act.log_softmax(x.view(2, -1), dim=0), lambda x: F.log_softmax(x.view(2, -1), 0)),
+    "huber": (
+        lambda x: act.huber_loss(x, x.detach().flip(0), delta=0.3),
+        lambda x: F.huber_loss(x, x.detach().flip(0), delta=0.3),
+    ),
+    "huber, weighted": (
+        lambda x: act.huber_loss(x, x.detach() - 1, "sum", 0.3, x.detach().abs()),
+        lambda x: F.huber_loss(x, x.detach() - 1, "sum", 0.3, x.detach().abs()),
+    ),
+    "smooth l1": (
+        lambda x: act.smooth_l1_loss(x, x.detach().flip(0), beta=0.7, reduction="none"),
+        lambda x: F.smooth_l1_loss(x, x.detach().flip(0), beta=0.7, reduction="none"),
+    ),
+    "smooth l1, no beta": (
+        lambda x: act.smooth_l1_loss(x, 0.5 * x.detach(), beta=0),
+        lambda x: F.smooth_l1_loss(x, 0.5 * x.detach(), beta=0),
+    ),
     "var": (lambda x: act.variance(x.view(2, -1)), lambda x: torch.var(x.view(2, -1))),
     "var, biased": (lambda x: act.variance(x.view(2, -1), 1, False), lambda x: torch.var(x.view(2, -1), 1, False)),
     "var, of several": (
@@ -61,3 +77,11 @@ def test_what_is_told_to_write_in_place_does(own, torchs):
     torch.testing.assert_close(written, torchs(x.detach()))
     gradients = [torch.autograd.grad(function.sum(), x) for function in (own(x * 1, inplace=True), torchs(x))]
     torch.testing.assert_close(*gradients)
+
+
+def test_a_softmax_may_be_asked_for_in_another_type_in_each_of_its_forms():
+    x = torch.randn(3, 4)
+    for function in (act.softmax, act.log_softmax):
+        assert function(x, 0, torch.float64).dtype == torch.float64
+    for function in (act.nn_softmax, act.nn_log_softmax):
+        assert function(x, 0, 3, torch.float64).dtype == function(x, dim=0, dtype=torch.float64).dtype == torch.float64

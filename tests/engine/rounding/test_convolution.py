@@ -32,6 +32,17 @@ def test_numbers_and_gradients_are_torchs(axes, options, dtype, users):
     torch.testing.assert_close(*gradients, **precision)
 
 
+@pytest.mark.parametrize("options", [{}, {"stride": (2, 3)}, {"padding": (1, 0), "groups": 2}, {"groups": 4}])
+def test_filters_of_one_point_are_torchs(options):
+    own = in_chunks(2, torch.conv2d)
+    shapes = [(2, 4, 5, 6), (8, 4 // options.get("groups", 1), 1, 1), (8,)]
+    given = [torch.randn(3, *shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    out = vmap(lambda x, w, b: own(x, w, b, **options))(*given)
+    expected = torch.stack([torch.conv2d(*(one[user] for one in given), **options) for user in range(3)])
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(one.sin().sum(), given) for one in (out, expected)))
+
+
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_weights_may_be_frozen_and_images_single_and_without_bias(kernel):
     own, x = in_chunks(2, torch.conv2d), torch.randn(5, 4, 6, 6, dtype=torch.float64, requires_grad=True)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipline import LocalAdam, LocalSGD, Population
 from clipline.engine.rounding import known
-from clipline.engine.rounding.known import CompanyRounding
+from clipline.engine.rounding.known import rounded_by_company
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.stacked.vmap_layers import StackSafe
 from clipline.streams import Streams
@@ -36,7 +36,6 @@ ALIKE = {
     "frac": lambda x, y: x.frac(),
     "hardsigmoid": lambda x, y: F.hardsigmoid(x),
     "hardswish": lambda x, y: F.hardswish(x),
-    "huber_loss": lambda x, y: F.huber_loss(x, y, reduction="none"),
     "lerp": lambda x, y: torch.lerp(x, y, 0.3),
     "log": lambda x, y: (x.abs() + 0.1).log(),
     "log10": lambda x, y: (x.abs() + 0.1).log10(),
@@ -48,7 +47,6 @@ ALIKE = {
     "remainder": lambda x, y: x.remainder(0.7),
     "rsqrt": lambda x, y: (x.abs() + 0.1).rsqrt(),
     "sin": lambda x, y: x.sin(),
-    "smooth_l1_loss": lambda x, y: F.smooth_l1_loss(x, y, reduction="none"),
     "softshrink": lambda x, y: F.softshrink(x),
     "tan": lambda x, y: x.tan(),
     "tanh": lambda x, y: x.tanh(),
@@ -94,6 +92,8 @@ REPLACED = {
     "softmax of columns": lambda x, y: x.softmax(0),
     "log_softmax of columns": lambda x, y: F.log_softmax(x, dim=0),
     "cross-entropy at places": lambda x, y: F.cross_entropy(x[None], (y[:1] > 9).long(), reduction="none"),
+    "huber_loss": lambda x, y: (x + 2) * F.huber_loss(x, y, reduction="none", delta=0.3),
+    "smooth_l1_loss": lambda x, y: (x + 2) * F.smooth_l1_loss(x, y, reduction="none", beta=0.7),
     "glu": lambda x, y: F.glu(torch.cat([x, y], -1)),
     "matmul": lambda x, y: x @ y.T,
     "matrix by vector": lambda x, y: x @ y[0],
@@ -102,7 +102,9 @@ REPLACED = {
     "batches": lambda x, y: torch.bmm(torch.stack([x, y]), torch.stack([y.T, x.T])),
     "attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], x[None]),
     "convolution": lambda x, y: F.conv2d(x[None, None], y[:1, None, :2, None], padding=1),
-    "convolution of points": lambda x, y: F.conv1d(x.T[None], y.T[:3, :, None][:, : x.shape[1]][:, [0] * x.shape[1]]),
+    "points": lambda x, y: F.conv1d(x[None], y[:, :1, None].expand(-1, len(x), -1)),
+    "points, padded": lambda x, y: F.conv1d(x[None], y[:, :1, None].expand(-1, len(x), -1), padding=1, stride=2),
+    "points in groups": lambda x, y: F.conv1d(x[None], y[:, :1, None], groups=len(x)),
 }
 SHAPES = [(6, 1, 2), (4, 5, 1), (5, 3, 7), (9, 2, 33), (3, 8, 16), (7, 4, 61), (4, 19, 25)]  # users, rows, columns
 
@@ -163,10 +165,9 @@ def test_every_operation_that_is_taken_to_round_alike_for_having_been_tried_is_t
     assert listed <= seen.names
 
 
-def found_in(function, *values, users):
-    with CompanyRounding(users) as seen:
-        vmap(function)(*values)
-    return seen.found
+def found_in(function, *values):
+    """Operations that are found; `values` are those of seven users."""
+    return rounded_by_company(lambda users: vmap(function)(*(value[:users] for value in values)))
 
 
 @pytest.mark.parametrize(
@@ -178,17 +179,38 @@ def found_in(function, *values, users):
         ("aten.linalg_matrix_exp", lambda x: torch.matrix_exp(x[:, :4])),
         ("aten.bmm", lambda x: torch.ops.aten.mm(x, x.T)),
         ("aten._fft_r2c", lambda x: torch.fft.rfft(x).abs()),
+        ("aten._softmax", lambda x: torch.ops.aten._softmax(x, 0, False)),
+        ("aten.add", lambda x: torch.add(x, 1.0, alpha=0.3)),
+        ("aten.rsqrt", lambda x: x.bfloat16().rsqrt()),
     ],
 )
 def test_what_is_not_known_to_round_alike_is_found(name, function):
-    assert name in found_in(function, torch.randn(5, 4, 6), users=5)
+    assert name in found_in(function, torch.randn(7, 4, 6))
 
 
-def test_a_sum_over_columns_in_which_users_lie_side_by_side_is_found():
-    table, numbers = torch.randn(9, 20), torch.randint(20, (5, 3))
-    assert found_in(lambda own: table[:, own].sum(0), numbers, users=5) == {"aten.sum"}
-    assert not found_in(lambda own: table[:, own].sum(0), numbers, users=7)  # as if nobody were there
-    assert not found_in(lambda own: own.sum(0), torch.randn(5, 9, 3), users=5)
+@pytest.mark.parametrize("height", [9, 34, 35, 70])
+def test_a_sum_over_columns_in_which_users_lie_side_by_side_is_found(height):
+    table, numbers = torch.randn(height, 20), torch.randint(20, (7, 3))
+    assert found_in(lambda own: table[:, own].sum(0), numbers) == {"aten.sum"}
+    assert not found_in(lambda own: own.sum(0), torch.randn(7, height, 3))
+    assert not found_in(lambda own: own + table.sum(0)[:3], torch.randn(7, height, 3))
+
+
+def test_a_sum_over_rows_that_several_threads_add_up_is_found():
+    def gradient(own, numbers):
+        return torch.func.grad(lambda own: own[numbers].sin().sum())(own)
+
+    assert any("index_put" in name for name in found_in(gradient, torch.randn(7, 20), torch.randint(20, (7, 9))))
+
+
+def test_with_more_threads_than_users_products_in_float64_are_rounded_alike():
+    torch.set_num_threads(8)
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(8, *shape, generator=generator, dtype=torch.float64) for shape in ((13, 300), (300, 13)))
+    together = forward_and_backward(torch.matmul, x, y)
+    for users in range(2, 8):
+        for one, all_of_them in zip(forward_and_backward(torch.matmul, x[:users], y[:users]), together, strict=True):
+            assert torch.equal(one, all_of_them[:users])
 
 
 class Recurrent(nn.Module):

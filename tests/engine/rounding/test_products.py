@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import vmap
 
-from clipline.engine.rounding.products import addmm, einsum, linear, matmul
+from clipline.engine.rounding.products import addmm, einsum, linear, matmul, mm
 
 USERS = 3
 
@@ -58,6 +58,15 @@ def test_addmm_is_torchs():
     halves = {"beta": 0.5, "alpha": 2}
     ours, torchs = (partial(function, **halves) for function in (addmm, torch.addmm))
     compared(ours, torchs, (3, 2), (3, 5), (5, 2))
+
+
+def test_what_is_not_to_be_added_is_not_looked_at():
+    nan = torch.full((USERS, 3, 2), torch.nan)
+    left, right = torch.randn(USERS, 3, 5), torch.randn(USERS, 5, 2)
+    out = vmap(lambda x, y, z: addmm(x, y, z, beta=0))(nan, left, right)
+    torch.testing.assert_close(out, left @ right)
+    named = vmap(lambda x, y: matmul(input=x, other=y) + mm(input=x, mat2=y))(left, right)
+    torch.testing.assert_close(named, 2 * left @ right)
 
 
 def test_under_autocast_products_are_in_bfloat16():

@@ -33,6 +33,8 @@ from .single import SingleProcess
 from .transport import PipeTransport, SharedMemory
 
 _MAX_WORKERS = 1024
+# One thread forks at a time: a worker of another run would inherit ends of this run's pipes, and keep them open.
+_forking = threading.Lock()
 _LOST_EXIT_CODE = 3  # of a worker that lost its connection: not the one that caused it
 
 
@@ -97,7 +99,9 @@ class ForkedBackend:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            self._group = self._fork()
+            with _forking:
+                memory = self._fork()
+            self._group = self._joined(memory)
             yield
             with suppress(LostConnectionError):  # the run is over: nothing is lost, and nobody need be waited for
                 self._group.stop()
@@ -111,7 +115,7 @@ class ForkedBackend:
         if multiprocessing.current_process().daemon:
             raise refuse("workers", self.size, "1 in a daemonic process, which may not fork", "use workers=1")
 
-    def _fork(self) -> ProcessGroup:
+    def _fork(self) -> SharedMemory:
         context = multiprocessing.get_context("fork")
         memory = SharedMemory(self._problem.model.initial, self.size, len(self._samplings))
         pipes = [context.Pipe() for _ in range(1, self.size)]  # ends of rank 0 and of the worker
@@ -138,6 +142,10 @@ class ForkedBackend:
                 gc.enable()
             for _, theirs in pipes:
                 theirs.close()
+        return memory
+
+    def _joined(self, memory: SharedMemory) -> ProcessGroup:
+        """The group as rank 0 sees it, once all workers have begun."""
         for rank, (child, peer) in enumerate(zip(self._children, self._peers, strict=True), start=1):
             if text := _startup_error(child, peer):
                 last = text.strip().splitlines()[-1]

@@ -74,14 +74,51 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
     return first * sigmoid(second)
 
 
-def softmax(input: Tensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
-    """`F.softmax`, over the last axis: over others torch divides the work by how much there is."""
+def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """`torch.softmax`, over the last axis: over others torch divides the work by how much there is."""
     return input.movedim(dim, -1).softmax(-1, dtype=dtype).movedim(-1, dim)
 
 
-def log_softmax(input: Tensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
-    """`F.log_softmax`, likewise."""
+def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """`torch.log_softmax`, likewise."""
     return input.movedim(dim, -1).log_softmax(-1, dtype=dtype).movedim(-1, dim)
+
+
+def nn_softmax(input: Tensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+    """`F.softmax`, whose arguments come in another order."""
+    return softmax(input, dim, dtype)
+
+
+def nn_log_softmax(input: Tensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+    """`F.log_softmax`, likewise."""
+    return log_softmax(input, dim, dtype)
+
+
+def huber_loss(
+    input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
+) -> Tensor:
+    """`F.huber_loss`."""
+    error = input - target
+    size = error.abs()
+    losses = torch.where(size <= delta, 0.5 * error * error, delta * (size - 0.5 * delta))
+    losses = losses if weight is None else weight * losses
+    if reduction == "mean":
+        return losses.mean() if weight is None else losses.sum() / weight.sum()
+    return losses.sum() if reduction == "sum" else losses
+
+
+def smooth_l1_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: None = None,
+    reduce: None = None,
+    reduction: str = "mean",
+    beta: float = 1.0,
+) -> Tensor:
+    """`F.smooth_l1_loss`: that of Huber over beta, or the distance where beta is 0."""
+    if beta == 0:
+        return F.l1_loss(input, target, reduction=reduction)
+    return huber_loss(input, target, reduction, beta) / beta
 
 
 def variance(
@@ -90,15 +127,15 @@ def variance(
     unbiased: bool | None = None,
     keepdim: bool = False,
     *,
-    correction: float = 1,
+    correction: float | None = 1,
 ) -> Tensor:
     """`torch.var`, by two passes."""
     if isinstance(dim, bool):  # torch.var(input, unbiased)
         dim, unbiased = None, dim
-    axes = tuple(range(input.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-    correction = correction if unbiased is None else float(unbiased)
+    axes = (dim,) if isinstance(dim, int) else tuple(dim or range(input.ndim))
+    less = (1 if correction is None else correction) if unbiased is None else float(unbiased)
     squares = (input - input.mean(axes, keepdim=True)).square().sum(axes, keepdim=keepdim)
-    return squares / max(math.prod(input.shape[axis] for axis in axes) - correction, 0)
+    return squares / max(math.prod(input.shape[axis] for axis in axes) - less, 0)
 
 
 def deviation(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..stacked.vmap_axis import users_first
-from .products import as_autocast, linear
+from .products import as_autocast, linear, matmul
 
 
 def _chunk(like: Tensor) -> int:
@@ -179,12 +179,25 @@ def in_chunks(axes: int, torchs_own: Callable[..., Tensor]) -> Callable[..., Ten
             widths = [own * (size - 1) for own, size in zip(apart, weight.shape[2:], strict=True)]
             input = F.pad(input, [side for one in reversed(widths) for side in (one // 2, one - one // 2)])
         around = [0] * axes if isinstance(padding, str) else _each(padding, axes)
-        if math.prod(weight.shape[2:]) == 1 and groups == 1 and not any(around) and set(steps) == {1}:
-            return linear(input.movedim(1, -1), weight.flatten(1), bias).movedim(-1, 1)
+        if math.prod(weight.shape[2:]) == 1:
+            input = F.pad(input, [side for one in reversed(around) for side in (one, one)]) if any(around) else input
+            for axis, step in enumerate(steps, start=2):
+                input = input.index_select(axis, torch.arange(0, input.shape[axis], step)) if step > 1 else input
+            return _of_points(input, weight, bias, groups)
         out: Tensor = convolution(input, weight, bias, steps, around, apart, groups)
         return out
 
     return convolved
+
+
+def _of_points(images: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+    """A convolution with filters of one point: a product for each group of channels."""
+    if groups == 1:
+        return linear(images.movedim(1, -1), weight.flatten(1), bias).movedim(-1, 1)
+    parts = images.movedim(1, -1).reshape(-1, groups, weight.shape[1]).transpose(0, 1)  # (groups, points, channels)
+    filters = weight.flatten(1).reshape(groups, -1, weight.shape[1]).transpose(1, 2)
+    out = matmul(parts, filters).transpose(0, 1).reshape(len(images), *images.shape[2:], len(weight)).movedim(-1, 1)
+    return out if bias is None else out + bias.view(-1, *[1] * (images.ndim - 2))
 
 
 def _each(value: Any, axes: int) -> list[int]:

@@ -6,16 +6,19 @@ stack would be rounded otherwise than if somebody came after them. A bit "within
 flips with it, and so would those of all users who are alike, when one user leaves.
 
 So on cores `engine="auto"` stacks a model only if every operation of a step is known to treat users alike:
-`CompanyRounding` looks at a step of made-up users. What is not known trains one by one. Common operations that do not
-treat users alike have a form that does: see `replacements.py`.
+`rounded_by_company` looks at a step of made-up users. What is not known trains one by one. Common operations that do
+not treat users alike have a form that does: see `replacements.py`.
 
 All operations of the lists below are tried by tests/engine/rounding/test_known.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -41,9 +44,9 @@ _prelu_kernel _prelu_kernel_backward _to_copy _unsafe_index _unsafe_index_put _u
 # By themselves, each number is computed alike wherever it stands: found by trials.
 _ELEMENTWISE = """
 acos acosh addcdiv addcmul asin asinh atan binary_cross_entropy binary_cross_entropy_backward cos digamma erf erfc exp
-expm1 fmod frac hardsigmoid hardsigmoid_backward hardswish hardswish_backward huber_loss huber_loss_backward lerp
-lgamma log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward mse_loss mse_loss_backward remainder rsqrt sin
-smooth_l1_loss smooth_l1_loss_backward softshrink softshrink_backward tan tanh tanh_backward xlogy
+expm1 fmod frac hardsigmoid hardsigmoid_backward hardswish hardswish_backward lerp lgamma log log10 log1p log2
+log_sigmoid_backward log_sigmoid_forward mse_loss mse_loss_backward remainder rsqrt sin softshrink softshrink_backward
+tan tanh tanh_backward xlogy
 """
 # Row by row, alike if users are the outermost axis in memory: found by trials. With users side by side, a sum over
 # another axis adds the columns of the last users in another order.
@@ -63,24 +66,56 @@ ALIKE_BY_ROW = frozenset(f"aten.{name}" for name in _BY_ROW.split())
 _SOFTMAX = {  # alike over the last axis alone; and which argument the axis is
     "aten._log_softmax": 1, "aten._softmax": 1, "aten._log_softmax_backward_data": 2, "aten._softmax_backward_data": 2,
 }  # fmt: skip
+_SCALED = ("aten.add", "aten.sub", "aten.rsub")  # by a number: a product and a sum, rounded once or twice
+_ACCUMULATING = ("aten.index_put", "aten._index_put_impl", "aten._unsafe_index_put")
+_NOT_IN_HALVES = ("aten.pow", "aten.rsqrt")
 _EXPONENTS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)  # powers that torch computes by products and roots
 
 
+def rounded_by_company(step: Callable[[int], object]) -> frozenset[str]:
+    """Operations of a step that may round a user's numbers by who else is there; `step` runs one of so many users."""
+    seen = []
+    for users in _USERS:
+        with CompanyRounding() as mode:
+            step(users)
+        seen.append(mode)
+    found = seen[0].found | seen[1].found
+    for (name, one), (other_name, other) in zip_longest(*(mode.by_row for mode in seen), fillvalue=("", ())):
+        # An axis that grows with the number of users is theirs; one that does not, whatever its length, is not.
+        theirs = all(a.outermost * _USERS[1] == b.outermost * _USERS[0] for a, b in zip(one, other, strict=False))
+        if name != other_name or not (theirs or one == other):
+            found |= {name, other_name} - {""}
+    return frozenset(found)
+
+
+_USERS = (5, 7)  # of the two steps that are compared
+
+
+class InMemory(NamedTuple):
+    """The sizes of a tensor's axes, but for repeated ones, and of the axis whose entries lie farthest apart."""
+
+    sizes: tuple[int, ...]
+    outermost: int
+
+    @classmethod
+    def of(cls, values: Tensor) -> InMemory:
+        """Where the values lie."""
+        axes = [pair for pair in zip(values.stride(), values.shape, strict=True) if pair[0] > 0 and pair[1] > 1]
+        return cls(tuple(size for _, size in axes), max(axes)[1] if axes else 0)
+
+
 class CompanyRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operations that may round by who else is there, in a step of so many users that runs within.
+    """Notes the operations of a step that may round by who else is there; of those by rows, where the numbers lie."""
 
-    `users` should be a number that no other axis has; to be sure, take two of them, one after the other.
-    """
-
-    def __init__(self, users: int) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: set[str] = set()
-        self._users = users
+        self.by_row: list[tuple[str, tuple[InMemory, ...]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """`func`, noted unless it is known."""
         result = func(*args, **(kwargs or {}))
-        if not func.is_view and not self._alike(func, args, kwargs, result):
+        if not func.is_view and not self._alike(func, args, kwargs or {}, result):
             self.found.add(str(func.overloadpacket))
         return result
 
@@ -89,16 +124,19 @@ class CompanyRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [one for one in tree_leaves((args, kwargs, result)) if isinstance(one, Tensor)]
         if any(one.is_complex() for one in tensors):
             return False
-        if name in ALIKE or not any(isinstance(one, Tensor) and one.is_floating_point() for one in tree_leaves(result)):
+        if not any(isinstance(one, Tensor) and one.is_floating_point() for one in tree_leaves(result)):
             return True
+        if name in _SCALED and kwargs.get("alpha", 1) != 1:
+            return False
+        if name in _ACCUMULATING and (args[3:4] == (True,) or kwargs.get("accumulate", False)):
+            return False  # several threads add in any order
+        if name in _NOT_IN_HALVES and any(one.dtype in (torch.bfloat16, torch.float16) for one in tensors):
+            return False
         if name == "aten.pow":
             return isinstance(args[1], int | float) and args[1] in _EXPONENTS
         if name in _SOFTMAX and args[_SOFTMAX[name]] % args[0].ndim != args[0].ndim - 1:
             return False
-        return name in ALIKE_BY_ROW and all(map(self._outermost, tensors))
-
-    def _outermost(self, values: Tensor) -> bool:
-        """Whether users are the outermost axis in memory, alone or with others, or no axis at all."""
-        strides = [(stride, size) for stride, size in zip(values.stride(), values.shape, strict=True) if stride > 0]
-        axes = [(stride, size) for stride, size in strides if size > 1]
-        return not any(size % self._users == 0 for _, size in axes) or max(axes)[1] % self._users == 0
+        if name in ALIKE_BY_ROW:
+            self.by_row.append((name, tuple(map(InMemory.of, tensors))))
+            return True
+        return name in ALIKE

@@ -42,23 +42,34 @@ def aligned(matrices: Tensor, twice: bool = False) -> Tensor:
     return own if len(own) == len(matrices) else own.expand(len(matrices), -1, -1)
 
 
+def _bmm(left: Tensor, right: Tensor) -> Tensor:
+    """`torch.bmm`; in float64 on cores of as many matrices as there are threads, or more.
+
+    Fewer are divided among the threads, by how many they are: 4 to 8 users moved each other with 8 threads.
+    """
+    missing = torch.get_num_threads() - len(left) if left.dtype == torch.float64 and left.device.type == "cpu" else 0
+    if missing <= 0:
+        return torch.bmm(left, right)
+    return torch.bmm(*(F.pad(side, (0, 0, 0, 0, 0, missing)) for side in (left, right)))[: len(left)]
+
+
 def add_product(added: Tensor, rows: Tensor, matrix: Tensor) -> Tensor:
     """(users, m, n) + (users, m, k) by (users, k, n); `matrix` is `aligned` in both directions."""
     if rows.device.type != "cpu":
         return torch.baddbmm(added, rows, matrix)
-    return added + torch.bmm(aligned(rows), matrix)[..., : added.shape[-1]]
+    return added + _bmm(aligned(rows), matrix)[..., : added.shape[-1]]
 
 
 def product_of_rows(left: Tensor, right: Tensor) -> Tensor:
     """(users, rows, m) and (users, rows, n) -> (users, m, n), summed over rows."""
-    out = torch.bmm(aligned(left).transpose(1, 2), aligned(right))
+    out = _bmm(aligned(left).transpose(1, 2), aligned(right))
     return out if left.device.type != "cpu" else out[:, : left.shape[2], : right.shape[2]].contiguous()
 
 
 @torch.library.custom_op("clipline::stacked_product", mutates_args=())
 def stacked_product(rows: Tensor, weight: Tensor) -> Tensor:
     """(users, rows, in) by (users, out, in) -> (users, rows, out)."""
-    out = torch.bmm(aligned(rows), aligned(weight, twice=True).transpose(1, 2))
+    out = _bmm(aligned(rows), aligned(weight, twice=True).transpose(1, 2))
     return out[..., : weight.shape[1]].contiguous()
 
 
@@ -81,7 +92,7 @@ def _(grad: Tensor, rows: Tensor) -> Tensor:
 @torch.library.custom_op("clipline::stacked_product_rows", mutates_args=())
 def stacked_product_rows(grad: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the rows."""
-    return torch.bmm(aligned(grad), aligned(weight, twice=True))[..., : weight.shape[2]].contiguous()
+    return _bmm(aligned(grad), aligned(weight, twice=True))[..., : weight.shape[2]].contiguous()
 
 
 @stacked_product_rows.register_fake
@@ -131,7 +142,7 @@ def stacked_matrices(left: Tensor, right: Tensor) -> Tensor:
     """(matrices, m, k) by (matrices, k, n) -> (matrices, m, n)."""
     grain = 64 // right.element_size()
     wide = F.pad(right, (0, -right.shape[2] % grain, 0, -right.shape[1] % grain))
-    return torch.bmm(aligned(left), wide)[..., : right.shape[2]].contiguous()
+    return _bmm(aligned(left), wide)[..., : right.shape[2]].contiguous()
 
 
 @stacked_matrices.register_fake
@@ -170,8 +181,9 @@ def _(info: Any, in_dims: tuple[int | None, ...], left: Tensor, right: Tensor) -
     return out.reshape(*left.shape[:2], *out.shape[1:]), 0
 
 
-def matmul(left: Tensor, right: Tensor) -> Tensor:
+def matmul(input: Tensor, other: Tensor) -> Tensor:
     """`torch.matmul`; of a stack on cores, `matrices`."""
+    left, right = input, other
     if left.device.type != "cpu" or min(left.ndim, right.ndim) == 0 or not is_batched(left, right):
         return torch.matmul(left, right)
     left, right = as_autocast(left, right)
@@ -191,9 +203,16 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     return out.reshape(*leading, *out.shape[-2:])
 
 
+def mm(input: Tensor, mat2: Tensor) -> Tensor:
+    """`torch.mm` and `torch.bmm`, which take as many axes as each other."""
+    return matmul(input, mat2) if input.ndim == mat2.ndim in (2, 3) else torch.mm(input, mat2)  # which refuses them
+
+
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """`torch.addmm`."""
-    product = matmul(mat1, mat2)
+    product = mm(mat1, mat2)
+    if beta == 0:
+        return alpha * product
     return (input if beta == 1 else beta * input).to(product.dtype) + (product if alpha == 1 else alpha * product)
 
 

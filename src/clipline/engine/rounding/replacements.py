@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import activations as act
 from .convolution import in_chunks
-from .products import addmm, einsum, linear, matmul
+from .products import addmm, einsum, linear, matmul, mm
 
 REPLACED: dict[Any, Callable[..., Any]] = {
     torch.sigmoid: act.sigmoid, Tensor.sigmoid: act.sigmoid, torch.special.expit: act.sigmoid,
@@ -26,12 +26,13 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     F.selu: act.selu, torch.selu: act.selu, F.celu: act.celu, torch.celu: act.celu,
     torch.matmul: matmul, Tensor.matmul: matmul, Tensor.__matmul__: matmul,
     Tensor.__rmatmul__: lambda right, left: matmul(left, right),
-    torch.mm: matmul, Tensor.mm: matmul, torch.bmm: matmul, Tensor.bmm: matmul, F.linear: linear,
+    torch.mm: mm, Tensor.mm: mm, torch.bmm: mm, Tensor.bmm: mm, F.linear: linear,
     torch.einsum: einsum, torch.addmm: addmm, Tensor.addmm: addmm,
     torch.conv1d: in_chunks(1, torch.conv1d), torch.conv2d: in_chunks(2, torch.conv2d),
     torch.conv3d: in_chunks(3, torch.conv3d),
-    **dict.fromkeys((torch.softmax, Tensor.softmax, F.softmax), act.softmax),
-    **dict.fromkeys((torch.log_softmax, Tensor.log_softmax, F.log_softmax), act.log_softmax),
+    torch.softmax: act.softmax, Tensor.softmax: act.softmax, F.softmax: act.nn_softmax,
+    torch.log_softmax: act.log_softmax, Tensor.log_softmax: act.log_softmax, F.log_softmax: act.nn_log_softmax,
+    F.huber_loss: act.huber_loss, F.smooth_l1_loss: act.smooth_l1_loss,
     **dict.fromkeys((torch.var, Tensor.var), act.variance), **dict.fromkeys((torch.std, Tensor.std), act.deviation),
 }  # fmt: skip
 LAYERS = (F.linear, torch.conv1d, torch.conv2d, torch.conv3d)  # whose second argument is a weight

@@ -22,7 +22,7 @@ from ..kernels.noise import kernel_calls
 from ..layers import PatchConv2d
 from ..problem import Problem
 from ..programs.kernels_ahead import compile_ahead
-from ..rounding.known import CompanyRounding
+from ..rounding.known import rounded_by_company
 from ..sparse.row_fields import RowUsage, TouchedRows, build_updates, starting_params
 from ..updates import broadcast
 from .compile_gain import CountWork, StepWork
@@ -136,13 +136,15 @@ def _users_alike(
 
 
 def _company_rounding(problem: Problem, example: Batch, stack_step: StackStep) -> frozenset[str]:
-    """Operations of a step that may round a user's numbers by who else is in the stack, on cores."""
-    found: set[str] = set()
-    for users in (5, 7):  # an axis that has both lengths is that of the users
-        with CompanyRounding(users) as seen:
-            stack_step(*_users_alike(problem, example, stack_step, users)[0])
-        found |= seen.found
-    return frozenset(found)
+    """Operations that may round a user's numbers by who else is in the stack, on cores; for wide and narrow batches."""
+
+    def step(batch: Batch, users: int) -> None:
+        stack_step(*_users_alike(problem, batch, stack_step, users)[0])
+
+    found = rounded_by_company(partial(step, example))
+    with suppress(RuntimeError, ValueError):  # a model may take no batch so narrow; its users then fail by themselves
+        found |= rounded_by_company(partial(step, {name: field[:2] for name, field in example.items()}))
+    return found
 
 
 def _compile_kernels(
