@@ -328,7 +328,7 @@ class Settings:
     )  # fmt: skip
     workers: int | str | None = setting(
         "Processes that share the users among them; torchrun brings more machines.", COMPUTE, default=None,
-        choices=("torchrun",), or_number=True, at_least=1, way_out="leave it out for one process a core",
+        choices=("torchrun",), or_number=True, at_least=1, way_out="1 trains in this process alone",
         unset="one a core; 1 with a GPU",
     )  # fmt: skip
     compile_c: bool = setting(

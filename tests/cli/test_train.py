@@ -376,7 +376,7 @@ def test_as_many_users_are_drawn_as_are_declared(clipline, tmp_path):
         (["--population-size", "0"], "population_size=0"),
         (["--device", "tpu9"], "device='tpu9'"),
         (["--device", "gpu"], "device='gpu' must be auto, cpu or cuda: did you mean 'cuda'?"),
-        (["--workers", "0"], "workers=0 must be a whole number at least 1: leave it out for one process a core"),
+        (["--workers", "0"], "workers=0 must be a whole number at least 1: 1 trains in this process alone"),
         (["--config", "missing.toml"], "config='missing.toml' does not exist"),
         (["--config", "bad.toml"], "config 'bad.toml' has the unknown key 'ronds': did you mean 'rounds'?"),
         (["--config", "broken.toml"], "cannot be read as TOML"),

@@ -108,6 +108,8 @@ def _check_run(folder: Path) -> int:
     for problem in [*run.problems, *broken]:
         print(problem, file=sys.stderr)
     print(f"{folder}: {words(run)}")
+    for problem in broken:  # also where the statement stands, which somebody may keep by itself
+        print(f"  {problem}")
     for name, value in basis(run):
         print(f"  {name:33} {value}")
     if run.promise is not None:

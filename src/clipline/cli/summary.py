@@ -29,11 +29,8 @@ def summary(
 
     Of an interrupted run also what was `planned`, which holds whatever made somebody stop.
     """
-    clip = (
-        "none"
-        if settings.clip == "none"
-        else f"{settings.controller().init().clip:.3g} -> {result.state.clip.clip:.3g}"
-    )
+    begin = settings.controller().init().clip
+    clip = "none" if settings.clip == "none" else f"{begin:.3g} -> {_last_clip(result):.3g}"
     whole = settings.evaluate_on in (None, "original")  # all test users: there is no half to name
     part = "" if whole else f" ({settings.evaluate_on})"
     lines = [
@@ -81,6 +78,11 @@ def _moved_data(settings: TrainSettings, path: Path) -> str:
     return "" if settings.data is None or settings.data == stored else f" --data {shlex.quote(settings.data)}"
 
 
+def _last_clip(result: TrainResult) -> float:
+    """The clip of the last round, as metrics.jsonl and the report have it; before the first, that of the first."""
+    return result.reports[-1].clip if result.reports else result.state.clip.clip
+
+
 def summary_json(
     task: Task,
     settings: TrainSettings,
@@ -115,7 +117,7 @@ def summary_json(
         "private": guarantee.private and not _seed_guessable(settings),
         "guarantee": str(guarantee),
         "rounds": guarantee.rounds,
-        "clip": finite_or_none(result.state.clip.clip),
+        "clip": finite_or_none(_last_clip(result)),
         "stopped": result.stopped,
         "users": users,
         "population_size": settings.population_size,

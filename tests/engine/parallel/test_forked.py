@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -132,26 +131,35 @@ def test_a_worker_that_is_killed_after_the_last_round_costs_nothing():
     assert nothing_is_left()
 
 
+IN_THREADS = """
+import sys, threading
+sys.path[:0] = {path!r}
+from samples import Observer
+from worker_runs import training
+from clipline.errors import WorkerError
+trainings, outcomes = [training(workers=3, rounds=300) for _ in range(3)], []
+def run(one):
+    def observe(report, state):
+        if report.round_index == 1:
+            one.backend._children[0].kill()
+    try:
+        one.run([Observer(observe)])
+    except WorkerError as error:
+        outcomes.append("SIGKILL" in str(error))
+threads = [threading.Thread(target=run, args=(one,)) for one in trainings]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(outcomes)
+"""
+
+
 def test_a_worker_that_dies_is_noticed_while_other_threads_fork_theirs():
-    trainings = [training(workers=3, rounds=300) for _ in range(3)]
-    outcomes = []
-
-    def run(number):
-        def observe(report, state):
-            if report.round_index == 1:  # the first of this run's own workers
-                trainings[number].backend._children[0].kill()
-
-        try:
-            trainings[number].run([Observer(observe)])
-        except WorkerError as error:
-            outcomes.append("SIGKILL" in str(error))
-
-    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert outcomes == [True] * 3
+    # In a process of its own: trainings in threads share torch's switches and generators.
+    command = [sys.executable, "-W", "ignore", "-c", IN_THREADS.format(path=[str(ROOT / "tests")])]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert run.stdout.strip() == "[True, True, True]", run.stderr
 
 
 def test_an_error_beside_the_training_ends_the_workers():

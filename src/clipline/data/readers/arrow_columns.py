@@ -53,7 +53,10 @@ def _packed(
     if _is_text(column.type) and text is not None:
         return list_fields(name, list(text(column.to_pylist())), options)
     if not _is_list(column.type):
-        raise PopulationError(f"{where} has {name!r} as {column.type} but lengths are for lists: leave its length out")
+        way_out = (
+            "give text=, the function that makes numbers of texts" if _is_text(column.type) else "leave its length out"
+        )
+        raise PopulationError(f"{where} has {name!r} as {column.type} but lengths are for lists: {way_out}")
     entries = _entries(where, name, column, options, before)
     return packed(name, entries, column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64), options)
 

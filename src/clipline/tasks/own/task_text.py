@@ -63,6 +63,7 @@ def _columns(chosen: Chosen) -> str:
         lines += [
             f"    # Left out, as they are text: {', '.join(map(_quoted, text))}. List what one may hold under",
             '    # "categories" and add it to "fields": it becomes 0, 1, 2, ..., and one more for anything else.',
+            "    # Sentences need a function that makes numbers of them: text=, see docs/own_data.md.",
         ]
     if other := [column.name for column in chosen.left_out if column.kind != "text"]:
         lines += [f"    # Left out, as they are neither numbers nor times: {', '.join(map(_quoted, other))}."]
@@ -77,7 +78,8 @@ def _columns(chosen: Chosen) -> str:
     lines += [f'    "timestamps": {{{counted}}},']
     fill = ", ".join(f"{_quoted(name)}: {round(chosen.scales.get(name, (0.0, 1.0))[0])}" for name in names)
     lines += [
-        "    # What stands for gaps: the middle is usual. Without it gaps are refused, as those of the label are."
+        "    # What stands for gaps in numbers: the middle is usual. Without it they are refused, as in a label.",
+        '    # Gaps in a column of "categories" count as anything else.',
     ]
     lines += [f'    "fill": {{{fill}}},', "}", ""]
     return "\n".join(lines)
