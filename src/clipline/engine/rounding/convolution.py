@@ -2,7 +2,7 @@
 
 The library chooses its routine by the number of channels, and so by how many users are there: of 10,368 random shapes
 142 moved in some bit when a user left. So users are filled up with zeros to a multiple of eight, and every call has
-that many: of 6,993 shapes none moved, wherever a user stood. Filters of one pixel are a product of matrices, which is
+that many: of 8,466 shapes none moved, wherever a user stood. Filters of one pixel are a product of matrices, which is
 laid out for this (`products.aligned`).
 
 Plain twin, switch and what it buys: see `replacements.py`.

@@ -43,14 +43,13 @@ def aligned(matrices: Tensor, twice: bool = False) -> Tensor:
 
 
 def _bmm(left: Tensor, right: Tensor) -> Tensor:
-    """`torch.bmm`; in float64 on cores of as many matrices as there are threads, or more.
+    """`torch.bmm`; in float64 on cores, with several threads, one product after the other.
 
-    Fewer are divided among the threads, by how many they are: 4 to 8 users moved each other with 8 threads.
+    A library divides few products among many threads by how many they are: 4 to 8 users moved each other by 8 threads.
     """
-    missing = torch.get_num_threads() - len(left) if left.dtype == torch.float64 and left.device.type == "cpu" else 0
-    if missing <= 0:
+    if left.device.type != "cpu" or left.dtype != torch.float64 or torch.get_num_threads() == 1 or not len(left):
         return torch.bmm(left, right)
-    return torch.bmm(*(F.pad(side, (0, 0, 0, 0, 0, missing)) for side in (left, right)))[: len(left)]
+    return torch.stack([torch.mm(one, other) for one, other in zip(left, right, strict=True)])
 
 
 def add_product(added: Tensor, rows: Tensor, matrix: Tensor) -> Tensor:
