@@ -81,9 +81,9 @@ def rounded_by_company(step: Callable[[int], object]) -> frozenset[str]:
         seen.append(mode)
     found = seen[0].found | seen[1].found
     for (name, one), (other_name, other) in zip_longest(*(mode.by_row for mode in seen), fillvalue=("", ())):
-        # An axis that grows with the number of users is theirs; one that does not, whatever its length, is not.
-        theirs = all(a.outermost * _USERS[1] == b.outermost * _USERS[0] for a, b in zip(one, other, strict=False))
-        if name != other_name or not (theirs or one == other):
+        # An axis that grows with the number of users is theirs; what grows nowhere is of no user.
+        pairs = zip(one, other, strict=False)
+        if name != other_name or any(a != b and a.outermost * _USERS[1] != b.outermost * _USERS[0] for a, b in pairs):
             found |= {name, other_name} - {""}
     return frozenset(found)
 

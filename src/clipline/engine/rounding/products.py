@@ -139,18 +139,12 @@ def _(info: Any, in_dims: tuple[int | None, ...], rows: Tensor, weight: Tensor) 
 @torch.library.custom_op("clipline::stacked_matrices", mutates_args=())
 def stacked_matrices(left: Tensor, right: Tensor) -> Tensor:
     """(matrices, m, k) by (matrices, k, n) -> (matrices, m, n)."""
-    grain = 64 // right.element_size()
-    wide = F.pad(right, (0, -right.shape[2] % grain, 0, -right.shape[1] % grain))
-    return _bmm(aligned(left), wide)[..., : right.shape[2]].contiguous()
+    return _bmm(aligned(left), aligned(right, twice=True))[..., : right.shape[2]].contiguous()
 
 
 @stacked_matrices.register_fake
 def _(left: Tensor, right: Tensor) -> Tensor:
     return left.new_empty(*left.shape[:2], right.shape[2])
-
-
-def _matrices_setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
 
 
 def _matrices_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -159,7 +153,7 @@ def _matrices_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | 
     return grad_left, stacked_matrices(left.transpose(1, 2), grad) if ctx.needs_input_grad[1] else None
 
 
-stacked_matrices.register_autograd(_matrices_backward, setup_context=_matrices_setup)
+stacked_matrices.register_autograd(_matrices_backward, setup_context=_product_setup)
 
 
 @torch.library.custom_op("clipline::matrices", mutates_args=())
