@@ -171,7 +171,7 @@ def test_the_page_begins_with_what_the_runs_are_not(short):
 
 
 def test_table_1_and_figures_1_and_2_end_the_page(study, monkeypatch):
-    row = table1.TableRow("CIFAR-100", 4000, 0.03, 2231, 2231, 41.6, 3.264, 5067, 1924)
+    row = table1.TableRow("CIFAR-100", 4000, 0.03, 2231, 2231, 41.595, 3.2635, 5067, 1924)
     monkeypatch.setattr(results_page, "table1", lambda: [row])
     page = write_results_page([study], study / "whole.md").read_text()
     assert "| CIFAR-100 | 4,000 | 0.03 | 2,231 | 2,231 | 41.60 | 3.264 | 5,067 | 1,924 |" in page

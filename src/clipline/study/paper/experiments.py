@@ -40,6 +40,7 @@ def learning_rates(grid: Grid) -> Findings:
     edge = ", at the edge of the grid" if any(best[name] == end for name, end in grid_ends) else ""
     base = next((row["value"] for row in searched if _at_base_rates(protocol, row)), math.nan)
     reached = f", which are {_compared(protocol, base, best['value'], 'the best')}" if math.isfinite(base) else ""
+    beside = _compared(protocol, clipped["value"], best["value"], f"no clipping at the best of {len(searched)} rates")
     summary = [
         f"without clipping, client rate {best['client_lr']:.3g} and server rate {best['server_lr']:.3g} are best of "
         f"{len(searched)}{edge}: {_said(protocol, best['value'])}",
@@ -48,9 +49,12 @@ def learning_rates(grid: Grid) -> Findings:
         else f"the other figures use client rate {protocol.client_lr:.3g} and server rate {protocol.server_lr:.3g}"
         f"{reached}: give {flags} to change that",
         f"with the median clip, server rate {clipped['server_lr']:.3g} is best of {len(median)}: "
-        f"{_said(protocol, clipped['value'])}",
+        f"{_said(protocol, clipped['value'])}, {beside}",
     ]
-    numbers = {"client_lr": best["client_lr"], "server_lr": best["server_lr"], "median_server_lr": clipped["server_lr"]}
+    numbers = {
+        "client_lr": best["client_lr"], "server_lr": best["server_lr"], "median_server_lr": clipped["server_lr"],
+        "beside": beside,
+    }  # fmt: skip
     return Findings("learning-rates", protocol, {"": _table(rows)}, numbers, summary)
 
 

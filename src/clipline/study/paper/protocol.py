@@ -30,7 +30,7 @@ PAPER_COHORT = 100
 _MOST_NOISE = 10.0  # z at 100 users a round: the count, with a standard deviation of 5 users, can take no more
 _MOST_SEEDS = 100_000
 _SMALL_MODEL_NOISES = (0.0, 0.1, 0.3, 1.0)
-_ENOUGH = 100  # rounds of `smoke`: on handwriting the clip arrives in the first fifth of them
+_ENOUGH = 100  # rounds of `smoke`: on handwriting the clip arrives in the first quarter of 120
 _SMOKE_MOST = 40  # rounds, and users a round, of a task of one's own
 
 # log10 of client and server rate around which rates are searched: Table 10 of Reddi et al. (2020), FedAvgM. Our own for

@@ -256,10 +256,15 @@ def _how_far(groups: Sequence[Group]) -> list[str]:
     starts = sorted({group.protocol.clip_start for group in short})
     epsilons = [e.epsilon for group in groups for e in group.entries.values() if e.epsilon is not None]
     said = list[str]()
+    if all(entry.data.startswith("substitute") for group in groups for entry in group.entries.values()):
+        said.append(
+            "**Other data.** No task was trained on the paper's data. Each section names the substitute, which is what "
+            "a verdict is about."
+        )
     if short:
         said += [
             f"**Short runs.** {len(short)} of {len(groups)} sets of runs have {min(shares):.1%} to {max(shares):.1%} "
-            "of the paper's user updates (rounds times users a round). Most have not converged.",
+            "of the paper's user updates (rounds times users a round).",
             f"**Set by hand.** {len(by_hand)} of these {len(short)} have other settings than their `--scale`: rounds, "
             "users a round and the clip's start were chosen for the time at hand.",
             f"**The clip's start was chosen too.** It is {starts[0]:g} to {starts[-1]:g}, where the paper has 0.1 on "
@@ -270,7 +275,7 @@ def _how_far(groups: Sequence[Group]) -> list[str]:
         "**One seed a point.** Figures 3 to 6, and the choice of z*, C* and server rates, rest on one seed.",
         "**Few seeds.** An interval is a bootstrapped 95% interval over the seeds of Figure 7. With so few it is too "
         "narrow, so that better and worse are less sure than they look.",
-        "**Arithmetic** is that of the table: bf16 is bfloat16, in which the paper's programs did not compute.",
+        "**Arithmetic** is that of the table. bf16 is bfloat16, of which the paper says nothing.",
     ]
     if epsilons:
         low, high = (math.ceil(extreme(epsilons)) for extreme in (min, max))
@@ -312,10 +317,11 @@ def _conclusions(groups: Sequence[Group], pictures: str) -> list[str]:
     rows = []
     for group, found in compared:
         z_star, paper = group.numbers["z_star"], PAPER_COMPARISON.get(group.task)
-        verdict = f"{found.verdict} without noise" if z_star == 0 else found.verdict
+        verdict = f"{found.verdict} (without noise)" if z_star == 0 else found.verdict
         difference = percents(found.difference) if math.isfinite(found.difference.mean) else "a run diverged"
         said = paper or "not among its tasks"
-        rows.append([group.name, f"{z_star:g}", difference, verdict, said, agreement(found, paper)])
+        agrees = "open: no noise here" if paper and z_star == 0 else agreement(found, paper)
+        rows.append([group.name, f"{z_star:g}", difference, verdict, said, agrees])
     named = {
         word: [row for row, (_, found) in zip(rows, compared, strict=True) if found.word == word] for word in _WORDS
     }
@@ -400,7 +406,8 @@ def _clipping(groups: Sequence[Group], pictures: str) -> list[str]:
     rows = [
         [
             group.name,
-            found.numbers.get("verdict", "every run diverged").removeprefix(before),
+            found.numbers.get("verdict", "every run diverged").removeprefix(before)
+            + (f"; {group.entries['learning-rates'].numbers['beside']}" if "learning-rates" in group.entries else ""),
             PAPER_CLIPPING.get(group.task, "-"),
         ]
         for group, found in third
