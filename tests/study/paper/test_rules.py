@@ -1,6 +1,8 @@
+import csv
 import itertools
 import math
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,3 +230,28 @@ def test_the_verdict_by_hand(adaptive, fixed, lower, verdict, percent):
 def test_the_side_that_diverged_is_the_worse_one(adaptive, fixed, word, said):
     found = compare_clips(by_seed(adaptive), by_seed(fixed), lower_is_better=True, seed=0)
     assert (found.verdict, found.sentence) == (word, f"the median clip is {said}")
+
+
+# Intervals of the mean difference of pairs, in percent, resampled by an independent program from the same tables.
+@pytest.mark.parametrize(
+    ("table", "verdict", "low", "high"),
+    [
+        ("paper/fig7-cifar100", "equivalent", -1.25, 0.80),
+        ("paper/fig7-emnist_cr", "equivalent", -0.09, 0.22),
+        ("paper/fig7-emnist_ae", "worse", -551.8, -550.1),
+        ("paper/fig7-shakespeare", "equivalent (0.95% worse)", -1.18, -0.72),
+        ("paper/fig7-so_nwp", "undecided", -11.8, 12.3),
+        ("paper/fig7-so_lr", "worse", -8.96, -0.27),
+        ("paper_scale/fig7-so_lr", "equivalent", -0.71, 0.21),
+    ],
+)
+def test_the_verdicts_of_the_studies_in_this_repository(table, verdict, low, high):
+    sides = {"median": {}, "best fixed clip": {}}
+    with (Path(__file__).parents[3] / "studies" / f"{table}-seeds.csv").open() as file:
+        for row in csv.DictReader(file):
+            sides[row["side"]][int(row["seed"])] = float(row["value"])
+    found = compare_clips(*sides.values(), lower_is_better="emnist_ae" in table, seed=0)
+    assert found.verdict == verdict
+    assert (found.difference.low, found.difference.high) == pytest.approx((low, high), abs=0.06)
+    page = (Path(__file__).parents[3] / "docs" / "results" / "paper.md").read_text()
+    assert found.sentence in page

@@ -109,8 +109,9 @@ def write_results_page(studies: Sequence[Path], page: Path, *, without_training:
             draw(entry.findings, pictures / _picture(group, what), entry.data)
     if rows := [_summary_row(group) for group in groups if "comparison" in group.numbers]:
         draw_summary(pictures / "summary.png", rows)
-    if third := [group.entries["fig3"].findings for group in groups if "fig3" in group.entries]:
-        draw_fig3_all(pictures / "fig3.png", third)
+    third = {group.task: group.entries["fig3"].findings for group in reversed(groups) if "fig3" in group.entries}
+    if third:  # of each task the paper's scale, where it is there
+        draw_fig3_all(pictures / "fig3.png", list(reversed(third.values())))
     table = list[TableRow]()
     if without_training:
         quantile_figures.figure1(pictures, overwrite=True)
@@ -129,7 +130,8 @@ def _picture(group: Group, what: str) -> str:
 def _summary_row(group: Group) -> SummaryRow:
     comparison: ClipComparison = group.numbers["comparison"]
     found = comparison.difference
-    return SummaryRow(group.name, found.low, found.mean, found.high, comparison.verdict)
+    label = f"{group.name} (no noise)" if group.numbers["z_star"] == 0 else group.name
+    return SummaryRow(label, found.low, found.mean, found.high, comparison.word)
 
 
 _PAPER = "paper's scale"
@@ -415,7 +417,7 @@ def _clipping(groups: Sequence[Group], pictures: str) -> list[str]:
     return [
         "## Clipping without noise",
         "",
-        f"![Figure 3: clipping without noise, all tasks]({pictures}/fig3.png)",
+        f"![Figure 3: clipping without noise, all tasks, at the paper's scale where it was run]({pictures}/fig3.png)",
         "",
         *_table(["runs", "ours: clipping to the median without noise", "the paper's (Figure 3)"], rows),
         *_wrapped(
