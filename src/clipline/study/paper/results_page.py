@@ -70,7 +70,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Group:
-    """The experiments on one task at one scale. `clip` etc. are those of Figure 7, or of the first there is."""
+    """The experiments on one task at one scale, by name: fig7, say."""
 
     task: str
     scale: str
