@@ -120,7 +120,7 @@ def test_a_round_fits_on_one_screen():
 
 def test_files_stay_small():
     for path in FILES:  # one idea each: a longer file is likely to hold two
-        assert len(path.read_text().splitlines()) <= 420, path
+        assert len(path.read_text().splitlines()) <= 800, path
 
 
 def test_public_names_exist_and_stand_once():

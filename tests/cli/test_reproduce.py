@@ -11,6 +11,7 @@ def test_a_figure_is_trained_once_checked_and_refused_at_another_scale(clipline,
     code, out, err = clipline("reproduce", "fig3", "--out", "s", *TINY)
     assert code == 0, err
     assert "without clipping: accuracy 0." in out
+    assert "  this shows that it runs, not the finding" in out  # three rounds
     assert "runs 2/2 done" in err
     runs = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "s" / "runs").iterdir()}
     with (tmp_path / "s" / "fig3-handwriting.csv").open() as file:
@@ -18,7 +19,8 @@ def test_a_figure_is_trained_once_checked_and_refused_at_another_scale(clipline,
     assert [row["method"] for row in rows] == ["unclipped", "adaptive"]
     assert {f"{row['runs']}.json" for row in rows} == runs.keys()
     assert (tmp_path / "s" / "fig3-handwriting.png").exists()
-    assert clipline("study", "check", "s")[0] == 0
+    code, checked, _ = clipline("study", "check", "s")
+    assert (code, "fig3-handwriting: clipping to the median without noise is" in checked) == (0, True)
 
     assert clipline("reproduce", "fig3", "--out", "s", *TINY)[1].splitlines()[:4] == out.splitlines()[:4]
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "s" / "runs").iterdir()} == runs

@@ -73,12 +73,12 @@ def _last_line(text: str) -> str:
 def check(folder: Path) -> int:
     """Check a study, or the directory of one run.
 
-    Of a study: every run against its identity, every table against the runs behind it. Of a run: epsilon is computed
-    again from the ledger, and ledger, settings, metrics and the model's card must agree. Ends with exit code 1 if
-    anything is wrong, and says what.
+    Of a study: every run against its identity, every table against the runs behind it; its verdicts on the median clip
+    are computed again and printed. Of a run: epsilon is computed again from the ledger, and ledger, settings, metrics
+    and the model's card must agree. Ends with exit code 1 if anything is wrong, and says what.
     """
     from ..errors import RunError
-    from ..study.paper.recompute import table_problems, without_tables
+    from ..study.paper.recompute import table_problems, verdicts, without_tables
     from ..study.report.run_directory import is_run_directory
     from ..study.runs.directory import StudyDirectory
 
@@ -92,6 +92,8 @@ def check(folder: Path) -> int:
         print(problem, file=sys.stderr)
     tables = len(list(directory.path.glob("*.csv")))
     print(f"{folder}: {len(directory.ids())} runs and {tables} tables, {_problems(len(problems))}")
+    for verdict in verdicts(directory):
+        print(f"  {verdict}")
     if unchecked := without_tables(directory):
         print(f"  without a table, so that only their runs were checked: {', '.join(unchecked)}")
     return 1 if problems else 0

@@ -28,8 +28,15 @@ def test_figure_7_by_hand():
     assert numbers["median"].mean == pytest.approx(0.7805)
     assert numbers["fixed"].mean == pytest.approx(0.7795)
     assert numbers["median"].low == pytest.approx(0.7805 - 1.96 * 0.00577 / math.sqrt(20), abs=3e-4)
-    assert numbers["comparison"] == "as good"
-    assert found.summary[-1].startswith("the untuned median is as good as the best fixed clip")
+    # Every pair differs by 0.001, which is 0.13% of 0.7795.
+    assert numbers["comparison"].verdict == "equivalent (0.13% better)"
+    assert numbers["verdict"] == (
+        "the median clip is equivalent to the best fixed clip (0.13% better): difference +0.13%, 95% interval "
+        "[+0.13%, +0.13%] (20 seeds, paired), all of it inside the margin of 5%"
+    )
+    assert found.summary[-1] == numbers["verdict"]
+    assert not numbers["median_is_worst"]
+    assert numbers["noise_helps"] is None
     rates = {row["side"]: row["server_lr"] for row in found.tables[""].rows}
     assert rates == pytest.approx({"median": 1.0, "best fixed clip": 1.0})  # 10^-0.5 times 10^0.5
     assert [len(row["runs"].split()) for row in found.tables[""].rows] == [20, 20]
@@ -53,6 +60,51 @@ def test_figure_7_says_what_noise_the_median_bears_by_itself():
     found = fig7(cifar(value, seeds=2))
     assert (found.numbers["z_star"], found.numbers["median_z_star"]) == (0.03, 0.01)
     assert found.summary[0] == "z* = 0.03: the most noise within 5% of none; the median by itself bears 0.01"
+
+
+def test_a_z_star_of_zero_says_nothing_about_noise():
+    found = fig7(cifar(lambda settings: quality(settings) - settings.noise_multiplier * 20, seeds=2))
+    assert found.numbers["z_star"] == 0
+    assert found.numbers["verdict"].endswith("inside the margin of 5%; z* is 0, so that this says nothing about noise")
+
+
+def test_a_median_that_is_worst_of_the_six_at_every_noise_is_said():
+    def poor(settings):
+        return quality(settings) - (0.5 if settings.clip == "quantile" and settings.quantile == 0.5 else 0.0)
+
+    said = "on the validation users the median is the worst of the six clips at every noise (one seed)"
+    assert said in fig7(cifar(poor, seeds=2)).summary
+    # With one clip worse than the median at one noise it is not: clip 3.2 is 0.2 behind the best.
+    worse_once = fig7(
+        cifar(lambda s: poor(s) - (0.9 if s.clip == 3.2 and s.noise_multiplier == 0.01 else 0.0), seeds=2)
+    )
+    assert said not in worse_once.summary
+
+
+def test_noise_that_makes_the_metric_better_is_said():
+    # At noise 0.01 the best is 0.79 + 0.06 = 0.85, which is 6% more than 0.8.
+    found = fig7(cifar(lambda s: quality(s) + (0.06 if s.noise_multiplier == 0.01 else 0.0), seeds=2))
+    assert found.numbers["noise_helps"] == pytest.approx((0.01, 0.0625))
+    assert any(line.startswith("noise helps: the best metric at z = 0.01 is 6% better") for line in found.summary)
+    # 4% are within the tolerance.
+    assert (
+        fig7(cifar(lambda s: quality(s) + (0.04 if s.noise_multiplier == 0.01 else 0.0), seeds=2)).numbers[
+            "noise_helps"
+        ]
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "rounds", "said"), [("emnist_cr", None, True), ("handwriting", None, False), ("handwriting", 30, True)]
+)
+def test_the_smallest_scale_says_that_it_shows_no_finding(task, rounds, said):
+    def value(settings):
+        return 0.5
+
+    grid = grid_of(protocol_for(task, "smoke", rounds=rounds, average_over=4, evaluate_every=1), value)
+    found = run_experiment("fig3", grid)
+    assert (found.summary[-1].startswith("this shows that it runs, not the finding")) == said
 
 
 def test_figure_3_has_a_place_for_a_run_without_clipping_that_diverged():
@@ -139,7 +191,10 @@ def test_figures_3_to_6_choose_the_best_server_rate():
     chosen = [row for row in third.tables[""].rows if row["chosen"]]
     assert [row["method"] for row in chosen] == ["unclipped"] + ["adaptive"] * 5
     assert [row["value"] for row in chosen] == pytest.approx([0.79, 0.76, 0.78, 0.8, 0.78, 0.78])
-    assert third.summary[-1] == "clipping to the median without noise is better than no clipping by 0.01"
+    assert third.summary[-1] == (
+        "clipping to the median without noise is better than no clipping by 0.01 (1.3%) (one seed; one server rate "
+        "without clipping, the best of 5 with it)"
+    )
     fourth = fig4(cifar())
     assert [row["clip"] for row in fourth.tables[""].rows if row["quantile"] == 0.9] == [0.1, 9.0, 3.2, 3.0]
     assert [row["clip"] for row in fourth.tables["clips"].rows] == [0.2, 3.2, 0.2, 0.4, 0.8, 1.6, 3.2]
@@ -152,8 +207,15 @@ def test_the_search_finds_table_1s_rates_where_they_are_best():
     found = learning_rates(cifar())
     assert (found.numbers["client_lr"], found.numbers["server_lr"]) == pytest.approx((0.1, 10**-0.5))
     assert "these are the base rates of the other figures" in found.summary
+    # 0.8 with the median clip, 0.79 without clipping.
+    assert found.summary[-1].endswith("accuracy 0.8, better than no clipping at the best of 25 rates by 0.01 (1.3%)")
+    # A client rate ten times the best costs 1 of 0.79; the search has no rate of 1, and one of 0.316, which costs 0.5.
     other = learning_rates(cifar(client_lr=1.0))
     assert any("--client-lr 0.1 --server-lr 0.3162" in line for line in other.summary)
+    tried = learning_rates(cifar(client_lr=0.0316227766017))
+    assert "server rate 0.316, which are worse than the best by 0.5 (63.3%): give" in tried.summary[1]
+    edge = learning_rates(cifar(lambda settings: quality(settings) + math.log10(settings.client_lr)))
+    assert "client rate 0.1 and server rate 0.316 are best of 25, at the edge of the grid" in edge.summary[0]
 
 
 def test_a_clip_that_never_arrives_stops_the_figures_that_need_the_range(monkeypatch, tmp_path):

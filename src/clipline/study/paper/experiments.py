@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...errors import RunError, check_choice
@@ -15,11 +16,14 @@ from ...tasks.paper_facts import FACTS
 from .findings import Findings, Table
 from .grid import OF_RUN, Grid, chosen
 from .protocol import HIGHEST, LOWEST, MEDIAN, PAPER_COHORT, Protocol
-from .rules import Interval, Row, best_row, bootstrap, compare_clips, tolerable_noise, within_tolerance
+from .rules import DEGRADED, Interval, Row, best_row, bootstrap, compare_clips, score, tolerable_noise, within_tolerance
 
 BOOTSTRAP_SEED = 0
 _FAR = 2.0  # times the largest clip without noise: a tracked clip beyond it was driven there by noise
 _OF_VALUE = ("value", "outcome", "chosen", "runs")
+_RUNS_ONLY = "this shows that it runs, not the finding: give --scale small, or more --rounds"
+MEDIAN_IS_WORST = "on the validation users the median is the worst of the six clips at every noise (one seed)"
+_WITHOUT_NOISE = "; z* is 0, so that this says nothing about noise"
 
 
 def learning_rates(grid: Grid) -> Findings:
@@ -29,19 +33,28 @@ def learning_rates(grid: Grid) -> Findings:
     searched = [row for row in rows if row["method"] == "unclipped"]
     median = [row for row in rows if row["method"] == "adaptive"]
     best, clipped = chosen(searched)[0], chosen(median)[0]
-    same = math.isclose(best["client_lr"], protocol.client_lr) and math.isclose(best["server_lr"], protocol.server_lr)
     flags = f"--client-lr {best['client_lr']:.4g} --server-lr {best['server_lr']:.4g}"
+    grid_ends = [
+        (name, extreme(row[name] for row in searched)) for name in ("client_lr", "server_lr") for extreme in (min, max)
+    ]
+    edge = ", at the edge of the grid" if any(best[name] == end for name, end in grid_ends) else ""
+    base = next((row["value"] for row in searched if _at_base_rates(protocol, row)), math.nan)
+    reached = f", which are {_compared(protocol, base, best['value'], 'the best')}" if math.isfinite(base) else ""
+    beside = _compared(protocol, clipped["value"], best["value"], f"no clipping at the best of {len(searched)} rates")
     summary = [
         f"without clipping, client rate {best['client_lr']:.3g} and server rate {best['server_lr']:.3g} are best of "
-        f"{len(searched)}: {_said(protocol, best['value'])}",
+        f"{len(searched)}{edge}: {_said(protocol, best['value'])}",
         "these are the base rates of the other figures"
-        if same
-        else f"the other figures use client rate "
-        f"{protocol.client_lr:.3g} and server rate {protocol.server_lr:.3g}: give {flags} to change that",
+        if _at_base_rates(protocol, best)
+        else f"the other figures use client rate {protocol.client_lr:.3g} and server rate {protocol.server_lr:.3g}"
+        f"{reached}: give {flags} to change that",
         f"with the median clip, server rate {clipped['server_lr']:.3g} is best of {len(median)}: "
-        f"{_said(protocol, clipped['value'])}",
+        f"{_said(protocol, clipped['value'])}, {beside}",
     ]
-    numbers = {"client_lr": best["client_lr"], "server_lr": best["server_lr"], "median_server_lr": clipped["server_lr"]}
+    numbers = {
+        "client_lr": best["client_lr"], "server_lr": best["server_lr"], "median_server_lr": clipped["server_lr"],
+        "beside": beside,
+    }  # fmt: skip
     return Findings("learning-rates", protocol, {"": _table(rows)}, numbers, summary)
 
 
@@ -57,9 +70,14 @@ def fig3(grid: Grid) -> Findings:
             f"quantile {row['quantile']:g}: {_said(protocol, row['value'])}, server rate {row['server_lr']:.3g}"
         )
     at_median = next((row["value"] for row in chosen(adaptive) if row["quantile"] == MEDIAN), math.nan)
-    numbers = {"unclipped": baseline, "median": at_median}
+    numbers: dict[str, Any] = {"unclipped": baseline, "median": at_median}
     if math.isfinite(at_median):
-        lines.append(f"clipping to the median without noise {_compared(protocol, at_median, baseline)}")
+        rates = len(protocol.server_rates)
+        numbers["verdict"] = (
+            f"clipping to the median without noise is {_compared(protocol, at_median, baseline, 'no clipping')} (one "
+            f"seed; one server rate without clipping, {f'the best of {rates}' if rates > 1 else 'one'} with it)"
+        )
+        lines.append(numbers["verdict"])
     return Findings("fig3", protocol, {"": _table(rows)}, numbers, lines)
 
 
@@ -132,8 +150,8 @@ def fig7(grid: Grid) -> Findings:
     fixed = best_row([row for row in at[z_star] if row["method"] == "fixed"], "value", lower_is_better=lower)
     sides = dict(zip(("median", "best fixed clip"), grid.tested([median, fixed]), strict=True))
     means = {side: bootstrap([row["value"] for row in tested], seed=BOOTSTRAP_SEED) for side, tested in sides.items()}
-    values = [[row["value"] for row in tested] for tested in sides.values()]
-    judged = compare_clips(*values, lower_is_better=lower, seed=BOOTSTRAP_SEED)
+    by_seed = [{row["seed"]: row["value"] for row in tested} for tested in sides.values()]
+    judged = compare_clips(*by_seed, lower_is_better=lower, seed=BOOTSTRAP_SEED)
     tables = {
         "": _means(sides, means),
         "seeds": _seeds(sides),
@@ -146,7 +164,12 @@ def fig7(grid: Grid) -> Findings:
         "fixed": means["best fixed clip"], "largest_noise": max(protocol.noises),
         "median_clip_ends": [path[-1] for path in paths], "median_clip_highest": highest,
         "median_clip_ran_away": highest > _FAR * found["clip_max"],
-        "comparison": judged.word, "verdict": judged.sentence,
+        "comparison": judged, "verdict": judged.sentence + (_WITHOUT_NOISE if z_star == 0 else ""),
+        "median_is_worst": all(
+            score(medians[z]["value"], lower) < min(score(row["value"], lower) for row in at[z] if row["clip"])
+            for z in protocol.noises
+        ),
+        "noise_helps": _helping_noise({z: row["value"] for z, row in best.items()}, lower),
     }  # fmt: skip
     said = _said_of_fig7(protocol, numbers, median, fixed) + _at_the_papers_noise(protocol, at, z_star)
     return Findings("fig7", protocol, tables, numbers, said)
@@ -163,8 +186,9 @@ EXPERIMENTS: Mapping[str, Callable[[Grid], Findings]] = {
 
 
 def run_experiment(what: str, grid: Grid) -> Findings:
-    """The experiment of this name."""
-    return EXPERIMENTS[check_choice("what", what, EXPERIMENTS)](grid)
+    """The experiment of this name; one too short to show what the paper found says so at the end."""
+    found = EXPERIMENTS[check_choice("what", what, EXPERIMENTS)](grid)
+    return found if grid.protocol.shows_finding else replace(found, summary=[*found.summary, _RUNS_ONLY])
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -234,10 +258,12 @@ def _said_of_fig7(protocol: Protocol, numbers: Mapping[str, Any], median: Row, f
         f"z* = {z_star:g}{scaled}: the most noise within 5% of none{beyond}",
         f"C* = {fixed['clip']:g}: the best of five fixed clips at z*, from {low:.3g} to {high:.3g}",
         f"{protocol.metric} on the test users, mean of {numbers['median'].runs} seeds with its 95% interval:",
-        f"  median clip, untuned      {numbers['median']}  (server rate {median['server_lr']:.3g})",
+        f"  median clip               {numbers['median']}  (server rate {median['server_lr']:.3g})",
         f"  best fixed clip, {fixed['clip']:<8g} {numbers['fixed']}  (server rate {fixed['server_lr']:.3g})",
         _clip_in_words(numbers),
         numbers["verdict"],
+        *([MEDIAN_IS_WORST] if numbers["median_is_worst"] else []),
+        *([noise_that_helps(numbers["noise_helps"])] if numbers["noise_helps"] else []),
     ]
 
 
@@ -260,7 +286,7 @@ def _clip_in_words(numbers: Mapping[str, Any]) -> str:
     ends, highest = numbers["median_clip_ends"], numbers["median_clip_highest"]
     left = (
         f", far above the range without noise, whose end is {numbers['clip_max']:.3g}: noise is in proportion to the "
-        "clip, so that a rise feeds itself, which a fixed clip cannot"
+        "clip, so that a rise feeds itself, which a fixed clip cannot; a lower server rate may cure it"
     )
     left = left if numbers["median_clip_ran_away"] else ""
     return f"the median's clip ended between {min(ends):.3g} and {max(ends):.3g}; it was {highest:.3g} at most{left}"
@@ -270,12 +296,38 @@ def _said(protocol: Protocol, value: float) -> str:
     return f"{protocol.metric} {value:.4g}" if math.isfinite(value) else "every run diverged"
 
 
-def _compared(protocol: Protocol, value: float, reference: float) -> str:
+def _compared(protocol: Protocol, value: float, reference: float, what: str) -> str:
+    """One value beside another, in words and in percent of the other."""
     if not math.isfinite(reference):
-        return "is better than not clipping, which diverged"
+        return f"better than {what}, which diverged"
     ahead = (reference - value) if protocol.lower_is_better else (value - reference)
+    share = f" ({abs(ahead / reference):.1%})" if reference else ""
     return (
-        f"is {'better' if ahead > 0 else 'worse'} than no clipping by {abs(ahead):.2g}"
+        f"{'better' if ahead > 0 else 'worse'} than {what} by {abs(ahead):.2g}{share}"
         if ahead
-        else "is the same as no clipping"
+        else f"no different from {what}"
+    )
+
+
+def _at_base_rates(protocol: Protocol, row: Row) -> bool:
+    return all(math.isclose(row[name], getattr(protocol, name), rel_tol=1e-6) for name in ("client_lr", "server_lr"))
+
+
+def _helping_noise(best: Mapping[float, float], lower_is_better: bool) -> tuple[float, float] | None:
+    """The noise with which the best metric is furthest ahead of none, and by what share, if that is more than 5%."""
+    ahead = {
+        z: (best[0.0] - value if lower_is_better else value - best[0.0]) / abs(best[0.0] or 1.0)
+        for z, value in best.items()
+        if math.isfinite(value)
+    }
+    noise = max(ahead, key=ahead.__getitem__, default=0.0)
+    return (noise, ahead[noise]) if ahead and ahead[noise] > DEGRADED else None
+
+
+def noise_that_helps(found: tuple[float, float]) -> str:
+    """What such noise means."""
+    noise, share = found
+    return (
+        f"noise helps: the best metric at z = {noise:g} is {share:.0%} better than without noise, so that these runs "
+        "have not converged, and z* does not say what noise costs"
     )

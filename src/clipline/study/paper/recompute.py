@@ -118,3 +118,16 @@ def table_problems(directory: StudyDirectory) -> list[str]:
             problems += disagreements(content, directory.path / findings.csv_name(table))
             tables.discard(findings.csv_name(table))
     return [*problems, *(f"{table} is made by no experiment of study.json: delete it" for table in sorted(tables))]
+
+
+def verdicts(directory: StudyDirectory) -> list[str]:
+    """What Figures 3 and 7 say of the median, computed again from the records, where all of these are there."""
+    found = []
+    for name, facts in paper_experiments(directory).items():
+        try:
+            numbers = findings_of(directory, facts).numbers if facts.get("what") in ("fig3", "fig7") else {}
+        except CliplineError:
+            continue
+        if "verdict" in numbers:
+            found.append(f"{name}: {numbers['verdict']}")
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -177,53 +177,94 @@ def bootstrap(values: Sequence[float], *, seed: int, resamples: int = RESAMPLES,
 
 
 def bootstrap_difference(
-    values: Sequence[float], others: Sequence[float], *, seed: int, resamples: int = RESAMPLES, confidence: float = 0.95
+    values: Mapping[int, float], others: Mapping[int, float], *, seed: int, resamples: int = RESAMPLES
 ) -> Interval:
-    """The mean of `values` less that of `others`, and its percentile interval where both are resampled.
+    """The mean of `values` less that of `others`, both by seed, with its 95% percentile interval.
 
-    As it is of the two means themselves: NaN if a run diverged.
+    Where both have the same seeds, pairs of one seed are resampled: what a seed does to both sides cancels. Else each
+    side is resampled by itself. NaN if a run diverged.
     """
-    ours, theirs = (np.asarray(side, dtype=np.float64) for side in (values, others))
-    if not len(ours) or not len(theirs):
+    if not values or not others:
         raise SettingError("values and others must hold at least one number each: there is nothing to resample")
+    if values.keys() == others.keys():
+        return bootstrap([values[key] - others[key] for key in values], seed=seed, resamples=resamples)
+    ours, theirs = (np.array(list(side.values()), dtype=np.float64) for side in (values, others))
     runs = min(len(ours), len(theirs))
     if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
         return Interval(math.nan, math.nan, math.nan, runs)
     rng = np.random.default_rng(seed)
     means = [side[rng.integers(len(side), size=(resamples, len(side)))].mean(axis=1) for side in (ours, theirs)]
-    low, high = np.quantile(means[0] - means[1], [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(means[0] - means[1], [0.025, 0.975])
     return Interval(float(ours.mean() - theirs.mean()), float(low), float(high), runs)
 
 
 @dataclass(frozen=True)
 class ClipComparison:
-    """How the untuned median did beside the best fixed clip: `word` is better, as good, worse or undecided."""
+    """How the median clip did beside the best fixed clip: `word` is equivalent, better, worse or undecided.
+
+    `difference` is in percent of the fixed clip's metric, and negative where the median is worse, also of an error.
+    """
 
     word: str
     sentence: str
+    difference: Interval
+
+    @property
+    def direction(self) -> str:
+        """Which way the interval lies: better, worse, or empty where it holds 0 or there is none."""
+        return "better" if self.difference.low > 0 else "worse" if self.difference.high < 0 else ""
+
+    @property
+    def verdict(self) -> str:
+        """The word, and of an equivalent median how much worse or better it is if the interval says so."""
+        by = f" ({_percent(abs(self.difference.mean))} {self.direction})"
+        return self.word + (by if self.word == "equivalent" and self.direction else "")
 
 
 def compare_clips(
-    adaptive: Sequence[float], fixed: Sequence[float], *, lower_is_better: bool, seed: int
+    adaptive: Mapping[int, float], fixed: Mapping[int, float], *, lower_is_better: bool, seed: int
 ) -> ClipComparison:
-    """Compare the metrics of two sets of runs, one value a seed.
+    """Compare the metrics of two sets of runs, by seed, against a margin of 5% of the fixed clip's mean.
 
-    As good where the interval of the difference of their means holds 0, else better or worse. A side with a diverged
-    run is the worse one; undecided where both have one.
+    Equivalent where the whole interval of the difference is inside the margin; else better or worse where the interval
+    does not hold 0; else undecided. One seed decides nothing. A side with a diverged run is the worse one, and it is
+    undecided where both have one.
     """
-    lost = [not all(math.isfinite(value) for value in side) for side in (adaptive, fixed)]
-    if all(lost):
-        return ClipComparison("undecided", "runs of both diverged")
-    if any(lost):
-        word, whose = ("worse", "it") if lost[0] else ("better", "the best fixed clip")
-        return ClipComparison(word, f"the untuned median is {word}: a run of {whose} diverged")
+    lost = [not all(map(math.isfinite, side.values())) for side in (adaptive, fixed)]
     found = bootstrap_difference(adaptive, fixed, seed=seed)
-    base = abs(sum(fixed) / len(fixed))
-    by = f"{abs(found.mean):.2g}" + (f" ({abs(found.mean) / base:.1%})" if base else "")
-    said = f"95% interval of the difference [{found.low:.3g}, {found.high:.3g}]"
-    if found.low <= 0 <= found.high:
-        return ClipComparison(
-            "as good", f"the untuned median is as good as the best fixed clip: they differ by {by}, {said}"
-        )
-    word = "better" if (found.mean < 0) == lower_is_better else "worse"
-    return ClipComparison(word, f"the untuned median is {word} than the best fixed clip by {by}, {said}")
+    if any(lost):
+        word = "undecided" if all(lost) else "worse" if lost[0] else "better"
+        whose = "runs of both" if all(lost) else "a run of it" if lost[0] else "a run of the best fixed clip"
+        return ClipComparison(word, f"the median clip is {word}: {whose} diverged", found)
+    means = [abs(float(np.mean(list(side.values())))) for side in (fixed, adaptive)]
+    scale = (-100 if lower_is_better else 100) / (means[0] or means[1] or 1.0)  # by the median's where the other is 0
+    low, high = sorted((scale * found.low, scale * found.high))
+    found = Interval(scale * found.mean, low, high, found.runs)
+    margin = 100 * DEGRADED
+    if found.runs == 1:
+        word, why = "undecided", "one seed says nothing of how seeds differ"
+    elif max(-low, high) <= margin * (1 + 1e-9):  # 1.05 of 1.0 is inside, whatever binary fractions make of it
+        word, why = "equivalent", f"all of it inside the margin of {margin:g}%"
+    elif low > 0 or high < 0:
+        word, why = ("worse" if high < 0 else "better"), f"not inside the margin of {margin:g}%, and without 0"
+    else:
+        word, why = "undecided", f"which holds 0 and reaches beyond the margin of {margin:g}%"
+    judged = ClipComparison(word, "", found)
+    than = {"equivalent": "equivalent to", "undecided": "undecided beside"}.get(word, f"{word} than")
+    aside = judged.verdict.removeprefix(word)
+    seeds = f"{found.runs} seed{'s' * (found.runs != 1)}, {'paired' if adaptive.keys() == fixed.keys() else 'unpaired'}"
+    return replace(
+        judged,
+        sentence=f"the median clip is {than} the best fixed clip{aside}: difference {percents(found)} ({seeds}), {why}",
+    )
+
+
+def percents(difference: Interval) -> str:
+    """A difference in percent with its interval, signs included."""
+    mean, low, high = (_percent(value, "+") for value in (difference.mean, difference.low, difference.high))
+    return f"{mean}, 95% interval [{low}, {high}]"
+
+
+def _percent(value: float, sign: str = "") -> str:
+    digits = 0 if abs(value) >= 10 else 1 if abs(value) >= 0.95 else 2
+    return f"{value:{sign}.{digits}f}%"

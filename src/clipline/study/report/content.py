@@ -22,7 +22,7 @@ _NOT_TOLD_APART = (  # settings that decide no number, or by chance alone
     "fixed_clip", "clip", "quantile", "epsilon", "noise_multiplier", "task", "evaluate_every",
 )  # fmt: skip
 
-_VERDICTS = ("the untuned median is", "clipping to the median without noise")  # of Figures 7 and 3
+_VERDICTS = ("the median clip is", "clipping to the median without noise")  # of Figures 7 and 3
 _SPOKEN = {"evaluate_on": "on", "server_lr": "server rate", "client_lr": "client rate"}
 
 
