@@ -29,7 +29,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from peers.systems import OURS, PEERS, System, UnavailableError, environment_of, python_of
+from peers.systems import (
+    OURS,
+    PEERS,
+    System,
+    UnavailableError,
+    add_peer_precision,
+    check_peer_precision,
+    environment_of,
+    python_of,
+)
 from peers.workload import NOISE_MULTIPLIER, WORKLOADS
 from recording import gpu_name, record
 from trainings import records, whole
@@ -67,6 +76,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--commit", help="to be recorded, where there is no git to ask")
     parser.add_argument("--here", action="store_true", help="use this Python for all systems, install nothing")
     parser.add_argument("--options", nargs="*", default=[], metavar="KEY=VALUE", help="more for clipline's Training")
+    add_peer_precision(parser)
     parser.add_argument("--patience", type=float, default=900, help="seconds to wait for a round")
     wanted = parser.parse_args(given)
     for name, usual, quick in (("users", 100, 5), ("rounds", 5, 2), ("warmups", 2, 1), ("in_a_row", 1, 1)):
@@ -78,6 +88,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     for name in wanted.peers:
         if name not in PEERS:
             parser.error(f"--peers has {name!r} but must name some of {', '.join(PEERS)}, or be none")
+    check_peer_precision(parser, wanted)
+    if wanted.peer_precision == "bf16" and wanted.peers != ["pfl"]:
+        parser.error(f"--peer-precision bf16 is known of pfl alone but --peers has {wanted.peers}: give --peers pfl")
     for pair in wanted.options:
         if not pair.partition("=")[0].isidentifier() or "=" not in pair:
             parser.error(f"--options has {pair!r} but must have KEY=VALUE, such as workers=2")
@@ -96,6 +109,8 @@ def start(name: str, wanted: argparse.Namespace) -> System:
         ("warmups", wanted.warmups),
     ):
         flags += [f"--{size}", str(count)]
+    if name == "pfl" and wanted.peer_precision:
+        flags += ["--precision", wanted.peer_precision]
     if name == OURS and wanted.options:
         flags += ["--options", *wanted.options]
     python = python_of(name, wanted.here)
@@ -175,6 +190,7 @@ def as_records(measured: Mapping[str, Measured], wanted: argparse.Namespace, com
             "device": wanted.device,
             "task": wanted.task,
             "system": name,
+            "precision": precision(name, wanted),
             "users": wanted.users,
             "seconds": round(one.median, 5),
             "least_s": round(min(one.seconds), 5),
@@ -185,6 +201,20 @@ def as_records(measured: Mapping[str, Measured], wanted: argparse.Namespace, com
         }
         for name, one in measured.items()
     ]
+
+
+def title(wanted: argparse.Namespace) -> str:
+    """Of the section: on a GPU, one at equal precision does not replace the one of everybody's fastest."""
+    ours, peers = precision(OURS, wanted), precision("pfl", wanted)
+    equal = f", both in {ours}" if wanted.device == "cuda" and ours == peers else ""
+    return f"Against peers: {wanted.task} on {wanted.device}{equal}"
+
+
+def precision(name: str, wanted: argparse.Namespace) -> str:
+    """The arithmetic that a system was asked for; everybody's default is float32."""
+    if name == OURS:
+        return dict(pair.partition("=")[::2] for pair in wanted.options).get("precision", records.FLOAT32)
+    return (wanted.peer_precision if name == "pfl" else None) or records.FLOAT32
 
 
 def table(measured: Mapping[str, Measured], missing: Mapping[str, str], users: int) -> str:
@@ -239,7 +269,7 @@ def main() -> None:
         command = " ".join(["python benchmarks/against_peers.py", *sys.argv[1:]])
         for line in as_records(measured, wanted, command):
             records.append(records.RESULTS / "rounds.jsonl", line)
-        record(f"Against peers: {wanted.task} on {wanted.device}", section(wanted, text, command))
+        record(title(wanted), section(wanted, text, command))
     if wanted.json:
         print(as_json(measured, wanted.users, wanted.task))
 

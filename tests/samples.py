@@ -182,9 +182,9 @@ class Observer(Callback):
 LOCAL = LocalSGD(lr=0.2, batch_size=8)
 
 
-def small_training(rounds: int, clip=None, noise_multiplier: float = 0.5) -> Training:
+def small_training(rounds: int, clip=None, noise_multiplier: float = 0.5, **options) -> Training:
     """A short private training of a linear model in float32."""
-    privacy = Privacy(noise_multiplier=noise_multiplier)
+    options = {"privacy": Privacy(noise_multiplier=noise_multiplier), "seed": 3, **options}
     model, population = linear_float32(), small_population()
     return Training(
         model,
@@ -194,8 +194,7 @@ def small_training(rounds: int, clip=None, noise_multiplier: float = 0.5) -> Tra
         cohort_size=20,
         local=LOCAL,
         clip=clip,
-        privacy=privacy,
-        seed=3,
+        **options,
     )
 
 

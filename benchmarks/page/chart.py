@@ -1,4 +1,4 @@
-"""The picture of the performance page: how many times longer the peers take, by task and machine."""
+"""The picture of the performance page: how many times longer the peers take, by task, machine and arithmetic."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from peers.systems import PEERS
 
-from .comparison import Comparison
+from .comparison import DATA, Comparison
+from .tables import by_arithmetic, short
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Bars = dict[str, dict[str, dict[str, float]]]  # machine -> task -> bar -> times
+Drawn = list[Any]  # times; whether they are estimated
+Bars = dict[str, dict[str, dict[str, Drawn]]]  # machine and arithmetic -> task -> bar
 BARS = {  # label -> colour
     "whole training, real users, against pfl-research": "#0b6e8f",
     "whole training, even users, against pfl-research": "#7fb6c8",
@@ -25,16 +27,18 @@ BARS = {  # label -> colour
     "a warm round, made-up users, against FedJAX": "#3f8f4f",
     "a warm round, made-up users, against Flower": "#6b4fa0",
 }
+_TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
 def bars(rows: Sequence[Comparison]) -> Bars:
-    """The numbers that are drawn, to two digits after the point."""
+    """The numbers that are drawn, to two digits after the point. A panel without any was not measured."""
     found: Bars = {}
-    for row in rows:
-        whole = [row.times(data) for data in ("real", "even")]
-        rounds = [row.round_times(system) for system in PEERS]
-        drawn = zip(BARS, [*whole, *rounds], strict=True)
-        found.setdefault(row.machine, {})[row.task] = {name: round(x, 2) for name, x in drawn if x is not None}
+    for (machine, arithmetic), of in by_arithmetic(rows).items():
+        panel = found.setdefault(f"{short(machine)}, {arithmetic}", {})
+        for row in [row for row in rows if row in of and of[0].measured]:
+            whole = [(row.times(data), row.estimated(data)) for data in DATA]
+            drawn = zip(BARS, [*whole, *((row.round_times(system), False) for system in PEERS)], strict=True)
+            panel[row.task] = {name: [round(x, 2), about] for name, (x, about) in drawn if x is not None}
     return found
 
 
@@ -51,41 +55,50 @@ def drawn_in(path: Path) -> Bars | None:
 
 def draw(numbers: Bars, path: Path) -> None:
     """Write the picture as PNG, with its numbers in it, so that a test can tell whether it is up to date."""
+    from matplotlib.patches import Patch
+
     from clipline.plotting import new_figure
 
-    tall = max(len(tasks) for tasks in numbers.values())
-    figure, axes = new_figure(1, len(numbers), width=5.6 * len(numbers), height=1.6 + 0.92 * tall)
-    for axis, (machine, tasks) in zip(axes, numbers.items(), strict=True):
-        _panel(axis, machine, tasks)
-    shown = [name for name in BARS if any(name in bar for tasks in numbers.values() for bar in tasks.values())]
-    handles = [axes[0].barh([0], [0], color=BARS[name], label=name) for name in shown]
+    panels = {name: tasks for name, tasks in numbers.items() if tasks}
+    tall = [sum(max(1, len(found)) + 0.6 for found in tasks.values()) for tasks in panels.values()]
+    figure, axes = new_figure(len(panels), 1, width=9, height=1.4 + 0.17 * sum(tall) + 0.6 * len(tall))
+    axes[0].get_gridspec().set_height_ratios(tall)
+    all_times = [x for tasks in panels.values() for found in tasks.values() for x, _ in found.values()]
+    limits = 0.8 * min([1.0, *all_times]), 1.6 * max([10.0, *all_times])  # one scale, so that panels can be compared
+    for axis, (panel, tasks) in zip(axes, panels.items(), strict=True):
+        _panel(axis, panel, tasks, limits)
+    axes[-1].set_xlabel("times as long as clipline (1: equally fast; logarithmic, the same scale everywhere)")
+    shown = [name for name in BARS if any(name in found for tasks in panels.values() for found in tasks.values())]
+    handles = [Patch(color=BARS[name], label=name) for name in shown]
+    handles.append(Patch(facecolor="none", edgecolor="0.3", label="hollow: estimated from some of its rounds"))
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    if missing := [name for name, tasks in numbers.items() if not tasks]:
+        figure.suptitle(f"Not measured: {'; '.join(missing)}", fontsize=9, color="0.4", x=0.99, ha="right")
     figure.savefig(path, dpi=130, metadata={"Description": json.dumps(numbers), "Software": None})
 
 
-def _panel(axis: Axes, machine: str, tasks: dict[str, dict[str, float]]) -> None:
-    thick = 0.8 / len(BARS)
+def _panel(axis: Axes, title: str, tasks: dict[str, dict[str, Drawn]], limits: tuple[float, float]) -> None:
     axis.set_xscale("log")
-    for place, found in enumerate(tasks.values()):
-        for number, (name, times) in enumerate(found.items()):
-            y = place + (number - (len(found) - 1) / 2) * thick
-            axis.barh([y], [times - 1], thick * 0.92, left=1, color=BARS[name])
-            end = (max(1.0, times), y)  # of a bar to the left of 1, beside it and not upon it
+    place, middles = 0.0, []
+    for found in tasks.values():
+        middles.append(place + (max(1, len(found)) - 1) / 2)
+        for name, (times, about) in found.items():
+            look = {"facecolor": "none" if about else BARS[name], "edgecolor": BARS[name], "linewidth": 1.2}
+            axis.barh([place], [times - 1], 0.8, left=1, **look)
+            end = (max(1.0, times), place)  # of a bar to the left of 1, beside it and not upon it
             axis.annotate(f"{times:.3g}", end, (3, 0), textcoords="offset points", va="center", fontsize=8)
+            place += 1
         if not found:
-            axis.annotate("not measured", (1, place), (4, 0), textcoords="offset points", va="center", color="0.5")
-    drawn = [times for found in tasks.values() for times in found.values()]
-    least, most = min([1.0, *drawn]), max([1.0, *drawn])
-    axis.set_xlim(0.8 * least, max(10, most * 2))
+            axis.annotate("not measured", (1, place), (4, 0), textcoords="offset points", va="center", color="0.4")
+            place += 1
+        place += 0.6
+    axis.set_xlim(*limits)
     axis.axvline(1, color="0.3", linewidth=1)
-    axis.set_yticks(range(len(tasks)), list(tasks))
-    axis.invert_yaxis()
+    axis.set_yticks(middles, list(tasks))
+    axis.set_ylim(place - 0.6 - 0.3, -0.7)
     axis.grid(False, axis="y")
     axis.grid(True, axis="x", color="0.92")
-    ticks = [
-        tick for tick in (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500) if 0.8 * least <= tick <= max(10, most * 2)
-    ]
+    ticks = [tick for tick in _TICKS if limits[0] <= tick <= limits[1]]
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.set_xticks([], minor=True)
-    axis.set_xlabel("times as long as clipline (1: equally fast; logarithmic)")
-    axis.set_title(machine)
+    axis.set_title(title, loc="left", fontsize=11)

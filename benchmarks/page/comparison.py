@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from peers.systems import OURS, PEERS
-from trainings.records import Record, newest
+from peers.systems import OURS, PEER_PRECISIONS, PEERS
+from trainings.records import FLOAT32, Record, newest, precision_of
 from trainings.whole import SECOND
 
 TASKS = ("emnist_cr", "emnist_ae", "cifar100", "shakespeare", "so_nwp", "so_lr")
@@ -22,6 +22,9 @@ NAMES = {
     "fedjax": "FedJAX",
     "flower": "Flower",
 }
+
+
+WORDS = {"bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,36 @@ class Comparison:
 
     machine: str
     task: str
+    precisions: tuple[str, str] = (FLOAT32, FLOAT32)  # the arithmetic of ours, and of the others
     trainings: dict[tuple[str, str], Training] = field(default_factory=dict)  # (data, system)
     rounds: dict[str, Record] = field(default_factory=dict)  # system
     failed: dict[tuple[str, str], str] = field(default_factory=dict)  # (data, system) -> why
+
+    @property
+    def equal(self) -> bool:
+        """Whether all compute in the same precision."""
+        return self.precisions[0] == self.precisions[1]
+
+    @property
+    def arithmetic(self) -> str:
+        """The precision of both sides, in words."""
+        ours, theirs = (WORDS.get(one, one) for one in self.precisions)
+        return f"both sides in {ours}" if self.equal else f"clipline in {ours}, the others in {theirs}"
+
+    @property
+    def pair(self) -> str:
+        """The same as a cell of a table: ours, and the others'."""
+        return " / ".join(self.precisions)
+
+    @property
+    def measured(self) -> bool:
+        """Whether anything was compared."""
+        times = [self.times(data) for data in DATA] + [self.round_times(system) for system in PEERS]
+        return any(one is not None for one in times)
+
+    def estimated(self, data: str) -> bool:
+        """Whether `times` rests on rounds that were not done."""
+        return any(one.estimated for (of, _), one in self.trainings.items() if of == data)
 
     def times(self, data: str) -> float | None:
         """How much longer pfl's whole training takes than ours.
@@ -81,21 +111,46 @@ class Comparison:
         return measured and any(one.disturbed for one in both)
 
     def round_times(self, system: str) -> float | None:
-        """How much longer a peer's warm round takes than ours."""
-        found = self.rounds.get(system)
-        return None if found is None else float(found["times_ours"])
+        """How much longer a peer's warm round takes than ours; where it took turns with ours, than ours of that run."""
+        ours, found = self.rounds.get(OURS), self.rounds.get(system)
+        if ours is None or found is None:
+            return None
+        together = (
+            "times_ours" in found and precision_of({**found, "system": OURS, "precision": None}) == self.precisions[0]
+        )
+        return float(found["times_ours"]) if together else float(found["seconds"]) / float(ours["seconds"])
 
 
 def comparisons(records: Iterable[Record]) -> list[Comparison]:
-    """A row for every task on every machine that was measured, whatever is in it."""
+    """A row for every task, machine and pair of precisions, whatever is in it; those at equal precision first."""
     kept = list(newest(records).values())
     machines = [*MACHINES, *sorted({record["machine"] for record in kept} - set(MACHINES))]
-    return [_one(machine, task, kept) for machine in machines for task in TASKS]
+    rows = [
+        _one(machine, task, precisions, kept)
+        for machine in machines
+        for precisions in _precisions(machine, kept)
+        for task in TASKS
+    ]
+    return sorted(rows, key=lambda row: not row.equal)
 
 
-def _one(machine: str, task: str, kept: Sequence[Record]) -> Comparison:
-    mine = [record for record in kept if (record["machine"], record["task"]) == (machine, task)]
-    row = Comparison(machine, task, rounds={record["system"]: record for record in mine if record["kind"] == "round"})
+def _precisions(machine: str, kept: Sequence[Record]) -> list[tuple[str, str]]:
+    """(ours, the others'): float32 on both sides, and whatever else we were measured in."""
+    ours = {precision_of(record) for record in kept if (record["machine"], record["system"]) == (machine, OURS)}
+    others = sorted(ours - {FLOAT32})
+    both = [(one, one) for one in others if one in PEER_PRECISIONS]
+    return [(FLOAT32, FLOAT32), *both, *((one, FLOAT32) for one in others)]
+
+
+def _one(machine: str, task: str, precisions: tuple[str, str], kept: Sequence[Record]) -> Comparison:
+    mine = [
+        record
+        for record in kept
+        if (record["machine"], record["task"]) == (machine, task)
+        and precision_of(record) == precisions[record["system"] not in (OURS, SECOND)]
+    ]
+    rounds = {record["system"]: record for record in mine if record["kind"] == "round"}
+    row = Comparison(machine, task, precisions, rounds=rounds)
     whole = [record for record in mine if record["kind"] == "training"]
     for data in DATA:
         for system in (OURS, SECOND, "pfl"):

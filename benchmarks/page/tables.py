@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from peers.systems import OURS, PEERS
 from recording import table
-from trainings.records import Record
+from trainings.records import FLOAT32, Record, precision_of
 from trainings.whole import SECOND
 
 from .comparison import DATA, NAMES, SYSTEMS, Comparison, Training
@@ -28,42 +28,78 @@ SECOND_START = """*Second start*: once more in a new process, which finds the co
 start without any. """
 NO_SECOND_START = "Every process starts without compiled programs. "
 FEW_ROUNDS = 50  # nobody's whole training
+NOT_MEASURED = "not measured"
 GOAL = 50  # times pfl-research, whole trainings at the paper's rounds on a GPU
 
 
 def answer(rows: Sequence[Comparison]) -> str:
-    """How fast it is, in a sentence for each machine."""
-    said = []
-    for machine in dict.fromkeys(row.machine for row in rows):
-        of = [row for row in rows if row.machine == machine and row.times("real") is not None]
-        if not of:
-            continue
-        ratios = [ratio for row in of if (ratio := row.times("real")) is not None]
-        ours = [row.trainings["real", OURS] for row in of]
-        rounds = sorted(int(one.turns[-1]["rounds"]) for one in ours)
-        taken = sorted(one.seconds for one in ours)
-        on = f"On {'an' if 'NVIDIA' in machine else ''} {short(machine)}".replace("  ", " ")
-        what = "whole trainings" if rounds[-1] > FEW_ROUNDS else "trials"
-        precision = {one.turns[-1].get("precision") for one in ours}
-        how = f" with `--precision {precision.pop()}`" if len(precision) == 1 and None not in precision else ""
-        said.append(
-            f"{on} {what} on real users, {rounds[0]:,} to {rounds[-1]:,} rounds, take clipline{how} "
-            f"{seconds(taken[0])} to {seconds(taken[-1])}, and pfl-research **{_times(min(ratios))} to "
-            f"{_times(max(ratios))} times** as long."
+    """How fast it is, in a sentence for each machine and pair of precisions; those at equal precision first."""
+    return "\n".join(f"- {_said(of)}" for of in by_arithmetic(rows).values() if of[0].measured or _compared(of, rows))
+
+
+def by_arithmetic(rows: Sequence[Comparison]) -> dict[tuple[str, str], list[Comparison]]:
+    """The rows of each machine and pair of precisions, those with something to show first."""
+    found: dict[tuple[str, str], list[Comparison]] = {}
+    for row in rows:
+        found.setdefault((row.machine, row.arithmetic), []).append(row)
+    return {place: sorted(of, key=lambda row: not row.measured) for place, of in found.items()}
+
+
+def _compared(of: Sequence[Comparison], rows: Sequence[Comparison]) -> bool:
+    """Whether the machine was compared at all, if not in this arithmetic."""
+    return any(row.measured for row in rows if row.machine == of[0].machine)
+
+
+def _said(of: Sequence[Comparison]) -> str:
+    on = f"On {'an ' if 'NVIDIA' in of[0].machine else ''}{short(of[0].machine)}, {of[0].arithmetic}"
+    trained = [row for row in of if row.times("real") is not None]
+    if not trained:
+        rounds = [(ratio, row.task) for row in of if (ratio := row.round_times("pfl")) is not None]
+        if not rounds:
+            return f"{on}: not measured."
+        return (
+            f"{on}, a warm round takes pfl-research **{_times(min(rounds)[0])} to {_times(max(rounds)[0])} times** as "
+            f"long as clipline ({', '.join(f'{task} {_times(ratio)}' for ratio, task in sorted(rounds))}). Whole "
+            "trainings were not measured."
         )
-    return " ".join(said)
+    ratios = [ratio for row in trained if (ratio := row.times("real")) is not None]
+    ours = [row.trainings["real", OURS] for row in trained]
+    rounds_done = sorted(int(one.turns[-1]["rounds"]) for one in ours)
+    taken = sorted(one.seconds for one in ours)
+    what = "whole trainings" if rounds_done[-1] > FEW_ROUNDS else "trials"
+    estimated = " (estimated from some of its rounds)" if any(row.estimated("real") for row in trained) else ""
+    return (
+        f"{on}, {what} on real users, {rounds_done[0]:,} to {rounds_done[-1]:,} rounds, take clipline "
+        f"{seconds(taken[0])} to {seconds(taken[-1])}, and pfl-research **{_times(min(ratios))} to "
+        f"{_times(max(ratios))} times** as long{estimated}."
+    )
 
 
 def top(rows: Sequence[Comparison]) -> str:
     """One row for each task on each machine."""
     pair = "ours / pfl"
-    head = ["machine", "task", f"**real users**: {pair}", "**times**", f"even users: {pair}", "times"]
+    head = [
+        "machine",
+        "arithmetic: ours / pfl",
+        "task",
+        f"**real users**: {pair}",
+        "**times**",
+        f"even users: {pair}",
+        "times",
+    ]
     head += [f"warm round: {pair}", "times", "FedJAX", "Flower", "date, commit"]
-    return table(head, [[cell.replace(" ", NO_BREAK) for cell in _row(row)] for row in rows]).replace(LINE, "<br>")
+    lines = []
+    for of in by_arithmetic(rows).values():
+        if of[0].measured:
+            lines += [_row(row) for row in rows if row in of]
+        else:
+            blank = [short(of[0].machine), of[0].pair, "all tasks", *["", NOT_MEASURED] * 3]
+            lines.append([*blank, *[""] * (len(head) - len(blank))])
+    return table(head, [[cell.replace(" ", NO_BREAK) for cell in line] for line in lines]).replace(LINE, "<br>")
 
 
 def _row(row: Comparison) -> list[str]:
-    cells = [short(row.machine), f"`{row.task}`"]
+    cells = [short(row.machine), row.pair, f"`{row.task}`"]
     for data in DATA:
         processor = row.by_processor(data)
         both = [_training(row.trainings.get((data, system)), processor) for system in (OURS, "pfl")]
@@ -73,15 +109,15 @@ def _row(row: Comparison) -> list[str]:
             continue
         cells += [
             _pair(both) + (" (processor)" if processor else ""),
-            f"**{times}**" if times and data == "real" else times,
+            NOT_MEASURED if not times else f"**{times}**" if data == "real" else times,
         ]
     ours, pfl, *others = (_round(row.rounds.get(system)) for system in SYSTEMS)
-    return [*cells, _pair([ours, pfl]), _times(row.round_times("pfl")), *others, _measured(row)]
+    return [*cells, _pair([ours, pfl]), _times(row.round_times("pfl")) or NOT_MEASURED, *others, _measured(row)]
 
 
 def _pair(both: Sequence[str]) -> str:
-    """Ours and pfl's; empty if neither is there."""
-    return " / ".join(both) if any(both) else ""
+    """Ours and pfl's; empty if one is not there."""
+    return " / ".join(both) if all(both) else ""
 
 
 def short(machine: str) -> str:
@@ -94,7 +130,8 @@ def sizes(rows: Sequence[Comparison]) -> str:
     found: dict[str, dict[str, list[str]]] = {}
     for row in rows:
         for rounds, users in sorted({(x["rounds"], x["users"]) for one in row.trainings.values() for x in one.turns}):
-            found.setdefault(row.machine, {}).setdefault(f"{rounds} rounds of {users} users", []).append(row.task)
+            tasks = found.setdefault(row.machine, {}).setdefault(f"{rounds} rounds of {users} users", [])
+            tasks += [row.task] if row.task not in tasks else []
     return " ".join(
         f"On {'the ' if 'NVIDIA' in machine else ''}{short(machine)}: "
         + "; ".join(f"{size} ({', '.join(tasks)})" for size, tasks in of.items())
@@ -130,7 +167,7 @@ def seconds(value: float) -> str:
 
 def _measured(row: Comparison) -> str:
     trainings = [row.trainings[data, OURS].turns for data in DATA if (data, OURS) in row.trainings]
-    latest = [found[-1] for found in (*trainings, list(row.rounds.values())) if found]
+    latest = [*(found[-1] for found in trainings), *row.rounds.values()]
     return LINE.join(dict.fromkeys(f"{record['date']} `{record['commit']}`" for record in latest)).replace(
         "-", NO_BREAK_HYPHEN
     )
@@ -140,20 +177,23 @@ def empty_cells(rows: Sequence[Comparison]) -> str:
     """Why cells are empty: one line for each reason, with the tasks and machines that have it."""
     reasons: dict[str, list[str]] = {}
     for row in rows:
-        place = f"{row.task} on {row.machine}"
+        places = dict.fromkeys(SYSTEMS, f"{row.task} on {row.machine}, {row.precisions[1]}")
+        places[OURS] = f"{row.task} on {row.machine}, {row.precisions[0]}"
         for data in DATA:
             for system in (OURS, "pfl"):
                 if (data, system) not in row.trainings:
                     why = row.failed.get((data, system), "not measured yet")
-                    reasons.setdefault(f"whole training of {NAMES[system]}, {data} users: {why}", []).append(place)
-        for system in SYSTEMS:
+                    reason = f"whole training of {NAMES[system]}, {data} users: {why}"
+                    reasons.setdefault(reason, []).append(places[system])
+        asked = SYSTEMS if row.precisions[1] == FLOAT32 else (OURS, "pfl")  # other peers have no such setting
+        for system in asked:
             if system not in row.rounds:
                 why = PEERS[system].without.get(row.task, "not measured") if system in PEERS else "not measured"
-                reasons.setdefault(f"warm round of {NAMES[system]}: {why}", []).append(place)
-    return "\n".join(f"- {why}: {_joined(places)}." for why, places in reasons.items())
+                reasons.setdefault(f"warm round of {NAMES[system]}: {why}", []).append(places[system])
+    return "\n".join(f"- {why}: {_joined(dict.fromkeys(places))}." for why, places in reasons.items())
 
 
-def _joined(places: Sequence[str]) -> str:
+def _joined(places: Iterable[str]) -> str:
     """Tasks of one machine together."""
     tasks: dict[str, list[str]] = {}
     for place in places:
@@ -166,12 +206,12 @@ def parts(rows: Sequence[Comparison]) -> str:
     """What whole trainings are made of, one line for each process that was started."""
     head = ["machine", "task", "users", "system", "whole, s", "rounds done", "start, s", "first round, s",
             "later round, s", "threads", "processor, s", "load", "arithmetic", "versions", "date, commit"]  # fmt: skip
-    lines = [
-        [short(row.machine), f"`{row.task}`", data, NAMES[system], *_process(turn, whole=system != SECOND)]
-        for row in rows
-        for (data, system), one in row.trainings.items()
-        for turn in one.turns
-    ]
+    lines = []
+    for row in rows:
+        for (data, system), one in row.trainings.items():
+            about = [short(row.machine), f"`{row.task}`", data, NAMES[system]]
+            lines += [[*about, *_process(turn, whole=system != SECOND)] for turn in one.turns]
+    lines = [line for place, line in enumerate(lines) if line not in lines[:place]]  # a peer's stand in several rows
     filled = [place for place in range(len(head)) if any(line[place] for line in lines)]  # some were never measured
     return table([head[place] for place in filled], [[line[place] for place in filled] for line in lines])
 
@@ -198,7 +238,7 @@ def _process(turn: Record, whole: bool) -> list[str]:
         str(turn.get("threads", "default")),
         f"{turn['processor_seconds']:.1f}" if "processor_seconds" in turn else "",
         f"{turn['load'][0]:.1f} to {turn['load'][1]:.1f}",
-        turn.get("precision", ""),
+        precision_of(turn),
         turn["versions"],
         f"{turn['date']} `{turn['commit']}`",
     ]
@@ -214,9 +254,18 @@ def at_paper_rounds(rows: Sequence[Comparison], rounds: dict[str, int]) -> str:
         ours, pfl = (_continued(one, rounds[row.task]) for one in both if one is not None)
         reached = "yes" if pfl / ours >= GOAL else "no"
         taken = [_about(one, rounds[row.task]) for one in both if one is not None]
-        cells = [short(row.machine), f"`{row.task}`", f"{rounds[row.task]:,}", *taken]
+        cells = [short(row.machine), row.pair, f"`{row.task}`", f"{rounds[row.task]:,}", *taken]
         lines.append([*cells, _times(pfl / ours), reached])
-    head = ["machine", "task", "rounds", "clipline", "pfl-research", "times", f"our goal: {GOAL}"]
+    head = [
+        "machine",
+        "arithmetic: ours / pfl",
+        "task",
+        "rounds",
+        "clipline",
+        "pfl-research",
+        "times",
+        f"our goal: {GOAL}",
+    ]
     return f"{PAPER}\n\n{table(head, lines)}" if lines else ""
 
 

@@ -64,6 +64,7 @@ def main() -> None:
         network,
         torch.optim.SGD,
         torch.optim.SGD(network.parameters(), work.server_lr, momentum=SERVER_MOMENTUM),
+        amp_dtype=torch.bfloat16 if wanted.precision == "bf16" else None,
     )
     privacy = AdaptiveClippingGaussianMechanism(
         lambda clip: GaussianMechanism(clip, NOISE_MULTIPLIER),

@@ -31,6 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, required=True, help="that are measured")
     parser.add_argument("--warmups", type=int, default=1, help="rounds before those")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="float32", help="of pfl: float32 or bf16")
     parser.add_argument("--options", nargs="*", default=[], metavar="KEY=VALUE", help="for clipline's Training")
     return parser.parse_args()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -38,6 +39,22 @@ PEERS = {
     ),
     "flower": Peer(("flwr[simulation]==1.41.0", TORCH), "fixed clip, noise"),
 }
+
+
+PEER_PRECISIONS = ("float32", "bf16")
+
+
+def add_peer_precision(parser: argparse.ArgumentParser) -> None:
+    """The flag for the arithmetic of pfl-research, the one peer that has such a setting (`amp_dtype`)."""
+    parser.add_argument(
+        "--peer-precision", choices=PEER_PRECISIONS, help="of pfl: float32, its default, or bf16 (autocast, on a GPU)"
+    )
+
+
+def check_peer_precision(parser: argparse.ArgumentParser, wanted: argparse.Namespace) -> None:
+    """Refuse bfloat16 where it would not be an equal comparison."""
+    if wanted.peer_precision == "bf16" and wanted.device != "cuda":
+        parser.error("--peer-precision bf16 needs --device cuda: on cores both sides compute in float32")
 
 
 class UnavailableError(Exception):

@@ -32,6 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--settings", type=json.loads, required=True, help="of the task, as JSON")
     parser.add_argument("--cohorts", type=Path, help="of each round, as JSON, for a peer")
+    parser.add_argument("--precision", default="float32", help="of pfl: float32 or bf16")
     parser.add_argument("--options", type=json.loads, default={}, help="more of clipline's settings, as JSON")
     return parser.parse_args()
 

@@ -74,7 +74,8 @@ def main() -> None:
     network.metrics = lambda x, y: {}  # pfl wants them to be there
     network.to(device)
     central = torch.optim.SGD(network.parameters(), settings["server_lr"], momentum=settings["server_momentum"])
-    model = Unmeasured(network, torch.optim.SGD, central)
+    amp_dtype = torch.bfloat16 if wanted.precision == "bf16" else None
+    model = Unmeasured(network, torch.optim.SGD, central, amp_dtype=amp_dtype)
     privacy = AdaptiveClippingGaussianMechanism(
         lambda clip: GaussianMechanism(clip, settings["noise_multiplier"]),
         initial_clipping_bound=settings["clip_start"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,22 @@ Record = dict[str, Any]
 # What tells two measurements apart; a later record of the same replaces the earlier one.
 TRAINING_KEY = ("machine", "task", "data", "system", "users", "rounds", "threads", "turn")
 ROUND_KEY = ("machine", "task", "system")
+FLOAT32 = "float32"  # by default everybody's arithmetic
+_OURS = ("clipline", "second")
 
 
 def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """What was measured, whatever came of it."""
     names = TRAINING_KEY if record["kind"] == "training" else ROUND_KEY
-    return (record["kind"], *(record.get(name) for name in names))
+    return (record["kind"], precision_of(record), *(record.get(name) for name in names))
+
+
+def precision_of(record: Mapping[str, Any]) -> str:
+    """The arithmetic of the system that was measured. Older records of our rounds have it in their command alone."""
+    if record.get("precision"):
+        return str(record["precision"])
+    given = re.search(r"--options (?:\S+=\S+ )*precision=(\w+)", record.get("command", ""))
+    return given[1] if given and record["system"] in _OURS else FLOAT32
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:

@@ -4,6 +4,8 @@ r"""Whole trainings on real users, from the start of the process to the trained 
     python benchmarks/against_peers.py --data real --device cuda --here --precision bf16 \
         --budget 300 --results benchmarks/results/real_h200.jsonl                           a GPU, in five minutes
 
+At equal precision: --precision float32 for float32 on both sides, --precision bf16 --peer-precision bf16 for bfloat16.
+
 Real users are those of the stores that studies/data/convert.py makes; a store that is not in --stores is made from
 --shared. Even users are as many, on the same rows, but everybody has the mean number of examples. Both systems train
 the same users in the same rounds, drawn by Poisson sampling, with the paper's settings; both clip adaptively and add
@@ -43,7 +45,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peers.systems import OURS, UnavailableError, environment_of, python_of
+from peers.systems import (
+    OURS,
+    UnavailableError,
+    add_peer_precision,
+    check_peer_precision,
+    environment_of,
+    python_of,
+)
 from recording import gpu_name
 
 from .cohorts import cohorts_of
@@ -106,6 +115,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--systems", default=f"{OURS},pfl", help=f"some of {', '.join(SYSTEMS)}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", help="of clipline: float32, tf32 or bf16")
+    add_peer_precision(parser)
     parser.add_argument("--users", type=int, help="in every round; 100, on cores 4 to 100 by task")
     parser.add_argument("--rounds", type=_rounds, help="of a whole training, or paper; 100, on cores 10")
     parser.add_argument(
@@ -129,6 +139,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
             if one not in known:
                 parser.error(f"--{name} has {one!r} but must name some of {', '.join(known)}")
         setattr(wanted, name, chosen)
+    check_peer_precision(parser, wanted)
     wanted.rounds = wanted.rounds or (10 if wanted.device == "cpu" else 100)
     for name in ("users", "rounds", "pfl_rounds", "threads", "turns", "limit", "budget"):
         value, least = getattr(wanted, name), 2 if "rounds" in name else 1
@@ -152,7 +163,13 @@ def plan(wanted: argparse.Namespace, machine: str) -> list[Measurement]:
         for system in wanted.systems
     ]
     about = {"kind": "training", "machine": machine, "threads": wanted.threads}
-    return [one for one in every if key({**about, **vars(one)}) not in done]
+    return [one for one in every if key({**about, **vars(one), "precision": precision(one, wanted)}) not in done]
+
+
+def precision(one: Measurement, wanted: argparse.Namespace) -> str | None:
+    """The arithmetic that its system was asked for; None for the system's default, float32."""
+    chosen = wanted.precision if one.program == OURS else wanted.peer_precision
+    return None if chosen is None else str(chosen)
 
 
 def users_of(task: str, device: str) -> int:
@@ -241,6 +258,7 @@ def measure(one: Measurement, wanted: argparse.Namespace, limit: float, scratch:
     else:
         (scratch / "cohorts.json").write_text(json.dumps(cohorts.users[:rounds]))
         command += ["--cohorts", str(scratch / "cohorts.json")]
+        command += ["--precision", wanted.peer_precision] if wanted.peer_precision else []
     environment = environment_of(one.program, wanted.device, wanted.here)
     environment |= {variable: str(caches / variable.lower()) for variable in CACHES}
     if wanted.threads is not None:
@@ -293,7 +311,7 @@ def _measure_all(wanted: argparse.Namespace, machine: str, about: Record, scratc
         else:
             record |= measure(one, wanted, limit, scratch)
         record |= {"threads": wanted.threads} if wanted.threads else {}
-        record |= {"precision": wanted.precision} if wanted.precision and one.program == OURS else {}
+        record |= {"precision": chosen} if (chosen := precision(one, wanted)) else {}
         record |= {"limit_s": round(limit, 1), "load": [round(load, 2), round(os.getloadavg()[0], 2)], **about}
         append(wanted.results, record)
         print(line_of(record), file=sys.stderr, flush=True)

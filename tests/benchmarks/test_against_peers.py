@@ -39,6 +39,12 @@ def two(bench):
         (["--rounds", "-1"], "--rounds -1 must be at least 1"),
         (["--in-a-row", "0"], "--in-a-row 0 must be at least 1"),
         (["--options", "workers"], "'workers' but must have KEY=VALUE"),
+        (["--peer-precision", "tf32", "--device", "cuda"], "choose from"),
+        (["--peer-precision", "bf16"], "--peer-precision bf16 needs --device cuda"),
+        (
+            ["--peer-precision", "bf16", "--device", "cuda"],
+            "known of pfl alone but --peers has ['pfl', 'fedjax', 'flower']",
+        ),
     ],
 )
 def test_wrong_flags_are_refused_with_what_is_right(bench, flags, says, capsys):
@@ -72,6 +78,34 @@ def test_a_recorded_line_has_the_ratio_and_where_it_was_measured(bench, two):
     ours, pfl = bench.as_records(two, wanted, "python x")
     assert (ours["system"], ours["seconds"], ours["times_ours"]) == ("clipline", 0.5, 1)
     assert (pfl["seconds"], pfl["times_ours"], pfl["commit"], pfl["task"]) == (2, 4, "abc1234", "so_lr")
+
+
+def test_the_precision_of_both_sides_is_asked_for_and_recorded(bench, two, monkeypatch):
+    started = []
+    monkeypatch.setattr(bench, "System", lambda name, python, flags, *rest: started.append((name, flags)))
+    monkeypatch.setattr(bench, "python_of", lambda name, here: "python")
+    equal = ["--task", "so_lr", "--device", "cuda", "--peers", "pfl", "--options", "precision=bf16"]
+    wanted = bench.arguments([*equal, "--peer-precision", "bf16", "--commit", "abc1234"])
+    for name in ("clipline", "pfl"):
+        bench.start(name, wanted)
+    (_, ours), (_, pfl) = started
+    assert ours[-2:] == ["--options", "precision=bf16"]
+    assert pfl[-2:] == ["--precision", "bf16"]
+    assert [line["precision"] for line in bench.as_records(two, wanted, "python x")] == ["bf16", "bf16"]
+    assert bench.title(wanted) == "Against peers: so_lr on cuda, both in bf16"
+    mixed = bench.arguments([*equal, "--commit", "abc1234"])
+    assert [line["precision"] for line in bench.as_records(two, mixed, "python x")] == ["bf16", "float32"]
+    assert bench.title(mixed) == "Against peers: so_lr on cuda"
+    assert bench.title(bench.arguments(["--task", "so_lr"])) == "Against peers: so_lr on cpu"
+
+
+def test_a_peers_process_knows_the_precision(monkeypatch):
+    import protocol
+
+    given = ["pfl_round.py", "--task", "so_lr", "--users", "2", "--rounds", "1"]
+    for more, precision in (([], "float32"), (["--precision", "bf16"], "bf16")):
+        monkeypatch.setattr(sys, "argv", [*given, *more])
+        assert protocol.arguments().precision == precision
 
 
 def test_an_environment_has_the_device_and_the_packages_of_its_system_alone(bench, monkeypatch):

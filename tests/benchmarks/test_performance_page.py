@@ -67,13 +67,104 @@ def test_a_section_that_fits_nowhere_comes_last(generator, tmp_path, monkeypatch
 
 def test_the_rounds_in_the_table_are_those_of_their_sections():
     """Of each system the last that was recorded: a section is replaced when its command is run again."""
-    lines = map(json.loads, (RESULTS / "rounds.jsonl").read_text(encoding="utf-8").splitlines())
-    for record in {(line["task"], line["system"], line["device"]): line for line in lines}.values():
-        section = RESULTS / "details" / f"against-peers-{record['task']}-on-{record['device']}.md"
-        text = section.read_text(encoding="utf-8")
+    from trainings.records import key, read
+
+    for record in {key(line): line for line in read([RESULTS / "rounds.jsonl"])}.values():
+        sections = (RESULTS / "details").glob(f"against-peers-{record['task']}-on-{record['device']}*.md")
+        text = "".join(section.read_text(encoding="utf-8") for section in sections)
         assert f"| {record['versions']} | {record['seconds']:.3f} (" in text
         assert f"| {record['times_ours']:.2f} |" in text
         assert record["date"] in text
+
+
+def test_rounds_of_ours_in_float32_are_those_of_the_section_that_measured_them():
+    """No peer took turns with them, so they stand in a file of their own."""
+    text = (RESULTS / "details" / "what-keeping-users-apart-costs.md").read_text(encoding="utf-8")
+    for line in (RESULTS / "rounds_float32.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        row = next(row for row in text.splitlines() if row.startswith(f"| H200, {record['task']}, float32"))
+        assert float(row.split("|")[2]) == pytest.approx(1000 * record["seconds"], abs=0.05)
+        assert record["commit"] in text
+        assert record["date"] in text
+
+
+def test_each_pair_of_precisions_has_rows_of_its_own_equal_ones_first():
+    """Ours: 2 s in bfloat16, 10 s in float32. pfl: 100 s in float32, 50 s in bfloat16."""
+    from page.comparison import comparisons
+
+    ours = [training("clipline", 2, precision="bf16"), training("clipline", 10)]
+    theirs = [training("pfl", 100), training("pfl", 50, precision="bf16")]
+
+    def times(records):
+        rows = [row for row in comparisons(records) if (row.machine, row.task) == ("here", "so_lr")]
+        return {row.pair: row.times("real") for row in rows}
+
+    assert times([*ours, *theirs]) == {"float32 / float32": 10, "bf16 / bf16": 25, "bf16 / float32": 50}
+    assert list(times([*ours, *theirs])) == ["float32 / float32", "bf16 / bf16", "bf16 / float32"]
+    assert times([ours[0], theirs[0]]) == {"float32 / float32": None, "bf16 / bf16": None, "bf16 / float32": 50}
+    assert times([ours[1], theirs[0]]) == {"float32 / float32": 10}
+
+
+def test_a_round_is_compared_with_ours_in_its_own_run_or_else_by_seconds():
+    """pfl's 4 s beside our 0.1 s in bfloat16: 41 times by turns. Beside our 2 s in float32, measured apart: twice."""
+    from page.comparison import comparisons
+
+    command = "python benchmarks/against_peers.py --options workers=1 precision=bf16 --record"
+    about = {"kind": "round", "machine": "here", "task": "so_lr", "date": "2026-11-16", "commit": "abc1234"}
+    records = [
+        {**about, "system": "clipline", "seconds": 0.1, "times_ours": 1.0, "command": command},
+        {**about, "system": "pfl", "seconds": 4.0, "times_ours": 41.0, "command": command},
+        {**about, "system": "clipline", "seconds": 2.0, "precision": "float32"},
+    ]
+    rows = [row for row in comparisons(records) if (row.machine, row.task) == ("here", "so_lr")]
+    assert {row.pair: row.round_times("pfl") for row in rows} == {
+        "float32 / float32": 2.0, "bf16 / bf16": None, "bf16 / float32": 41.0,
+    }  # fmt: skip
+
+
+def test_what_is_not_measured_at_equal_precision_is_said_and_estimates_are_hollow():
+    from page import chart, tables
+    from page.comparison import comparisons
+
+    records = [training("clipline", 2, rounds=1500, precision="bf16"), training("pfl", 100, rounds=1500)]
+    rows = comparisons(records)
+    said = tables.answer(rows).splitlines()
+    assert said[0] == "- On here, both sides in float32: not measured."
+    assert said[1] == "- On here, both sides in bfloat16: not measured."
+    assert said[2].startswith("- On here, clipline in bfloat16, the others in float32, whole trainings")
+    assert said[2].endswith("**50 to 50 times** as long (estimated from some of its rounds).")
+    shown = tables.top(rows).replace(tables.NO_BREAK, " ")
+    assert "| here | bf16 / bf16 | all tasks |  | not measured |" in shown
+    bars = chart.bars(rows)
+    assert bars["here, both sides in bfloat16"] == {}
+    of = bars["here, clipline in bfloat16, the others in float32"]["so_lr"]
+    assert of == {"whole training, real users, against pfl-research": [50, True]}
+
+
+def test_the_picture_has_one_scale_and_hollow_bars_for_estimates(tmp_path, monkeypatch):
+    import matplotlib.figure
+    from page import chart
+
+    real, _, round_, *_ = chart.BARS
+    drawn = []
+    save = matplotlib.figure.Figure.savefig
+    monkeypatch.setattr(
+        matplotlib.figure.Figure, "savefig", lambda figure, *a, **k: (drawn.append(figure), save(figure, *a, **k))
+    )
+    numbers = {
+        "a": {"so_lr": {real: [5.0, True], round_: [3.0, False]}},
+        "b": {"so_lr": {real: [90.0, False]}},
+        "c": {},
+    }
+    chart.draw(numbers, tmp_path / "p.png")
+    assert chart.drawn_in(tmp_path / "p.png") == numbers
+    (figure,) = drawn
+    one, other = figure.axes
+    assert one.get_xlim() == other.get_xlim()
+    hollow, solid = one.patches
+    assert hollow.get_facecolor()[3] == 0
+    assert solid.get_facecolor()[3] == 1
+    assert figure.get_suptitle() == "Not measured: c"
 
 
 def test_ratios_are_of_the_clock_unless_other_work_disturbed_it():
@@ -119,8 +210,8 @@ def test_the_page_begins_with_how_fast_it_is():
 
     row = only_row([training("clipline", 20, rounds=1500), training("pfl", 640, rounds=1500)])
     assert tables.answer([row]) == (
-        "On here whole trainings on real users, 1,500 to 1,500 rounds, take clipline 20 s to 20 s, and pfl-research "
-        "**32 to 32 times** as long."
+        "- On here, both sides in float32, whole trainings on real users, 1,500 to 1,500 rounds, take clipline 20 s to "
+        "20 s, and pfl-research **32 to 32 times** as long (estimated from some of its rounds)."
     )
     assert tables.answer([only_row([training("clipline", 20)])]) == ""  # nothing to compare with
 
@@ -140,9 +231,9 @@ def test_empty_cells_have_their_reason():
 
     row = only_row([training("clipline", 10), training("pfl", 0, failed="the budget was spent")])
     text = tables.empty_cells([row])
-    assert "whole training of pfl-research, real users: the budget was spent: so_lr on here." in text
+    assert "whole training of pfl-research, real users: the budget was spent: so_lr on here, float32." in text
     assert "whole training of clipline, real users" not in text
-    assert "warm round of Flower: not measured: so_lr on here." in text
+    assert "warm round of Flower: not measured: so_lr on here, float32." in text
 
 
 def test_trainings_are_continued_to_the_papers_rounds():
@@ -151,10 +242,10 @@ def test_trainings_are_continued_to_the_papers_rounds():
 
     row = only_row([training("clipline", 20, usual_round_s=0.1), training("pfl", 100, usual_round_s=9.0)])
     text = tables.at_paper_rounds([row], {"so_lr": 1500})
-    assert "| here | `so_lr` | 1,500 | ≈ 169 s | ≈ 225 min | 80 | yes |" in text
+    assert "| here | float32 / float32 | `so_lr` | 1,500 | ≈ 169 s | ≈ 225 min | 80 | yes |" in text
     done = {"rounds": 1500, "usual_round_s": 0.01}
     whole = only_row([training("clipline", 20, **done), training("pfl", 2000, **done)])
     text = tables.at_paper_rounds([whole], {"so_lr": 1500})
-    assert "| here | `so_lr` | 1,500 | 20 s | ≈ 33 min | 100 | yes |" in text  # ours did them all
+    assert "| here | float32 / float32 | `so_lr` | 1,500 | 20 s | ≈ 33 min | 100 | yes |" in text  # ours did them all
     few = only_row([training("clipline", 20, usual_round_s=0.1, users=4), training("pfl", 100, usual_round_s=9.0)])
     assert tables.at_paper_rounds([few], {"so_lr": 1500}) == ""

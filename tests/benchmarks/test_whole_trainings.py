@@ -43,12 +43,37 @@ def store(tmp_path):
         (["--systems", "fedjax"], "must name some of clipline, second, pfl"),
         (["--rounds", "1"], "--rounds 1 must be at least 2"),
         (["--budget", "0"], "--budget 0.0 must be at least 1"),
+        (["--peer-precision", "bf16"], "--peer-precision bf16 needs --device cuda"),
     ],
 )
 def test_wrong_flags_are_refused_with_what_is_right(whole, flags, says, capsys):
     with pytest.raises(SystemExit):
         whole.arguments(flags)
     assert says in capsys.readouterr().err
+
+
+def test_another_precision_of_either_side_is_another_measurement(whole, tmp_path):
+    results = tmp_path / "results.jsonl"
+    flags = ["--tasks", "so_lr", "--device", "cuda", "--rounds", "10", "--results", str(results)]
+    done = {
+        "kind": "training",
+        "machine": "here",
+        "task": "so_lr",
+        "users": 100,
+        "rounds": 10,
+        "turn": 0,
+        "data": "real",
+    }
+    lines = [{**done, "system": "clipline", "precision": "bf16"}, {**done, "system": "pfl"}]
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def missing(*more):
+        return [one.system for one in whole.plan(whole.arguments([*flags, *more]), "here")]
+
+    assert missing("--precision", "bf16") == []
+    assert missing("--precision", "bf16", "--peer-precision", "float32") == []  # its default
+    assert missing("--precision", "bf16", "--peer-precision", "bf16") == ["pfl"]
+    assert missing() == missing("--precision", "float32") == ["clipline"]
 
 
 def test_only_what_is_missing_or_failed_is_measured_real_users_first(whole, tmp_path):

@@ -73,8 +73,17 @@ def mine(clipline, tmp_path):
     write_store(tmp_path / "store", [(ids, fields)], source="by hand")
     Population.from_arrays(ids, **fields).save(tmp_path / "saved")
     write_store(tmp_path / "both" / "train", [(ids, fields)], source="by hand")
-    write_store(tmp_path / "both" / "test", [examples(7, seed=1)], source="by hand")
+    others, tested = examples(7, seed=1)
+    write_store(tmp_path / "both" / "test", [(others + 1000, tested)], source="by hand")
     return clipline
+
+
+def test_stores_whose_test_users_train_are_refused(mine, tmp_path):
+    write_store(tmp_path / "same" / "train", [examples()], source="by hand")
+    write_store(tmp_path / "same" / "test", [examples(7, seed=1)], source="by hand")
+    code, _, err = mine("train", "mine.py", "--data", "same", *FLAGS)
+    assert code == 2
+    assert "'same' has some user ids in both train and test" in " ".join(err.split())
 
 
 def test_the_page_runs_as_printed(clipline, tmp_path, capsys):

@@ -98,6 +98,16 @@ def test_a_task_of_ones_own_from_the_search_to_the_final_training(mine, tmp_path
     code, again, _ = mine("tune", "mine.py", *ASKED, *FLAGS, "--data", "private.npz")
     assert (code, again) == (0, out)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "tuned/runs").iterdir()} == before
+    # Another epsilon takes the same runs and leaves the files of the first one as they are.
+    kept = {name: (tmp_path / "tuned" / name).read_bytes() for name in ("final.toml", "tune.json", "tune.html")}
+    code, other, err = mine("tune", "mine.py", *ASKED, *FLAGS, "--data", "private.npz", "--epsilon", 1)
+    assert code == 0, err
+    assert "clipline train --config tuned/final-epsilon-1.toml" in other
+    stricter = tomllib.loads((tmp_path / "tuned/final-epsilon-1.toml").read_text(encoding="utf-8"))
+    assert stricter["max_epsilon"] == 1
+    assert "tune-epsilon-1.html" in (tmp_path / "tuned/final-epsilon-1.toml").read_text(encoding="utf-8")
+    assert {name: (tmp_path / "tuned" / name).read_bytes() for name in kept} == kept
+    assert planned(mine)["epsilon"] == plan["epsilon"]
     # And what it wrote trains: on the private users, with the promise that was asked for.
     code, out, err = mine("train", "--config", "tuned/final.toml", "--workers", 1, "--out", "trained", "--json")
     assert code == 0, err

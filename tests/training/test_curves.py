@@ -3,15 +3,15 @@ import matplotlib.image
 import pytest
 from samples import small_training
 
-from clipline import FixedClip, QuantileClip
+from clipline import FixedClip, Privacy, QuantileClip
 from clipline.training import curves
 from clipline.training.curves import Curves
 from clipline.training.evaluation import Evaluate
 from clipline.training.storage.run_directory import CURVES, RunDirectory
 
 
-def training(clip=None, noise_multiplier=0.5, rounds=12):
-    return small_training(rounds, clip, noise_multiplier)
+def training(clip=None, noise_multiplier=0.5, rounds=12, **options):
+    return small_training(rounds, clip, noise_multiplier, **options)
 
 
 def evaluate():
@@ -36,7 +36,7 @@ def titles(figure):
 
 
 def test_the_figure_has_metric_clip_epsilon_and_fraction_over_the_rounds(tmp_path, drawn):
-    result = training(QuantileClip(0.7)).run([evaluate(), Curves(tmp_path / "c.png", title="rides")])
+    result = training(QuantileClip(0.7), seed=2**61).run([evaluate(), Curves(tmp_path / "c.png", title="rides")])
     (figure,) = drawn
     assert titles(figure)[0] == "accuracy"
     assert titles(figure)[3] == "noisy fraction within the clip (dashed: target 0.7)"
@@ -50,6 +50,34 @@ def test_the_figure_has_metric_clip_epsilon_and_fraction_over_the_rounds(tmp_pat
     assert len(labels) > 1
     assert all(float(label) > 0 for label in labels)  # plain numbers
     assert matplotlib.image.imread(tmp_path / "c.png").shape[2] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "facts", "why"),
+    [
+        ({"seed": 7}, {}, "the seed of its noise is easily guessed"),
+        ({"on_error": "raise"}, {}, "errors of users are shown"),
+        ({}, {"measured_on": "other examples of the training users, say"}, "metrics are of the training users"),
+    ],
+)
+def test_an_epsilon_that_does_not_hold_is_struck_through_with_the_reason(
+    real_curves, tmp_path, drawn, options, facts, why
+):
+    run = training(**{"seed": 2**61, **options})
+    result = run.run([RunDirectory(tmp_path / "r", facts=facts)])
+    title = drawn[0].get_suptitle()
+    assert "NOT PRIVATE: " in title
+    assert why in title
+    assert result.guarantee.epsilon_text not in title  # a stroke follows each letter
+    assert result.guarantee.epsilon_text in title.replace("\u0336", "")
+    assert why in drawn[0].axes[2].texts[0].get_text()
+    assert drawn[0].axes[2].get_lines() == []
+
+
+def test_noise_from_the_system_holds_whatever_the_seed(tmp_path, drawn):
+    run = training(privacy=Privacy(noise_multiplier=0.5, noise_source="system"))
+    run.run([Curves(tmp_path / "c.png")])
+    assert "NOT PRIVATE" not in drawn[0].get_suptitle()
 
 
 def test_what_was_not_measured_released_or_promised_is_said(tmp_path, drawn):
@@ -68,7 +96,7 @@ def test_the_metric_to_draw_can_be_named_and_may_be_no_number(tmp_path, drawn):
 
 def test_the_figure_of_a_run_directory_has_all_rounds_and_the_facts(real_curves, tmp_path, drawn):
     facts = {"task": "rides", "data": "drawn", "measured_on": "other riders, of another town"}
-    run = training()
+    run = training(seed=2**61)
     result = run.run([RunDirectory(tmp_path / "r", facts=facts), evaluate()])
     assert titles(drawn[0])[0] == "accuracy on other riders"
     assert drawn[0].get_suptitle().replace("\n", " ") == f"task rides, data drawn {result.guarantee}"
@@ -77,9 +105,10 @@ def test_the_figure_of_a_run_directory_has_all_rounds_and_the_facts(real_curves,
 
 
 def test_a_long_title_and_the_guarantee_fit_above_the_figure(tmp_path, drawn):
-    result = training().run([Curves(tmp_path / "c.png", title=" ".join(["rides of a town"] * 20))])
+    training().run([Curves(tmp_path / "c.png", title=" ".join(["rides of a town"] * 20))])
     figure = drawn[0]
-    (title,) = [text for text in figure.texts if str(result.guarantee)[:20] in text.get_text()]
+    (title,) = [text for text in figure.texts if "NOT PRIVATE" in text.get_text()]
+    assert title.get_text().startswith("rides of a town")
     box = title.get_window_extent(figure.canvas.get_renderer())
     assert box.x0 >= 0
     assert box.x1 <= figure.bbox.x1

@@ -1,4 +1,5 @@
 import threading
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from samples import linear_float32 as linear
 from clipline import Population, RunDirectory, Training
 from clipline.engine.precision import PRECISIONS
 from clipline.errors import ModuleError, SettingError
+from clipline.federated.population import share_users
 from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate
 from clipline.training.options import Compute, Privacy
@@ -156,6 +158,49 @@ def test_the_population_that_trains_is_refused():
     population = small_population()
     with pytest.raises(SettingError, match="test is the population that trains but must hold other users"):
         training(population=population).run([Evaluate(population, accuracy)])
+
+
+def people(ids, **options):
+    x = np.random.default_rng(1).normal(size=(len(ids), 6))
+    return Population.from_arrays(ids, x=x, y=np.arange(len(ids)) % 3, **options)
+
+
+ONE, OTHER = [f"{k:03}" for k in range(40)], [f"{k:03}" for k in range(39, 60)]
+
+
+@pytest.mark.parametrize("kind", [str, int, float, str.encode, lambda text: UUID(int=int(text))])
+def test_a_test_user_whose_id_trains_is_refused_whatever_the_kind_of_ids(kind):
+    train, test = people(list(map(kind, ONE))), people(list(map(kind, OTHER)))
+    with pytest.raises(SettingError, match=r"some user ids are in both populations.*population\.split") as got:
+        training(population=train).run([Evaluate(test, accuracy)])
+    assert "39" not in str(got.value)  # neither who nor how many
+    others = people(list(map(kind, OTHER[1:])), known_users=list(map(kind, OTHER)))  # 39 has no example to measure on
+    assert training(population=train, rounds=1).run([Evaluate(others, accuracy)]).metrics.keys() == {"accuracy"}
+
+
+def test_ids_are_compared_when_the_training_is_opened_from_a_store_or_a_table(tmp_path):
+    rows = ["user,x,y", *(f"{user},0.5,1" for user in ONE)]
+    (tmp_path / "rides.csv").write_text("\n".join(rows))
+    table = Population.from_table(tmp_path / "rides.csv", "user")
+    store = Population.open(table.save(tmp_path / "store"))
+    for train in (table, store):
+        assert share_users(store.subset([39]), train)
+        assert not share_users(people(OTHER[1:]), train)
+        assert not share_users(people(list(range(40))), train)  # numbers and texts are other users
+
+
+def test_halves_of_a_split_are_measured_also_where_users_have_no_ids():
+    for whole in (small_population(), population_of([5] * 60)):
+        train, test = whole.split(0.3, seed=1)
+        assert training(population=train, rounds=1).run([Evaluate(test, accuracy)]).metrics.keys() == {"accuracy"}
+        with pytest.raises(SettingError, match="some user ids are in both"):
+            training(population=train).run([Evaluate(train.subset([0, 1]), accuracy)])
+
+
+def test_ids_that_only_number_the_rows_of_a_table_are_not_compared():
+    x, y = np.random.default_rng(1).normal(size=(60, 6)), np.arange(60) % 3
+    train, test = Population.one_each(x=x, y=y), Population.one_each(x=x[:9], y=y[:9])
+    assert training(population=train, rounds=1).run([Evaluate(test, accuracy)]).metrics.keys() == {"accuracy"}
 
 
 @pytest.mark.parametrize(

@@ -203,20 +203,19 @@ def _finish(answer: Any, path: Path, as_json: bool) -> None:
     from ..study.tune.page import page
     from ..study.tune.summary import privacy_words, summary
 
-    settings = files.final_of(answer)
-    final = path / files.FINAL
+    settings, named = files.final_of(answer), files.Files.of(answer.question, path)
     if settings is None:
-        final.unlink(missing_ok=True)  # of another question: it would not meet this one
+        named.final.unlink(missing_ok=True)  # it does not meet what is asked
     else:
-        words = f"Written by clipline tune; what it found is in {files.PAGE}.\nPrivacy: {privacy_words(answer)}"
+        words = f"Written by clipline tune; what it found is in {named.page.name}.\nPrivacy: {privacy_words(answer)}"
         secret = answer.question.private_search
         if secret:
             words += "\nThe seed below is that of the chosen run and draws its noise: keep this file secret."
-        files.write_final(final, settings, words=words, epsilon=answer.question.target.epsilon, secret=secret)
+        files.write_final(named.final, settings, words=words, epsilon=answer.question.target.epsilon, secret=secret)
     content = files.facts(answer, path)
-    files.write_facts(path / files.FACTS, content)
-    files.write_file(path / files.PAGE, page(answer, path))
-    print(json.dumps(content) if as_json else summary(answer, path))
+    files.write_facts(named.facts, content)
+    files.write_file(named.page, page(answer, named))
+    print(json.dumps(content) if as_json else summary(answer, named))
     if settings is None:
         raise answer.refusal
 

@@ -342,6 +342,17 @@ class Population:
         return {name: field[start:stop] for name, field in self.fields.items()}
 
 
+def share_users(test: Population, training: Population) -> bool:
+    """Whether a user with test examples also trains, by id. False where either population has no ids of its own.
+
+    The ids of `Population.one_each` number the examples of one table, so they say nothing about another one.
+    """
+    if any(one.user_ids is None or one.example_level for one in (test, training)):
+        return False
+    measured = test.identities(np.flatnonzero(np.diff(test.offsets)))
+    return bool(np.isin(measured, training.identities(np.arange(len(training)))).any())
+
+
 def _given(options: ColumnKeywords) -> dict[str, Any]:
     """The options that were given."""
     return {name: value for name, value in options.items() if value is not None}

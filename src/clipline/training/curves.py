@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..federated.round import TrainState
 from ..plotting import new_figure, plain_log_labels, save_figure
 from ..privacy.guarantee import Guarantee
+from ..streams import GUESSABLE
 from .callbacks import Callback
 from .reports import RELEASED, RoundReport, round_json
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .training import Training
 
 _LINE = 140  # characters that fit above the figure
+_INSIDERS = "other examples of the training users"  # how a task says whom it measures on
+_STRIKE = "\u0336"  # after a character, strikes it through
 
 
 class Curves(Callback):
@@ -34,11 +37,12 @@ class Curves(Callback):
         self.path, self.metric, self.title = Path(path), metric, title
         self._rounds: list[Mapping[str, Any]] = []
         self._quantile: float | None = None
+        self._training: Training | None = None
 
     def on_start(self, training: Training, state: TrainState) -> None:
         """Begin with no rounds."""
         self._rounds = []
-        self._quantile = quantile_of(training)
+        self._quantile, self._training = quantile_of(training), training
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:
         """Note what the round released."""
@@ -47,6 +51,7 @@ class Curves(Callback):
     def on_end(self, result: TrainResult) -> None:
         """Write the figure, if there was a round."""
         if self._rounds:
+            assert self._training is not None, "on_start comes first"
             draw_curves(
                 self.path,
                 self._rounds,
@@ -54,6 +59,7 @@ class Curves(Callback):
                 metric=self.metric,
                 quantile=self._quantile,
                 title=self.title,
+                void=why_void(self._training, result.guarantee),
             )
 
 
@@ -61,6 +67,14 @@ def quantile_of(training: Training) -> float | None:
     """The fraction of users that the clip aims to have within, if it has such an aim."""
     quantile = getattr(training.algorithm.controller, "quantile", None)
     return float(quantile) if isinstance(quantile, int | float) else None
+
+
+def why_void(training: Training, guarantee: Guarantee) -> str:
+    """Why the epsilon on record does not hold, in a few words; nothing where it does."""
+    if guarantee.shows_errors:
+        return "errors of users are shown"
+    guessed = training.privacy.noise_source == "seed" and training.seed is not None and training.seed < GUESSABLE
+    return "the seed of its noise is easily guessed" if guessed else ""
 
 
 def draw_curves(
@@ -72,11 +86,14 @@ def draw_curves(
     quantile: float | None = None,
     title: str = "",
     measured_on: str = "",
+    void: str = "",
 ) -> None:
     """Draw rounds, each as `round_json` gives it and at least one, into a PNG file.
 
-    `quantile` is drawn as the aim of the fraction within; `measured_on` says whom the metrics are about.
+    `quantile` is drawn as the aim of the fraction within; `measured_on` says whom the metrics are about. `void` says
+    why the epsilon does not hold: the guarantee is then struck through and no epsilon is drawn.
     """
+    void = void or ("metrics are of the training users" if measured_on.startswith(_INSIDERS) else "")
     figure, (measured, clip, epsilon, within) = new_figure(2, 2, width=11, height=6.4)
     number = [r["round"] + 1 for r in rounds]
     names = [name for r in rounds for name in r if name not in RELEASED]
@@ -93,12 +110,12 @@ def draw_curves(
         clip.plot(number, [_or_nan(r["clip"]) for r in rounds])
         clip.set(title="clip (log scale)", yscale="log")
         plain_log_labels(clip)
-    if guarantee.private:
+    if guarantee.private and not void:
         spent = [(n, r["epsilon"]) for n, r in zip(number, rounds, strict=True) if r.get("epsilon") is not None]
         epsilon.plot([n for n, _ in spent], [value for _, value in spent])
         epsilon.set(title=f"epsilon spent so far, at delta {guarantee.delta_text}", ylim=(0, None))
     else:
-        _say(epsilon, "epsilon", "NOT PRIVATE\nno noise was added")
+        _say(epsilon, "epsilon", f"NOT PRIVATE\n{void if guarantee.private else 'no noise was added'}")
     if rounds[-1]["fraction_within"] is None:
         _say(within, "fraction of updates within the clip", "not released:\na clip that does not adapt needs no count")
     else:
@@ -110,7 +127,11 @@ def draw_curves(
     for axis in (measured, clip, epsilon, within):
         axis.set_xlim(0, number[-1] + 1)
         axis.set_xlabel("round")
+    struck = guarantee.private and bool(void)
     lines = [textwrap.fill(text, _LINE) for text in (title, str(guarantee)) if text]
+    if struck:
+        lines[-1] = "".join(letter if letter == "\n" else letter + _STRIKE for letter in lines[-1])
+        lines.append(f"NOT PRIVATE: {void}")
     figure.suptitle("\n".join(lines), fontsize=10)
     save_figure(figure, path)
 

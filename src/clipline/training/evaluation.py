@@ -16,7 +16,7 @@ from ..engine.batches import Examples
 from ..engine.isolation.generators import preserve_generators, preserve_torch_generators
 from ..errors import CliplineError, SettingError, check_whole, failed, refuse
 from ..federated.local_sgd import Batch
-from ..federated.population import Population
+from ..federated.population import Population, share_users
 from ..federated.round import TrainState
 from ..settings import SETTINGS
 from .callbacks import Measuring
@@ -47,8 +47,8 @@ class Evaluate(Measuring):
     The model is a copy of its own in eval mode, on the training's device and without gradients; frozen parameters are
     shared with the training, and must not be written to. It computes in float32, with products rounded to tf32 on a GPU
     unless the training's precision is float32. One thread measures one state after the other while the next rounds
-    train. Metrics have no noise: the guarantee does not cover the test users, and the training population itself
-    is refused. An object serves one run at a time.
+    train. Metrics have no noise, and the guarantee does not cover the test users. A test population that shares user
+    ids with the training is refused; `Population.split` makes two that share none. An object serves one run at a time.
     """
 
     def __init__(
@@ -78,10 +78,16 @@ class Evaluate(Measuring):
         """Make the model to measure with, and the thread."""
         if self._thread is not None:
             raise SettingError("Evaluate is at work in another run but serves one at a time: make one for each run")
-        if getattr(self.test, "population", self.test) is training.population:  # `Perplexity` has one
+        test = getattr(self.test, "population", self.test)  # `Perplexity` has one
+        if test is training.population:
             raise SettingError(
                 "test is the population that trains but must hold other users, as metrics have no noise and would tell "
                 "of the users whom the guarantee covers: set users aside before training and give those"
+            )
+        if isinstance(test, Population) and share_users(test, training.population):
+            raise SettingError(
+                "test holds users who train: some user ids are in both populations. Metrics have no noise, so they "
+                "would tell of users whom the guarantee covers. Split by user first: train, test = population.split()"
             )
         device = training.device
         self._model = training.problem.model.evaluated(state.params).eval()

@@ -2,6 +2,7 @@ from reported_runs import write_record, write_run
 
 from clipline.study.report.collect import collect
 from clipline.study.report.content import content, drawn
+from clipline.study.report.page import page
 
 
 def test_few_rounds_are_all_drawn():
@@ -38,6 +39,23 @@ def test_settings_that_all_runs_share_are_told_once(tmp_path):
     made = content(collect([tmp_path]))
     assert ("cohort_size", "100") in made["shared_settings"]
     assert [run["settings"] for run in made["runs"]] == [[("server_lr", "1")], [("server_lr", "0.5")]]
+
+
+def test_an_epsilon_that_does_not_hold_is_void_and_has_no_curve(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", seed=7)
+    write_run(tmp_path / "c", z=0.0)
+    made = content(collect([tmp_path]))
+    assert [run["private"] for run in made["runs"]] == [True, False, False]
+    assert ["epsilon" in run["released"] for run in made["runs"]] == [True, False, False]
+    assert [len(run["reasons"]) for run in made["runs"]] == [0, 1, 1]
+    good, guessed, silent = made["statements"]  # the words of the first two are the same, and one does not hold
+    assert good["words"] == guessed["words"]
+    assert (good["void"], silent["void"]) == ([], [])  # the last has no epsilon that could be struck through
+    assert "can subtract the noise" in guessed["void"][0]
+    text = page(made)
+    assert f"<s>{guessed['words']}</s>" in text
+    assert f"<p>a: {good['words']}</p>" in text
 
 
 def test_equal_promises_are_stated_once(tmp_path):

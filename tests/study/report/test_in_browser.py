@@ -45,6 +45,7 @@ def test_charts_draw_a_legend_toggle_hides_a_curve_and_nothing_is_asked_for(brow
     browser.open(report.as_uri())
     for chart in CHARTS:
         assert browser.run(f"{PAINTED}({chart!r}, {ORANGE})") > 20, chart
+    assert browser.run(f"{PAINTED}('chart-epsilon', {BLUE})") == 0  # that run is not private
     assert browser.run(f"{PAINTED}('chart-metric', {BLUE})") > 50
     button = "[...document.querySelectorAll('.legend button')].find((b) => b.textContent.includes('good'))"
     assert browser.run(f"{button}.getAttribute('aria-pressed')") == "true"
@@ -71,6 +72,26 @@ def test_a_red_banner_names_what_is_not_private_and_text_stays_text(browser, rep
     assert red > 2 * max(green, blue)
     assert browser.run("window.hacked") is None
     assert browser.run("document.querySelectorAll('main img, main script, main b').length") == 0
+
+
+def test_an_epsilon_that_does_not_hold_is_struck_through_with_the_reason(browser, report, tmp_path):
+    struck = "[...document.querySelectorAll('s')].map((node) => node.innerText)"
+    browser.open(report.as_uri())
+    row = browser.run("document.querySelector('#runs-table .bad').innerText")
+    assert row.endswith(" not private")
+    assert "can subtract the noise" in browser.run("document.querySelector('#runs-table .bad').title")
+    assert row.split()[0] in browser.run(struck)
+    known = end_run(write_run(tmp_path / "known", seed=3)) or write_report(tmp_path / "known")
+    browser.open(known.as_uri())
+    tile = browser.run(
+        "[...document.querySelectorAll('.tile')].find((tile) => tile.innerText.startsWith('epsilon')).innerHTML"
+    )
+    assert "<s>" in tile
+    assert "not private: the seed of its noise is known" in tile
+    found = browser.run(struck)
+    assert any(text.startswith("(epsilon ") for text in found)  # the statement
+    assert len(found) == 3  # tile, statement, what it rests on
+    assert browser.run("[...document.querySelectorAll('blockquote')].every((quote) => quote.querySelector('s'))")
 
 
 def test_the_tiles_of_an_interrupted_run_say_so_and_when_it_was_last_evaluated(browser, tmp_path):

@@ -81,6 +81,7 @@ def _run(run: ReportedRun, shared: Mapping[str, str], where: Mapping[str, str]) 
         "epsilon_text": None if epsilon is None else rounded_up(epsilon, 3),
         "delta_text": None if delta is None else delta_rounded_up(delta),
         "private": not warnings(run),
+        "reasons": warnings(run),
         "on_record": run.promise is not None,
         "target": run.target,
         "final": {name: _short(value) for name, value in run.final.items()},
@@ -95,8 +96,12 @@ def _run(run: ReportedRun, shared: Mapping[str, str], where: Mapping[str, str]) 
 
 
 def _released(run: ReportedRun) -> dict[str, Any]:
-    """Clip, fraction within and epsilon in the rounds that are drawn; true quantiles too, where they are on record."""
-    known = ("clip", "fraction_within") if run.promise is None else ("clip", "fraction_within", "epsilon")
+    """Clip, fraction within and epsilon in the rounds that are drawn; true quantiles too, where they are on record.
+
+    A curve cannot be struck through, so a run that is not private has no epsilon here.
+    """
+    holds = run.promise is not None and not warnings(run)
+    known = ("clip", "fraction_within", "epsilon") if holds else ("clip", "fraction_within")
     names = [name for name in known if _has_numbers(run.columns.get(name))]
     of_target = f"{UNPRIVATE}quantile_{run.target:g}" if run.target is not None else ""
     names += [of_target] if _has_numbers(run.columns.get(of_target)) else []
@@ -162,23 +167,26 @@ def _not_shared(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _statements(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
-    """Each different statement once, with the runs that it is about."""
+    """Each different statement once, with the runs that it is about. `void` says why its epsilon does not hold."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for run in runs:
         rows = basis(run)
         same = tuple(row for row in rows if row[0] != "clip")  # how it was clipped changes no promise
-        statement = found.setdefault((words(run), same), {"rows": rows, "clips": {}, "runs": [], "private": True})
+        reasons = tuple(warnings(run))
+        void = reasons if run.promise is not None and run.promise.epsilon is not None else ()
+        first = {"rows": rows, "clips": {}, "runs": [], "private": not reasons, "void": list(void)}
+        statement = found.setdefault((words(run), same, reasons), first)
         statement["runs"].append(run.name)
         statement["clips"][run.clip] = None
-        statement["private"] = statement["private"] and not warnings(run)
     return [
         {
             "words": text,
             "basis": [(name, ", ".join(one["clips"]) if name == "clip" else value) for name, value in one["rows"]],
             "runs": one["runs"],
             "private": one["private"],
+            "void": one["void"],
         }
-        for (text, _), one in found.items()
+        for (text, *_), one in found.items()
     ]
 
 

@@ -105,8 +105,12 @@ def embedded(data: dict[str, Any]) -> str:
 def _plain(data: dict[str, Any]) -> str:
     """The statements for a reader without JavaScript."""
     warned = [f"NOT PRIVATE: {entry['text']} ({', '.join(entry['runs'][:20])})" for entry in data["warnings"]]
-    stated = [f"{', '.join(entry['runs'][:20])}: {entry['words']}" for entry in data["statements"]]
-    return "".join(f"<p>{html.escape(line)}</p>" for line in [*warned, *stated])
+    stated = [
+        f"{html.escape(', '.join(entry['runs'][:20]))}: {'<s>' * struck}{html.escape(entry['words'])}{'</s>' * struck}"
+        for entry in data["statements"]
+        for struck in [bool(entry["void"])]
+    ]
+    return "".join(f"<p>{line}</p>" for line in [*map(html.escape, warned), *stated])
 
 
 def _asset(name: str) -> str:

@@ -6,10 +6,9 @@ from typing import Any
 
 from ...privacy.guarantee import delta_rounded_up, rounded_up
 from ...privacy.relations import Relation
+from ...streams import GUESSABLE
 from .run import UNPRIVATE, ReportedRun
 
-# Below this a seed is found by trying all of them. Seeds that clipline draws have 62 bits.
-GUESSABLE = 1 << 40
 MUCH = 10.0  # an epsilon above which little is promised
 _INSIDERS = "other examples of the training users"
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from .rates import runs_with_fixed_clips
 from .recipe import RateTrial, Tuned
 
 FINAL, FACTS, PAGE = "final.toml", "tune.json", "tune.html"
+_NAMED = ("epsilon", "users", "delta", "relation", "degradation", "rounds")  # of what is asked, as file names say it
 _PLANNED = (
     "population_size",
     "cohort_size",
@@ -33,6 +34,70 @@ _PLANNED = (
     "relation",
     "count_stddev",
 )
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the answer to one question goes: `final.toml`, `tune.json` and `tune.html`, or the like with a suffix."""
+
+    folder: Path
+    suffix: str = ""
+
+    @classmethod
+    def of(cls, question: Question, folder: Path) -> Files:
+        """Those of the folder's first question as they are; of another one, named by what it asks otherwise.
+
+        So `final.toml` stays what it was when the folder is asked for another epsilon: that one's settings are in
+        `final-epsilon-1.toml`. A folder whose first question had no answer has no `final.toml`, and the name is free.
+        """
+        plain = cls(folder)
+        try:
+            first = json.loads(plain.facts.read_text(encoding="utf-8"))["asked"] if plain.final.exists() else None
+        except (OSError, ValueError, LookupError, TypeError):
+            first = None
+        if not isinstance(first, dict):
+            return plain
+        now = asked(question)
+        changed = [name for name in _NAMED if first.get(name) != now[name]]
+        if question.target.delta is None and "users" in changed and "delta" in changed:
+            changed.remove("delta")  # it follows from the users
+        return cls(folder, "".join(f"-{name}-{_in_a_name(now[name])}" for name in changed))
+
+    @property
+    def final(self) -> Path:
+        """The settings to train with."""
+        return self._named(FINAL)
+
+    @property
+    def facts(self) -> Path:
+        """Everything for programs."""
+        return self._named(FACTS)
+
+    @property
+    def page(self) -> Path:
+        """Everything for people."""
+        return self._named(PAGE)
+
+    def _named(self, name: str) -> Path:
+        stem, _, ending = name.partition(".")
+        return self.folder / f"{stem}{self.suffix}.{ending}"
+
+
+def asked(question: Question) -> dict[str, Any]:
+    """What the final training must promise, and for whom."""
+    target = question.target
+    return {
+        "epsilon": target.epsilon,
+        "delta": target.delta_value,
+        "users": target.population_size,
+        "rounds": target.rounds,
+        "relation": target.relation.value,
+        "degradation": question.degradation,
+    }
+
+
+def _in_a_name(value: Any) -> str:
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def check_out(path: Path) -> None:
@@ -102,14 +167,7 @@ def facts(answer: Tuned | PrivatelyTuned, out: Path) -> dict[str, Any]:
     question, target = answer.question, answer.question.target
     common: dict[str, Any] = {
         "task": question.task.name,
-        "asked": {
-            "epsilon": target.epsilon,
-            "delta": target.delta_value,
-            "users": target.population_size,
-            "rounds": target.rounds,
-            "relation": target.relation.value,
-            "degradation": question.degradation,
-        },
+        "asked": asked(question),
         "trial": {
             "data": data_words(question),
             "cohort_size": target.cohort_size,

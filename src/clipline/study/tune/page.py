@@ -6,11 +6,11 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from statistics import median
 
 from ...privacy.guarantee import delta_rounded_up, rounded_up
 from . import summary as words
-from .files import data_words
+from .files import Files, data_words
 from .noise import change_in_words
 from .noise_chart import noise_chart
 from .private_search import PrivatelyTuned
@@ -22,7 +22,7 @@ _TOO_MANY = "more than there are"
 _GRID_SIDE = 12  # rates on a side: a grid of more is shown as a list
 
 
-def page(answer: Tuned | PrivatelyTuned, out: Path) -> str:
+def page(answer: Tuned | PrivatelyTuned, files: Files) -> str:
     """What was tried, what was chosen and why, what it costs in privacy, what to run next."""
     target = answer.question.target
     title = f"Tuning {answer.question.task.name} for epsilon {target.epsilon:g} with {target.population_size:,} users"
@@ -32,7 +32,7 @@ def page(answer: Tuned | PrivatelyTuned, out: Path) -> str:
         f'<p class="quiet">{_text(_trial_words(answer))}</p>',
         *(f'<div class="caution"><p>{_text(text)}</p></div>' for text in words.cautions(answer)),
         body,
-        _next(answer, out),
+        _next(answer, files),
         _rests_on(answer),
     ]
     return _document(title, "\n".join(parts))
@@ -58,7 +58,8 @@ def _recipe(answer: Tuned) -> str:
             _statement(answer),
             "<h2>Step 1: client and server rates</h2>",
             f"<p>{_text(words.rates_words(answer))} Cells: {_text(answer.metric.name)}, "
-            f"{'lower' if answer.metric.lower_is_better else 'higher'} is better; the chosen pair is framed.</p>",
+            f"{'lower' if answer.metric.lower_is_better else 'higher'} is better; the chosen pair is framed. "
+            "The darker a cell, the better its value.</p>",
             _rates(answer.rates.trials, chosen, lower_is_better=answer.metric.lower_is_better),
             f"<p>{_text(_sentence(words.clip_words(answer)))}</p>",
             "<h2>Step 2: how much noise the model bears</h2>",
@@ -128,8 +129,7 @@ def _rates(trials: Sequence[RateTrial], chosen: RateTrial, *, lower_is_better: b
             for trial in sorted(trials, key=lambda trial: sign * trial.value)
         ]
         return _table(("client rate", "server rate", "metric", "run"), rows, numbers=(0, 1, 2))
-    # By rank: one pair that fails would leave all others in one colour.
-    ranked = sorted({trial.value for trial in trials if math.isfinite(trial.value)}, reverse=lower_is_better)
+    shares = _shares([trial.value for trial in trials], lower_is_better=lower_is_better)
     by_rates = {(trial.client_lr, trial.server_lr): trial for trial in trials}
     head = "".join(f'<th scope="col" class="number">{server:.3g}</th>' for server in servers)
     lines = [
@@ -143,7 +143,7 @@ def _rates(trials: Sequence[RateTrial], chosen: RateTrial, *, lower_is_better: b
             if trial is None:
                 cells.append('<td class="number quiet" title="not tried">–</td>')
                 continue
-            share = (ranked.index(trial.value) + 1) / len(ranked) if trial.value in ranked else 0.0
+            share = shares.get(trial.value, 0.0)
             frame = " chosen" if trial is chosen else ""
             # The colour adds to the number, which can be read without it.
             cells.append(
@@ -152,6 +152,20 @@ def _rates(trials: Sequence[RateTrial], chosen: RateTrial, *, lower_is_better: b
             )
         lines.append(f'<tr><th scope="row" class="number">{client:.3g}</th>{"".join(cells)}</tr>')
     return f'<div class="scroll"><table class="rates">{"".join(lines)}</table></div>'
+
+
+def _shares(values: Sequence[float], *, lower_is_better: bool) -> dict[float, float]:
+    """How dark each value is drawn: 1 for the best, falling with the distance from it, 0 for one that diverged.
+
+    The scale ends at the worst value, or at twice the median distance: one pair that fails must not leave all others
+    in one colour.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    best = (min if lower_is_better else max)(finite, default=0.0)
+    away = {value: abs(value - best) for value in finite}
+    distances = [away[value] for value in finite]
+    span = min(max(distances, default=0.0), 2 * median(distances or [0.0])) or max(distances, default=0.0) or 1.0
+    return {value: max(0.0, 1 - distance / span) for value, distance in away.items()}
 
 
 def _value(trial: RateTrial) -> str:
@@ -196,18 +210,26 @@ def _scale(answer: Tuned) -> str:
         if (users := int(target.population_size * f)) >= target.cohort_size
     ]
     rows = [("as asked", f"{answer.scaled.cohort_size:,}", rounded_up(answer.scaled.noise_multiplier, 4))]
+    untried = answer.more_noise_untried
     for name, other in variants:
         cohort = least_cohort(other, z)
         noise = "" if cohort is None else rounded_up(z * cohort / target.cohort_size, 4)
-        rows.append((name, _TOO_MANY if cohort is None else f"{cohort:,}", noise))
+        most = "at most " if untried and cohort is not None and cohort > target.cohort_size else ""
+        none = "not tried" if untried else _TOO_MANY
+        rows.append((name, none if cohort is None else f"{most}{cohort:,}", noise))
+    note = (
+        f" More noise than z = {z:.3g} at m = {target.cohort_size} was not tried, because it meets the promise that "
+        "was asked for. The model may tolerate more: tune for the other promise in the same folder to find out."
+    )
     return (
         f"<p>{_text(words.scale_words(answer))}</p><p>The same model with another promise, or for another number of "
-        f"users:</p>{_table(('', 'cohort, users a round', 'noise multiplier'), rows, numbers=(1, 2))}"
+        f"users.{_text(note if untried else '')}</p>"
+        f"{_table(('', 'cohort, users a round', 'noise multiplier'), rows, numbers=(1, 2))}"
     )
 
 
-def _next(answer: Tuned | PrivatelyTuned, out: Path) -> str:
-    commands = words.next_words(answer, out)
+def _next(answer: Tuned | PrivatelyTuned, files: Files) -> str:
+    commands = words.next_words(answer, files)
     if not commands:
         return ""
     listed = "\n".join(_text(command) for command in commands)

@@ -91,6 +91,12 @@ class Tuned:
     scaled: scale.Scaled | None
     refusal: scale.Unreachable | None = None
 
+    @property
+    def more_noise_untried(self) -> bool:
+        """Whether step 2 ended because the target was met, so that the model may tolerate more noise than was tried."""
+        z = self.noise.chosen.noise_multiplier
+        return z == max(trial.noise_multiplier for trial in self.noise.trials) and z < self.question.most_noise
+
 
 def tune(question: Question, study: Study, tell: Tell = lambda line: None) -> Tuned:
     """The recipe on proxy data. `tell` gets a line whenever something was found."""

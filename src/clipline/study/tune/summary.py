@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from ...privacy.guarantee import rounded_up
-from .files import FINAL, PAGE, data_words
+from .files import Files, data_words
 from .private_search import PrivatelyTuned
 from .rates import runs_with_fixed_clips
 from .recipe import Tuned, told
@@ -82,15 +81,14 @@ def privacy_words(answer: Tuned | PrivatelyTuned) -> str:
     return private if answer.scaled is None else f"{private}; the final training: {answer.scaled.guarantee}."
 
 
-def next_words(answer: Tuned | PrivatelyTuned, out: Path) -> list[str]:
+def next_words(answer: Tuned | PrivatelyTuned, files: Files) -> list[str]:
     """The commands to run next."""
     if isinstance(answer, Tuned) and answer.scaled is None:
         return []
-    final = out / FINAL
     known = answer.question.private_data is not None or not answer.question.trial.stored
     data = "" if known else " --data DATA"
-    curves = [] if isinstance(answer, PrivatelyTuned) else [f"clipline report {out}"]
-    return [f"clipline plan --config {final}", f"clipline train --config {final}{data}", *curves]
+    curves = [] if isinstance(answer, PrivatelyTuned) else [f"clipline report {files.folder}"]
+    return [f"clipline plan --config {files.final}", f"clipline train --config {files.final}{data}", *curves]
 
 
 def cautions(answer: Tuned | PrivatelyTuned) -> list[str]:
@@ -119,7 +117,7 @@ def cautions(answer: Tuned | PrivatelyTuned) -> list[str]:
     return found
 
 
-def summary(answer: Tuned | PrivatelyTuned, out: Path) -> str:
+def summary(answer: Tuned | PrivatelyTuned, files: Files) -> str:
     """The whole for a terminal."""
     question, metric = answer.question, answer.metric
     better = "lower" if metric.lower_is_better else "higher"
@@ -139,6 +137,6 @@ def summary(answer: Tuned | PrivatelyTuned, out: Path) -> str:
         ]
     lines.append(f"privacy   {privacy_words(answer)}")
     lines += [f"caution   {text}" for text in cautions(answer)]
-    lines += [f"page      {out / PAGE}"]
-    lines += [f"next      {command}" for command in next_words(answer, out)]
+    lines += [f"page      {files.page}"]
+    lines += [f"next      {command}" for command in next_words(answer, files)]
     return "\n".join(lines)

@@ -20,7 +20,7 @@ from ...engine.batches import Examples
 from ...engine.isolation.value_ranges import check_ranges
 from ...errors import ModuleError, PopulationError, SettingError, check_choice, nearest, refuse
 from ...federated.local_sgd import Batch, Loss, per_example, takes_reference
-from ...federated.population import Population
+from ...federated.population import Population, share_users
 from ...settings import SETTINGS
 from ...training.reports import RELEASED
 from .. import is_task_file, short_name, task_named
@@ -189,7 +189,13 @@ def _users(file: TaskFile, columns: Mapping[str, Any], settings: TrainSettings) 
             table = Population.from_table(data, str(settings.user_column), **columns)
         return table.split(test=TEST_SHARE, seed=0)
     if (data / "train" / MANIFEST).is_file():
-        return _store(data / "train", file, columns), _store(data / "test", file, columns)
+        train, test = _store(data / "train", file, columns), _store(data / "test", file, columns)
+        if read_entries(data / "train").get("shared_users") is not True and share_users(test, train):
+            raise PopulationError(
+                f"{str(data)!r} has some user ids in both train and test. Metrics have no noise, so they would tell of "
+                "users whom the guarantee covers. Give one folder or table with everybody: it is split by user"
+            )
+        return train, test
     return _store(data, file, columns).split(test=TEST_SHARE, seed=0)
 
 

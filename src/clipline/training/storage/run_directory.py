@@ -18,7 +18,7 @@ from ...federated.round import TrainState
 from ...metric_direction import HIGHER, LOWER
 from ...privacy.ledger import Ledger, ledger_line
 from ..callbacks import Callback
-from ..curves import draw_curves, quantile_of
+from ..curves import draw_curves, quantile_of, why_void
 from ..reports import RoundReport, round_json
 from .checkpoint import CheckpointWriter, load_checkpoint, load_personal, partial_path, save_checkpoint, save_model
 from .circumstances import Circumstances, describe, resolved, to_toml, where_it_ran
@@ -193,6 +193,7 @@ class RunDirectory(Callback):
                     f"{name} {value}" for name, value in facts.items() if name not in ("measured_on", LOWER, HIGHER)
                 ),
                 measured_on=facts.get("measured_on", ""),
+                void=why_void(self._training, guarantee),
             )
         if result.stopped == "interrupted":
             personal = self._training.personal

@@ -456,7 +456,7 @@
     const tile = (name, value, below, bad) => el("div", { class: "tile" }, el("span", { class: "quiet" }, name), el("b", { class: bad ? "bad" : null }, value), el("span", { class: "quiet" }, below || ""));
     return el("div", { class: "tiles" },
       Object.entries(run.final).slice(0, 3).map(([name, value]) => tile(name, short(value), [evaluatedAt(run, name), measuredOn().replace(/,.*/, ".")].filter(Boolean).join(" "))),
-      tile("epsilon", run.epsilon === null ? (!run.rounds ? "–" : run.on_record ? "infinite" : "none") : run.epsilon_text, run.epsilon === null ? (!run.rounds ? "nothing released yet" : run.on_record ? "not private" : "no guarantee is on record") : `at delta ${run.delta_text}`, run.epsilon === null && run.rounds > 0),
+      tile("epsilon", run.epsilon === null ? (!run.rounds ? "–" : run.on_record ? "infinite" : "none") : run.private ? run.epsilon_text : el("s", null, run.epsilon_text), run.epsilon === null ? (!run.rounds ? "nothing released yet" : run.on_record ? "not private" : "no guarantee is on record") : run.private ? `at delta ${run.delta_text}` : `not private: ${run.reasons[0]}`, run.epsilon === null ? run.rounds > 0 : !run.private),
       tile("rounds", run.planned ? `${run.rounds} of ${run.planned}` : run.rounds, stateWords(run.state)),
       tile("clip", run.clip_end === null ? "–" : short(run.clip_end), run.clip_kind === "none" ? "updates are not clipped" : run.clip_kind));
   }
@@ -478,7 +478,7 @@
       tasks.size > 1 ? { name: "task", get: (run) => run.task } : null,
       { name: "clip", get: (run) => run.clip_kind },
       { name: "noise z", number: true, get: (run) => run.noise },
-      { name: "epsilon", number: true, get: (run) => run.epsilon, show: (run) => (run.epsilon === null ? el("span", { class: "bad" }, "none") : run.epsilon_text) },
+      { name: "epsilon", number: true, get: (run) => run.epsilon, show: (run) => (run.epsilon === null ? el("span", { class: "bad" }, "none") : run.private ? run.epsilon_text : el("span", { class: "bad", title: run.reasons.join("; ") }, el("s", null, run.epsilon_text), " not private")) },
       data.runs.some((run) => run.differs) ? { name: "differs in", get: (run) => run.differs } : null,
       ...names.map((name) => ({ name, number: true, get: (run) => run.final[name] ?? null })),
       { name: "last clip", number: true, get: (run) => run.clip_end },
@@ -510,17 +510,19 @@
   function statements() {
     const single = data.runs.length === 1, few = data.statements.length <= 4;
     const one = (entry, i) => el("div", { class: entry.private ? "statement" : "statement not-private" },
-      single ? null : el("p", { class: "quiet" }, list(entry.runs, 6)), el("blockquote", null, entry.words),
-      single ? pairs(entry.basis) : few ? null : folded(`statement-${i}`, "What this rests on", () => pairs(entry.basis)));
+      single ? null : el("p", { class: "quiet" }, list(entry.runs, 6)), el("blockquote", null, entry.void.length ? el("s", null, entry.words) : entry.words),
+      entry.void.length ? el("p", { class: "bad" }, `This does not hold: ${entry.void.join("; ")}.`) : null,
+      single ? pairs(basis(entry)) : few ? null : folded(`statement-${i}`, "What this rests on", () => pairs(basis(entry))));
     const made = data.statements.map(one);
     return [el("h2", { id: "privacy" }, "What is promised"), ...made.slice(0, 6),
       !single && few ? sideBySide() : null,
       made.length > 6 ? el("details", { id: "more-statements" }, el("summary", null, `${made.length - 6} more statements`), made.slice(6)) : null];
   }
+  const basis = (entry) => entry.basis.map(([name, value]) => [name, name === "epsilon" && entry.void.length ? el("s", null, value) : value]);
   // A few statements rest on much the same: a row for each thing, a column for each statement.
   function sideBySide() {
     const names = [...new Set(data.statements.flatMap((entry) => entry.basis.map(([name]) => name)))];
-    const values = data.statements.map((entry) => new Map(entry.basis));
+    const values = data.statements.map((entry) => new Map(basis(entry)));
     const head = data.statements.map((entry) => el("th", { scope: "col" }, list(entry.runs, 3)));
     return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "What the statements rest on" }, el("table", null,
       el("thead", null, el("tr", null, el("th", { scope: "col" }, "It rests on"), head)),

@@ -1,0 +1,77 @@
+import math
+import re
+from dataclasses import replace
+
+import pytest
+from study.tune.made_up import question_of
+
+from clipline.study.tune.files import Files
+from clipline.study.tune.noise import NoiseTrial
+from clipline.study.tune.page import _shares, page
+from clipline.study.tune.recipe import Metric, NoiseSearch, Rates, RateTrial, Tuned
+from clipline.study.tune.scale import least_cohort, scaled
+
+
+@pytest.fixture
+def question(tmp_path):
+    """Epsilon 6 for 2,000 users, which 100 of them a round meet at z = 0.75."""
+    asked, _ = question_of(tmp_path)
+    return replace(asked, target=replace(asked.target, epsilon=6.0, population_size=2_000))
+
+
+def answer(question, *noises, borne):
+    """A tuning in which these noises were tried, and `borne` is the most that did not cost too much."""
+    trials = [NoiseTrial(z, 0.9 if z <= borne else 0.5, "run") for z in noises]
+    chosen = next(trial for trial in trials if trial.noise_multiplier == borne)
+    rates, target = RateTrial(0.5, 1.0, 0.9, "run"), question.target
+    noise = NoiseSearch(tuple(trials), chosen, target.enough_noise())
+    return Tuned(question, Metric("accuracy", False, 10), Rates((rates,), rates), noise, scaled(target, borne))
+
+
+def cohorts(text):
+    """Promise -> cohort in the last table."""
+    last = text.split("The same model with another promise")[1]
+    return dict(re.findall(r'<tr><td class="words">([^<]*)</td><td class="number">([^<]*)</td>', last))
+
+
+def test_a_promise_for_which_more_noise_would_have_to_be_tried_is_not_said_to_need_more_users(question, tmp_path):
+    enough = question.target.enough_noise()
+    strict = replace(question.target, epsilon=1.5)
+    assert least_cohort(strict, enough) is None
+    assert least_cohort(strict, 2 * enough) is not None  # what a tuning for it would find if the model tolerates that
+    text = page(answer(question, 0.01, 0.3, enough, borne=enough), Files(tmp_path))
+    found = cohorts(text)
+    assert (found["as asked"], found["epsilon 12"], found["epsilon 1.5"]) == ("100", "100", "not tried")
+    assert found["epsilon 3"] == f"at most {least_cohort(replace(strict, epsilon=3.0), enough)}"
+    assert "more than there are" not in text.split("The same model")[1]
+    assert "More noise than z = 0.75" in text
+
+
+def test_where_more_noise_was_too_much_the_users_are_what_is_missing(question, tmp_path):
+    borne, enough = 0.7, question.target.enough_noise()
+    text = page(answer(question, 0.01, borne, enough, borne=borne), Files(tmp_path))
+    found = cohorts(text)
+    assert found["epsilon 1.5"] == "more than there are"
+    assert not any("at most" in cohort or "not tried" in cohort for cohort in found.values())
+    assert "More noise than" not in text
+
+
+def test_the_most_noise_that_a_cohort_can_have_leaves_nothing_to_try(question):
+    most = question.most_noise
+    assert most == 5.0  # the noise on the count is 100 / 20
+    assert not answer(question, 0.01, most, borne=most).more_noise_untried
+    assert answer(question, 0.01, 3.0, borne=3.0).more_noise_untried
+
+
+@pytest.mark.parametrize(
+    ("values", "lower", "shares"),
+    [
+        ([0.9, 0.8, 0.5, 0.45, -math.inf], False, {0.9: 1, 0.8: 0.35 / 0.45, 0.5: 0.05 / 0.45, 0.45: 0}),
+        ([1.0, 1.1, 1.2, 1e6], True, {1.0: 1, 1.1: 2 / 3, 1.2: 1 / 3, 1e6: 0}),  # ends at twice the median distance
+        ([0.9, 0.9, 0.9, 0.5], False, {0.9: 1, 0.5: 0}),
+        ([0.7], True, {0.7: 1}),
+        ([math.inf], True, {}),
+    ],
+)
+def test_a_cell_is_as_dark_as_its_value_is_near_the_best(values, lower, shares):
+    assert _shares(values, lower_is_better=lower) == pytest.approx(shares)
