@@ -49,6 +49,17 @@ class Findings:
         return f"{self.name}{'-' + table if table else ''}.csv"
 
 
+@dataclass(frozen=True)
+class SummaryRow:
+    """One row of the summary picture: differences in percent of the metric, positive where the median is better."""
+
+    label: str
+    low: float
+    mean: float
+    high: float
+    verdict: str
+
+
 def disagreements(table: Table, path: Path) -> list[str]:
     """Where a CSV file is not the table: a sentence for each kind of difference; none if all numbers agree."""
     try:
