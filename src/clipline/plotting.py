@@ -103,10 +103,10 @@ def plain_log_labels(axis: Axes) -> None:
     from matplotlib.ticker import LogFormatter
 
     class Plain(LogFormatter):
-        """The labels that matplotlib would show, in few digits."""
+        """The labels that matplotlib would show, without powers of ten."""
 
         def __call__(self, x: float, pos: int | None = None) -> str:
-            return f"{x:g}" if super().__call__(x, pos) else ""
+            return f"{x:.10g}" if super().__call__(x, pos) else ""
 
     axis.yaxis.set_major_formatter(Plain())
     axis.yaxis.set_minor_formatter(Plain())

@@ -300,8 +300,10 @@ def _sides(axis: Axes, findings: Findings, look: tuple[str, str]) -> None:
             outside = (-0.08, 1.08)[x]
             axis.errorbar([outside], [side["mean"]], yerr=bars, fmt=marker, color=colour, capsize=6, lw=2, ms=10)
             text = f"{side['mean']:.4g}\n[{side['low']:.4g}, {side['high']:.4g}]"
-            place = {"xytext": ((-10, 10)[x], 0), "textcoords": "offset points", "ha": ("right", "left")[x]}
-            axis.annotate(text, (outside, side["mean"]), fontsize=9, va="center", **place)
+            axis.annotate(
+                text, (outside, side["mean"]), ((-10, 10)[x], 0), textcoords="offset points", fontsize=9,
+                ha=("right", "left")[x], va="center",
+            )  # fmt: skip
         else:
             axis.annotate("a run diverged", (x, 0.05), xycoords=("data", "axes fraction"), ha="center", fontsize=9)
         names.append("median clip" if side["method"] == "adaptive" else f"fixed clip C*\n= {side['clip']:g}")

@@ -231,6 +231,7 @@ class RunDirectory(Callback):
         else:  # settings of the caller's own have no place for facts
             facts = {f"facts.{' '.join(name.split())}": value for name, value in (self.facts or {}).items()}
             text += _comments("What it is about", facts)
+        text += _comments("What its report leads with", {"metric": self.metric} if self.metric else {})
         text += resolved_comments(training) + _comments("Where it ran", where_it_ran(training))
         (self.path / SETTINGS).touch(mode=0o600)  # it holds the seed, by which the noise can be subtracted
         (self.path / SETTINGS).write_text(text, encoding="utf-8")
