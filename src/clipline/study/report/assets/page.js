@@ -4,6 +4,7 @@
   const MARKERS = { circle: "●", square: "■", up: "▲", diamond: "◆", down: "▼", star: "★", plus: "✚" }; // the first five in the order of colours
   const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
   const MANY = 12;         // legend entries from which on the legend scrolls
+  const FEW = 3;           // curves up to which points are marked
   const READ_OUT = 6;      // curves whose values are all written below a chart; of more, the nearest one's
   const TABLE_RUNS = 10;   // runs whose every round stands in a table; of more, a line each
   const poll = Number(document.documentElement.dataset.poll);
@@ -64,8 +65,9 @@
     const labels = [...first.keys()], runs = [...first.values()];
     const clips = [...new Set(runs.map((run) => run.clip_kind))].sort(byNumber), noises = [...new Set(runs.map((run) => run.noise))].sort((a, b) => a - b);
     const pairs = new Set(runs.map((run) => `${run.clip_kind} ${run.noise}`));
-    const told = pairs.size === runs.length && runs.some((run) => run.label !== run.name);  // of a study: clip and noise tell its groups apart
-    if (!told && labels.length <= 2 * colours().runs.length) return new Map(labels.map((label, i) => [label, { label, ...look(i) }]));
+    // Of a study: clip and noise tell its groups apart, or its many clips matter most.
+    const told = runs.some((run) => run.label !== run.name) && (pairs.size === runs.length || clips.length > FEW);
+    if (!told && labels.length <= 2 * colours().runs.length) return new Map(labels.map((label, i) => [label, { label, marked: labels.length <= FEW, ...look(i) }]));
     // Clips and noises have an order: the colour is the clip's, the dash the noise's; fixed clips are drawn thinner.
     const kind = (clip) => clip.replace(/ .*/, "");
     const several = new Set(clips.map(kind)).size > 1;
@@ -380,7 +382,7 @@
       const known = groups(), runs = shownRuns();
       const series = runs.map((run) => ({ ...known.get(run.label), ...get(run), run, label: runs.length > 1 ? nameOf(run) : title,
         hidden: () => state.hidden.has(run.label) })).filter((one) => one.x.length && one.y.some((v) => v !== null));
-      const few = series.length <= 3;
+      const few = series.length <= FEW;
       if (extra.dots && few) series.forEach((one) => (one.dots = 4));
       if (extra.points && few) series.forEach((one) => (one.points = one.x.length <= 60));
       const more = extra.more ? extra.more(runs, known) : [];
@@ -515,7 +517,7 @@
       const [below, scaled] = figure.x_label.split("; "); // the whole is too long for a narrow chart
       return { title, x_label: below, ticks: figure.ticks, series, ends: series.length > 1 && series.every((one) => one.label.length < 17), range: () => [low - pad, high + pad],
         note: [figure.metric === "value" ? "" : `The metric is ${figure.metric}${figure.lower_is_better ? ", lower is better" : ""}.`, !interval ? "" : figure.name === "fig7" ? "Bars: 95% interval of the mean over seeds, on the test users." : "Bars: the interval in the table.",
-          scaled ? `z is for 100 users a round; ${scaled}.` : ""].join(" ").trim(),
+          figure.name === "fig3" ? "Dashed: no clipping." : "", scaled ? `z is for 100 users a round; ${scaled}.` : ""].filter(Boolean).join(" "),
         legend: figure.lines.length > 1 ? el("div", { class: "legend", role: "group", "aria-label": `Legend of ${title}` }, series.map((one) =>
           toggle(one, !hidden.has(one.label), (show) => { if (show) hidden.delete(one.label); else hidden.add(one.label); kept.show(); }))) : null,
         levels: () => figure.lines.flatMap((line) => line.points.filter((p) => p.look === "plain").map((p) => ({ value: p.value, color: axisLook().stroke }))),
