@@ -54,9 +54,9 @@ def count(model: nn.Module, batch: Batch) -> Counts:
     logits, targets = model(tokens[:, :-1]), tokens[:, 1:]
     with_oov = hits_without(logits, targets, (PAD,))
     return {
-        "accuracy_with_oov": with_oov,
-        "accuracy_no_oov": hits_without(logits, targets, (PAD, WORD_OOV)),
         "accuracy_no_oov_or_eos": hits_without(logits, targets, (PAD, WORD_OOV, WORD_EOS)),
+        "accuracy_no_oov": hits_without(logits, targets, (PAD, WORD_OOV)),
+        "accuracy_with_oov": with_oov,
         "num_tokens": (with_oov[1], None),
     }
 

@@ -7,6 +7,7 @@ import pytest
 from chromium import Chromium
 from reported_runs import add_rounds, end_run, write_record, write_run
 
+from clipline.plotting import PALETTE, PALETTE_DARK, ordered_colours
 from clipline.study.report import write_report
 from clipline.study.report.live import live_server
 
@@ -21,7 +22,13 @@ PAINTED = """((id, rgb) => {
     if (data[i + 3] > 128 && [0, 1, 2].every((k) => Math.abs(data[i + k] - rgb[k]) < 24)) n++;
   return n;
 })"""
-BLUE, ORANGE = "[11, 110, 143]", "[194, 86, 10]"
+BLUE, ORANGE, SKY = (str(list(bytes.fromhex(one[1:]))) for one in (*PALETTE[:2], PALETTE_DARK[0]))
+# Every word that is written on a chart from now on.
+WRITTEN = """const write = CanvasRenderingContext2D.prototype.fillText; window.written = [];
+CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+  written.push(text);
+  return write.call(this, text, ...at);
+};"""
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +117,20 @@ def test_the_tiles_of_an_interrupted_run_say_so_and_when_it_was_last_evaluated(b
     assert "nfinished" not in browser.run(tiles)
 
 
+def test_the_metric_of_the_task_leads_a_runs_report_and_is_in_the_table_of_runs_of_many_tasks(browser, tmp_path):
+    run = write_run(tmp_path / "runs" / "a", rounds=0)
+    file = run / "settings.toml"
+    file.write_text(file.read_text().replace("facts.task = 'rides'", "facts.task = 'so_nwp'"))
+    add_rounds(run, 0, 20, accuracy_with_oov=0.9, accuracy_no_oov_or_eos=0.1)
+    browser.open(write_report(run).as_uri())
+    assert browser.run("document.querySelector('.tile').innerText").split()[:2] == ["accuracy_no_oov_or_eos", "0.1"]
+    assert browser.run("document.querySelector('#chart-metric h3').innerText") == "accuracy_no_oov_or_eos"
+    other = write_run(tmp_path / "runs" / "b", rounds=0)
+    add_rounds(other, 0, 20, best=0.5, **dict.fromkeys(("a", "b", "c", "d"), 0.2))
+    browser.open(write_report(tmp_path / "runs").as_uri())
+    assert "accuracy_no_oov_or_eos" in browser.run("document.querySelector('#runs-table thead').innerText")
+
+
 def test_values_are_read_with_the_keyboard_and_stand_in_a_table(browser, report):
     browser.open(report.as_uri())
     browser.run("document.querySelector('#chart-clip .plot').focus()")
@@ -137,10 +158,26 @@ def test_a_phone_a_dark_room_and_paper(browser, report, tmp_path):
     browser.open(report.as_uri(), dark=True)
     light = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((a, b) => a + Number(b), 0)"
     assert browser.run(light) < 150
-    assert browser.run(f"{PAINTED}('chart-metric', [99, 195, 227])") > 50  # a lighter blue
+    assert browser.run(f"{PAINTED}('chart-metric', {SKY})") > 50  # a lighter blue
     browser.pdf(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
-    browser.wait(f"{PAINTED}('chart-metric', [99, 195, 227]) > 50")  # and back on the screen
+    browser.wait(f"{PAINTED}('chart-metric', {SKY}) > 50")  # and back on the screen
+    assert browser.errors == []
+
+
+def test_labels_of_an_axis_have_the_digits_of_its_step_and_lines_are_named_in_their_colours(browser, tmp_path):
+    write_record(tmp_path, 1)
+    rows = "".join(f"{clip},{z},1,{0.8181 - clip / 1e4 - z / 1e3},accuracy,x\n" for clip in (1, 2, 3) for z in (0, 0.1))
+    (tmp_path / "fig6-emnist_cr.csv").write_text(f"clip,noise_at_100,server_lr,value,metric,runs\n{rows}")
+    added = browser.send("Page.addScriptToEvaluateOnNewDocument", source=WRITTEN)
+    browser.open(write_report(tmp_path).as_uri())
+    browser.send("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
+    written = browser.run("window.written")
+    labels = {text for text in written if text.startswith("0.81")}
+    assert {"0.81770", "0.81775", "0.81780"} <= labels or {"0.8178", "0.8179", "0.8180"} <= labels, labels
+    assert {"clip 1", "clip 2", "clip 3"} <= set(written)
+    for colour in ordered_colours(3):
+        assert browser.run(f"{PAINTED}('figure-0', {list(bytes.fromhex(colour[1:]))})") > 30, colour
     assert browser.errors == []
 
 

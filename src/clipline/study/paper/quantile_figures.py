@@ -17,7 +17,7 @@ from ...errors import RunError
 from ...federated.clip_controllers import QuantileClip
 from ...federated.clipping import PartialSums
 from ...federated.mechanism import GaussianMechanism
-from ...plotting import new_figure, save_figure
+from ...plotting import LineEnd, label_ends, new_figure, ordered_colours, plain_log_labels, save_figure
 from ...privacy.events import PoissonSampling
 from ...streams import Streams
 
@@ -72,19 +72,22 @@ def figure1(folder: Path, *, overwrite: bool = False) -> list[Path]:
     _write(table, ("quantile", "clip", "loss"), rows)
     figure, axes = new_figure(1, 1, width=7.5, height=4.2)
     axis = axes[0]
-    for quantile, loss in losses.items():
-        line = axis.plot(clips, loss, label=f"quantile {quantile:g}")[0]
+    ends = []
+    for (quantile, loss), colour in zip(losses.items(), ordered_colours(len(losses)), strict=True):
+        axis.plot(clips, loss, color=colour, lw=2)
         lowest = loss <= loss.min() + 1e-9
-        axis.plot(clips[lowest], loss[lowest], "o-", markevery=[0, -1], ms=8, lw=8, alpha=0.4, color=line.get_color())
+        axis.plot(clips[lowest], loss[lowest], "o-", markevery=[0, -1], ms=8, lw=8, alpha=0.4, color=colour)
+        ends.append(LineEnd(float(clips[-1]), float(loss[-1]), f"quantile {quantile:g}", colour))
     for value in FIGURE1_VALUES:
         axis.axvline(value, color="0.8", lw=0.8, zorder=0)
     axis.set(
         xlabel="clip C (grey lines: the six values 15, 25, 28, 40, 45, 48)",
         ylabel="average loss",
         title="The loss whose minimum is the quantile (thick: where it is least)",
+        xlim=(clips[0], clips[-1]),
         ylim=(0, None),
     )
-    axis.legend(frameon=False)
+    label_ends(axis, ends)
     save_figure(figure, picture)
     return [table, picture]
 
@@ -93,21 +96,27 @@ def figure2(folder: Path, *, seed: int = 0, overwrite: bool = False) -> list[Pat
     """Five quantiles tracked on three log-normal populations: `fig2.csv` and `fig2.png`."""
     Streams(seed)  # refuses what is no seed
     table, picture = _targets(folder, "fig2", overwrite)
-    figure, axes = new_figure(1, len(FIGURE2_POPULATIONS), width=13, height=4.4)
-    rows = []
+    figure, axes = new_figure(1, len(FIGURE2_POPULATIONS), width=13.5, height=4.4)
+    rows, colours = [], ordered_colours(len(QUANTILES))
     for i, (axis, (log_mean, log_stddev)) in enumerate(zip(axes, FIGURE2_POPULATIONS, strict=True)):
-        for j, quantile in enumerate(QUANTILES):
+        ends = []
+        for j, (quantile, colour) in enumerate(zip(QUANTILES, colours, strict=True)):
             own_seed = 100 * seed + 10 * i + j  # the fifteen curves are independent of each other
             clips = track_quantile(log_mean=log_mean, log_stddev=log_stddev, quantile=quantile, seed=own_seed)
             truth = float(np.exp(log_mean + log_stddev * NormalDist().inv_cdf(quantile)))
             rows += [(log_mean, log_stddev, quantile, t, clip, truth) for t, clip in enumerate(clips)]
-            line = axis.plot(clips, lw=1.3, label=f"{quantile:g}")[0]
-            axis.axhline(truth, color=line.get_color(), ls="--", lw=0.9)
+            axis.plot(clips, lw=1.6, color=colour)
+            axis.axhline(truth, color=colour, ls="--", lw=0.9)
+            ends.append(LineEnd(len(clips) - 1, clips[-1], f"{quantile:g}", colour))
         name = "log 10" if log_mean > 0 else "0"
-        axis.set(title=f"norms exp(N({name}, {log_stddev:g}²))", xlabel="round", yscale="log")
+        axis.set(title=f"norms exp(N({name}, {log_stddev:g}²))", xlabel="round", yscale="log", xlim=(0, len(clips) - 1))
+        plain_log_labels(axis)
+        label_ends(axis, ends)
     axes[0].set_ylabel("clip")
-    axes[-1].legend(title="quantile", frameon=False, loc="lower right")
-    figure.suptitle("The clip finds its quantile from 0.1 (dashed: true quantiles; 100 users a round, count noise 5)")
+    figure.suptitle(
+        "The clip finds its quantile from 0.1 (dashed: the true quantile, named at the right; 100 users a round, count "
+        "noise 5)"
+    )
     _write(table, ("log_mean", "log_stddev", "quantile", "round", "clip", "true_quantile"), rows)
     save_figure(figure, picture)
     return [table, picture]

@@ -9,6 +9,7 @@ from typing import Any
 
 from ... import __version__
 from ...metric_direction import lower_is_better
+from ...plotting import ACCENT, ORDERED, ORDERED_DARK, PALETTE, PALETTE_DARK
 from ...privacy.guarantee import delta_rounded_up, rounded_up
 from .collect import Collected
 from .figures import Figure, number_in
@@ -36,6 +37,10 @@ def content(collected: Collected) -> dict[str, Any]:
         "title": _title(collected),
         "made": f"{time.strftime('%Y-%m-%d %H:%M')} by clipline {__version__}",
         "points": POINTS,
+        "colours": {
+            "light": {"runs": PALETTE, "ordered": ORDERED, "accent": ACCENT},
+            "dark": {"runs": PALETTE_DARK, "ordered": ORDERED_DARK, "accent": ACCENT},
+        },
         "runs": [
             {**_run(run, shared, where), "label": label, "differs": differs}
             for run, label, differs in zip(runs, labels, differing, strict=True)
@@ -84,7 +89,9 @@ def _run(run: ReportedRun, shared: Mapping[str, str], where: Mapping[str, str]) 
         "reasons": warnings(run),
         "on_record": run.promise is not None,
         "target": run.target,
-        "final": {name: _short(value) for name, value in run.final.items()},
+        "final": {
+            name: _short(run.final[name]) for name in dict.fromkeys([*run.metrics, *run.final]) if name in run.final
+        },
         "best": {name: _short(value) for name, value in best.items()},
         "released": _released(run),
         "metrics": metrics,

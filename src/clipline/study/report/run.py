@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...tasks.paper_facts import FACTS
+
 # Columns that are not metrics. Others that start with `unprivate_` are not either.
 RELEASED = ("clip", "fraction_within", "epsilon", "delta")
 UNPRIVATE = "unprivate_"
@@ -47,8 +49,11 @@ class ReportedRun:
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the metrics that were measured."""
-        return [name for name in self.columns if name not in RELEASED and not name.startswith(UNPRIVATE)]
+        """Names of the metrics that were measured, the task's own first: as the run says, or as the paper has it."""
+        names = [name for name in self.columns if name not in RELEASED and not name.startswith(UNPRIVATE)]
+        facts = FACTS.get(self.task)
+        main = self.about.get("metric") or self.resolved.get("metric") or (facts and facts.metric_name)
+        return sorted(names, key=lambda name: name != main)  # the others stay in order
 
     @property
     def planned_rounds(self) -> int | None:

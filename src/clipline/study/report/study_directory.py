@@ -83,7 +83,7 @@ def _order(run: ReportedRun) -> tuple[Any, ...]:
 
 
 def _facts_by_task(file: Path) -> dict[str, dict[str, str]]:
-    """What each task was trained on, in words, and which way a metric of one's own is better, by the experiments."""
+    """What each task was trained on, in words, and of a metric of one's own its name and which way it is better."""
     try:
         asked = json.loads(file.read_text(encoding="utf-8"))["experiments"].values()
         protocols = [(one["protocol"], str(one["data"])) for one in asked if "protocol" in one]  # not those of tune
@@ -94,9 +94,10 @@ def _facts_by_task(file: Path) -> dict[str, dict[str, str]]:
 
 def _better(protocol: Mapping[str, Any]) -> dict[str, str]:
     metric, lower = protocol.get("own_metric"), protocol.get("own_lower")
-    if metric is None or lower is None:  # a task of the paper, whose metric says it by its name
+    if metric is None:  # a task of the paper, whose metric is known
         return {}
-    return better_facts({str(metric): "lower" if lower else "higher"})
+    said = {} if lower is None else better_facts({str(metric): "lower" if lower else "higher"})
+    return {"metric": str(metric), **said}
 
 
 def _run(file: Path, record: Mapping[str, Any]) -> ReportedRun:

@@ -46,8 +46,9 @@ def noise_chart(answer: Tuned) -> str:
         f"{answer.question.target.cohort_size} users</text>",
         f'<text x="{_LEFT - 50}" y="{_TOP - 10}">{html.escape(metric.name)}</text>',
     ]
+    digits = max(0, 1 - math.floor(math.log10(0.3 * (high - low))))  # two of the step between two labels
     parts += [
-        f'<text x="{_LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+        f'<text x="{_LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.{digits}f}</text>'
         for value in (low + (high - low) * part for part in (0.05, 0.35, 0.65, 0.95))
     ]
     parts += [

@@ -52,10 +52,10 @@ class RunDirectory(Callback):
     result: one that was released and not stored yet is run again with other noise, and charged again.
 
     `facts` (name -> text) are stored with the model and in the title of the figure; one called `measured_on` says whom
-    the metrics are about. `metric` is the one to draw, the first if left out. `same` (name -> value) is what else must
-    be the same on a resume, such as a version of your loss, whose code cannot be compared. `settings` is TOML to store
-    in the place of a description of the training, `task` says how `clipline.load` finds the model's code, and `lock` is
-    a lock on the folder that the caller has taken.
+    the metrics are about. `metric` is the one to draw and the first of a report, the first measured if left out. `same`
+    (name -> value) is what else must be the same on a resume, such as a version of your loss, whose code cannot be
+    compared. `settings` is TOML to store in the place of a description of the training, `task` says how `clipline.load`
+    finds the model's code, and `lock` is a lock on the folder that the caller has taken.
     """
 
     def __init__(
@@ -232,6 +232,7 @@ class RunDirectory(Callback):
         else:  # settings of the caller's own have no place for facts
             facts = {f"facts.{' '.join(name.split())}": value for name, value in (self.facts or {}).items()}
             text += _comments("What it is about", facts)
+        text += _comments("What its report leads with", {"metric": self.metric} if self.metric else {})
         text += resolved_comments(training) + _comments("Where it ran", where_it_ran(training))
         (self.path / SETTINGS).touch(mode=0o600)  # it holds the seed, by which the noise can be subtracted
         (self.path / SETTINGS).write_text(text, encoding="utf-8")

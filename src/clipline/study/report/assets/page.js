@@ -1,10 +1,10 @@
 "use strict";
 // Draws the report from the JSON beside it. Text of runs goes onto the page as text only (textContent), never as HTML.
 (() => {
-  const LIGHT = ["#0b6e8f", "#c2560a", "#3f8f4f", "#a8324a", "#6b4fa0", "#8a6d00", "#0f7b7b", "#b0418f", "#4a5fb5", "#7a5237"];
-  const DARK = ["#63c3e3", "#ffa75e", "#86d597", "#ff8fa3", "#b9a2ef", "#e0c455", "#62d3cf", "#f09bd8", "#9db0ff", "#d1a687"];
+  const MARKERS = { circle: "●", square: "■", up: "▲", diamond: "◆", down: "▼", star: "★", plus: "✚" }; // the first five in the order of colours
   const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
   const MANY = 12;         // legend entries from which on the legend scrolls
+  const FEW = 3;           // curves up to which points are marked
   const READ_OUT = 6;      // curves whose values are all written below a chart; of more, the nearest one's
   const TABLE_RUNS = 10;   // runs whose every round stands in a table; of more, a line each
   const poll = Number(document.documentElement.dataset.poll);
@@ -62,20 +62,46 @@
   function groups() {
     const first = new Map();
     shownRuns().forEach((run) => { if (!first.has(run.label)) first.set(run.label, run); });
-    const labels = [...first.keys()];
-    if (labels.length <= 2 * LIGHT.length) return new Map(labels.map((label, i) => [label, { label, ...look(i, labels.length) }]));
-    // Too many for a colour each: one for each kind of clip, and a dash for each noise.
-    const clips = [...new Set(shownRuns().map((run) => run.clip_kind))], noises = [...new Set(shownRuns().map((run) => run.noise))];
-    return new Map(labels.map((label) => [label, { label, color: look(clips.indexOf(first.get(label).clip_kind), clips.length).color,
-      dash: DASHES[noises.indexOf(first.get(label).noise) % DASHES.length] }]));
+    const labels = [...first.keys()], runs = [...first.values()];
+    const clips = [...new Set(runs.map((run) => run.clip_kind))].sort(byNumber), noises = [...new Set(runs.map((run) => run.noise))].sort((a, b) => a - b);
+    const pairs = new Set(runs.map((run) => `${run.clip_kind} ${run.noise}`));
+    // Of a study: clip and noise tell its groups apart, or its many clips matter most.
+    const told = runs.some((run) => run.label !== run.name) && (pairs.size === runs.length || clips.length > FEW);
+    if (!told && labels.length <= 2 * colours().runs.length) return new Map(labels.map((label, i) => [label, { label, marked: labels.length <= FEW, ...look(i) }]));
+    // Clips and noises have an order: the colour is the clip's, the dash the noise's; fixed clips are drawn thinner.
+    const kind = (clip) => clip.replace(/ .*/, "");
+    const several = new Set(clips.map(kind)).size > 1;
+    return new Map(runs.map((run) => {
+      const alike = clips.filter((clip) => kind(clip) === kind(run.clip_kind)), z = noises.indexOf(run.noise);
+      const shown = clips.length === 1 ? ordered(z, noises.length) : alike.length > 1 ? ordered(alike.indexOf(run.clip_kind), alike.length) : lookOf(run.clip_kind === "none" ? "plain" : "accent");
+      return [run.label, { label: run.label, ...shown, dash: clips.length === 1 ? [] : DASHES[z % DASHES.length],
+        width: several && kind(run.clip_kind) === "fixed" ? 1 : 2 }];
+    }));
   }
-  function look(i, of) {
-    const palette = darkNow() ? DARK : LIGHT;
-    if (of <= palette.length * 2) return { color: palette[i % palette.length], dash: DASHES[Math.floor(i / palette.length)] };
-    return { color: `hsl(${Math.round((360 * i) / of)} ${darkNow() ? "75% 70%" : "70% 36%"})`, dash: DASHES[i % DASHES.length] };
+  const byNumber = (a, b) => a.localeCompare(b, undefined, { numeric: true });
+  const colours = () => data.colours[darkNow() ? "dark" : "light"];
+  const marker = (i) => Object.keys(MARKERS)[i % 5];
+  // What has no order: a colour each, and dashes where there are more than colours.
+  function look(i) {
+    const { runs } = colours();
+    return { color: runs[i % runs.length], dash: DASHES[Math.floor(i / runs.length) % DASHES.length], marker: marker(i) };
+  }
+  // The i-th of so many that have an order, as `ordered_colours` in plotting.py.
+  function ordered(i, of) {
+    const stops = colours().ordered, place = (i * (stops.length - 1)) / Math.max(of - 1, 1), left = Math.min(Math.floor(place), stops.length - 2);
+    const part = (stop, k) => parseInt(stops[stop].slice(1 + 2 * k, 3 + 2 * k), 16);
+    const mixed = [0, 1, 2].map((k) => Math.round(part(left, k) + (part(left + 1, k) - part(left, k)) * (place - left)));
+    return { color: `#${mixed.map((value) => value.toString(16).padStart(2, "0")).join("")}`, dash: [], marker: marker(i) };
+  }
+  // As `Look` in figures.py.
+  function lookOf(which) {
+    if (Array.isArray(which)) return ordered(...which);
+    if (which === "accent") return { color: colours().accent, dash: [], marker: "star", width: 3 };
+    return which === "plain" ? { color: axisLook().stroke, dash: [], marker: "plus" } : look(which);
   }
   const chip = (entry) => el("span", { class: "chip", "aria-hidden": "true",
-    style: { borderTopColor: entry.color, borderTopStyle: entry.dash.length ? "dashed" : "solid" } });
+    style: { borderTopColor: entry.color, borderTopStyle: entry.dash.length ? "dashed" : "solid", borderTopWidth: `${(entry.width || 2) + 1}px` } },
+    entry.marked ? el("span", { class: "mark", style: { color: entry.color } }, MARKERS[entry.marker]) : null);
   function toggle(entry, pressed, onchange, title) {
     const button = el("button", { type: "button", "aria-pressed": pressed, title }, chip(entry), el("span", null, entry.label));
     button.addEventListener("click", () => {
@@ -163,13 +189,16 @@
       if (spec.ticks.some((tick) => tick.includes(", "))) x.size = 46;
       x.grid = { show: false };
     } else x.incrs = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 1e6];
-    const y = { ...look, size: 58, values: (u, splits) => splits.map((v) => (v === null ? "" : short(v, 3))) };
+    const y = { ...look, size: (u, labels) => Math.max(58, 20 + 7 * Math.max(0, ...(labels || []).map((label) => label.length))),
+      values: (u, splits, axis, space, step) => splits.map((v) => (v === null ? "" : spec.log ? short(v, 3) : v.toFixed(digitsOf(step)))) };
     if (spec.log) {
       const round = (u, splits) => splits.map((v) => (logTick(v, u.scales.y) ? v : null));
       Object.assign(y, { filter: round, grid: { ...look.grid, filter: round }, ticks: { ...look.ticks, filter: round } });
     }
+    const named = spec.ends ? drawn.filter((one) => one.x.length > 1) : [];
     return {
       width: widthOf(kept.plot), height: HEIGHT, legend: { show: false },
+      padding: [null, named.length ? 16 + 6.2 * Math.max(...named.map((one) => one.label.length)) : null, null, null],
       cursor: { drag: { x: !spec.ticks, y: false }, focus: { prox: many ? 30 : -1 }, points: { show: !many, size: 7 },
         dataIdx: (u, seriesIndex, i) => nearest(u.data[seriesIndex], i) },
       focus: { alpha: many ? 0.15 : 1 },
@@ -177,16 +206,22 @@
         y: { distr: spec.log ? 3 : 1, range: spec.log ? logRange : spec.range } },
       axes: [x, y],
       series: [{}, ...drawn.map((one) => ({
-        label: one.label, stroke: one.color, dash: one.dash, width: one.width || (many ? 1 : 1.75), spanGaps: true, show: !one.hidden(),
-        paths: one.dots ? () => null : undefined, alpha: one.dots ? 0.8 : 1,
-        points: { show: Boolean(one.dots || one.points), size: one.dots ? one.dots : 6, fill: one.color, stroke: one.color },
+        label: one.label, stroke: one.color, dash: one.dash, width: (one.width || 1.75) / (many ? 2 : 1), spanGaps: !spec.ticks, show: !one.hidden(),
+        paths: one.dots || one.lone ? () => null : undefined, alpha: one.dots ? 0.8 : 1,
+        points: { show: Boolean(one.dots), size: one.dots, fill: one.color, stroke: one.color },
       }))],
       hooks: {
-        draw: [(u) => { intervals(u, drawn); (spec.levels ? spec.levels() : []).forEach((level) => line(u, level)); }],
+        draw: [(u) => { intervals(u, drawn); drawn.forEach((one) => marks(u, one)); ends(u, named); (spec.levels ? spec.levels() : []).forEach((level) => line(u, level)); }],
         setCursor: [(u) => read(kept, u)],
         setSeries: [(u) => read(kept, u)],
       },
     };
+  }
+
+  // As many digits after the point as the step between two labels needs: 0.0005 has four, 2.5 has one.
+  function digitsOf(step) {
+    for (let digits = 0; digits < 12; digits++) if (Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) < 1e-6) return digits;
+    return 12;
   }
 
   // Of a logarithmic axis: out to the next whole digit on both sides, so that the curve fills the chart (uPlot goes to powers of ten).
@@ -236,9 +271,9 @@
     u.ctx.lineWidth = 1.5 * devicePixelRatio;
     drawn.forEach((one) => {
       if (!one.low || one.hidden()) return;
-      u.ctx.strokeStyle = one.color;
       one.x.forEach((x, i) => {
         if (one.low[i] === null || one.high[i] === null) return;
+        u.ctx.strokeStyle = (one.looks && one.looks[i] || one).color;
         const at = u.valToPos(x, "x", true), cap = 6 * devicePixelRatio;
         const [low, high] = [u.valToPos(one.low[i], "y", true), u.valToPos(one.high[i], "y", true)];
         u.ctx.beginPath();
@@ -252,11 +287,70 @@
     u.ctx.restore();
   }
 
+  function marks(u, one) {
+    if (!one.points || one.dots || one.hidden()) return;
+    const unit = (one.width > 2 || one.lone ? 6 : 4) * devicePixelRatio, turn = Math.PI / 180;
+    const round = (x, y, angles, far = () => 1.2) => angles.forEach((angle, k) => u.ctx.lineTo(x + unit * far(k) * Math.sin(angle * turn), y - unit * far(k) * Math.cos(angle * turn)));
+    const shapes = {
+      circle: (x, y) => u.ctx.arc(x, y, unit, 0, 2 * Math.PI),
+      square: (x, y) => u.ctx.rect(x - unit * 0.9, y - unit * 0.9, 1.8 * unit, 1.8 * unit),
+      up: (x, y) => round(x, y, [0, 120, 240]), down: (x, y) => round(x, y, [60, 180, 300]), diamond: (x, y) => round(x, y, [0, 90, 180, 270]),
+      star: (x, y) => round(x, y, [...Array(10).keys()].map((k) => 36 * k), (k) => (k % 2 ? 0.55 : 1.4)),
+      plus: (x, y) => { u.ctx.rect(x - unit, y - unit / 3, 2 * unit, unit / 1.5); u.ctx.rect(x - unit / 3, y - unit, unit / 1.5, 2 * unit); },
+    };
+    u.ctx.save();
+    one.x.forEach((x, i) => {
+      if (one.y[i] === null || x < u.scales.x.min || x > u.scales.x.max) return;
+      const shown = one.looks && one.looks[i] || one;
+      u.ctx.fillStyle = shown.color;
+      u.ctx.beginPath();
+      shapes[shown.marker](u.valToPos(x, "x", true), u.valToPos(one.y[i], "y", true));
+      u.ctx.fill();
+    });
+    u.ctx.restore();
+  }
+
+  // Names lines where they end, as `label_ends` in plotting.py.
+  function ends(u, named) {
+    const found = named.filter((one) => !one.hidden()).map((one) => ({ one, i: one.y.findLastIndex((v) => v !== null) })).filter(({ i }) => i >= 0);
+    const at = found.map(({ one, i }) => u.valToPos(one.y[i], "y", true)), gap = 14 * devicePixelRatio;
+    const right = u.bbox.left + u.bbox.width;
+    u.ctx.save();
+    u.ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    u.ctx.textAlign = "left";
+    u.ctx.textBaseline = "middle";
+    spread(at, gap, u.bbox.top, u.bbox.top + u.bbox.height).forEach((y, k) => {
+      const { one, i } = found[k];
+      u.ctx.strokeStyle = one.color;
+      u.ctx.fillStyle = axisLook().stroke;
+      u.ctx.lineWidth = devicePixelRatio;
+      u.ctx.beginPath();
+      u.ctx.moveTo(u.valToPos(one.x[i], "x", true), at[k]);
+      u.ctx.lineTo(right + 4 * devicePixelRatio, y);
+      u.ctx.stroke();
+      u.ctx.fillText(one.label, right + 7 * devicePixelRatio, y);
+    });
+    u.ctx.restore();
+  }
+  function spread(places, gap, low, high) {
+    const order = places.map((_, i) => i).sort((a, b) => places[a] - places[b]), mean = (block) => block.reduce((a, b) => a + b) / block.length;
+    const step = Math.min(gap, (high - low) / Math.max(places.length - 1, 1)), blocks = [];
+    order.forEach((i, rank) => {
+      blocks.push([places[i] - rank * step]);
+      while (blocks.length > 1 && mean(blocks.at(-2)) > mean(blocks.at(-1))) blocks.push(blocks.splice(-2).flat());
+    });
+    const moved = blocks.flatMap((block) => block.map(() => Math.min(Math.max(mean(block), low), high - step * (places.length - 1))));
+    const found = [];
+    order.forEach((i, rank) => (found[i] = moved[rank] + rank * step));
+    return found;
+  }
+
   function read(kept, u) {
     const at = u.cursor.idx;
     if (at === null || at === undefined) { kept.readout.textContent = ""; return; }
     const name = (i) => (kept.spec.ticks ? kept.spec.ticks[u.data[0][i]] : `round ${short(u.data[0][i])}`);
     let shown = kept.series.map((one, i) => [one, i + 1]).filter(([one]) => !one.hidden());
+    if (kept.spec.ticks) shown = shown.filter(([, i]) => typeof u.data[i][at] === "number");
     if (shown.length > READ_OUT) {
       const top = u.cursor.top;
       const far = ([, i]) => { const v = u.data[i][nearest(u.data[i], at)]; return v === null ? Infinity : Math.abs(u.valToPos(v, "y") - top); };
@@ -288,7 +382,7 @@
       const known = groups(), runs = shownRuns();
       const series = runs.map((run) => ({ ...known.get(run.label), ...get(run), run, label: runs.length > 1 ? nameOf(run) : title,
         hidden: () => state.hidden.has(run.label) })).filter((one) => one.x.length && one.y.some((v) => v !== null));
-      const few = series.length <= 3;
+      const few = series.length <= FEW;
       if (extra.dots && few) series.forEach((one) => (one.dots = 4));
       if (extra.points && few) series.forEach((one) => (one.points = one.x.length <= 60));
       const more = extra.more ? extra.more(runs, known) : [];
@@ -410,16 +504,23 @@
     const hidden = new Set();
     let kept = null;
     const box = chart(key, () => {
-      const series = figure.lines.map((line, i) => ({ label: line.label, ...look(i, figure.lines.length), hidden: () => hidden.has(line.label),
-        x: line.points.map((p) => p.x), y: line.points.map((p) => p.value), points: true, dots: figure.name === "fig7" || line.points.length < 2 ? 9 : 0,
-        low: line.points.map((p) => p.low), high: line.points.map((p) => p.high), notes: line.points.map((p) => p.note) }));
+      const places = figure.ticks.map((_, i) => i);
+      const series = figure.lines.map((line, i) => {
+        const points = places.map((x) => line.points.find((p) => p.x === x)), of = (name) => points.map((p) => (p && p[name] !== null ? p[name] : null));
+        return { label: line.label, ...lookOf(figure.looks[i]), hidden: () => hidden.has(line.label), x: places, y: of("value"), points: true, marked: true,
+          lone: line.points.some((p) => p.look !== null), looks: of("look").map((which) => (which === null ? null : lookOf(which))),
+          low: of("low"), high: of("high"), notes: of("note") };
+      });
       const ends = figure.lines.flatMap((line) => line.points.flatMap((p) => [p.value, p.low, p.high])).filter((v) => v !== null);
       const [low, high] = [Math.min(...ends), Math.max(...ends)], pad = (high - low) * 0.08 || Math.abs(high) * 0.05 || 1;
       const interval = figure.lines.some((line) => line.points.some((p) => p.low !== null));
-      return { title, x_label: figure.x_label, ticks: figure.ticks, series, range: () => [low - pad, high + pad],
-        note: [figure.metric === "value" ? "" : `The metric is ${figure.metric}${figure.lower_is_better ? ", lower is better" : ""}.`, !interval ? "" : figure.name === "fig7" ? "Bars: 95% interval of the mean over seeds, on the test users." : "Bars: the interval in the table."].join(" ").trim(),
+      const [below, scaled] = figure.x_label.split("; "); // the whole is too long for a narrow chart
+      return { title, x_label: below, ticks: figure.ticks, series, ends: series.length > 1 && series.every((one) => one.label.length < 17), range: () => [low - pad, high + pad],
+        note: [figure.metric === "value" ? "" : `The metric is ${figure.metric}${figure.lower_is_better ? ", lower is better" : ""}.`, !interval ? "" : figure.name === "fig7" ? "Bars: 95% interval of the mean over seeds, on the test users." : "Bars: the interval in the table.",
+          figure.name === "fig3" ? "Dashed: no clipping." : "", scaled ? `z is for 100 users a round; ${scaled}.` : ""].filter(Boolean).join(" "),
         legend: figure.lines.length > 1 ? el("div", { class: "legend", role: "group", "aria-label": `Legend of ${title}` }, series.map((one) =>
           toggle(one, !hidden.has(one.label), (show) => { if (show) hidden.delete(one.label); else hidden.add(one.label); kept.show(); }))) : null,
+        levels: () => figure.lines.flatMap((line) => line.points.filter((p) => p.look === "plain").map((p) => ({ value: p.value, color: axisLook().stroke }))),
         numbers: () => (figure.columns.length ? csvTable(figure) : pointsTable(figure)) };
     });
     kept = charts.at(-1);
@@ -472,7 +573,8 @@
   function runsTable() {
     if (data.runs.length < 2) return [];
     const known = groups(), tasks = new Set(data.runs.map((run) => run.task));
-    const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.final)))].slice(0, 4);
+    const own = data.runs.map((run) => Object.keys(run.final)), firsts = new Set(own.flatMap((names) => names.slice(0, 1)));
+    const names = [...new Set([...firsts, ...own.flat()])].slice(0, Math.max(4, firsts.size)); // the metric of each task comes first
     const columns = [
       { name: "run", get: (run) => run.name, show: (run) => el("span", null, known.has(run.label) ? chip(known.get(run.label)) : null, " ", run.name) },
       tasks.size > 1 ? { name: "task", get: (run) => run.task } : null,
