@@ -71,7 +71,8 @@ def test_the_figure_of_a_run_directory_has_all_rounds_and_the_facts(real_curves,
     run = training()
     result = run.run([RunDirectory(tmp_path / "r", facts=facts), evaluate()])
     assert titles(drawn[0])[0] == "accuracy on other riders"
-    assert drawn[0].get_suptitle().replace("\n", " ") == f"task rides, data drawn {result.guarantee}"
+    named = f"run {tmp_path.name}/r"
+    assert drawn[0].get_suptitle().replace("\n", " ") == f"task rides, data drawn, {named} {result.guarantee}"
     assert len(drawn[0].axes[1].get_lines()[0].get_xdata()) == 12
     assert (tmp_path / "r" / CURVES).exists()
 

@@ -51,11 +51,11 @@ class RunDirectory(Callback):
     with every round that is reported, before the next report, since such a round cannot be run again with the same
     result: one that was released and not stored yet is run again with other noise, and charged again.
 
-    `facts` (name -> text) are stored with the model and in the title of the figure; one called `measured_on` says whom
-    the metrics are about. `metric` is the one to draw, the first if left out. `same` (name -> value) is what else must
-    be the same on a resume, such as a version of your loss, whose code cannot be compared. `settings` is TOML to store
-    in the place of a description of the training, `task` says how `clipline.load` finds the model's code, and `lock` is
-    a lock on the folder that the caller has taken.
+    `facts` (name -> text) are stored with the model and in the title of the figure, which names the folder too; one
+    called `measured_on` says whom the metrics are about. `metric` is the one to draw, the first if left out. `same`
+    (name -> value) is what else must be the same on a resume, such as a version of your loss, whose code cannot be
+    compared. `settings` is TOML to store in the place of a description of the training, `task` says how `clipline.load`
+    finds the model's code, and `lock` is a lock on the folder that the caller has taken.
     """
 
     def __init__(
@@ -190,7 +190,9 @@ class RunDirectory(Callback):
                 metric=self.metric,
                 quantile=quantile_of(self._training),
                 title=", ".join(
-                    f"{name} {value}" for name, value in facts.items() if name not in ("measured_on", LOWER, HIGHER)
+                    f"{name} {value}"
+                    for name, value in {**facts, "run": "/".join(self.path.resolve().parts[-2:])}.items()
+                    if name not in ("measured_on", LOWER, HIGHER)
                 ),
                 measured_on=facts.get("measured_on", ""),
             )
