@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,5 +45,7 @@ def plain_log_labels(axis: Axes) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write as PNG."""
-    figure.savefig(path, dpi=130)
+    """Write as PNG; letters that the font lacks become boxes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        figure.savefig(path, dpi=130)

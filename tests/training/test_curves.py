@@ -77,6 +77,14 @@ def test_the_figure_of_a_run_directory_has_all_rounds_and_the_facts(real_curves,
     assert (tmp_path / "r" / CURVES).exists()
 
 
+def test_a_folder_may_have_any_name(real_curves, tmp_path):
+    folder = (
+        tmp_path / "run $x^$ \udcff 走"
+    )  # formulas that are none, a byte that is no UTF-8, letters that no font has
+    training().run([RunDirectory(folder), evaluate()])
+    assert (folder / CURVES).stat().st_size > 10_000
+
+
 def test_a_long_title_and_the_guarantee_fit_above_the_figure(tmp_path, drawn):
     result = training().run([Curves(tmp_path / "c.png", title=" ".join(["rides of a town"] * 20))])
     figure = drawn[0]

@@ -110,8 +110,9 @@ def draw_curves(
     for axis in (measured, clip, epsilon, within):
         axis.set_xlim(0, number[-1] + 1)
         axis.set_xlabel("round")
+    title = title.encode("utf-8", "replace").decode()  # a folder's name may be no text, nor meant as mathematics
     lines = [textwrap.fill(text, _LINE) for text in (title, str(guarantee)) if text]
-    figure.suptitle("\n".join(lines), fontsize=10)
+    figure.suptitle("\n".join(lines), fontsize=10, parse_math=False)
     save_figure(figure, path)
 
 
