@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,5 +114,7 @@ def plain_log_labels(axis: Axes) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write as PNG."""
-    figure.savefig(path, dpi=130)
+    """Write as PNG; letters that the font lacks become boxes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        figure.savefig(path, dpi=130)

@@ -23,6 +23,8 @@ from clipline.study.report.content import content
 from clipline.tasks.own.own_task import own_task
 from clipline.tasks.settings import TrainSettings
 from clipline.tasks.sweep import train_many
+from clipline.training import loggers
+from clipline.training.callbacks import Callback
 from clipline.training.progress import Progress
 
 PAGE = (ROOT / "docs" / "own_model.md").read_text()
@@ -176,6 +178,7 @@ def test_flags_override_the_file_which_overrides_what_the_task_says(mine, tmp_pa
 
 
 def test_an_interrupted_run_of_ones_own_is_resumed(mine, tmp_path, monkeypatch):
+    monkeypatch.setattr(loggers, "TensorBoard", lambda *_, **__: Callback())  # which need not be installed
     flags = ["train", "mine.py", "--data", "store", "--workers", 1, "--seed", 1, "--rounds", 9]
     mine(*flags, "--out", "whole")
 
@@ -191,8 +194,9 @@ def test_an_interrupted_run_of_ones_own_is_resumed(mine, tmp_path, monkeypatch):
     out = interrupted(0, *flags, "--out", "part")
     assert "interrupted: go on with  clipline train mine.py --resume part\n" in out
     (tmp_path / "store").rename(tmp_path / "moved")
-    out = interrupted(4, "train", "mine.py", "--resume", "part", "--data", "moved")
-    assert "go on with  clipline train mine.py --resume part --data moved\n" in out
+    flags = ["--tensorboard", "--no-report"]  # which no file stores
+    out = interrupted(4, "train", "mine.py", "--resume", "part", "--data", "moved", *flags)
+    assert "go on with  clipline train mine.py --resume part --data moved --tensorboard --no-report\n" in out
     code, _, err = mine("train", "mine.py", "--resume", "part", "--data", "moved")
     done = re.search(r"Poisson sampling, (\d) rounds", out).group(1)  # 5, or 6 if the metric came late
     assert re.search(rf"going on after {done} of 9 rounds; what was released so far spent epsilon [0-9.]+\n", err)
@@ -216,7 +220,7 @@ def test_a_run_is_resumed_from_another_folder_and_not_with_other_code(mine, tmp_
     (tmp_path / "inner" / "mine.py").write_text(TASK + "\n# another one\n")
     code, _, err = mine("train", "inner/mine.py", "--resume", "part")
     assert code == 2
-    assert err.endswith("cannot be resumed, the code has changed: restore it, or start a new run\n")
+    assert err.endswith("cannot be resumed, the code of mine.py has changed: restore it, or start a new run\n")
     monkeypatch.chdir(tmp_path / "inner")
     code, _, err = mine("train", "../mine.py", "--resume", "../part", "--data", "../store")
     assert code == 0, err
@@ -229,6 +233,8 @@ def test_a_run_directory_has_no_file_run_that_was_not_named(mine, tmp_path):
     stored = (tmp_path / "run" / "settings.toml").read_text()
     (tmp_path / "run" / "settings.toml").write_text(stored.replace('"mine.py"', '"evil.py"'))
     (tmp_path / "evil.py").write_text(TASK + "\nopen('ran', 'w').close()\n")
+    code, _, err = mine("train", "--resume", "run", "--tensorboard")
+    assert (code, err.endswith("clipline train evil.py --resume run --tensorboard\n")) == (2, True)
     code, _, err = mine("train", "--resume", "run", "--data", "store")
     assert code == 2
     assert "'evil.py', and no code is run that you have not named" in err

@@ -146,8 +146,28 @@ def test_a_row_alone_may_have_gaps_where_the_training_filled_them(tmp_path):
     (tmp_path / "t.csv").write_text("km,stops,mode\n,,\n")
     said = {"fill": {"km": 2.5, "stops": 1}, "categories": {"mode": ["bus", "tram"]}}
     options = ColumnOptions.of(said)
-    for data in (tmp_path / "t.csv", pa.table({"km": [None], "stops": [None], "mode": [None]})):
+    gaps = {"km": [None], "stops": [None], "mode": [None]}
+    for data in (tmp_path / "t.csv", pa.table(gaps), gaps):
         fields = arrays_of(data, ["km", "stops", "mode"], only="", options=options).fields
         assert {name: field.tolist() for name, field in fields.items()} == {"km": [2.5], "stops": [1], "mode": [2]}
     with pytest.raises(PopulationError, match=r"has no value for 'km' in row 1 .*: fill the gaps or drop the rows"):
         arrays_of(pa.table({"km": [None]}), ["km"], only="")
+    halves = ColumnOptions.of({"fill": {"km": 0.5}})
+    assert arrays_of({"km": [None, None]}, ["km"], only="", options=halves).fields["km"].tolist() == [0.5, 0.5]
+    left = ColumnOptions.of({"missing": "zero-update", "lengths": {"km": 1}})
+    assert np.isnan(arrays_of({"km": [[None]]}, ["km"], only="", options=left).fields["km"]).all()
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (["bus"], "field 'km' is text but a store holds numbers: give numbers, as in the training, or the same text="),
+        (["1", "2", "far"], "field 'km' is text, as 1 of 3 values is no number (row 3): give numbers in all rows"),
+        (["1", "2"], "field 'km' holds numbers written as text: convert it"),
+    ],
+)
+def test_text_where_the_training_had_numbers_is_refused_with_what_can_be_done_here(column, words):
+    for data in (pa.table({"km": column}), {"km": column}):
+        with pytest.raises(PopulationError) as error:
+            arrays_of(data, ["km"], only="", options=ColumnOptions.of({"fill": {"km": 0.5}}))
+        assert words in str(error.value)

@@ -99,9 +99,18 @@ def test_the_figure_of_a_run_directory_has_all_rounds_and_the_facts(real_curves,
     run = training(seed=2**61)
     result = run.run([RunDirectory(tmp_path / "r", facts=facts), evaluate()])
     assert titles(drawn[0])[0] == "accuracy on other riders"
-    assert drawn[0].get_suptitle().replace("\n", " ") == f"task rides, data drawn {result.guarantee}"
+    named = f"run {tmp_path.name}/r"
+    assert drawn[0].get_suptitle().replace("\n", " ") == f"task rides, data drawn, {named} {result.guarantee}"
     assert len(drawn[0].axes[1].get_lines()[0].get_xdata()) == 12
     assert (tmp_path / "r" / CURVES).exists()
+
+
+def test_a_folder_may_have_any_name(real_curves, tmp_path):
+    folder = (
+        tmp_path / "run $x^$ \udcff 走"
+    )  # formulas that are none, a byte that is no UTF-8, letters that no font has
+    training().run([RunDirectory(folder), evaluate()])
+    assert (folder / CURVES).stat().st_size > 10_000
 
 
 def test_a_long_title_and_the_guarantee_fit_above_the_figure(tmp_path, drawn):

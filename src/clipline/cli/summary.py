@@ -24,10 +24,12 @@ def summary(
     path: Path,
     report: Path | None = None,
     planned: Guarantee | None = None,
+    flags: str = "",
 ) -> str:
     """A few lines to quote: metric, data, guarantee, clip, files, and last the path of the report.
 
-    Of an interrupted run also what was `planned`, which holds whatever made somebody stop.
+    Of an interrupted run also what was `planned`, which holds whatever made somebody stop, and how to go on, with the
+    `flags` that no file stores.
     """
     begin = settings.controller().init().clip
     clip = "none" if settings.clip == "none" else f"{begin:.3g} -> {_last_clip(result):.3g}"
@@ -55,7 +57,9 @@ def summary(
         named = (
             f"{shlex.quote(settings.task)} " if is_task_file(settings.task) else ""
         )  # no code runs that is not named
-        lines.append(f"interrupted: go on with  clipline train {named}--resume {path}{_moved_data(settings, path)}")
+        lines.append(
+            f"interrupted: go on with  clipline train {named}--resume {path}{_moved_data(settings, path)}{flags}"
+        )
         if planned is not None and result.guarantee.private and planned.epsilon > result.guarantee.epsilon:
             lines.append(f"if you stopped because of what you saw, quote what was planned: {planned}")
     if result.guarantee.private and _seed_guessable(settings):

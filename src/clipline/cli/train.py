@@ -19,7 +19,7 @@ import click
 from ..errors import CliplineError, RunError, SettingError, refuse
 from ..metric_direction import better_facts
 from ..settings import GROUPS, RUN, SETTINGS
-from ..tasks import DEFAULT_TASK, TASK_NAMES, file_and_name, is_task_file, task_named
+from ..tasks import DEFAULT_TASK, TASK_NAMES, file_and_name, is_task_file, task_named, title_name
 from .parser import Argument, Command, Option, flags_for
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ def train(
             "stored: drop the rest"
         )
     with _locked(resume) as lock:  # before its settings are read
-        _check_named(task, resume)
+        _check_named(task, resume, " --tensorboard" * tensorboard + " --no-report" * no_report)
         chosen = resolve(task, resume / "settings.toml", given, same_data=True)
         return run(*chosen, None, resume, as_json, lock, tensorboard=tensorboard, report=not no_report)
 
 
-def _check_named(task: str | None, run: Path) -> None:
+def _check_named(task: str | None, run: Path, flags: str) -> None:
     """Refuse to run a Python file because a run directory names it: whoever wrote the directory chose that name.
 
     The checksum beside it proves nothing either, as the same hand wrote it. A file that is named may lie elsewhere now,
@@ -83,7 +83,8 @@ def _check_named(task: str | None, run: Path) -> None:
     if task is None and is_task_file(stored):
         raise RunError(
             f"the model of {str(run)!r} is defined in the file {stored[:200]!r}, and no code is run that you have not "
-            f"named: read that file, then clipline train {shlex.quote(stored[:200])} --resume {shlex.quote(str(run))}"
+            f"named: read that file, then clipline train {shlex.quote(stored[:200])} --resume "
+            f"{shlex.quote(str(run))}{flags}"
         )
 
 
@@ -204,7 +205,7 @@ def run(
 
     directory = RunDirectory(
         path,
-        facts=_facts(task, used),
+        facts=_facts(task, settings, used),
         metric=metric,
         checkpoint_every=settings.measured_every,
         unprivate_timing=settings.unprivate_timing,
@@ -220,13 +221,15 @@ def run(
     if as_json:
         print(json.dumps(summary_json(task, settings, used, result, metric, users, path, page)))
     else:
-        print(summary(settings, used, result, metric, path, page, training.planned))
+        flags = " --tensorboard" * tensorboard + " --no-report" * (not report)
+        print(summary(settings, used, result, metric, path, page, training.planned, flags))
     return 130 if result.stopped == "interrupted" else 0
 
 
-def _facts(task: Task, used: DataUsed) -> dict[str, str]:
+def _facts(task: Task, settings: TrainSettings, used: DataUsed) -> dict[str, str]:
     """What the run is about, as it is stored beside it."""
-    facts = {"task": task.name, "data": used.kind, "measured_on": used.measured_on, **better_facts(task.better)}
+    facts = {"task": title_name(task.name, settings.task), "data": used.kind, "measured_on": used.measured_on}
+    facts |= better_facts(task.better)
     known = {"data_source": used.source, "data_checksum": used.checksum}
     return facts | {name: value for name, value in known.items() if value is not None}
 
@@ -246,7 +249,8 @@ def _must_be_same(task: Task, settings: TrainSettings) -> dict[str, Any]:
     """What a resumed run must agree in, beyond what the training itself knows: options of the task and its code."""
     free = ("workers", "data", "unprivate_timing", "seed")
     chosen = {name: value for name, value in asdict(settings).items() if name not in free}
-    return {**chosen, "task": _file_name(settings.task), "code": task.code}
+    name = _file_name(settings.task)
+    return {**chosen, "task": name, f"code of {name.partition(':')[0]}": task.code}
 
 
 def _code_of(task: Task, settings: TrainSettings) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def columns_of(where: str, names: Sequence[str], user_column: str, fields: Seque
 
 def short(error: BaseException) -> str:
     """The first line of a library's message, at most 160 characters, without the values that Arrow quotes."""
-    message = re.sub(r"(invalid value|got \d+:) .*", r"\1 (not shown)", str(error), flags=re.DOTALL)
+    message = re.sub(r"(invalid value|got \d+:|couldn't parse:) ?.*", r"\1 (not shown)", str(error), flags=re.DOTALL)
     return (message.splitlines() or [type(error).__name__])[0][:160]
 
 

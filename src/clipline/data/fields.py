@@ -88,7 +88,12 @@ def not_numbers(name: str, what: str, texts: NDArray[Any] | None = None) -> Popu
 
     If most of its `texts` are numbers, the others are mistakes, most likely: it says how many, and where the first is.
     """
-    if texts is not None and (wrong := _no_numbers(texts)):
+    wrong = None if texts is None else _no_numbers(texts)
+    if wrong == []:
+        return PopulationError(
+            f"field {name!r} holds numbers written as text: convert it, as with [float(one) for one in {name}]"
+        )
+    if texts is not None and wrong:
         first = f"row {wrong[0] + 1}"
         return PopulationError(
             f"field {name!r} is text, as {len(wrong)} of {len(texts)} values "
@@ -109,16 +114,18 @@ def not_numbers(name: str, what: str, texts: NDArray[Any] | None = None) -> Popu
     return PopulationError(f"field {name!r} is {what} but a store holds numbers: leave it out of the fields, {ways}")
 
 
-def _no_numbers(texts: NDArray[Any]) -> list[int]:
-    """The places of texts that are no numbers, if these are fewer than half; else none."""
-    wrong = []
+def _no_numbers(texts: NDArray[Any]) -> list[int] | None:
+    """The places of texts that are not numbers, if these are fewer than half of all."""
+    wrong, gaps = [], 0
     for place, text in enumerate(texts.tolist() if texts.ndim == 1 else ()):
+        if is_missing(text) or (isinstance(text, str | bytes) and not text):
+            gaps += 1
+            continue
         try:
             float(text)
         except (TypeError, ValueError):
-            if text not in ("", b"", None):  # a gap
-                wrong.append(place)
-    return wrong if 2 * len(wrong) < len(texts) else []
+            wrong.append(place)
+    return wrong if 2 * len(wrong) < texts.size - gaps and texts.ndim == 1 else None
 
 
 def missing_values(where: str, missing: int, rows: str, whole: bool = False) -> PopulationError:
@@ -136,10 +143,8 @@ def _of_objects(name: str, array: NDArray[Any], options: ColumnOptions) -> NDArr
     gaps = [is_missing(one) for one in values]
     present = [one for one, gap in zip(values, gaps, strict=True) if not gap]
     if not all(isinstance(one, numbers.Real) for one in present):
-        raise not_numbers(name, _what(present))
-    if not present:
-        raise missing_values(f"field {name!r}", len(values), str(len(values)))
-    whole = all(isinstance(one, numbers.Integral) for one in present)
+        raise not_numbers(name, _what(present), array)
+    whole = bool(present) and all(isinstance(one, numbers.Integral) for one in present)
     missing, stand_in = sum(gaps), options.fill_of(name)
     if missing and stand_in is None and (whole or options.missing != ZERO_UPDATE):
         raise missing_values(f"field {name!r}", missing, str(len(values)), whole)

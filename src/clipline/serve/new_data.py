@@ -24,6 +24,12 @@ from ..federated.population import Population
 from ..packed_field import Field, PackedField, stored_values
 
 _WAY_OUT = "give a dataframe, a table file, a Population, or arrays by field name"
+_WAYS = {  # ways out of the training's errors, and what they are here
+    "fill the gaps": "fill the gaps or drop the rows, as the training had no filling for them",
+    "drop these examples": "drop the rows with gaps, as the training had no filling for them",
+    "leave it out of the fields": "give numbers, as in the training, or the same text=... as there",
+    "mend the data": "give numbers in all rows",
+}
 USER = "user"  # of a population: whose example it is
 _SHAPING = ("categories", "timestamps", "lengths", "pad", "scale")  # options that decide what a number means
 
@@ -58,13 +64,11 @@ def arrays_of(
         fields, unread = _arrays_of(data, trained, only, options, text)
         return NewData(fields, unread, kept_columns(data, keep, len(next(iter(fields.values())))))
     except PopulationError as error:
-        found, gaps, _ = re.split(r": (fill the gaps|drop these examples)|$", str(error), maxsplit=1)
-        if gaps is None:
+        found, given, _ = re.split(rf": ({'|'.join(_WAYS)})|$", str(error), maxsplit=1)
+        if given is None:
             raise
-        # What fills gaps was said when the training's population was made, and nothing more can be said here.
-        raise PopulationError(
-            f"{found}: fill the gaps or drop the rows, as the training had no filling for them"
-        ) from None
+        # Column options were given when the training's population was made, and none can be given here.
+        raise PopulationError(f"{found}: {_WAYS[given]}") from None
 
 
 def _arrays_of(

@@ -128,11 +128,12 @@ def draw_curves(
         axis.set_xlim(0, number[-1] + 1)
         axis.set_xlabel("round")
     struck = guarantee.private and bool(void)
+    title = title.encode("utf-8", "replace").decode()  # a folder's name may be no text, nor meant as mathematics
     lines = [textwrap.fill(text, _LINE) for text in (title, str(guarantee)) if text]
     if struck:
         lines[-1] = "".join(letter if letter == "\n" else letter + _STRIKE for letter in lines[-1])
         lines.append(f"NOT PRIVATE: {void}")
-    figure.suptitle("\n".join(lines), fontsize=10)
+    figure.suptitle("\n".join(lines), fontsize=10, parse_math=False)
     save_figure(figure, path)
 
 

@@ -15,6 +15,7 @@ from clipline.data.readers.tables import read_table, separator, whole_table
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
 from clipline.federated.population import Population
+from clipline.serve.new_data import arrays_of
 from clipline.tasks.own.table_columns import table_columns
 
 USERS = ["ann", "bob", "ann", "zoë", "bob", "ann"]
@@ -167,7 +168,7 @@ def test_a_bad_row_of_csv_is_counted_from_the_top_of_the_file(tmp_path, monkeypa
     with pytest.raises(PopulationError, match="Row #102: Expected 2 columns, got 3"):
         list(read_table(tmp_path / "data.csv", "user"))
     (tmp_path / "typed.csv").write_text("user,x\n" + "1,2\n" * 100 + "1,half\n")
-    with pytest.raises(PopulationError, match="int64"):
+    with pytest.raises(PopulationError, match=r"has a value in 'x', line 102, of another type than those before: mend"):
         list(read_table(tmp_path / "typed.csv", "user"))
 
 
@@ -175,6 +176,50 @@ def test_ids_in_csv_are_what_is_written(tmp_path):
     (tmp_path / "data.csv").write_text("user,x\n007,1\n7,2\nNA,3\n")
     ((ids, _),) = read_table(tmp_path / "data.csv", "user")
     assert ids.tolist() == ["007", "7", "NA"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_ids_that_look_like_numbers_or_dates_are_kept_as_they_are_written(tmp_path, ending):
+    """No two of them are one user, and predictions bring the same text along."""
+    people, path = ["1", "01", "1.0", "1e0", "2026-01-31", "12345678901234567890123", "12345678901234567890124"], []
+    path = tmp_path / f"t.{ending}"
+    for some in (people, people[4:5], people[5:]):  # Arrow takes a column of dates alone for dates
+        quoted = [json.dumps({"user": one, "x": 1.5}) if ending == "jsonl" else f"{one},1.5" for one in some]
+        path.write_text("\n".join(quoted if ending == "jsonl" else ["user,x", *quoted]))
+        assert Population.from_table(path, user="user").user_ids.tolist() == sorted(some)
+        assert arrays_of(path, ["x"], only="", keep=["user"]).kept["user"].tolist() == some
+
+
+def test_whole_numbers_in_jsonl_that_would_lose_digits_are_no_ids(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"user": 9223372036854775809, "x": 1}\n{"user": 9223372036854775810, "x": 1}\n')
+    for read in (
+        lambda: Population.from_table(tmp_path / "t.jsonl", user="user"),
+        lambda: arrays_of(tmp_path / "t.jsonl", ["x"], only="", keep=["user"]),
+    ):
+        with pytest.raises(PopulationError, match=r"whole numbers of 2\^63 or more in 'user', .*: write them as text"):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("values", "chunk_bytes", "words"),
+    [
+        ([1, 1, "half"], 8 << 20, "a value in 'x', row 3, of another type"),
+        ([1, 1, "half"], 30, "a value in 'x', row 3, of another type"),
+        ([1, 1, 0.5], 30, "a value in 'x', a row after 2, of another type"),
+        ([[1], [1], ["half"]], 30, "a value in 'x', row 3, of another type"),
+    ],
+)
+def test_a_value_of_another_type_in_jsonl_is_told_by_its_column_and_row(
+    tmp_path, monkeypatch, values, chunk_bytes, words
+):
+    monkeypatch.setattr(tables, "CHUNK_BYTES", chunk_bytes)
+    lines = [json.dumps({"user": "a", "x": value}) for value in values]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    with pytest.raises(PopulationError) as error:
+        list(read_table(tmp_path / "t.jsonl", "user"))
+    assert words in str(error.value)
+    assert "half" not in str(error.value)
+    assert "0.5" not in str(error.value)
 
 
 def test_only_the_chosen_fields_are_read(tmp_path):

@@ -84,6 +84,19 @@ def test_a_secret_seed_is_nowhere_in_the_report(tmp_path):
     assert "1234567890123456789" not in str(content(collect([run])))
 
 
+@pytest.mark.parametrize("seed", [7, 1234567890123456789])
+def test_a_report_shows_no_seed_of_a_run_with_noise(tmp_path, seed):
+    """One that is easily guessed is warned of; where noise and cohorts came from the system it says nothing of them."""
+    drawn = shown_settings(read(write_run(tmp_path / "drawn", seed=seed)))
+    assert drawn["seed"] == "not shown: whoever knows it can subtract the noise"
+    run = write_run(tmp_path / "system", seed=seed, noise_source='"system"')
+    shown = "not shown: cohorts and noise came from the operating system, not from it"
+    assert shown_settings(read(run))["seed"] == shown
+    assert f"'{seed}'" not in str(content(collect([run])))
+    without = shown_settings(read(write_run(tmp_path / "none", seed=seed, z=0.0)))
+    assert without["seed"] == str(seed)
+
+
 def test_the_seeds_of_a_study_are_known(tmp_path):
     write_record(tmp_path, 1)
     assert any("seed" in text for text in warnings(read(tmp_path)))

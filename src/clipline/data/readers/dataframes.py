@@ -16,7 +16,7 @@ from ..column_options import NO_OPTIONS, ColumnOptions
 from ..fields import numbers_only
 from ..sequences import check_length_fields, without_lengths
 from ..user_ids import ids_array
-from .arrow_columns import arrow_fields, arrow_ids
+from .arrow_columns import arrow_fields, arrow_ids, validated
 
 _WAY_OUT = "give a DataFrame of pandas or polars, or a Table of pyarrow"
 
@@ -195,10 +195,10 @@ def _arrow_table(frame: Any, names: Sequence[str]) -> Any:
             raise PopulationError(f"dataframe has {times[name]} columns named {name!r}: rename all but one")
     try:
         if _is_pandas(frame):
-            return pa.Table.from_pandas(frame[list(names)], preserve_index=False)
+            return validated(pa.Table.from_pandas(frame[list(names)], preserve_index=False), names)
         if _is_hugging_face(frame):  # which may be a choice of rows of its table
-            return frame.with_format("arrow")[:].select(list(names))
-        return pa.table(frame).select(list(names))
+            return validated(frame.with_format("arrow")[:], names)
+        return validated(pa.table(frame), names)
     except (pa.ArrowException, AttributeError) as error:
         mend = "give its columns one kind of value each, as with astype(str), or leave them out"
         way_out = mend if isinstance(error, pa.ArrowException) else _WAY_OUT

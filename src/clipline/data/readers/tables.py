@@ -17,7 +17,7 @@ from ...errors import PopulationError
 from ..chunks import CHUNK_BYTES, FieldChunk, Progress, Text, columns_of, existing_file, no_progress, short
 from ..column_options import NO_OPTIONS, ColumnOptions
 from ..sequences import check_length_fields
-from .arrow_columns import DEEPEST, arrow_chunk
+from .arrow_columns import DEEPEST, arrow_chunk, validated
 from .npz import read_npz
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
@@ -60,7 +60,7 @@ def read_table(
 def whole_table(path: str | Path, options: ColumnOptions = NO_OPTIONS, *, as_text: Sequence[str] = ()) -> Any:
     """All rows of a Parquet, CSV or JSONL file as one Arrow table, for predictions: no user column is needed.
 
-    Columns of CSV that are named in `as_text` are read as they are written.
+    Columns of CSV and texts of JSONL that are named in `as_text` are read as they are written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -72,7 +72,8 @@ def whole_table(path: str | Path, options: ColumnOptions = NO_OPTIONS, *, as_tex
             return pq.read_table(file)
         if kind in (".csv", ".jsonl"):
             with file.open("rb") as raw, _opened(raw, codec) as stream:
-                rows = _rows(stream, {*options.as_text(), *as_text}, file) if kind == ".csv" else _objects(stream, file)
+                read = _rows if kind == ".csv" else _objects
+                rows = read(stream, {*options.as_text(), *as_text}, file)
                 if batches := list(rows):
                     return pa.Table.from_batches(batches)
                 raise PopulationError(f"{str(file)!r} has no rows: give a table with examples")
@@ -108,7 +109,8 @@ def _parquet(
             width = sum(groups) // max(total, 1) + 8 * sum(options.lengths.values())
             at_once = max(1, min(65536, CHUNK_BYTES // max(width, 1)))
             for batch in table.iter_batches(at_once, columns=[user_column, *names], use_threads=False):
-                yield arrow_chunk(repr(str(file)), batch, user_column, names, text, options, rows)
+                part = validated(batch, [user_column, *names])
+                yield arrow_chunk(repr(str(file)), part, user_column, names, text, options, rows)
                 rows += batch.num_rows
                 progress(size * rows // max(total, 1), size)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -127,13 +129,14 @@ def _lines(
             raw = _Counted(stack.enter_context(file.open("rb")))
             stream = stack.enter_context(_opened(raw, codec))
             as_text = {user_column, *options.as_text()}
-            batches = _rows(stream, as_text, file) if kind == ".csv" else _objects(stream, file)
+            batches = (_rows if kind == ".csv" else _objects)(stream, as_text, file)
             names: list[str] | None = None
             for batch in batches:
                 if names is None:
                     names = columns_of(repr(str(file)), batch.schema.names, user_column, fields)
                     options.check_columns(names)
                     check_length_fields(names, options)
+                batch = validated(batch, [user_column, *names])
                 at_once = max(1, CHUNK_BYTES // (8 * sum(options.lengths.values()) or 1))  # as wide as lists may be
                 for part in (batch.slice(start, at_once) for start in range(0, batch.num_rows, at_once)):
                     yield arrow_chunk(repr(str(file)), part, user_column, names, text, options, rows)
@@ -215,7 +218,11 @@ def _rows(stream: Any, as_text: set[str], file: Path) -> Iterator[Any]:
         try:
             table = pyarrow.csv.read_csv(pa.BufferReader(lines), whole, lined, typed)
         except pa.ArrowInvalid as error:
-            raise pa.ArrowInvalid(_from_the_top(str(error), before)) from None
+            message = _from_the_top(str(error), before)
+            found = re.search(r"CSV column #(\d+): Row #(\d+): .*: invalid value", message)
+            if found and names:  # the first block has said its type
+                raise _mixed(file, names[int(found[1])], f"line {found[2]}") from None
+            raise pa.ArrowInvalid(message) from None
         if names is None:
             _check_points(table, as_text, file)
         before += table.num_rows + (names is None)  # the first line names the columns
@@ -228,12 +235,12 @@ def _from_the_top(message: str, before: int) -> str:
     return re.sub(r"Row #(\d+)", lambda row: f"Row #{before + int(row[1])}", message)
 
 
-def _objects(stream: Any, file: Path) -> Iterator[Any]:
-    """Batches of a JSONL stream."""
+def _objects(stream: Any, as_text: set[str], file: Path) -> Iterator[Any]:
+    """Batches of a JSONL stream. The first block says what the columns are and of which type."""
     import pyarrow as pa
-    import pyarrow.json
+    import pyarrow.compute as pc
 
-    schema = None
+    schema, before = None, 0
     for lines in _blocks(stream, _objects_end):
         # Two things would crash the process inside Arrow: a first value of null, which it takes for an object, and
         # thousands of nested brackets, on which its parser recurses.
@@ -243,11 +250,67 @@ def _objects(stream: Any, file: Path) -> Iterator[Any]:
             raise PopulationError(
                 f"{str(file)!r} has brackets nested more than {DEEPEST} deep: flatten them into fewer lists"
             )
-        whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
-        typed = pyarrow.json.ParseOptions(explicit_schema=schema)
-        table = pyarrow.json.read_json(pa.BufferReader(lines), read_options=whole, parse_options=typed)
-        schema = schema or table.schema
+        try:
+            # While Arrow infers what a list holds, it loses nulls at its beginning and shifts all later rows
+            # (apache/arrow#51305): what it infers is only a schema to read by.
+            schema = schema or _explicit(_read_objects(lines).schema, as_text)
+            table = _read_objects(lines, schema)
+        except pa.ArrowInvalid as error:
+            raise _another_type(file, str(error), lines, schema, before) from None
+        for name in as_text.intersection(table.schema.names):
+            if pa.types.is_float64(table.schema.field(name).type) and (pc.max(table[name]).as_py() or 0) >= 1 << 63:
+                raise PopulationError(
+                    f"{str(file)!r} has whole numbers of 2^63 or more in {name!r}, which would lose digits: write them "
+                    "as text, in quotes"
+                )
+        before += table.num_rows
         yield from table.combine_chunks().to_batches()
+
+
+def _read_objects(lines: bytes, schema: Any = None) -> Any:
+    import pyarrow as pa
+    import pyarrow.json
+
+    whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
+    others = "infer" if schema is None else "ignore"
+    typed = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
+    return pyarrow.json.read_json(pa.BufferReader(lines), read_options=whole, parse_options=typed)
+
+
+def _explicit(inferred: Any, as_text: set[str]) -> Any:
+    """A schema to read by: lists of nothing but nulls are lists of floats, and dates stay text where asked."""
+    import pyarrow as pa
+
+    def filled(kind: Any) -> Any:
+        if not pa.types.is_list(kind):
+            return kind
+        return pa.list_(pa.float64() if pa.types.is_null(kind.value_type) else filled(kind.value_type))
+
+    def of(one: Any) -> Any:
+        return pa.string() if one.name in as_text and pa.types.is_timestamp(one.type) else filled(one.type)
+
+    return pa.schema([(one.name, of(one)) for one in inferred])
+
+
+def _another_type(file: Path, message: str, lines: bytes, schema: Any, before: int) -> Exception:
+    """Arrow's error as ours, where a column holds values of two types: with its name, and the row if Arrow has it."""
+    import pyarrow as pa
+
+    if found := re.search(r"Column\(/([^/)]*)\S* changed from \w+ to \w+ in row (\d+)", message):
+        return _mixed(file, found[1], f"row {before + int(found[2]) + 1}")
+    if "Failed to convert JSON to" in message and schema is not None:
+        for one in _explicit(_read_objects(lines).schema, set(schema.names)):
+            if one.name in schema.names and schema.field(one.name).type != one.type:
+                return _mixed(file, one.name, f"a row after {before}")
+    known: Exception = pa.ArrowInvalid(message)
+    return known
+
+
+def _mixed(file: Path, column: str, where: str) -> PopulationError:
+    return PopulationError(
+        f"{str(file)!r} has a value in {column!r}, {where}, of another type than those before: mend it, or write all "
+        "values as one type (1.0 for 1)"
+    )
 
 
 def _too_deep(lines: bytes) -> bool:

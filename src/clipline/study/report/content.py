@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ... import __version__
@@ -58,8 +59,11 @@ def content(collected: Collected) -> dict[str, Any]:
 
 
 def _title(collected: Collected) -> str:
-    if len(collected.runs) == 1:
-        return collected.runs[0].name
+    if len(collected.runs) == 1 and not collected.runs[0].of_study:
+        (run,) = collected.runs
+        data = run.about.get("data_source") or run.about.get("data")
+        named = "/".join(Path(run.path).resolve().parts[-2:])  # many are called run
+        return ", ".join([*([run.task] if run.task else []), *([f"data {data}"] if data else []), f"run {named}"])
     names = [path.resolve().name or str(path) for path in collected.paths]
     if len(set(names)) < len(names):  # runs of one name in several folders
         names = [f"{path.resolve().parent.name}/{name}" for path, name in zip(collected.paths, names, strict=True)]

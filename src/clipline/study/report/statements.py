@@ -10,6 +10,10 @@ from ...streams import GUESSABLE
 from .run import UNPRIVATE, ReportedRun
 
 MUCH = 10.0  # an epsilon above which little is promised
+_HIDDEN = {  # what a report says in the place of a seed, by where the noise came from
+    "seed": "not shown: whoever knows it can subtract the noise",
+    "system": "not shown: cohorts and noise came from the operating system, not from it",
+}
 _INSIDERS = "other examples of the training users"
 
 
@@ -99,11 +103,14 @@ def cautions(run: ReportedRun) -> list[str]:
 
 
 def shown_settings(run: ReportedRun) -> dict[str, str]:
-    """The settings as text. A seed that is a secret is not shown, as a report is made to be given away."""
+    """The settings as text, less the seed of a run with noise: a report is made to be given away.
+
+    A study's record tells it anyway, and its runs are told apart by it.
+    """
     shown = {}
     for name, value in run.settings.items():
-        secret = name == "seed" and run.setting("noise_source") == "seed" and not _seed_known(run)
-        shown[name] = "not shown: whoever knows it can subtract the noise" if secret else _plain(value)
+        hidden = name == "seed" and not run.of_study and run.noise_multiplier != 0
+        shown[name] = _HIDDEN.get(str(run.setting("noise_source")), "not shown") if hidden else _plain(value)
     return shown
 
 

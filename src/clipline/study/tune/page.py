@@ -9,6 +9,7 @@ from dataclasses import replace
 from statistics import median
 
 from ...privacy.guarantee import delta_rounded_up, rounded_up
+from ...tasks import title_name
 from . import summary as words
 from .files import Files, data_words
 from .noise import change_in_words
@@ -25,7 +26,8 @@ _GRID_SIDE = 12  # rates on a side: a grid of more is shown as a list
 def page(answer: Tuned | PrivatelyTuned, files: Files) -> str:
     """What was tried, what was chosen and why, what it costs in privacy, what to run next."""
     target = answer.question.target
-    title = f"Tuning {answer.question.task.name} for epsilon {target.epsilon:g} with {target.population_size:,} users"
+    task = title_name(answer.question.task.name, answer.question.task.settings.task)
+    title = f"Tuning {task} for epsilon {target.epsilon:g} with {target.population_size:,} users"
     body = _private(answer) if isinstance(answer, PrivatelyTuned) else _recipe(answer)
     parts = [
         f"<h1>{_text(title)}</h1>",

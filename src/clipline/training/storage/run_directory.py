@@ -51,8 +51,9 @@ class RunDirectory(Callback):
     with every round that is reported, before the next report, since such a round cannot be run again with the same
     result: one that was released and not stored yet is run again with other noise, and charged again.
 
-    `facts` (name -> text) are stored with the model and in the title of the figure; one called `measured_on` says whom
-    the metrics are about. `metric` is the one to draw and the first of a report, the first measured if left out. `same`
+    `facts` (name -> text) are stored with the model and in the title of the figure, which names the folder too; one
+    called `measured_on` says whom the metrics are about. `metric` is the one to draw and the first of a report, the
+    first measured if left out. `same`
     (name -> value) is what else must be the same on a resume, such as a version of your loss, whose code cannot be
     compared. `settings` is TOML to store in the place of a description of the training, `task` says how `clipline.load`
     finds the model's code, and `lock` is a lock on the folder that the caller has taken.
@@ -190,7 +191,9 @@ class RunDirectory(Callback):
                 metric=self.metric,
                 quantile=quantile_of(self._training),
                 title=", ".join(
-                    f"{name} {value}" for name, value in facts.items() if name not in ("measured_on", LOWER, HIGHER)
+                    f"{name} {value}"
+                    for name, value in {**facts, "run": "/".join(self.path.resolve().parts[-2:])}.items()
+                    if name not in ("measured_on", LOWER, HIGHER)
                 ),
                 measured_on=facts.get("measured_on", ""),
                 void=why_void(self._training, guarantee),
