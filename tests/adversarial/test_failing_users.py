@@ -93,7 +93,6 @@ LOSSES = [
     raises,
     raises_in_the_backward_pass,
     stops,
-    out_of_memory,
     raises_an_error_of_clipline,
     nan_loss,
     infinite_loss,
@@ -161,6 +160,16 @@ def test_whichever_example_fails_and_after_however_many_steps(engine, place):
 @pytest.mark.parametrize("loss", [bad_label, nan_loss], ids=lambda loss: loss.__name__)
 def test_users_who_fail_at_a_worker_end_no_worker(loss, engine):
     assert_adds_zeros(loss, "a", engine, workers=2)
+
+
+def test_memory_that_runs_out_at_one_user_ends_the_round_for_all():
+    """Nobody can tell whose fault it was: that the run ended is then known (docs/guarantees.md)."""
+    users, _ = worlds(out_of_memory, "a", 0)
+    case = Case(Entry("memory", lambda: (Net(), out_of_memory), ISOLATED), "one-by-one")
+    refused = sums(case, users, rounds(users, "a"))
+    assert isinstance(refused, Refused)
+    assert refused.made
+    assert isinstance(refused.error, MemoryError)
 
 
 def missing_field(model, batch):

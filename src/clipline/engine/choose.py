@@ -7,6 +7,7 @@ import warnings
 from typing import Literal
 
 from ..errors import check_choice
+from .isolation.guard import enough_resources
 from .one_by_one import OneByOne
 from .problem import Problem
 from .single_step.trainer import SingleStep, can_share_weights
@@ -21,6 +22,7 @@ SMALL_WORK = 1 << 28  # tokens times parameters in a step of one user: above, a 
 ENGINES: tuple[Engine, ...] = ("auto", "one-by-one", "stacked")
 
 
+@enough_resources()
 def choose_trainer(
     engine: Engine, plain: OneByOne, cohort_size: int, varying: bool = True
 ) -> OneByOne | Stacked | SingleStep:

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..errors import CliplineError, ModuleError
+from ..errors import CliplineError, ModuleError, RunError
 from ..federated.backend import CohortRequest, PersonalRows
 from ..federated.local_sgd import Batch
 from .batches import plan_steps
 from .cpu.allocator import keep_freed_memory
-from .isolation.guard import IsolationError, users_own
+from .isolation.guard import IsolationError, enough_resources, users_own
 from .isolation.made_up_data import FILLS, made_up
 from .local_optimisers import SingleUser
 from .precision import kernels_switched
@@ -229,9 +229,10 @@ class OneByOne:
         for fill in FILLS:
             made = partial(self._synthetic_examples, fill=fill)
             try:
-                self._trial(made)
+                with enough_resources():
+                    self._trial(made)
                 return made
-            except (IsolationError, MemoryError, Warning):
+            except (IsolationError, RunError, Warning):
                 raise
             except Exception as error:
                 first = first or error

@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from ..engine.isolation.guard import users_own
+from ..engine.isolation.guard import enough_resources, users_own
 from ..engine.kernels.noise import DeviceNoise
 from ..engine.precision import tf32_switched
 from ..engine.prefetch import Prefetch, draws_on_device
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
+@enough_resources()
 def drive(runs: Sequence[Run], backend: Backend) -> list[TrainResult]:
     """Run all of these to their end, round by round: one `backend.sums` trains the next round of every run.
 

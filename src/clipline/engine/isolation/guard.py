@@ -8,7 +8,9 @@ keep the last batch in an attribute, a closure or a global variable, or hold a g
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import errno
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -16,13 +18,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import ModuleError
+from ...errors import CliplineError, ModuleError, RunError
 from .constants import Constant, set_version_counters
 from .generators import seed_global_generators
 from .quick_check import QuickCheck
 from .reachable import find_mutable_state
 from .snapshots import MISSING, Container, Snapshot, only_equal_values
 
+# What a machine runs out of: numbers of an OSError, words of a RuntimeError (torch, C++, Python), and what helps.
+_RESOURCES = {
+    "memory": (
+        {errno.ENOMEM},
+        ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc"),
+        "free some or take fewer workers, then resume the run; or start one with a smaller cohort or batch",
+    ),
+    "threads or processes": (
+        {errno.EAGAIN},
+        ("can't start new thread", "Resource temporarily unavailable"),
+        "end others, raise the limit (ulimit -u) or take fewer workers, then resume the run",
+    ),
+    "file descriptors": (
+        {errno.EMFILE, errno.ENFILE},
+        ("Too many open files",),
+        "close files or raise the limit (ulimit -n), then resume the run",
+    ),
+}
 # Of a parameter, that stay as they are.
 _attributes = attrgetter("grad", "requires_grad", "_backward_hooks", "shape", "_post_accumulate_grad_hooks")
 
@@ -260,8 +280,37 @@ def _remembered(label: str, *, together: bool = False) -> str:
 def users_own(error: Exception) -> bool:
     """Whether an error may come from one user's data, as for a label out of range.
 
-    Not if memory ran out, or after a CUDA error, which no user of the process can survive.
+    Not if memory, threads or files ran out, or after a CUDA error, which no user of the process can survive.
     """
-    if isinstance(error, torch.cuda.OutOfMemoryError):
+    if isinstance(error, torch.cuda.OutOfMemoryError) or exhausted(error) is not None:
         return False
     return not (isinstance(error, RuntimeError) and "CUDA" in str(error))
+
+
+def exhausted(error: BaseException) -> RunError | None:
+    """The sentence that ends a run on cores if this error, or one behind it, is for want of memory, threads or files.
+
+    Without the words of the error, which may tell how much a user's data needed. None for other errors.
+    """
+    behind: BaseException | None = error
+    while behind is not None and not isinstance(behind, CliplineError | torch.cuda.OutOfMemoryError):
+        for what, (numbers, words, way_out) in _RESOURCES.items():
+            if (
+                (isinstance(behind, MemoryError) and what == "memory")
+                or (isinstance(behind, OSError) and behind.errno in numbers)
+                or (isinstance(behind, RuntimeError) and any(word in str(behind) for word in words))
+            ):
+                return RunError(f"{what} ran out, which is no user's fault, so nothing more was released: {way_out}")
+        behind = behind.__cause__ or behind.__context__
+    return None
+
+
+@contextmanager
+def enough_resources() -> Iterator[None]:
+    """Errors for want of memory, threads or files end in a sentence; others pass."""
+    try:
+        yield
+    except Exception as error:
+        if (told := exhausted(error)) is not None:
+            raise told from None
+        raise

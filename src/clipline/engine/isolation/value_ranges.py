@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...errors import CliplineError, PopulationError
+from ...errors import CliplineError, PopulationError, RunError
 from ...federated.local_sgd import Batch
 from ...federated.population import Population
 from ...packed_field import Field
 from ..batches import Examples
 from ..stacked.vmap_layers import StackSafe
+from .guard import enough_resources
 
 if TYPE_CHECKING:  # it imports this room
     from ..problem import Problem
@@ -149,7 +150,10 @@ def _is_whole(values: torch.Tensor) -> bool:
 
 def _error(run: Callable[[Batch], object], batch: Batch) -> Exception | None:
     try:
-        run(batch)
+        with enough_resources():
+            run(batch)
+    except RunError:
+        raise
     except Exception as error:
         return error
     return None

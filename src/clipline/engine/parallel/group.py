@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import WorkerError
+from ...errors import RunError, WorkerError
 from ...federated.backend import CohortRequest, LocalTrainer, PersonalRows
 from ...federated.clipping import ClippedSum, PartialSums
 from ...federated.sampling import Cohort
 from ...privacy.events import Sampling
+from ..isolation.guard import exhausted
 from ..problem import Problem
 from .partition import requests_of_rank
 from .single import add_up, finished
@@ -81,6 +82,8 @@ class ProcessGroup:
         if error is not None:
             raise error
         for rank, text in failures.items():
+            if "\n" not in text:
+                raise RunError(f"in worker {rank} of {self.size}, round {round_index}, {text}")
             raise WorkerError(
                 f"worker {rank} of {self.size} failed in round {round_index} ({text.strip().splitlines()[-1]}): mend "
                 f"what its traceback shows, or take workers=1 to look closer\n{text}"
@@ -159,7 +162,7 @@ class ProcessGroup:
             add_up(self.trainer, requests_of_rank(requests, self.problem.steps_of, self.rank, self.size), sums)
             return sums, None
         except Exception as error:
-            return None, error
+            return None, exhausted(error) or error
 
     def _reduce(self, error: Exception | None) -> tuple[bool, dict[int, str]]:
         """Reduce all sums to rank 0, or gather the tracebacks there if a rank failed. Says whether one did."""
@@ -171,6 +174,9 @@ class ProcessGroup:
 
 
 def _text(error: Exception | None) -> str:
+    """The traceback; of what ran out only the sentence, as the rest may tell of a user's data."""
+    if isinstance(error, RunError):
+        return str(error)
     return "" if error is None else "".join(traceback.format_exception(error))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...errors import ModuleError
 from ...federated.local_sgd import Batch
 from ..isolation.generators import generators_state, preserve_generators
+from ..isolation.guard import exhausted
 from ..isolation.made_up_data import parameters_to_try
 from ..problem import Problem
 from ..stacked.agreement import NEIGHBOURS, compare, compare_neighbours, other_last_batch, plain_gradients
@@ -124,6 +125,8 @@ class _Trial:
                 problem.isolation.after_user()
                 raise
             except Exception as error:
+                if (told := exhausted(error)) is not None:
+                    raise told from None
                 with suppress(ModuleError):  # one by one the change may be allowed
                     problem.isolation.after_stack()
                 reason = vmap_reason(error)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from ...errors import CliplineError, ModuleError
 from ...federated.local_sgd import Batch, per_example
 from ..isolation.generators import generators_state, preserve_generators
-from ..isolation.guard import users_own
+from ..isolation.guard import exhausted, users_own
 from ..isolation.made_up_data import parameters_to_try
 from ..kernels.noise import kernel_calls
 from ..layers import PatchConv2d
@@ -106,6 +106,8 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
         except CannotStack:
             raise
         except Exception as error:
+            if (told := exhausted(error)) is not None:
+                raise told from None
             with suppress(ModuleError):  # one by one the change may be allowed
                 problem.isolation.after_stack()
             reason = vmap_reason(error)

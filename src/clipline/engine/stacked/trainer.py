@@ -22,7 +22,7 @@ from ...federated.local_sgd import Batch
 from ...streams import keys_of
 from ..batches import Steps, padded_width, plan_steps
 from ..isolation.generators import preserve_generators
-from ..isolation.guard import IsolationError, users_own
+from ..isolation.guard import IsolationError, exhausted, users_own
 from ..one_by_one import OneByOne
 from ..precision import kernels_switched
 from ..problem import Problem
@@ -140,7 +140,7 @@ class Stacked:
             by_gradient.per_example = self._step.per_example
             check_agreement(self.problem, plain.made_up, by_gradient, padded=self._paddable)
         except RuntimeError as error:
-            if isinstance(error, CliplineError):
+            if isinstance(error, CliplineError) or exhausted(error) is not None:
                 raise
             if self.problem.device.type != "cuda":
                 reason = vmap_reason(error)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RunError
+from ...training.storage import durable
 from .check import contradictions, runs_without_record
 from .claims import Claims, claimed_elsewhere
 from .record import ID_DIGITS, RunRecord
@@ -194,10 +195,9 @@ class StudyDirectory:
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
+                durable.sync(file, path)
             Path(partial).chmod(0o644)
-            Path(partial).replace(path)
+            durable.put(Path(partial), path)
         except BaseException:
             Path(partial).unlink(missing_ok=True)
             raise

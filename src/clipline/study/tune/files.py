@@ -16,6 +16,7 @@ from ...errors import RunError
 from ...privacy.guarantee import Guarantee
 from ...privacy.planning import plan
 from ...tasks.settings import read_toml, toml_line
+from ...training.storage import durable
 from ..runs.directory import CLAIMS, STUDY
 from .private_search import FOLDER, PrivatelyTuned
 from .question import Question, final_settings
@@ -129,11 +130,12 @@ def write_final(
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
+            durable.sync(file, path)
         guarantee = promised_by(partial)
         if not guarantee.epsilon <= epsilon:
             much = guarantee.epsilon_text
             raise RunError(f"{path.name} would promise epsilon {much} where at most {epsilon:g} was asked: tell us")
-        partial.replace(path)
+        durable.put(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     return guarantee

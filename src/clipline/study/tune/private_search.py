@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from ...errors import RunError
 from ...privacy.guarantee import Guarantee, rounded_up
 from ...privacy.ledger import Ledger
 from ...privacy.selection import TruncatedNegativeBinomial, account_grid, account_search
+from ...training.storage import durable
 from ..runs.claims import Claims
 from ..runs.directory import CLAIMS
 from ..runs.record import RunSpec
@@ -157,6 +157,7 @@ def draw_runs(folder: Path, candidates: int, method: Method, run: str) -> list[t
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)  # the records of the runs hold their seeds
+    durable.sync_folder(folder.absolute().parent)
     path, asked = folder / _DRAWN, {"candidates": candidates, "method": method, "run": run}
     with Claims(folder / CLAIMS) as claims:
         while not claims.take("drawn"):
@@ -164,12 +165,7 @@ def draw_runs(folder: Path, candidates: int, method: Method, run: str) -> list[t
         if path.is_file():
             return _kept_runs(path, asked)
         runs = [(number, secrets.randbits(62)) for number in draw_candidates(candidates, method)]
-        partial = path.with_suffix(".partial")
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump({"asked": asked, "runs": runs}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        durable.write(path, json.dumps({"asked": asked, "runs": runs}), mode=0o600)
         return runs
 
 

@@ -26,6 +26,7 @@ from ...federated.clip_controllers import ClipState, LateClip
 from ...federated.round import TrainState
 from ...privacy.events import GaussianEvent
 from ...privacy.ledger import Ledger
+from . import durable
 
 _VERSION = "2"
 _PERSONAL = "unprivate personal."  # begins the names of tensors that are outside the release
@@ -39,7 +40,7 @@ DATA_FINGERPRINT = "unprivate data fingerprint"  # the name of a line of circums
 def save_checkpoint(
     path: Path, state: TrainState, circumstances: str = "", personal: PersonalStore | None = None
 ) -> None:
-    """Write atomically: a crash leaves the previous checkpoint.
+    """Write atomically, and to disk: a crash or a power cut leaves the previous checkpoint.
 
     `circumstances` is whatever must be the same when the run goes on: a line each, `name = value` or `name: value`.
     With `personal` parameters those of this state are in it too, and the file is private.
@@ -69,14 +70,15 @@ def _contents(
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    unfinished = partial_path(path)
-    _save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, unfinished, metadata)
-    unfinished.replace(path)
+    _save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, path, metadata)
 
 
 def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    unfinished = durable.partial_path(path)
     try:
-        save_file(tensors, path, metadata)
+        save_file(tensors, unfinished, metadata)
+        durable.sync_file(unfinished)
+        durable.put(unfinished, path)
     except SafetensorError as error:  # as of a full disk
         raise RunError(
             f"{str(path)!r} cannot be written ({error}): make room, then resume the run or save again"
@@ -144,11 +146,6 @@ class CheckpointWriter:
         with torch.cuda.stream(stream):  # a copy on the stream of the rounds would hold them up
             stream.wait_event(ready)
             _write(self._path, tensors, metadata)
-
-
-def partial_path(path: Path) -> Path:
-    """Where `save_checkpoint` writes before it renames: what a cut leaves there is as private as the file itself."""
-    return path.with_name(path.name + ".partial")
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstances: str = "") -> TrainState:

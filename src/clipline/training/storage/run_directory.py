@@ -6,7 +6,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,8 @@ from ...privacy.ledger import Ledger, ledger_line
 from ..callbacks import Callback
 from ..curves import draw_curves, quantile_of, why_void
 from ..reports import RoundReport, round_json
-from .checkpoint import CheckpointWriter, load_checkpoint, load_personal, partial_path, save_checkpoint, save_model
+from . import durable
+from .checkpoint import CheckpointWriter, load_checkpoint, load_personal, save_checkpoint, save_model
 from .circumstances import Circumstances, describe, resolved, to_toml, where_it_ran
 from .directory_lock import DirectoryLock
 from .model_card import MODEL, card_metadata, card_of
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 SETTINGS, METRICS, LEDGER = "settings.toml", "metrics.jsonl", "ledger.jsonl"
 CURVES = "curves.png"
 CHECKPOINT = "checkpoint.safetensors"
+# Rounds of a small model take milliseconds, and a sync would be some percent of one: these are charged ahead. How many
+# follows from the settings alone, never from a clock, as times tell of users.
+_AHEAD, _SHARE = 8, 50  # so many rounds at most, and no more than this part of the run
+_SHORT = 1 << 21  # users of a round times parameters, below which a round may be that short
 
 
 class RunDirectory(Callback):
@@ -44,12 +49,17 @@ class RunDirectory(Callback):
     be new or empty; for `Training.resume` it is that of the interrupted run. It is locked from the start of the run to
     `close`: no other process can use it meanwhile.
 
-    A round's line of the ledger is written before anything else of it. To keep this true of other callbacks too,
-    `Training.run` calls a run directory before them. A checkpoint comes after every round that was evaluated and every
-    `checkpoint_every` rounds, and is written while the next rounds train; where they come so fast that writing would
-    hold up the rounds, only the latest is, some seconds later. Where the noise comes from the system it is written
-    with every round that is reported, before the next report, since such a round cannot be run again with the same
-    result: one that was released and not stored yet is run again with other noise, and charged again.
+    A round's line of the ledger is on disk before anything else of it is written, shown or measured: a power cut
+    forgets no release. To keep this true of other callbacks too, `Training.run` calls a run directory before them.
+    Small models, whose rounds are short, are charged up to 8 rounds ahead (at most a fiftieth of the run) with one
+    sync. Lines of rounds that never came are taken out when the run ends; after a kill or a power cut they stay. What
+    cannot be synced ends the run with a `RunError`.
+
+    A checkpoint comes after every round that was evaluated and every `checkpoint_every` rounds, and is written while
+    the next rounds train; where they come so fast that writing would hold up the rounds, only the latest is, some
+    seconds later. Where the noise comes from the system it is written once in so many rounds as are charged with one
+    sync, before the next report, and when the run fails. A round that was released and not stored yet is then run
+    again with other noise, and charged again.
 
     `facts` (name -> text) are stored with the model and in the title of the figure, which names the folder too; one
     called `measured_on` says whom the metrics are about. `metric` is the one to draw and the first of a report, the
@@ -84,6 +94,7 @@ class RunDirectory(Callback):
         self._training: Training | None = None
         self._checkpoints: CheckpointWriter | None = None
         self._reopened = False
+        self._written, self._block, self._until = 0, 1, 0  # releases in the file; rounds a sync; rounds of the budget
 
     def on_start(self, training: Training, state: TrainState) -> None:
         """Make the folder, lock it and write the settings; after `reopen`, go on in the one that is open."""
@@ -96,13 +107,13 @@ class RunDirectory(Callback):
                 "for each run"
             )
         check_free(self.path)
-        self.path.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(self.path)
         with ExitStack() as on_error:
             lock = on_error.enter_context(self._take_lock())
             check_free(self.path)  # again: another process may have written and ended meanwhile
-            self._write_settings(training)
-            (self.path / METRICS).touch()
-            _rewrite(self.path / LEDGER, _ledger_lines(state.ledger))
+            durable.write(self.path / SETTINGS, self._settings_text(training), mode=0o600)  # it holds the seed
+            durable.write(self.path / METRICS, "")
+            durable.write(self.path / LEDGER, _ledger_lines(state.ledger))
             self._open(training, state, lock, state.ledger, Circumstances(training, self.same))
             on_error.pop_all()
 
@@ -116,7 +127,9 @@ class RunDirectory(Callback):
         with ExitStack() as on_error:
             lock = on_error.enter_context(self._take_lock())
             checkpoint = self.path / CHECKPOINT
-            partial_path(checkpoint).unlink(missing_ok=True)  # of a write that was cut; it may hold personal parameters
+            durable.partial_path(checkpoint).unlink(
+                missing_ok=True
+            )  # of a write that was cut; it may hold personal parameters
             if not checkpoint.is_file():
                 if (self.path / MODEL).is_file():
                     raise RunError(
@@ -133,15 +146,18 @@ class RunDirectory(Callback):
                 raise RunError(f"{str(checkpoint)!r} holds tensors of another model: start the run again")
             if training.personal is not None:
                 load_personal(checkpoint, state.round_index, training.personal)
-            _rewrite(self.path / LEDGER, _whole_lines(self.path / LEDGER))
+            durable.write(self.path / LEDGER, "".join(_whole_lines(self.path / LEDGER)))
             written = Ledger.read(self.path / LEDGER)
             if set(written.events) - {training.algorithm.event, *training.preprocessing.events}:
                 raise RunError(
                     f"{str(self.path / LEDGER)!r} holds rounds of another run: restore it, or start a new run"
                 )
-            charged = max(state.ledger, written, key=lambda ledger: ledger.rounds)
-            _rewrite(self.path / LEDGER, _ledger_lines(charged))
-            _rewrite(self.path / METRICS, _metrics_before(self.path / METRICS, state.round_index))
+            known = _metrics(self.path / METRICS, training.rounds)
+            after = max([0, *(index + 1 - state.round_index for index, _ in known)])  # rounds after the checkpoint
+            seen = state.ledger.add(training.algorithm.event, after)
+            charged = max(seen, written, key=lambda ledger: ledger.rounds)
+            durable.write(self.path / LEDGER, _ledger_lines(charged))
+            durable.write(self.path / METRICS, "".join(line for index, line in known if index < state.round_index))
             self.facts = _stored_facts(self.path / SETTINGS) if self.facts is None else self.facts
             self._open(training, state, lock, charged, circumstances)
             self._reopened = True
@@ -149,21 +165,28 @@ class RunDirectory(Callback):
         return replace(state, ledger=charged) if training.privacy.noise_source == "system" else state
 
     def on_release(self, state: TrainState) -> None:
-        """A line of the ledger, before anything else is done with the round."""
-        if state.ledger.rounds > self.charged.rounds:
-            _append(self.path / LEDGER, ledger_line(state.ledger.releases - 1, state.ledger.entries[-1][0]))
-            self.charged = state.ledger
+        """A line of the ledger on disk, before anything else is done with the round; perhaps some of the next too."""
+        if state.ledger.rounds <= self.charged.rounds:
+            return
+        releases, event = state.ledger.releases, state.ledger.entries[-1][0]
+        if releases > self._written:
+            ahead = releases + max(0, min(self._block - 1, self._until - state.round_index))
+            lines = [ledger_line(index, event) + "\n" for index in range(releases - 1, ahead)]
+            durable.append(self.path / LEDGER, "".join(lines))
+            self._written = ahead
+        self.charged = state.ledger
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:
         """A line of metrics, perhaps a checkpoint."""
         assert self._training is not None, "on_start comes first"
-        _append(self.path / METRICS, json.dumps(round_json(report, self.unprivate_timing)))
-        due = bool(report.metrics) or state.round_index % self.checkpoint_every == 0
-        if due or self._training.privacy.noise_source == "system":
-            assert self._checkpoints is not None
+        assert self._checkpoints is not None
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(round_json(report, self.unprivate_timing)) + "\n")
+        system = self._training.privacy.noise_source == "system"
+        if system or report.metrics or state.round_index % self.checkpoint_every == 0:
             self._checkpoints.write(state, str(self._circumstances), self._training.personal)
-            if self._training.privacy.noise_source == "system":
-                self._checkpoints.flush()
+        if system and state.round_index % self._block == 0:
+            self._checkpoints.flush()
 
     def on_end(self, result: TrainResult) -> None:
         """The model and the curves; the checkpoint stays only where there are rounds to resume.
@@ -174,6 +197,7 @@ class RunDirectory(Callback):
         assert self._training is not None, "on_start comes first"
         assert self._checkpoints is not None
         self._checkpoints.flush()
+        self._take_back()
         guarantee, facts = result.guarantee, self.facts or {}
         card = card_of(result, facts=facts, task=self.task)
         save_model(self.path / MODEL, result.model, {**facts, **card_metadata(card)})
@@ -182,7 +206,7 @@ class RunDirectory(Callback):
             last = round_json(result.reports[-1], self.unprivate_timing)
             if last != rounds[-1]:
                 rounds[-1] = last
-                _rewrite(self.path / METRICS, [json.dumps(line) + "\n" for line in rounds])
+                durable.write(self.path / METRICS, "".join(json.dumps(line) + "\n" for line in rounds))
         if rounds:
             draw_curves(
                 self.path / CURVES,
@@ -198,20 +222,29 @@ class RunDirectory(Callback):
                 measured_on=facts.get("measured_on", ""),
                 void=why_void(self._training, guarantee),
             )
+        durable.sync_file(self.path / METRICS)  # with the model, before the checkpoint goes
         if result.stopped == "interrupted":
             personal = self._training.personal
             save_checkpoint(self.path / CHECKPOINT, result.state, str(self._circumstances), personal)
         else:
-            for left in (self.path / CHECKPOINT, partial_path(self.path / CHECKPOINT)):
+            for left in (self.path / CHECKPOINT, durable.partial_path(self.path / CHECKPOINT)):
                 left.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let other processes use the folder, once the last checkpoint is written. Nothing is written afterwards."""
         if self._checkpoints is not None:
             self._checkpoints.close()
+            with suppress(OSError, RunError):  # of a disk that fails: too much is charged, never too little
+                self._take_back()
         if self._lock is not None:
             self._lock.close()
         self._lock = self._training = self._checkpoints = None
+
+    def _take_back(self) -> None:
+        """Take rounds that were charged ahead and never released out of the ledger."""
+        if self._written > self.charged.releases:
+            durable.write(self.path / LEDGER, _ledger_lines(self.charged))
+            self._written = self.charged.releases
 
     def _take_lock(self) -> DirectoryLock:
         """The lock that was handed in, or a new one; not kept here, so that a refused run closes it for good."""
@@ -223,10 +256,14 @@ class RunDirectory(Callback):
     ) -> None:
         self._training, self._next_round, self._circumstances = training, state.round_index, circumstances
         self._reopened = False
-        self._lock, self.charged = lock, charged
+        self._lock, self.charged, self._written = lock, charged, charged.releases
+        short = training.cohort_size * training.dim < _SHORT
+        self._block = max(1, min(_AHEAD, training.rounds // _SHARE)) if short else 1  # rounds charged with one sync
+        left = training.rounds - state.round_index
+        self._until = state.round_index + (training.affordable(state.ledger, left) if self._block > 1 else left)
         self._checkpoints = CheckpointWriter(self.path / CHECKPOINT)
 
-    def _write_settings(self, training: Training) -> None:
+    def _settings_text(self, training: Training) -> str:
         text = self.settings
         if text is None:
             tables = describe(training)
@@ -236,9 +273,7 @@ class RunDirectory(Callback):
             facts = {f"facts.{' '.join(name.split())}": value for name, value in (self.facts or {}).items()}
             text += _comments("What it is about", facts)
         text += _comments("What its report leads with", {"metric": self.metric} if self.metric else {})
-        text += resolved_comments(training) + _comments("Where it ran", where_it_ran(training))
-        (self.path / SETTINGS).touch(mode=0o600)  # it holds the seed, by which the noise can be subtracted
-        (self.path / SETTINGS).write_text(text, encoding="utf-8")
+        return text + resolved_comments(training) + _comments("Where it ran", where_it_ran(training))
 
 
 def checked_path(path: str | Path, name: str = "path") -> Path:
@@ -299,13 +334,8 @@ def _shapes(state: TrainState) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
-def _ledger_lines(ledger: Ledger) -> list[str]:
-    return [ledger_line(index, event) + "\n" for index, event in enumerate(ledger)]
-
-
-def _append(path: Path, line: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+def _ledger_lines(ledger: Ledger) -> str:
+    return "".join(ledger_line(index, event) + "\n" for index, event in enumerate(ledger))
 
 
 def _spent(ledger: Path, noise_source: str | None) -> str:
@@ -327,20 +357,13 @@ def _whole_lines(path: Path) -> list[str]:
     return [line for line in lines if line.endswith("\n")]
 
 
-def _metrics_before(path: Path, round_index: int) -> list[str]:
-    """The lines of the rounds before this one; damaged ones are left out, as nothing is computed from them."""
-    kept = []
+def _metrics(path: Path, rounds: int) -> list[tuple[int, str]]:
+    """The lines with their rounds; damaged ones are left out, as is what is no round of so many."""
+    found = []
     for line in _whole_lines(path):
         try:
-            if json.loads(line)["round"] < round_index:
-                kept.append(line)
+            if (index := json.loads(line)["round"]) in range(rounds):
+                found.append((int(index), line))
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
-    return kept
-
-
-def _rewrite(path: Path, lines: list[str]) -> None:
-    """Write all of a file at once: a crash leaves the old one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(lines), encoding="utf-8")
-    partial.replace(path)
+    return found
