@@ -2,6 +2,7 @@ import pytest
 from samples import Observer, small_training
 
 from clipline import EarlyStopping, Evaluate, RunDirectory, SettingError
+from clipline.errors import RunError
 from clipline.training.storage.run_directory import CHECKPOINT
 
 
@@ -52,10 +53,12 @@ def test_the_result_has_the_last_model_and_the_guarantee_of_all_rounds_planned(t
     ]
     training = small_training(12)
     result = training.run(callbacks)
-    assert (result.stopped, result.state.round_index) == ("interrupted", 2)
+    assert (result.stopped, result.state.round_index, result.model_rounds) == ("early", 2, 2)
     assert result.state is states[-1]
     assert result.guarantee == training.planned  # when to stop was decided by what was released
-    assert (tmp_path / "run" / CHECKPOINT).exists()  # it can be resumed
+    assert not (tmp_path / "run" / CHECKPOINT).exists()  # it has ended
+    with pytest.raises(RunError, match="is a finished run"):
+        training.resume(tmp_path / "run")
 
 
 def test_an_object_can_serve_another_run():

@@ -66,6 +66,8 @@ def card_of(
         "metrics": {name: finite_or_none(value) for name, value in result.metrics.items()},
         "rounds": result.state.round_index,
         "stopped": result.stopped,
+        "model_rounds": result.model_rounds,
+        **({"findings": [str(finding) for finding in result.findings]} if result.findings else {}),
         "model": {"class": f"{type(model).__module__}.{type(model).__qualname__}", "layers": layers_text(model)},
         **result.about,
         **({"facts": dict(facts)} if facts else {}),
@@ -107,7 +109,7 @@ def card_page(card: Card) -> str:
 
 {card["guarantee"]["text"]}
 
-`{card["model"]["class"]}`, after {card["rounds"]} rounds ({card["stopped"]}), by clipline {card["clipline"]}.
+`{card["model"]["class"]}`, after {card.get("model_rounds", card["rounds"])} of {card["rounds"]} rounds ({card["stopped"]}), by clipline {card["clipline"]}.
 
 ## Metrics
 

@@ -190,7 +190,9 @@ class RunDirectory(Callback):
                 metric=self.metric,
                 quantile=quantile_of(self._training),
                 title=", ".join(
-                    f"{name} {value}" for name, value in facts.items() if name not in ("measured_on", LOWER, HIGHER)
+                    f"{name} {value}"
+                    for name, value in facts.items()
+                    if name not in ("measured_on", "metric", "baseline", LOWER, HIGHER)
                 ),
                 measured_on=facts.get("measured_on", ""),
             )
