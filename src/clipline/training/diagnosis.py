@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -87,7 +87,9 @@ def best_and_last(rounds: Sequence[Round], known: Known) -> BestAndLast | None:
 def diagnose(rounds: Sequence[Round], known: Known) -> tuple[Finding, ...]:
     """What went wrong in these rounds, the worst first; empty for a run that looks well."""
     if not rounds:
-        said = "No round was run, so the model is as it was at the start: raise the budget, or lower what it was spent on."
+        said = (
+            "No round was run, so the model is as it was at the start: raise the budget, or lower what it was spent on."
+        )
         return (Finding("no_rounds", said),) if known.ended else ()
     metric = _metric_findings(rounds, known)
     well = bool(_points(rounds, main_metric(rounds, known))) and not metric and _near_best(rounds, known)
@@ -100,7 +102,7 @@ def diagnose(rounds: Sequence[Round], known: Known) -> tuple[Finding, ...]:
 def hopeless_text(ratio: float) -> str:
     """What to say of noise under which no model can be trained that one would use."""
     return (
-        f"This cannot train: {verdict_text(ratio)}. Take more users a round, fewer parameters or a larger epsilon; "
+        f"The training is {verdict_text(ratio)}. Take more users a round, fewer parameters or a larger epsilon; "
         "clipline plan says how much of each is enough."
     )
 
@@ -140,10 +142,11 @@ def _metric_findings(rounds: Sequence[Round], known: Known) -> list[Finding]:
 
 def _clip_findings(rounds: Sequence[Round], known: Known, well: bool) -> list[Finding]:
     """What the clip and the fraction within tell; a clip that does not adapt releases no fraction."""
-    target, clips = known.target, [one.get("clip") for one in rounds]
-    fractions = [one.get("fraction_within") for one in rounds]
-    if target is None or not known.cohort_size or None in fractions or None in clips:
+    target = known.target
+    pairs = [(clip, one["fraction_within"]) for one in rounds if (clip := one.get("clip")) is not None]
+    if target is None or not known.cohort_size or len(pairs) < len(rounds) or any(f is None for _, f in pairs):
         return []
+    clips, fractions = [float(clip) for clip, _ in pairs], [float(fraction) for _, fraction in pairs]
     noise = math.hypot((known.count_stddev or 0.0) / known.cohort_size, 0.5 / math.sqrt(known.cohort_size))
 
     def chance(window: int) -> float:
@@ -157,8 +160,8 @@ def _clip_findings(rounds: Sequence[Round], known: Known, well: bool) -> list[Fi
     grew = clips[-1] >= GROWN * clips[0] and clips[-1] >= FIRST_NORM
     if grew and max(clips) == clips[-1] and later < min(EMPTY + chance(half), target / 2):
         said = (
-            f"Nearly no update was within the clip, though it grew {span}: most users contribute nothing. Their loss is "
-            "not finite, a label is out of range, or the users' learning rate is far too high."
+            f"Nearly no update was within the clip, though it grew {span}: most users contribute nothing. Their loss "
+            "is not finite, a label is out of range, or the users' learning rate is far too high."
         )
         return [Finding("nothing_within", said)]
     found = []
@@ -203,7 +206,7 @@ def _rising(rounds: Sequence[Round], known: Known) -> list[Finding]:
     late, gained = sign * (values[-1] - two_thirds[-1]), sign * (values[-1] - values[0])
     if late < max(RISING * gained, NEAR * abs(values[-1]), SIGMAS * _scatter(values)) or late <= 0:
         return []
-    said = f"{name} still got better at the end: {two_thirds[-1]:.4g} after two thirds of the rounds, then {values[-1]:.4g}."
+    said = f"{name} still got better at the end: from {two_thirds[-1]:.4g} to {values[-1]:.4g} in the last third."
     return [Finding("still_rising", f"{said} Train more rounds.")]
 
 
@@ -245,7 +248,7 @@ def _beats(value: float, baseline: float, sign: int) -> bool:
     return sign * (value - baseline) > NEAR * abs(baseline)
 
 
-def _arrived(fractions: Sequence[float], target: float, chance: Any) -> int | None:
+def _arrived(fractions: Sequence[float], target: float, chance: Callable[[int], float]) -> int | None:
     """The first round at which the clip had come at least half of the way to its target, beyond the noise."""
     edge = min(target, 1 - target) / 2
     window = next((w for w in range(_LEAST_WINDOW, len(fractions) + 1) if chance(w) <= edge), None)

@@ -70,7 +70,7 @@ class EarlyStopping(Callback):
         if not isinstance(restore_best, bool):
             raise refuse("restore_best", restore_best, "True or False", "True gives the best model")
         self.restore_best = restore_best
-        self._begin()
+        self.stop_requested, self._since, self._best = False, 0, self._nothing_yet()
 
     @property
     def best(self) -> float | None:
@@ -89,7 +89,7 @@ class EarlyStopping(Callback):
 
     def on_start(self, training: Training, state: TrainState) -> None:
         """Begin to count, and charge every round that may come."""
-        self._begin()
+        self.stop_requested, self._since, self._best = False, 0, self._nothing_yet()
         planned = training.affordable(state.ledger, training.rounds - state.round_index)
         self.charged = state.ledger.add(training.algorithm.event, planned) if planned else state.ledger
 
@@ -114,6 +114,5 @@ class EarlyStopping(Callback):
                 stacklevel=2,
             )
 
-    def _begin(self) -> None:
-        self.stop_requested, self._since = False, 0
-        self._best = Best(self.metric, self.mode, min_delta=self.min_delta, keeps=self.restore_best)
+    def _nothing_yet(self) -> Best:
+        return Best(self.metric, self.mode, min_delta=self.min_delta, keeps=self.restore_best)

@@ -222,7 +222,10 @@ class Run:
             last = replace(reports[-1], metrics=metrics, accounted=True, account_now=training.accounting(charged))
             reports = (*reports[:-1], last)
         kept = next((one for callback in self._callbacks if (one := getattr(callback, "kept", None)) is not None), None)
-        chosen, rounds = state if kept is None else replace(state, params=kept.params), list(map(round_numbers, reports))
+        chosen, rounds = (
+            state if kept is None else replace(state, params=kept.params),
+            list(map(round_numbers, reports)),
+        )
         known = known_of(training, self._callbacks)
         result = TrainResult(
             training.model_at(chosen),

@@ -104,9 +104,10 @@ def embedded(data: dict[str, Any]) -> str:
 
 def _plain(data: dict[str, Any]) -> str:
     """The statements for a reader without JavaScript."""
+    failed = [f"WARNING: {entry['text']} ({', '.join(entry['runs'][:20])})" for entry in data["failures"]]
     warned = [f"NOT PRIVATE: {entry['text']} ({', '.join(entry['runs'][:20])})" for entry in data["warnings"]]
     stated = [f"{', '.join(entry['runs'][:20])}: {entry['words']}" for entry in data["statements"]]
-    return "".join(f"<p>{html.escape(line)}</p>" for line in [*warned, *stated])
+    return "".join(f"<p>{html.escape(line)}</p>" for line in [*failed, *warned, *stated])
 
 
 def _asset(name: str) -> str:

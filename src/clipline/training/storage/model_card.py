@@ -102,6 +102,8 @@ def card_page(card: Card) -> str:
         f"* `{name}`: {one['dtype']}, shape {tuple(one['shape'])} for each example\n"
         for name, one in card.get("fields", {}).items()
     )
+    last, done = card["rounds"], card.get("model_rounds", card["rounds"])
+    done = str(last) if done == last else f"{done} of {last}"
     columns = ""
     if card.get("columns"):
         columns = f"\nColumns of tables become these fields by:\n\n```json\n{json.dumps(card['columns'])}\n```\n"
@@ -109,7 +111,7 @@ def card_page(card: Card) -> str:
 
 {card["guarantee"]["text"]}
 
-`{card["model"]["class"]}`, after {card.get("model_rounds", card["rounds"])} of {card["rounds"]} rounds ({card["stopped"]}), by clipline {card["clipline"]}.
+`{card["model"]["class"]}`, after {done} rounds ({card["stopped"]}), by clipline {card["clipline"]}.
 
 ## Metrics
 
