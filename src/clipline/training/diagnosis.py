@@ -133,7 +133,8 @@ def _metric_findings(rounds: Sequence[Round], known: Known) -> list[Finding]:
         found.append(
             Finding(
                 "baseline",
-                f"{name} is {ends.last:.4g}, no better than {baseline:.4g} without a model. Check inputs and labels, "
+                f"{name} is {ends.last:.4g}, {'hardly' if sign * (ends.last - baseline) > 0 else 'no'} better than "
+                f"{baseline:.4g} without a model. Check inputs and labels, "
                 "try other learning rates, or bring more users or rounds.",
             )
         )
@@ -158,38 +159,41 @@ def _clip_findings(rounds: Sequence[Round], known: Known, well: bool) -> list[Fi
     within, later = fmean(fractions[-last:]), fmean(fractions[-half:])
     span = f"from {clips[0]:.2g} to {clips[-1]:.2g}"
     grew = clips[-1] >= GROWN * clips[0] and clips[-1] >= FIRST_NORM
-    if grew and max(clips) == clips[-1] and later < min(EMPTY + chance(half), target / 2):
+    none = later < EMPTY + chance(half) and later + chance(half) < target / 2
+    if grew and none and max(clips) == clips[-1]:
         said = (
             f"Nearly no update was within the clip, though it grew {span}: most users contribute nothing. Their loss "
             "is not finite, a label is out of range, or the users' learning rate is far too high."
         )
         return [Finding("nothing_within", said)]
-    found = []
-    if known.ended and not target - min(FAR, target / 2) - chance(last) <= within <= target + min(
-        FAR, (1 - target) / 2
-    ) + chance(last):
-        lower = within < target
-        where, how = ("below", "higher") if lower else ("above", "lower")
-        found.append(
-            Finding(
-                "clip_not_arrived",
-                f"The clip has not arrived: it went {span} and is still far {where} its target, with "
-                f"{min(max(within, 0), 1):.0%} of the updates within and {target:.0%} wanted. Start it {how}, or train "
-                "more rounds.",
-            )
-        )
+    lower = within < target
+    room = (target if lower else 1 - target) / 2
+    far_off = abs(within - target) > min(FAR, room) + chance(last)
     arrived = _arrived(fractions, target, chance)
-    if arrived is None or well:
-        return found
-    after, measured = clips[arrived:], main_metric(rounds, known) is not None
-    far = GROWN if measured else VANISHED
-    if clips[-1] >= far * after[0]:
-        said = f"The clip ran away, from {after[0]:.2g} to {clips[-1]:.2g} since it had arrived, and the noise with it."
-        found.append(Finding("clip_ran_away", f"{said} Lower the server's learning rate, or the quantile."))
-    elif clips[-1] * far <= max(after):
-        said = f"The clip fell, from {max(after):.2g} to {clips[-1]:.2g}: users' updates have all but vanished."
-        found.append(Finding("clip_fell", f"{said} The model may be stuck: lower the server's learning rate."))
-    return found
+    if arrived is not None and not well:
+        after = clips[arrived:]
+        far = GROWN if main_metric(rounds, known) is not None else VANISHED
+        if clips[-1] >= far * after[0]:
+            said = (
+                f"The clip ran away: from {after[0]:.2g}, where it had arrived, to {clips[-1]:.2g}, and the noise with"
+            )
+            return [Finding("clip_ran_away", f"{said} it. Lower the server's learning rate, or the quantile.")]
+        if clips[-1] * far <= max(after):
+            said = (
+                f"The clip fell from {max(after):.2g} to {clips[-1]:.2g}: users' updates have all but vanished. Either"
+            )
+            said += " nothing is left to learn, or the model is stuck: then lower the server's learning rate."
+            return [Finding("clip_fell", said)]
+    if not known.ended or not far_off:
+        return []
+    share = f"{min(max(within, 0), 1):.0%} of the updates are within, and {target:.0%} should be"
+    if arrived is None:
+        said = f"The clip has not arrived: it went {span}, and at the end {share}. Start it "
+        said += f"{'higher' if lower else 'lower'}, or train more rounds."
+    else:
+        said = f"The clip does not keep up with updates that {'grow' if lower else 'shrink'}: at the end {share}. "
+        said += "Lower the learning rates, or raise the clip's own."
+    return [Finding("clip_not_arrived", said)]
 
 
 def _rising(rounds: Sequence[Round], known: Known) -> list[Finding]:
@@ -200,13 +204,14 @@ def _rising(rounds: Sequence[Round], known: Known) -> list[Finding]:
         return []
     sign = -1 if lower_is_better(name, known.facts) else 1
     values = [value for _, value in points]
-    two_thirds = [value for done, value in points if done <= points[-1][0] * 2 / 3]
-    if not two_thirds:
-        return []
-    late, gained = sign * (values[-1] - two_thirds[-1]), sign * (values[-1] - values[0])
+    before = min(points[:-1], key=lambda point: abs(point[0] - points[-1][0] * 2 / 3))[1]
+    late, baseline = sign * (values[-1] - before), _baseline(rounds, name, known)
+    gained = sign * (values[-1] - values[0])
+    if baseline is not None:  # before the first measurement it may have gained most of it
+        gained = max(gained, sign * (values[-1] - baseline))
     if late < max(RISING * gained, NEAR * abs(values[-1]), SIGMAS * _scatter(values)) or late <= 0:
         return []
-    said = f"{name} still got better at the end: from {two_thirds[-1]:.4g} to {values[-1]:.4g} in the last third."
+    said = f"{name} still got better at the end: from {before:.4g} to {values[-1]:.4g} in the last third."
     return [Finding("still_rising", f"{said} Train more rounds.")]
 
 
@@ -249,12 +254,15 @@ def _beats(value: float, baseline: float, sign: int) -> bool:
 
 
 def _arrived(fractions: Sequence[float], target: float, chance: Callable[[int], float]) -> int | None:
-    """The first round at which the clip had come at least half of the way to its target, beyond the noise."""
-    edge = min(target, 1 - target) / 2
-    window = next((w for w in range(_LEAST_WINDOW, len(fractions) + 1) if chance(w) <= edge), None)
-    if window is None:
-        return None
-    for first in range(len(fractions) - window + 1):
-        if target / 2 <= fmean(fractions[first : first + window]) <= (1 + target) / 2:
-            return first + window - 1
+    """The first round at which the clip had come half of the way to its target, beyond the noise; None if it never did.
+
+    Means are taken over as many rounds as it takes to tell half of the way from none of it.
+    """
+    below = fmean(fractions[:_LEAST_WINDOW]) < target
+    edge = (target if below else 1 - target) / 2
+    for window in range(_LEAST_WINDOW, len(fractions) + 1):
+        if chance(window) <= edge:
+            means = [fmean(fractions[end - window : end]) for end in range(window, len(fractions) + 1)]
+            reached = (mean >= target / 2 if below else mean <= (1 + target) / 2 for mean in means)
+            return next((window - 1 + place for place, there in enumerate(reached) if there), None)
     return None
