@@ -35,13 +35,8 @@ def summary(
     whole = settings.evaluate_on in (None, "original")  # all test users: there is no half to name
     part = "" if whole else f" ({settings.evaluate_on})"
     ends = result.best
-    beside_it = (
-        f"; best {ends.best:.4f} after {ends.best_rounds} rounds, last {ends.last:.4f} after {ends.last_rounds}"
-        if ends is not None and ends.metric == metric_name
-        else ""
-    )
     lines = [
-        f"{metric_name} {result.metrics[metric_name]:.4f} on {used.measured_on}{part}{beside_it}",
+        f"{metric_name} {result.metrics[metric_name]:.4f} on {used.measured_on}{part}",
         *(f"warning: {finding}" for finding in result.findings),
         str(result.guarantee),
         f"clip {clip}"
@@ -58,6 +53,12 @@ def summary(
     beside = {name: value for name, value in result.metrics.items() if name not in (metric_name, "loss")}
     if beside:  # such as what would do without a model
         lines.insert(at, "beside it: " + ", ".join(f"{name} {value:.4f}" for name, value in beside.items()))
+    if ends is not None:
+        lines.insert(
+            at,
+            f"best {ends.metric} {ends.best:.4f} after {ends.best_rounds} rounds, last {ends.last:.4f} after "
+            f"{ends.last_rounds}",
+        )
     if result.stopped == "budget":
         lines.append(f"stopped after {result.guarantee.rounds} rounds: the next one would have passed the budget")
     if result.stopped == "early":
