@@ -38,7 +38,7 @@ OUTSIDE = {
     "clamp_fraction": 3, "fixed_clip": 1e-40,
     "epsilon": -1.5, "noise_multiplier": -1.5, "delta": 1.5, "population_size": 0, "cohort_size": 0,
     "sampling": "shuffle", "relation": "neighbours", "count_stddev": -1.5, "max_epsilon": -1.5, "noise_source": "dice",
-    "test_users": 1, "evaluate_on": "train", "evaluate_every": 0,
+    "test_users": 1, "evaluate_on": "train", "evaluate_every": 0, "early_stopping": "",
     "device": 7, "engine": "diesel", "precision": "float8", "workers": 0, "compile_c": 3,
     "compiled_steps": "often", "stored_programs": 3,
     "seed": -1, "unprivate_timing": 3,
@@ -95,7 +95,7 @@ def test_every_setting_that_no_object_takes_is_one_of_training_or_of_the_task():
     taken = {name for taker in TAKERS for name in keyword_of(taker).values()}
     training = {"rounds", "cohort_size", "seed"}
     assert training <= inspect.signature(Training).parameters.keys()
-    of_callbacks = {"evaluate_every", "unprivate_timing"}
+    of_callbacks = {"evaluate_every", "early_stopping", "unprivate_timing"}
     choices = {"server", "client_optimiser", "clip", "fixed_clip"}  # which object, by name
     of_the_task = {"task", "data", "user_column", *(name for name in SETTINGS if SETTINGS[name].some_tasks)}
     assert SETTINGS.keys() - taken == training | of_callbacks | choices | of_the_task

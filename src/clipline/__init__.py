@@ -20,6 +20,7 @@ _HOMES = {
     "FastParts": "engine.fast_parts",
     "FixedClip": "federated.clip_controllers",
     "Guarantee": "privacy.guarantee",
+    "HopelessNoiseWarning": "errors",
     "LocalAdam": "federated.local_sgd",
     "LocalSGD": "federated.local_sgd",
     "Log": "training.loggers",
@@ -52,7 +53,7 @@ __all__ = sorted(_HOMES)
 if TYPE_CHECKING:
     from .data.statistics.private_statistics import PrivateStatistics
     from .engine.fast_parts import FastParts
-    from .errors import CliplineError, SettingError
+    from .errors import CliplineError, HopelessNoiseWarning, SettingError
     from .federated.clip_controllers import FixedClip, QuantileClip, ScheduledClip
     from .federated.local_sgd import LocalAdam, LocalSGD
     from .federated.population import Population

@@ -43,6 +43,13 @@ class WorkerError(CliplineError, RuntimeError):
     """A worker process failed, was ended or cannot be reached."""
 
 
+class HopelessNoiseWarning(UserWarning):
+    """The noise on the mean update is longer than 2 clips: a training learns nothing that one would use.
+
+    It comes before the first round and rests on public numbers alone: noise multiplier, cohort size, parameters.
+    """
+
+
 def refuse(name: str, value: object, limit: str, way_out: str) -> SettingError:
     """The error to raise for a setting outside its limit, such as `refuse("clip", -1, "above 0", "give more")`.
 

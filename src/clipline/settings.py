@@ -315,6 +315,11 @@ class Settings:
         unset="10, or a hundredth of the rounds if that is more",
     )  # fmt: skip
 
+    early_stopping: str | None = setting(
+        "Stop when this metric has not got better in 5 measurements, and give the best model. All rounds are charged.",
+        MEASURING, default=None, own_check=_check_text, way_out="give the name of a metric that is measured",
+    )  # fmt: skip
+
     device: str = setting(
         "Where users train.", COMPUTE, default="auto", own_check=_check_device, choices=("auto", "cpu", "cuda"),
         way_out="leave it out to take what is there",

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from samples import ROOT
 
+from clipline import HopelessNoiseWarning
 from clipline.privacy.accountant import account
 from clipline.privacy.ledger import Ledger
 from clipline.tasks.handwriting.task import HandwritingNet
@@ -79,6 +81,43 @@ def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
     assert answer["seed"] is None  # a secret, and what programs print is kept in logs
     assert "seconds" not in out
     assert "seconds" not in (tmp_path / "r" / "metrics.jsonl").read_text()
+
+
+def test_a_training_that_fails_says_so_before_and_after_and_on_its_report(clipline, tmp_path):
+    code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.3", "--seed", 2**61, "--out", "r")
+    assert code == 0, err
+    # 5,994 parameters: 0.3 / 30 * sqrt(5994) = 0.774 clips, and a little more for the count
+    assert re.search(r"^can it train\?  feasible: the noise is 0\.7\d times .* may have to be lower", err, re.MULTILINE)
+    first, *warned = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert re.match(r"warning: accuracy is 0\.\d+, (no|hardly) better than 0\.1055 without a model\.", first)
+    assert ["warning: The clip has not arrived: it went from 0.0035 to 0.00" in line for line in warned] == [True]
+    assert re.search(r"^best accuracy 0\.\d+ after 4 rounds, last 0\.\d+ after 4$", out, re.MULTILINE)
+    data = json.loads(
+        re.search(r'id="data">(.*?)</script>', (tmp_path / "r" / "report.html").read_text(), re.DOTALL)[1]
+    )
+    assert [f"warning: {entry['text']}" for entry in data["failures"]] == [first, *warned]
+    assert data["runs"][0]["best_and_last"]["last_rounds"] == 4
+    code, checked, _ = clipline("study", "check", "r")
+    assert (code, checked.count("  warning: ")) == (0, 2)
+    with pytest.warns(HopelessNoiseWarning, match=r"^The training is hopeless: the noise is 7\.[89]"):
+        _, out, err = clipline("train", *SMALL, "--noise-multiplier", "3", "--json", "--no-report", "--out", "h")
+    assert "can it train?" not in err
+    assert "hopeless_noise" in [one["kind"] for one in json.loads(out.splitlines()[-1])["findings"]]
+
+
+def test_early_stopping_gives_the_best_model_and_charges_all_rounds(clipline, tmp_path):
+    flags = ["--noise-multiplier", "3", "--evaluate-every", "1", "--rounds", "60", "--early-stopping", "accuracy"]
+    code, out, err = clipline("train", *SMALL, *flags, "--seed", 2**61, "--out", "r", "--json")
+    assert code == 0, err
+    answer = json.loads(out.splitlines()[-1])
+    done = len(lines(tmp_path / "r" / "metrics.jsonl"))
+    assert (answer["stopped"], answer["rounds"], done < 60) == ("early", 60, True)
+    assert (answer["model_rounds"], answer["best"]["last_rounds"]) == (done - 5, done)  # patience
+    assert answer["metric"] == answer["best"]["best"]
+    code, checked, _ = clipline("study", "check", "r")
+    assert (code, f"stopped early: {done} of 60 rounds, of which all are charged" in checked) == (0, True)
+    code, _, err = clipline("train", "--resume", "r")
+    assert (code, "is a finished run" in err) == (2, True)
 
 
 def test_event_files_on_request_and_no_report_on_request(clipline, tmp_path):

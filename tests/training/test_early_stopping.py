@@ -1,7 +1,13 @@
+import json
+
 import pytest
+import torch
+from safetensors import safe_open
 from samples import Observer, small_training
 
 from clipline import EarlyStopping, Evaluate, RunDirectory, SettingError
+from clipline.errors import RunError
+from clipline.study.report.run_directory import read_run_directory
 from clipline.training.storage.run_directory import CHECKPOINT
 
 
@@ -52,10 +58,12 @@ def test_the_result_has_the_last_model_and_the_guarantee_of_all_rounds_planned(t
     ]
     training = small_training(12)
     result = training.run(callbacks)
-    assert (result.stopped, result.state.round_index) == ("interrupted", 2)
+    assert (result.stopped, result.state.round_index, result.model_rounds) == ("early", 2, 2)
     assert result.state is states[-1]
     assert result.guarantee == training.planned  # when to stop was decided by what was released
-    assert (tmp_path / "run" / CHECKPOINT).exists()  # it can be resumed
+    assert not (tmp_path / "run" / CHECKPOINT).exists()  # it has ended
+    with pytest.raises(RunError, match="is a finished run"):
+        training.resume(tmp_path / "run")
 
 
 def test_an_object_can_serve_another_run():
@@ -75,3 +83,45 @@ def test_what_cannot_be_compared_is_told():
         EarlyStopping("loss", mode="best")
     with pytest.raises(SettingError, match="patience=0 must be a whole number at least 1"):
         EarlyStopping("loss", mode="min", patience=0)
+
+
+@pytest.mark.parametrize("kept_by", ["early stopping", "evaluation"])
+def test_the_best_model_can_be_had_with_its_metrics_at_the_cost_of_all_rounds_planned(kept_by, tmp_path):
+    states, values = [], iter([3.0, 1.0, 2.0, 4.0, 5.0, 6.0])
+    evaluate = Evaluate(lambda model: {"loss": next(values)}, every=1, keep_best=kept_by == "evaluation")
+    stopping = EarlyStopping("loss", patience=2, restore_best=kept_by == "early stopping")
+    training = small_training(6)
+    watch, directory = Observer(lambda report, state: states.append(state)), RunDirectory(tmp_path / "run")
+    result = training.run([watch, evaluate, stopping, directory])
+    assert (result.stopped, result.state.round_index, result.model_rounds) == ("early", 4, 2)
+    assert result.metrics == {"loss": 1.0}
+    assert torch.equal(result.model.weight, training.model_at(states[1]).weight)
+    assert result.state is states[3]
+    assert (result.best.best, result.best.best_rounds, result.best.last, result.best.last_rounds) == (1.0, 2, 4.0, 4)
+    assert result.guarantee == training.planned
+    card = json.loads(load_card(tmp_path / "run"))
+    assert (card["stopped"], card["model_rounds"], card["rounds"]) == ("early", 2, 4)
+    run = read_run_directory(tmp_path / "run")
+    assert (run.state, run.promise.rounds, run.best.best_rounds) == ("early", 6, 2)
+
+
+def load_card(run):
+    with safe_open(str(run / "model.safetensors"), framework="numpy") as file:
+        return file.metadata()["card"]
+
+
+def test_keep_best_takes_the_metric_it_names():
+    values = iter([(1.0, 0.5), (2.0, 0.9), (3.0, 0.1)])
+    evaluate = Evaluate(lambda model: dict(zip(("loss", "score"), next(values), strict=True)), every=1, keep_best=True)
+    assert small_training(3).run([evaluate]).model_rounds == 2  # the first that is no loss
+    values = iter([(1.0, 0.5), (2.0, 0.9), (3.0, 0.1)])
+    evaluate.keep_best = "loss"
+    assert small_training(3).run([evaluate]).model_rounds == 1
+    values = iter([(1.0, 0.5), (2.0, 0.9), (3.0, 0.1)])
+    evaluate.keep_best = "scores"
+    with pytest.raises(SettingError, match="keep_best='scores' must be one of loss, score: did you mean 'score'"):
+        small_training(3).run([evaluate])
+    with pytest.raises(SettingError, match="keep_best=3 must be True, False or the name of a metric"):
+        Evaluate(lambda model: {}, keep_best=3)
+    with pytest.raises(SettingError, match="restore_best=1 must be True or False"):
+        EarlyStopping("loss", restore_best=1)

@@ -71,7 +71,7 @@ def terminal(monkeypatch):
     screen = io.StringIO()
 
     def console(**options):
-        return Console(file=screen, force_terminal=True, width=100, highlight=False)
+        return Console(file=screen, force_terminal=True, width=100, highlight=False, color_system="truecolor")
 
     monkeypatch.setattr(progress, "Console", console)
     return screen
@@ -86,6 +86,28 @@ def test_a_terminal_has_a_live_bar_that_goes_when_the_run_ends_however_it_ends(t
         training().run([Progress(), Crash()])
     assert terminal.getvalue().endswith("\x1b[?25h")
     assert capsys.readouterr().err == ""
+
+
+class Stop(Callback):
+    stop_requested = True
+
+
+GREEN, RED = "\x1b[38;2;114;156;31m", "\x1b[31m"
+
+
+def test_a_bar_is_green_only_where_the_run_finished_and_looks_well(terminal):
+    training().run([evaluate(), Progress()])
+    assert "finished" in terminal.getvalue()
+    assert ("warning" in terminal.getvalue(), GREEN in terminal.getvalue()) == (False, True)
+    terminal.truncate(0)
+    measured = iter([0.9, 0.9, 0.1])
+    training().run([Evaluate(lambda model: {"accuracy": next(measured)}, every=2), Progress()])
+    assert "finished, with 1 warning" in terminal.getvalue()
+    assert (GREEN in terminal.getvalue(), RED in terminal.getvalue()) == (False, True)
+    terminal.truncate(0)
+    training().run([Progress(), Stop()])
+    assert "interrupted" in terminal.getvalue()
+    assert GREEN not in terminal.getvalue()
 
 
 def test_a_resumed_run_counts_from_where_it_begins(capsys, monkeypatch):

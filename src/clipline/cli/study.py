@@ -119,6 +119,10 @@ def _check_run(folder: Path) -> int:
         print(f"  computed again from ledger.jsonl; {agree}")
     if run.state in ("interrupted", "not ended"):
         print(f"  unfinished: {len(run.round)} of {run.planned_rounds} rounds")
+    if run.state == "early":
+        print(f"  stopped early: {len(run.round)} of {run.planned_rounds} rounds, of which all are charged")
+    for finding in run.findings:
+        print(f"  warning: {finding}")
     for caution in cautions(run)[len(run.problems) :]:
         print(f"  note: {caution}")
     return 1 if run.problems or broken or run.promise is None else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,24 +36,38 @@ def summary(
     clip = "none" if settings.clip == "none" else f"{begin:.3g} -> {_last_clip(result):.3g}"
     whole = settings.evaluate_on in (None, "original")  # all test users: there is no half to name
     part = "" if whole else f" ({settings.evaluate_on})"
+    ends = result.best
     lines = [
         f"{metric_name} {result.metrics[metric_name]:.4f} on {used.measured_on}{part}",
+        *(f"warning: {finding}" for finding in result.findings),
         str(result.guarantee),
         f"clip {clip}"
         + (f", tracking quantile {settings.quantile:g} of the update norms" if settings.clip == "quantile" else ""),
         f"files in {path}: " + ", ".join(sorted(file.name for file in path.iterdir())),
     ]
+    at = 1 + len(result.findings)
     if used.kind == "stand-in":
-        lines.insert(1, "data: a stand-in, generated; not comparable with results on the original data set")
+        lines.insert(at, "data: a stand-in, generated; not comparable with results on the original data set")
     elif used.source is not None:
         alike = used.kind == "original" or is_task_file(settings.task)  # a task of one's own has no original
         other = "" if alike else "; not comparable with results on the original data set"
-        lines.insert(1, f"data: {used.kind}, {used.source}{other}")
+        lines.insert(at, f"data: {used.kind}, {used.source}{other}")
     beside = {name: value for name, value in result.metrics.items() if name not in (metric_name, "loss")}
     if beside:  # such as what would do without a model
-        lines.insert(1, "beside it: " + ", ".join(f"{name} {value:.4f}" for name, value in beside.items()))
+        lines.insert(at, "beside it: " + ", ".join(f"{name} {value:.4f}" for name, value in beside.items()))
+    if ends is not None:
+        lines.insert(
+            at,
+            f"best {ends.metric} {ends.best:.4f} after {ends.best_rounds} rounds, last {ends.last:.4f} after "
+            f"{ends.last_rounds}",
+        )
     if result.stopped == "budget":
         lines.append(f"stopped after {result.guarantee.rounds} rounds: the next one would have passed the budget")
+    if result.stopped == "early":
+        lines.append(
+            f"stopped early after {result.state.round_index} of {settings.rounds} rounds, all of which are charged; "
+            f"the model is that after {result.model_rounds}"
+        )
     if result.stopped == "interrupted":
         named = (
             f"{shlex.quote(settings.task)} " if is_task_file(settings.task) else ""
@@ -123,6 +138,9 @@ def summary_json(
         "rounds": guarantee.rounds,
         "clip": finite_or_none(_last_clip(result)),
         "stopped": result.stopped,
+        "findings": [asdict(finding) for finding in result.findings],
+        "best": None if result.best is None else asdict(result.best),
+        "model_rounds": result.model_rounds,
         "users": users,
         "population_size": settings.population_size,
         "cohort_size": settings.cohort_size,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ..errors import CliplineError, RunError, SettingError, refuse
-from ..metric_direction import better_facts
+from ..metric_direction import better_facts, lower_is_better
 from ..settings import GROUPS, RUN, SETTINGS
 from ..tasks import DEFAULT_TASK, TASK_NAMES, file_and_name, is_task_file, task_named, title_name
 from .parser import Argument, Command, Option, flags_for
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..federated.round import TrainState
     from ..tasks.settings import TrainSettings
     from ..tasks.task import Task
+    from ..training.early_stopping import EarlyStopping
     from ..training.storage.directory_lock import DirectoryLock
     from ..training.training import Training
 
@@ -196,16 +197,17 @@ def run(
         """Says what begins, once nothing has refused it."""
 
         def on_start(self, training: Training, state: TrainState) -> None:
-            print(announced, file=sys.stderr, flush=True)
+            print(announced, *filter(None, [_can_it_train(training)]), sep="\n", file=sys.stderr, flush=True)
             if done := state.round_index:
                 charged = max(state.ledger, directory.charged, key=lambda ledger: ledger.rounds)
                 spent = f"; what was released so far spent epsilon {training.guarantee_of(charged).epsilon_text}"
                 was = spent if training.planned.private else ""
                 print(f"going on after {done} of {settings.rounds} rounds{was}", file=sys.stderr, flush=True)
 
+    facts = _facts(task, settings, used, metric, loaded.baseline)
     directory = RunDirectory(
         path,
-        facts=_facts(task, settings, used),
+        facts=facts,
         metric=metric,
         checkpoint_every=settings.measured_every,
         unprivate_timing=settings.unprivate_timing,
@@ -215,7 +217,8 @@ def run(
         lock=lock,
     )
     measuring = Evaluate(loaded.evaluate, every=settings.measured_every)
-    callbacks = [directory, Announce(), measuring, Progress(metric), *boards, StopOnInterrupt()]
+    stopping = [] if settings.early_stopping is None else [_early_stopping(settings.early_stopping, task)]
+    callbacks = [directory, Announce(), measuring, *stopping, Progress(metric), *boards, StopOnInterrupt()]
     result = training.run(callbacks) if resume is None else training.resume(path, callbacks)
     page = _write_report(path) if report else None
     if as_json:
@@ -226,12 +229,34 @@ def run(
     return 130 if result.stopped == "interrupted" else 0
 
 
-def _facts(task: Task, settings: TrainSettings, used: DataUsed) -> dict[str, str]:
+def _facts(task: Task, settings: TrainSettings, used: DataUsed, metric: str, baseline: float | None) -> dict[str, str]:
     """What the run is about, as it is stored beside it."""
     facts = {"task": title_name(task.name, settings.task), "data": used.kind, "measured_on": used.measured_on}
     facts |= better_facts(task.better)
-    known = {"data_source": used.source, "data_checksum": used.checksum}
+    said = None if baseline is None else f"{baseline:.6g}"
+    known = {"data_source": used.source, "data_checksum": used.checksum, "metric": metric, "baseline": said}
     return facts | {name: value for name, value in known.items() if value is not None}
+
+
+def _early_stopping(metric: str, task: Task) -> EarlyStopping:
+    """Stops by this metric, in the direction that the task says, and gives the best model."""
+    from ..training.early_stopping import EarlyStopping
+
+    lower = lower_is_better(metric, better_facts(task.better))
+    return EarlyStopping(metric, mode="min" if lower else "max", restore_best=True)
+
+
+def _can_it_train(training: Training) -> str:
+    """The planner's line on the noise; empty where there is none, or where a warning says that it is hopeless."""
+    from ..privacy.feasibility.noise_norm import Verdict, verdict
+    from ..privacy.feasibility.remedy_text import noise_rows
+
+    ratio = training.noise_norm
+    if ratio == 0 or verdict(ratio) is Verdict.HOPELESS:
+        return ""
+    said = {name: text for name, text, _ in noise_rows(ratio, training.dim, training.cohort_size)}
+    rate = f"; the server rate {said['server rate']}" if "server rate" in said else ""
+    return f"can it train?  {said['can it train?']}{rate}"
 
 
 def _write_report(path: Path) -> Path | None:

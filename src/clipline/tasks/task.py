@@ -32,6 +32,7 @@ class LoadedTask:
     row_fields: RowFields = field(default_factory=dict)  # parameters of which a user touches few rows
     personal: Sequence[str] = ()  # parameters that stay with their user
     metric_name: str | None = None  # the main one, where the task itself does not know it
+    baseline: float | None = None  # of that metric without a model, on the same users: of the most common label, say
 
     def __post_init__(self) -> None:
         if self.population.user_ids is None:  # users drawn by rule: the number of a user is the user's id

@@ -18,10 +18,11 @@ class Callback:
 
     A callback with an attribute `charged`, the `Ledger` of all that it has ever written down, comes before the others,
     so that a round is on record before anything else is done with it; the result's guarantee covers that ledger too.
-    One with a true `stop_requested` ends the run after the round. With a true `waits_for_metrics` the next round begins
-    when this one is measured, so that it never depends on the clock after which round a run is stopped. If no callback
-    `reads_guarantee`, rounds are not accounted as they end; the result is all the same, and whoever asks a report for
-    its guarantee gets it.
+    One with a true `stop_requested` ends the run after the round: as "interrupted", to be resumed, or with
+    `stop_reason = "early"` for good. One with `kept`, the model of an earlier round, puts that into the result. With a
+    true `waits_for_metrics` the next round begins when this one is measured, so that it never depends on the clock
+    after which round a run is stopped. If no callback `reads_guarantee`, rounds are not accounted as they end; the
+    result is all the same, and whoever asks a report for its guarantee gets it.
     """
 
     reads_guarantee = True

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import SettingError, check_choice, check_number, check_whole, nearest
+from ..errors import SettingError, check_choice, check_number, check_whole, nearest, refuse
 from ..federated.round import TrainState
 from ..metric_direction import lower_is_better
+from .best import Best, Kept
 from .callbacks import Callback
 from .reports import RoundReport
 
@@ -25,31 +26,70 @@ class EarlyStopping(Callback):
     and "max" for everything else. Training waits for each measurement, so that the same run always stops after the same
     round.
 
-    The result has the last model, not the best one, and `stopped` is "interrupted": a run directory can be resumed,
-    and the count of measurements then begins again.
+    The result has the last model, or with `restore_best` the best one that was measured, and its metrics. `stopped` is
+    "early": the run has ended, and a run directory of it is not resumed. Where a run is interrupted and resumed, the
+    count of measurements and the search for the best begin again.
 
     THE GUARANTEE IS THAT OF ALL ROUNDS PLANNED. When to stop is decided by what the rounds released; the epsilon of the
     rounds that were run would hold only if their number had been fixed beforehand. To spend less, plan fewer rounds.
+
+    Args:
+      metric: Name of the metric to follow.
+      mode: Whether it is better lower ("min") or higher ("max").
+      patience: How many measurements in a row may bring nothing better.
+      min_delta: By how much a value must be better to count.
+      restore_best: Give the best model that was measured instead of the last. It was released like any other, so this
+        costs no privacy.
+
+    Raises:
+      SettingError: If `mode`, `patience`, `min_delta` or `restore_best` is not allowed, or, in the run, if nothing
+        measures `metric`.
+
+    Example:
+      >>> training.run([cl.Evaluate(test, accuracy), cl.EarlyStopping("accuracy", restore_best=True)])
     """
 
     reads_guarantee = False
     waits_for_metrics = True
+    stop_reason = "early"
 
     def __init__(
-        self, metric: str, *, mode: Literal["min", "max"] | None = None, patience: int = 5, min_delta: float = 0.0
+        self,
+        metric: str,
+        *,
+        mode: Literal["min", "max"] | None = None,
+        patience: int = 5,
+        min_delta: float = 0.0,
+        restore_best: bool = False,
     ) -> None:
-        by_name = "min" if lower_is_better(metric) else "max"
-        self.metric, self.mode = metric, by_name if mode is None else check_choice("mode", mode, ("min", "max"))
+        by_name: Literal["min", "max"] = "min" if lower_is_better(metric) else "max"
+        self.metric, self.mode = metric, by_name if mode is None else mode
+        check_choice("mode", self.mode, ("min", "max"))
         self.patience = check_whole("patience", patience, at_least=1, way_out="count measurements, not rounds")
         self.min_delta = check_number("min_delta", min_delta, at_least=0, way_out="0 takes any improvement")
-        self.stop_requested = False
-        self.best: float | None = None
-        self.best_round: int | None = None  # as reports count them, from 0
-        self._since = 0
+        if not isinstance(restore_best, bool):
+            raise refuse("restore_best", restore_best, "True or False", "True gives the best model")
+        self.restore_best = restore_best
+        self.stop_requested, self._since, self._best = False, 0, self._nothing_yet()
+
+    @property
+    def best(self) -> float | None:
+        """The best value so far."""
+        return self._best.value
+
+    @property
+    def best_round(self) -> int | None:
+        """The round that had it, as reports count them, from 0."""
+        return self._best.round_index
+
+    @property
+    def kept(self) -> Kept | None:
+        """What the result is made of, where that is not the last round."""
+        return self._best.kept
 
     def on_start(self, training: Training, state: TrainState) -> None:
         """Begin to count, and charge every round that may come."""
-        self.stop_requested, self.best, self.best_round, self._since = False, None, None, 0
+        self.stop_requested, self._since, self._best = False, 0, self._nothing_yet()
         planned = training.affordable(state.ledger, training.rounds - state.round_index)
         self.charged = state.ledger.add(training.algorithm.event, planned) if planned else state.ledger
 
@@ -63,12 +103,7 @@ class EarlyStopping(Callback):
                 f"metric={self.metric!r} of EarlyStopping must be one that is measured, and those are {known}: "
                 f"{nearest(self.metric, report.metrics)}"
             )
-        value = report.metrics[self.metric]
-        gain = 0.0 if self.best is None else (value - self.best) * (1 if self.mode == "max" else -1)
-        if (self.best is None and value == value) or gain > self.min_delta:
-            self.best, self.best_round, self._since = value, report.round_index, 0
-            return
-        self._since += 1
+        self._since = 0 if self._best.take(report, state) else self._since + 1
         self.stop_requested = self._since >= self.patience
 
     def on_end(self, result: TrainResult) -> None:
@@ -78,3 +113,6 @@ class EarlyStopping(Callback):
                 f"EarlyStopping({self.metric!r}) had nothing to compare: add Evaluate(test, metric) to the callbacks",
                 stacklevel=2,
             )
+
+    def _nothing_yet(self) -> Best:
+        return Best(self.metric, self.mode, min_delta=self.min_delta, keeps=self.restore_best)

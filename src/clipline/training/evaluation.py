@@ -14,13 +14,16 @@ from torch import Tensor, nn
 
 from ..engine.batches import Examples
 from ..engine.isolation.generators import preserve_generators, preserve_torch_generators
-from ..errors import CliplineError, SettingError, check_whole, failed, refuse
+from ..errors import CliplineError, SettingError, check_whole, failed, nearest, refuse
 from ..federated.local_sgd import Batch
 from ..federated.population import Population, share_users
 from ..federated.round import TrainState
+from ..metric_direction import lower_is_better
 from ..settings import SETTINGS
+from .best import Best, Kept
 from .callbacks import Measuring
-from .reports import RELEASED, Metrics
+from .diagnosis import Known, main_metric
+from .reports import RELEASED, Metrics, RoundReport
 
 if TYPE_CHECKING:
     from .training import Training
@@ -49,6 +52,10 @@ class Evaluate(Measuring):
     unless the training's precision is float32. One thread measures one state after the other while the next rounds
     train. Metrics have no noise, and the guarantee does not cover the test users. A test population that shares user
     ids with the training is refused; `Population.split` makes two that share none. An object serves one run at a time.
+
+    With `keep_best` the result has the best model that was measured, and its metrics, instead of the last: the best by
+    the metric of that name, or for True by the first that is no loss. Every round's model is released, so this costs
+    no privacy.
     """
 
     def __init__(
@@ -58,7 +65,11 @@ class Evaluate(Measuring):
         *,
         every: int = 10,
         batch_size: int = 256,
+        keep_best: bool | str = False,
     ) -> None:
+        if not isinstance(keep_best, bool | str):
+            raise refuse("keep_best", keep_best, "True, False or the name of a metric", "give keep_best=True")
+        self.keep_best = keep_best
         if isinstance(test, Population):
             if metric is None:
                 way_out = "give a function of model and batch, such as the loss"
@@ -73,6 +84,12 @@ class Evaluate(Measuring):
         self.every = check_whole("every", every, at_least=1, way_out=SETTINGS["evaluate_every"].way_out)
         self.batch_size = check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")
         self._thread: ThreadPoolExecutor | None = None
+        self._best: Best | None = None
+
+    @property
+    def kept(self) -> Kept | None:
+        """What the result is made of, where that is not the last round."""
+        return None if self._best is None else self._best.kept
 
     def on_start(self, training: Training, state: TrainState) -> None:
         """Make the model to measure with, and the thread."""
@@ -89,6 +106,7 @@ class Evaluate(Measuring):
                 "test holds users who train: some user ids are in both populations. Metrics have no noise, so they "
                 "would tell of users whom the guarantee covers. Split by user first: train, test = population.split()"
             )
+        self._best = None
         device = training.device
         self._model = training.problem.model.evaluated(state.params).eval()
         self._trainable = training.problem.model.released_parameters(self._model)  # personal ones are as at first
@@ -115,6 +133,18 @@ class Evaluate(Measuring):
         assert self._thread is not None, "on_start comes first"
         ready = torch.cuda.current_stream(self._device).record_event() if self._stream is not None else None
         return self._thread.submit(self._measure, state.params, ready)
+
+    def on_round(self, report: RoundReport, state: TrainState) -> None:
+        """Keep the model if it is the best so far and that was asked for."""
+        if not self.keep_best or not report.metrics:
+            return
+        if self._best is None:
+            asked = self.keep_best if isinstance(self.keep_best, str) else main_metric([report.metrics], Known())
+            self._best = Best(str(asked), "min" if lower_is_better(str(asked)) else "max")
+        if self._best.metric not in report.metrics:
+            known = ", ".join(report.metrics)
+            raise refuse("keep_best", self.keep_best, f"one of {known}", nearest(self.keep_best, report.metrics))
+        self._best.take(report, state)
 
     def close(self) -> None:
         """End the thread. What it has not begun to measure is dropped."""

@@ -23,7 +23,9 @@ from ..federated.draws import Draws, NoiseNow, PlainDraws
 from ..federated.mechanism import Release
 from ..federated.round import Algorithm, TrainState
 from .callbacks import Callback
-from .reports import GuaranteesAhead, Metrics, PendingReport, ReportQueue
+from .curves import quantile_of
+from .diagnosis import Known, best_and_last, diagnose
+from .reports import GuaranteesAhead, Metrics, PendingReport, ReportQueue, round_numbers
 from .result import Stopped, TrainResult
 from .storage.model_card import about_training
 
@@ -172,8 +174,9 @@ class Run:
         if self._state.round_index >= self._until:
             self._stopped = "budget"
             return None
-        if any(getattr(callback, "stop_requested", False) for callback in self._callbacks):
-            self._stopped = "interrupted"
+        if stopping := [callback for callback in self._callbacks if getattr(callback, "stop_requested", False)]:
+            early = all(getattr(callback, "stop_reason", "") == "early" for callback in stopping)
+            self._stopped = "early" if early else "interrupted"
             return None
         self._begun = time.perf_counter()
         if self._reads_guarantee:
@@ -219,8 +222,24 @@ class Run:
         if reports:  # a run that was stopped has them for its last round too, as one that finished has
             last = replace(reports[-1], metrics=metrics, accounted=True, account_now=training.accounting(charged))
             reports = (*reports[:-1], last)
-        model, guarantee = training.model_at(state), training.guarantee_of(charged)
-        result = TrainResult(model, state, guarantee, metrics, reports, self._stopped, about_training(training))
+        kept = next((one for callback in self._callbacks if (one := getattr(callback, "kept", None)) is not None), None)
+        chosen, rounds = (
+            state if kept is None else replace(state, params=kept.params),
+            list(map(round_numbers, reports)),
+        )
+        known = known_of(training, self._callbacks)
+        result = TrainResult(
+            training.model_at(chosen),
+            state,
+            training.guarantee_of(charged),
+            metrics if kept is None else kept.metrics,
+            reports,
+            self._stopped,
+            about_training(training),
+            findings=diagnose(rounds, known),
+            best=best_and_last(rounds, known),
+            model_rounds=state.round_index if kept is None else kept.rounds,
+        )
         for callback in self._callbacks:
             callback.on_end(result)
         return result
@@ -238,6 +257,19 @@ class Run:
         if waits or self._training.problem.draws_globally:  # both would draw from torch's global generator
             wait(begun)
         return begun
+
+
+def known_of(training: Training, callbacks: Sequence[Callback]) -> Known:
+    """What is public about a training, to judge its rounds by; callbacks know the main metric and the facts."""
+    metrics = (getattr(callback, "metric", None) for callback in callbacks)
+    return Known(
+        target=quantile_of(training),
+        cohort_size=training.cohort_size,
+        count_stddev=training.algorithm.mechanism.count_stddev,
+        noise_norm=training.noise_norm,
+        metric=next((name for name in metrics if isinstance(name, str)), None),
+        facts=next((facts for callback in callbacks if (facts := getattr(callback, "facts", None))), None),
+    )
 
 
 def _with_statistics(state: TrainState, training: Training) -> TrainState:

@@ -17,6 +17,7 @@ from .callbacks import Callback
 from .reports import Metrics, RoundReport
 
 if TYPE_CHECKING:
+    from .result import TrainResult
     from .training import Training
 
 _QUIET_SECONDS = 10.0  # without a terminal, a log has a line at least this often, if rounds are as fast
@@ -32,7 +33,8 @@ class Progress(Callback):
     printed for every round that was evaluated, or after each tenth of the rounds where none is (and a second at least);
     every ten seconds; and for the last round. `metric` names the one to show, from the first round on; left out, all
     metrics of the last evaluation are shown. While a program is compiled that is said instead of the speed, of which
-    compiling is no part. Speed and time left depend on which users are drawn: the guarantee does not cover them.
+    compiling is no part. When the run is over that is said, and a bar is green only if the run finished and looks well:
+    see `TrainResult.findings`. Speed and time left depend on which users are drawn: the guarantee does not cover them.
     """
 
     def __init__(self, metric: str | None = None) -> None:
@@ -79,6 +81,14 @@ class Progress(Callback):
         )
         self._display.show(done, numbers, speed, measured=bool(report.metrics))
 
+    def on_end(self, result: TrainResult) -> None:
+        """Say how the run ended."""
+        assert self._display is not None, "on_start comes first"
+        warned = len(result.findings)
+        ended = {"budget": "stopped by its budget", "early": "stopped early"}.get(result.stopped, result.stopped)
+        words = f"{ended}, with {warned} warning{'s' * (warned != 1)}" if warned else ended
+        self._display.end(words, well=not warned and result.stopped != "interrupted")
+
     def close(self) -> None:
         """Leave the screen as it was, below the last line."""
         if self._display is not None:
@@ -94,6 +104,9 @@ class _Display(Protocol):
 
     def wait(self, reason: str | None) -> None:
         """The next round waits for this; None: it goes on."""
+
+    def end(self, words: str, *, well: bool) -> None:
+        """The run is over, in these words; one that breaks off has no such end."""
 
     def close(self) -> None:
         """No more rounds come."""
@@ -118,10 +131,12 @@ class _Terminal:
     """One line that is updated in place."""
 
     def __init__(self, console: Console, done: int, rounds: int) -> None:
+        # Not green yet when all rounds are done: `end` tells whether the run is well.
+        self._column = rich.progress.BarColumn(bar_width=None, finished_style="bar.complete")
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("round"),
             rich.progress.MofNCompleteColumn(),
-            rich.progress.BarColumn(bar_width=None),
+            self._column,
             rich.progress.TextColumn("{task.fields[speed]}"),
             expand=True,
         )
@@ -136,6 +151,10 @@ class _Terminal:
     def wait(self, reason: str | None) -> None:
         self._bar.update(self._task, speed=reason or "")
 
+    def end(self, words: str, *, well: bool) -> None:
+        self._column.finished_style = self._column.complete_style = "bar.finished" if well else "red"
+        self._bar.update(self._task, speed=words)
+
     def close(self) -> None:
         self._live.stop()
 
@@ -146,6 +165,7 @@ class _Notebook:
     def __init__(self, done: int, rounds: int) -> None:
         display: Any = importlib.import_module("IPython.display").display  # without types of its own
         self._rounds, self._last, self._shown = rounds, (done, ""), time.perf_counter()
+        self._words, self._colour = "", "grey"
         self._handle: Any = display(self._bundle(done, "", ""), raw=True, display_id=True)
 
     def show(self, done: int, numbers: str, speed: str, *, measured: bool) -> None:
@@ -157,14 +177,18 @@ class _Notebook:
     def wait(self, reason: str | None) -> None:
         self._handle.update(self._bundle(*self._last, reason or ""), raw=True)
 
+    def end(self, words: str, *, well: bool) -> None:
+        self._words, self._colour = words, "green" if well else "red"
+
     def close(self) -> None:
         """Without the speed: what is stored with the notebook tells nothing of how long rounds took."""
-        self._handle.update(self._bundle(*self._last, ""), raw=True)
+        self._handle.update(self._bundle(*self._last, self._words), raw=True)
 
     def _bundle(self, done: int, numbers: str, speed: str) -> dict[str, str]:
         count = f"round {done}/{self._rounds}"
+        style = f"width: 40%; vertical-align: middle; accent-color: {self._colour}"
         top, below = (html.escape(text).replace("  ", " &nbsp; ") for text in (f"{count}  {speed}".strip(), numbers))
-        bar = f'<progress value="{done}" max="{self._rounds}" style="width: 40%; vertical-align: middle"></progress>'
+        bar = f'<progress value="{done}" max="{self._rounds}" style="{style}"></progress>'
         return {
             "text/plain": "  ".join(part for part in (count, numbers, speed) if part),
             "text/html": f"<div>{bar} {top}<br><code>{below}</code></div>",
@@ -190,6 +214,12 @@ class _Lines:
     def wait(self, reason: str | None) -> None:
         if reason is not None:
             print(f"round {self._done}/{self._rounds}  {reason}", file=sys.stderr, flush=True)
+
+    def end(self, words: str, *, well: bool) -> None:
+        if not well:
+            self._pending = (
+                f"{self._pending}  {words}".strip() if self._pending else f"round {self._done}/{self._rounds}  {words}"
+            )
 
     def close(self) -> None:
         """The last round has a line, wherever the run ended."""

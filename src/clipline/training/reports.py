@@ -50,12 +50,17 @@ def round_json(report: RoundReport, unprivate_timing: bool = False) -> dict[str,
     seconds = {"unprivate_seconds": round(report.unprivate_seconds, 6)} if unprivate_timing else {}
     guarantee = report.guarantee if report.accounted else None
     spent = {} if guarantee is None else {"epsilon": finite_or_none(guarantee.epsilon), "delta": guarantee.delta}
+    numbers = round_numbers(report)
+    first = {name: numbers.pop(name) for name in ("round", "clip", "fraction_within")}
+    return {**first, **spent, **seconds, **numbers}
+
+
+def round_numbers(report: RoundReport) -> dict[str, Any]:
+    """The same without a guarantee, which need not be accounted for this: what tells how a training goes."""
     return {
         "round": report.round_index,
         "clip": finite_or_none(report.clip),
         "fraction_within": report.fraction_within,
-        **spent,
-        **seconds,
         **{name: finite_or_none(value) for name, value in report.metrics.items()},
     }
 

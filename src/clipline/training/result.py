@@ -11,9 +11,10 @@ from torch import nn
 
 from ..federated.round import TrainState
 from ..privacy.guarantee import Guarantee
+from .diagnosis import BestAndLast, Finding
 from .reports import RoundReport, history
 
-Stopped = Literal["finished", "budget", "interrupted"]
+Stopped = Literal["finished", "budget", "early", "interrupted"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,15 +22,22 @@ class TrainResult:
     """A trained model and the guarantee that covers everything seen on the way.
 
     It holds neither the data nor the loss. `torch.save` and pickle store it if they can store the model itself.
+
+    `findings` says what went wrong, a sentence each with what to do; a training that looks well has none. `best` has
+    the main metric's best and last values. `model_rounds` tells after how many rounds `model` was released: all that
+    were run, unless the best model was asked for. `state` is always that of the last round.
     """
 
     model: nn.Module = field(repr=False)
     state: TrainState = field(repr=False)
     guarantee: Guarantee
-    metrics: Mapping[str, float]  # of the final model
+    metrics: Mapping[str, float]  # of `model`
     reports: tuple[RoundReport, ...] = field(repr=False)
     stopped: Stopped
     about: Mapping[str, Any] = field(default_factory=dict, repr=False)  # see `about_training`
+    findings: tuple[Finding, ...] = ()
+    best: BestAndLast | None = None
+    model_rounds: int = 0
 
     def save(self, path: str | Path) -> Path:
         """Write the model, its guarantee and its settings into a new or empty folder, for `clipline.load`.
@@ -53,4 +61,5 @@ class TrainResult:
 
     def __str__(self) -> str:
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
-        return f"{metrics + '; ' if metrics else ''}{self.guarantee}"
+        said = "".join(f"\nwarning: {finding}" for finding in self.findings)
+        return f"{metrics + '; ' if metrics else ''}{self.guarantee}{said}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -23,7 +24,7 @@ from ..engine.problem import Problem
 from ..engine.programs.program_cache import ProgramCounts
 from ..engine.stacked.trainer import Stacked
 from ..engine.working_model import check_module, uncompiled
-from ..errors import refuse
+from ..errors import HopelessNoiseWarning, refuse
 from ..federated.clip_controllers import ClipController, QuantileClip
 from ..federated.local_sgd import LocalTraining, Loss, OnError
 from ..federated.mechanism import GaussianMechanism
@@ -35,6 +36,7 @@ from ..lr_schedules import tabulated
 from ..privacy.accountant import account
 from ..privacy.calibration import noise_multiplier_for, rounds_within
 from ..privacy.delta import default_delta, warn_of_delta
+from ..privacy.feasibility.noise_norm import Verdict, noise_norm, verdict
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 from ..privacy.noise_split import default_count_stddev
@@ -42,6 +44,7 @@ from ..privacy.relations import Relation
 from ..settings import check
 from ..streams import NoiseSource, Streams
 from .callbacks import Callback
+from .diagnosis import hopeless_text
 from .keywords import says_where_keywords_belong
 from .loop import Run, drive
 from .options import Compute, Privacy
@@ -190,6 +193,11 @@ class Training:
         return self.problem.model.dim
 
     @property
+    def noise_norm(self) -> float:
+        """How long the noise on the mean update is, in clips: up to 1 a model can train, from 2 on hardly any can."""
+        return noise_norm(float(self.algorithm.mechanism.delta_noise_multiplier), self.cohort_size, self.dim)
+
+    @property
     def device(self) -> torch.device:
         """The device on which users train."""
         return self.problem.device
@@ -219,8 +227,12 @@ class Training:
     def run(self, callbacks: Sequence[Callback] = (), *, state: TrainState | None = None) -> TrainResult:
         """Train, from `state` on if given. The budget stops it between two rounds, and the result stands.
 
-        Prints nothing and takes over no signal: give `Progress()` and `StopOnInterrupt()` for that.
+        Prints nothing and takes over no signal: give `Progress()` and `StopOnInterrupt()` for that. The result's
+        `findings` say whether the training failed. A `HopelessNoiseWarning` comes before the first round where the
+        noise on the mean update is longer than 2 clips.
         """
+        if verdict(self.noise_norm) is Verdict.HOPELESS:
+            warnings.warn(hopeless_text(self.noise_norm), HopelessNoiseWarning, stacklevel=2)
         (result,) = drive([Run(self, callbacks, state)], self.backend)
         return result
 

@@ -109,7 +109,7 @@ def test_the_tiles_of_an_interrupted_run_say_so_and_when_it_was_last_evaluated(b
     browser.open(write_report(run).as_uri())
     shown = browser.run(tiles)
     assert "Unfinished: last evaluated after 10 of 20 rounds." in shown
-    assert "unfinished: stopped early, can be resumed" in shown
+    assert "unfinished: interrupted, can be resumed" in shown
     ended = write_run(tmp_path / "ended")
     end_run(ended)
     browser.open(write_report(ended).as_uri())

@@ -48,6 +48,7 @@ def content(collected: Collected) -> dict[str, Any]:
         ],
         "shared_settings": list(shared.items()),
         "shared_circumstances": list(where.items()),
+        "failures": _by_text((run.name, run.findings) for run in runs),
         "warnings": _by_text((run.name, warnings(run)) for run in runs),
         "cautions": [*({"text": text, "runs": []} for text in collected.problems),
                      *_by_text((run.name, cautions(run)) for run in runs)],
@@ -97,6 +98,7 @@ def _run(run: ReportedRun, shared: Mapping[str, str], where: Mapping[str, str]) 
             name: _short(run.final[name]) for name in dict.fromkeys([*run.metrics, *run.final]) if name in run.final
         },
         "best": {name: _short(value) for name, value in best.items()},
+        "best_and_last": None if run.best is None else asdict(run.best),
         "released": _released(run),
         "metrics": metrics,
         "settings": list(settings.items()),

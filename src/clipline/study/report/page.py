@@ -104,13 +104,14 @@ def embedded(data: dict[str, Any]) -> str:
 
 def _plain(data: dict[str, Any]) -> str:
     """The statements for a reader without JavaScript."""
+    failed = [f"WARNING: {entry['text']} ({', '.join(entry['runs'][:20])})" for entry in data["failures"]]
     warned = [f"NOT PRIVATE: {entry['text']} ({', '.join(entry['runs'][:20])})" for entry in data["warnings"]]
     stated = [
         f"{html.escape(', '.join(entry['runs'][:20]))}: {'<s>' * struck}{html.escape(entry['words'])}{'</s>' * struck}"
         for entry in data["statements"]
         for struck in [bool(entry["void"])]
     ]
-    return "".join(f"<p>{line}</p>" for line in [*map(html.escape, warned), *stated])
+    return "".join(f"<p>{line}</p>" for line in [*map(html.escape, [*failed, *warned]), *stated])
 
 
 def _asset(name: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...tasks.paper_facts import FACTS
+from ...training.diagnosis import BestAndLast
 
 # Columns that are not metrics. Others that start with `unprivate_` are not either.
 RELEASED = ("clip", "fraction_within", "epsilon", "delta")
@@ -34,7 +35,7 @@ class ReportedRun:
     name: str
     path: str
     of_study: bool  # a record of a study, or else a run directory
-    state: str  # "finished", "budget", "interrupted", "diverged" or "not ended"
+    state: str  # "finished", "budget", "early", "interrupted", "diverged" or "not ended"
     round: Sequence[int] = ()  # rounds done, from 1 on
     columns: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # of the same length
     final: Mapping[str, float | None] = field(default_factory=dict)
@@ -46,6 +47,8 @@ class ReportedRun:
     planned: str | None = None  # the guarantee of all rounds asked for, in words
     noise_multiplier: float | None = None  # of a whole round
     problems: Sequence[str] = ()  # what could not be read
+    findings: Sequence[str] = ()  # why the training failed, if it did
+    best: BestAndLast | None = None  # of the main metric
 
     @property
     def metrics(self) -> list[str]:

@@ -15,9 +15,11 @@ from typing import Any
 from ...errors import CliplineError
 from ...privacy.accountant import account
 from ...privacy.events import GaussianEvent
+from ...privacy.feasibility.noise_norm import noise_norm
 from ...privacy.guarantee import Guarantee
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
+from ...training.diagnosis import Known, best_and_last, diagnose
 from .agreement import broken_terms, oddities, read_card, understated
 from .run import Promise, ReportedRun, finite
 
@@ -51,11 +53,11 @@ def read_run_directory(path: Path) -> ReportedRun:
     final = {name: next((v for v in reversed(columns[name]) if v is not None), None) for name in measured}
     noises = [event.noise_multiplier for event in ledger.events] if ledger is not None else []
     done = [int(line["round"]) + 1 for line in rounds]
-    return ReportedRun(
+    run = ReportedRun(
         name=path.resolve().name,
         path=str(path),
         of_study=False,
-        state=_state(path, len(done), settings.get("rounds")),
+        state=_state(path, len(done), settings.get("rounds"), card),
         round=done,
         columns=columns,
         final={name: value for name, value in final.items() if not name.startswith("unprivate_")},
@@ -67,6 +69,25 @@ def read_run_directory(path: Path) -> ReportedRun:
         planned=str(comments["planned"]) if "planned" in comments else None,
         noise_multiplier=min(noises) if noises else finite(comments.get("noise_multiplier")),
         problems=problems,
+    )
+    known = _known(run)
+    return replace(run, findings=[str(one) for one in diagnose(rounds, known)], best=best_and_last(rounds, known))
+
+
+def _known(run: ReportedRun) -> Known:
+    """What the files tell of a run, to judge its rounds by."""
+    z = finite(run.resolved.get("delta_noise_multiplier"))
+    cohort, parameters = (
+        value if isinstance(value, int) and value > 0 else None
+        for value in (run.setting("cohort_size"), run.resolved.get("parameters"))
+    )
+    return Known(
+        target=run.target,
+        cohort_size=cohort,
+        count_stddev=finite(run.resolved.get("count_stddev")),
+        noise_norm=noise_norm(z, cohort, parameters) if z is not None and cohort and parameters else None,
+        facts={name: str(value) for name, value in run.about.items()},
+        ended=run.state not in ("interrupted", "not ended"),
     )
 
 
@@ -215,10 +236,12 @@ def _promise(
     return promise
 
 
-def _state(path: Path, done: int, planned: object) -> str:
+def _state(path: Path, done: int, planned: object, card: Mapping[str, Any]) -> str:
     """Whether the run has ended, by its files: a model is written at the end, a checkpoint stays to resume from."""
     if not (path / MODEL).exists():
         return "not ended"
     if (path / CHECKPOINT).exists():
         return "interrupted"
+    if card.get("stopped") == "early":
+        return "early"
     return "budget" if isinstance(planned, int) and done < planned else "finished"

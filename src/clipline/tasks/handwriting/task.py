@@ -59,7 +59,7 @@ def load(settings: TrainSettings) -> LoadedTask:
         guesses = torch.cat([model(block.to(device)).argmax(dim=1) for block in torch.split(pixels, 1000)])
         return {"accuracy": float((guesses.cpu() == labels).double().mean())}
 
-    return LoadedTask(population, make, loss, evaluate)
+    return LoadedTask(population, make, loss, evaluate, baseline=float(labels.bincount().max()) / len(labels))
 
 
 def writers_population(first: int, users: int, classes: int) -> Population:

@@ -66,6 +66,8 @@ def card_of(
         "metrics": {name: finite_or_none(value) for name, value in result.metrics.items()},
         "rounds": result.state.round_index,
         "stopped": result.stopped,
+        "model_rounds": result.model_rounds,
+        **({"findings": [str(finding) for finding in result.findings]} if result.findings else {}),
         "model": {"class": f"{type(model).__module__}.{type(model).__qualname__}", "layers": layers_text(model)},
         **result.about,
         **({"facts": dict(facts)} if facts else {}),
@@ -100,6 +102,8 @@ def card_page(card: Card) -> str:
         f"* `{name}`: {one['dtype']}, shape {tuple(one['shape'])} for each example\n"
         for name, one in card.get("fields", {}).items()
     )
+    last, done = card["rounds"], card.get("model_rounds", card["rounds"])
+    done = str(last) if done == last else f"{done} of {last}"
     columns = ""
     if card.get("columns"):
         columns = f"\nColumns of tables become these fields by:\n\n```json\n{json.dumps(card['columns'])}\n```\n"
@@ -107,7 +111,7 @@ def card_page(card: Card) -> str:
 
 {card["guarantee"]["text"]}
 
-`{card["model"]["class"]}`, after {card["rounds"]} rounds ({card["stopped"]}), by clipline {card["clipline"]}.
+`{card["model"]["class"]}`, after {done} rounds ({card["stopped"]}), by clipline {card["clipline"]}.
 
 ## Metrics
 

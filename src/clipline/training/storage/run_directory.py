@@ -217,7 +217,7 @@ class RunDirectory(Callback):
                 title=", ".join(
                     f"{name} {value}"
                     for name, value in {**facts, "run": "/".join(self.path.resolve().parts[-2:])}.items()
-                    if name not in ("measured_on", LOWER, HIGHER)
+                    if name not in ("measured_on", "metric", "baseline", LOWER, HIGHER)
                 ),
                 measured_on=facts.get("measured_on", ""),
                 void=why_void(self._training, guarantee),

@@ -539,6 +539,13 @@
   }
 
   // Words and tables -------------------------------------------------------------------------------------------
+  function failures() {
+    if (!data.failures.length) return null;
+    const named = (entry) => (data.runs.length > 1 ? ` (${entry.runs.length > 8 ? count(entry.runs.length, "run") : list(entry.runs)})` : "");
+    return el("section", { class: "caution", id: "failures", "aria-labelledby": "failures-title" },
+      el("h2", { id: "failures-title" }, data.runs.length > 1 ? "Some trainings did not go well" : "This training did not go well"),
+      el("ul", null, data.failures.map((entry) => el("li", null, entry.text, named(entry)))));
+  }
   function banner() {
     if (!data.warnings.length) return null;
     const n = data.runs.length;
@@ -556,13 +563,18 @@
     const [run] = data.runs;
     const tile = (name, value, below, bad) => el("div", { class: "tile" }, el("span", { class: "quiet" }, name), el("b", { class: bad ? "bad" : null }, value), el("span", { class: "quiet" }, below || ""));
     return el("div", { class: "tiles" },
-      Object.entries(run.final).slice(0, 3).map(([name, value]) => tile(name, short(value), [evaluatedAt(run, name), measuredOn().replace(/,.*/, ".")].filter(Boolean).join(" "))),
+      Object.entries(run.final).slice(0, 3).map(([name, value]) => tile(name, short(value), [evaluatedAt(run, name), measuredOn().replace(/,.*/, "."), bestAndLast(run, name)].filter(Boolean).join(" "))),
       tile("epsilon", run.epsilon === null ? (!run.rounds ? "–" : run.on_record ? "infinite" : "none") : run.private ? run.epsilon_text : el("s", null, run.epsilon_text), run.epsilon === null ? (!run.rounds ? "nothing released yet" : run.on_record ? "not private" : "no guarantee is on record") : run.private ? `at delta ${run.delta_text}` : `not private: ${run.reasons[0]}`, run.epsilon === null ? run.rounds > 0 : !run.private),
       tile("rounds", run.planned ? `${run.rounds} of ${run.planned}` : run.rounds, stateWords(run.state)),
       tile("clip", run.clip_end === null ? "–" : short(run.clip_end), run.clip_kind === "none" ? "updates are not clipped" : run.clip_kind));
   }
-  const stateWords = (word) => ({ finished: "finished", budget: "stopped by its budget", interrupted: "unfinished: stopped early, can be resumed",
+  const stateWords = (word) => ({ finished: "finished", budget: "stopped by its budget", early: "stopped early, as the metric got no better", interrupted: "unfinished: interrupted, can be resumed",
     diverged: "diverged", "not ended": "unfinished: running, or broken off" })[word] || word;
+  function bestAndLast(run, name) {
+    const ends = run.best_and_last;
+    if (!ends || ends.metric !== name) return "";
+    return `Best ${short(ends.best)} after ${count(ends.best_rounds, "round")}, last ${short(ends.last)} after ${ends.last_rounds}.`;
+  }
   // When the last value of a metric was measured, where that is not the end of a run that was done.
   function evaluatedAt(run, name) {
     const at = (run.metrics[name] || { x: [] }).x.at(-1), unfinished = ["interrupted", "not ended"].includes(run.state);
@@ -653,9 +665,9 @@
     if (contact) return contact;
     const [run] = data.runs;
     const done = run.planned ? `${run.rounds} of ${run.planned} rounds` : count(run.rounds, "round");
-    if (run.state === "finished" || run.state === "budget") return `The run has ended after ${done}.`;
+    if (["finished", "budget", "early"].includes(run.state)) return `The run has ended after ${done}.`;
     if (!run.rounds) return "Waiting for the first round.";
-    return run.state === "interrupted" ? `Stopped early, after ${done}; followed in case it is resumed.` : `Following: ${done}.`;
+    return run.state === "interrupted" ? `Interrupted after ${done}; followed in case it is resumed.` : `Following: ${done}.`;
   }
 
   function render(focus) {
@@ -669,7 +681,7 @@
     const known = data.runs.length ? curves() : [];
     const single = data.runs.length === 1, many = data.runs.length > MANY;
     const figured = figures();
-    main.replaceChildren(...[header(), banner(), tiles(), single ? statements() : null, caution(), figured,
+    main.replaceChildren(...[header(), failures(), banner(), tiles(), single ? statements() : null, caution(), figured,
       many ? [known, runsTable()].flat() : [runsTable(), known].flat(), single || !data.runs.length ? null : statements(), data.runs.length ? settings() : null].flat(2).filter(Boolean));
     open.forEach(([id, was]) => { const node = id && document.getElementById(id); if (node && node.open !== was) node.open = was; });
     charts.forEach((c) => c.draw());
