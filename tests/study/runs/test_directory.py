@@ -106,7 +106,7 @@ def test_a_crash_while_writing_leaves_no_record(copied, monkeypatch):
     record = copied.record(copied.ids()[0])
     (copied.path / "runs" / f"{record.id}.json").unlink()
 
-    def crash(descriptor):
+    def crash(file, path):
         raise KeyboardInterrupt
 
     fresh = StudyDirectory(copied.path)
