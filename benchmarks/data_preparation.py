@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from clipline.data.prepare import prepare
+from clipline_paper.data.prepare_tff import prepare
 
 WIDTH = 784
 

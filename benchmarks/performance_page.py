@@ -57,7 +57,7 @@ def sections() -> dict[str, dict[str, str]]:
 def page() -> str:
     """The whole page."""
     sys.path.insert(0, str(PAGE.parents[2] / "src"))
-    from clipline.tasks.paper_facts import FACTS
+    from clipline_paper.facts import FACTS
 
     rows = comparisons(read(sorted(RESULTS.glob("*.jsonl"))))
     parts = {

@@ -15,7 +15,7 @@ from workload import NOISE_MULTIPLIER, SERVER_MOMENTUM, WORKLOADS, user_fields
 
 import clipline
 from clipline.engine.parallel.forked import usable_cores
-from clipline.tasks.paper_facts import FACTS
+from clipline_paper.facts import FACTS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rounds import Rounds, flat_training

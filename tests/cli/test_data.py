@@ -12,10 +12,10 @@ from samples import ROOT
 from tff_layouts import write_original
 
 import clipline as cl
-from clipline.data.catalogue import CATALOGUE
 from clipline.data.manifest import verify_store
 from clipline.errors import SettingError
 from clipline.federated.population import Population
+from clipline_paper.data.catalogue import CATALOGUE
 
 
 @pytest.fixture

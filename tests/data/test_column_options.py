@@ -11,8 +11,8 @@ import pytest
 
 from clipline import Population
 from clipline.data.column_options import ColumnOptions
-from clipline.data.prepare import prepare
 from clipline.errors import PopulationError, SettingError
+from clipline_paper.data.prepare_tff import prepare
 
 OPTIONS = {
     "categories": {"city": ["Rome", "Bern"]},

@@ -3,11 +3,11 @@ import pytest
 
 from clipline import SettingError, task_named
 from clipline.data import task_stores
-from clipline.data.catalogue import CATALOGUE
 from clipline.data.store import write_store
 from clipline.data.task_stores import DATA_SET, data_used, find_store, open_store
 from clipline.errors import PopulationError
 from clipline.tasks import TASK_NAMES
+from clipline_paper.data.catalogue import CATALOGUE
 
 
 def write(folder, users=4, **changes):

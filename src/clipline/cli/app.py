@@ -25,7 +25,7 @@ app = Group(
         "plan": ".plan",
         "report": ".report",
         "tasks": ".tasks",
-        "reproduce": ".reproduce",
+        "reproduce": "clipline_paper.cli",
         "study": ".study",
         "data": ".data",
         "new-task": ".new_task",

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 def list_data(where: Path | None, as_json: bool) -> None:
     """Say which data sets are known, which are present, and how to get them."""
-    from ..data.catalogue import CATALOGUE
+    from clipline_paper.data.catalogue import CATALOGUE
+    from clipline_paper.facts import FACTS
+
     from ..data.task_stores import data_home, data_state
-    from ..tasks.paper_facts import FACTS
 
     folder = data_home() if where is None else where
     prepared = _prepared(folder)
@@ -90,9 +91,10 @@ def prepare_data(
     Flags on columns may be given several times. What they say is stored with the data, and applied to new tables when a
     model trained on them predicts.
     """
-    from ..data.catalogue import TABLE
+    from clipline_paper.data.catalogue import TABLE
+    from clipline_paper.data.prepare_tff import prepare, prepare_task
+
     from ..data.column_options import NO_OPTIONS, ColumnOptions
-    from ..data.prepare import prepare, prepare_task
     from ..tasks.own.column_words import in_flags
     from .file_progress import FileProgress  # imports rich, which the other commands do not need
 
@@ -179,9 +181,10 @@ def _number_or_word(given: str | None) -> float | str | None:
 
 def _tokeniser(name: str, source: Path, words: Path | None, tags: Path | None) -> Convert | None:
     """What turns the text of this data set into numbers; nothing for data that are numbers already."""
+    from clipline_paper.data import vocabulary
+    from clipline_paper.preprocessing import text, tokenisers
+
     from ..data.chunks import existing_file
-    from ..data.readers import vocabulary
-    from ..tasks.preprocessing import text, tokenisers
 
     if name == "shakespeare":
         return tokenisers.snippets
@@ -198,7 +201,7 @@ def _tokeniser(name: str, source: Path, words: Path | None, tags: Path | None) -
 
 def _compare(name: str, made: dict[str, Manifest]) -> None:
     """Print a note where a split has another number of users than the published file, which may be a sample of it."""
-    from ..data.catalogue import data_set
+    from clipline_paper.data.catalogue import data_set
 
     for split, manifest in made.items():
         published = data_set(name).splits[split].users
@@ -208,8 +211,9 @@ def _compare(name: str, made: dict[str, Manifest]) -> None:
 
 def fetch_data(name: str, target: Path) -> None:
     """Download a known data set; the same command goes on with what was interrupted."""
-    from ..data.catalogue import data_set
-    from ..data.fetch import fetch
+    from clipline_paper.data.catalogue import data_set
+    from clipline_paper.data.fetch import fetch
+
     from .file_progress import FileProgress  # imports rich, which the other commands do not need
 
     known = data_set(name)

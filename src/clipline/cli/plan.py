@@ -91,7 +91,7 @@ def _shown(result: Plan | NoiseTable, as_json: bool, explain: bool) -> str:
 def _parameters_of(model: str) -> Any:
     """How many parameters a task trains; of a file the shape of each, so that adapters can be counted."""
     if not is_task_file(model):
-        from ..tasks.paper_facts import FACTS
+        from clipline_paper.facts import FACTS
 
         return FACTS[check_choice("model", model, FACTS)].parameters
     from ..tasks.own.own_task import own_model

@@ -77,8 +77,9 @@ def check(folder: Path) -> int:
     again from the ledger, and ledger, settings, metrics and the model's card must agree. Ends with exit code 1 if
     anything is wrong, and says what.
     """
+    from clipline_paper.study.recompute import table_problems, without_tables
+
     from ..errors import RunError
-    from ..study.paper.recompute import table_problems, without_tables
     from ..study.report.run_directory import is_run_directory
     from ..study.runs.directory import StudyDirectory
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from clipline_paper.facts import FACTS, TaskFacts
+
 from ..data.task_stores import data_state
-from ..tasks.paper_facts import FACTS, TaskFacts
 from .parser import Command, Option
 
 _COLUMNS = ("name", "parameters", "users", "rounds", "client_lr", "server_lr", "clip_min", "clip_max", "data")

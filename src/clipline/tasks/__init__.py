@@ -10,8 +10,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clipline_paper.facts import FACTS
+
 from ..errors import check_choice, refuse
-from .paper_facts import FACTS
 
 if TYPE_CHECKING:
     from .task import Task
@@ -26,7 +27,9 @@ def task_named(name: str) -> Task:
     if str(name).endswith(".toml"):
         raise refuse("task", name, f"one of {', '.join(TASK_NAMES)}, or FILE.py", f"give settings as --config {name}")
     check_choice("task", name, TASK_NAMES)
-    task: Task = importlib.import_module(f".{name}", __name__).TASK
+    task: Task = importlib.import_module(
+        ".handwriting" if name == DEFAULT_TASK else f"clipline_paper.tasks.{name}", __name__
+    ).TASK
     return task
 
 

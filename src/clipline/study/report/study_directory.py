@@ -59,7 +59,8 @@ def read_findings(path: Path) -> dict[str, tuple[str, ...]]:
 
     Those that are not finished, or not the paper's, are left out.
     """
-    from ..paper.recompute import findings_of, paper_experiments
+    from clipline_paper.study.recompute import findings_of, paper_experiments
+
     from ..runs.directory import StudyDirectory
 
     found: dict[str, tuple[str, ...]] = {}
