@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+__all__ = ["PALETTE", "new_figure", "plain_log_labels", "save_figure"]
+
 PALETTE = ("#0b6e8f", "#e07a1f", "#3f8f4f", "#a8324a", "#6b4fa0")
 
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clipline.cli.parser import Argument, Command, Option, flags_for
+from clipline.cli import Argument, Command, Option, flags_for
 from clipline.errors import CliplineError, RunError, SettingError, check_choice, refuse
-from clipline.metric_direction import better_facts, lower_is_better
 from clipline.settings import SETTINGS, check
-from clipline.tasks import DEFAULT_TASK, TASK_NAMES, is_task_file
+from clipline.tasks import DEFAULT_TASK, better_facts, is_task_file, lower_is_better
+
+from .facts import ENTRIES, FACTS
 
 if TYPE_CHECKING:
-    from clipline.tasks.task import Task
+    from clipline.tasks import Task
 
     from .study.protocol import Protocol
 
@@ -65,9 +66,7 @@ def _reproduce_plain(what: str, out: Path, seed: int, overwrite: bool) -> None:
 
 
 def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, given: dict[str, Any]) -> None:
-    from clipline.study.report import write_report
-    from clipline.study.runs.directory import StudyDirectory
-    from clipline.study.runs.progress import StudyProgress
+    from clipline.study import StudyDirectory, StudyProgress, write_report
 
     from .study.reproduce import reproduce
 
@@ -122,7 +121,7 @@ def _asked(
 
     if not is_task_file(name):
         return protocol_for(name, scale, **given), None, data_for(name, data)
-    from clipline.tasks.own.own_task import own_task
+    from clipline.tasks import own_task
 
     # What a figure fixes itself: noise, cohorts of fixed size, and users counted in the data.
     of_figure = {"noise_multiplier": 0.0, "noise_source": "seed", "sampling": "fixed", "evaluate_on": "validation"}
@@ -140,7 +139,7 @@ def _asked(
 def _tasks(words: Sequence[str]) -> list[str]:
     """The tasks that --task names: repeated, separated by commas, or `all` six of the paper."""
     names = [name.strip() for word in words for name in word.split(",") if name.strip()] or [DEFAULT_TASK]
-    listed = [name for word in names for name in (_OF_PAPER if word == "all" else _named(word))]
+    listed = [name for word in names for name in (FACTS if word == "all" else _named(word))]
     return list(dict.fromkeys(listed))
 
 
@@ -148,8 +147,7 @@ def _named(word: str) -> list[str]:
     return [word if is_task_file(word) else check_choice("task", word, _NAMED)]
 
 
-_OF_PAPER = tuple(name for name in TASK_NAMES if name != DEFAULT_TASK)
-_NAMED = (*TASK_NAMES, "all")
+_NAMED = (*ENTRIES, "all")
 
 
 class _Numbers(click.ParamType):  # type: ignore[type-arg]  # no type arguments before click 8.4
@@ -187,7 +185,7 @@ command = Command(
         _option(
             "--task",
             _STUDY,
-            f"{', '.join(TASK_NAMES)}, or all six of the paper, or a Python file of your own (see train); several with "
+            f"{', '.join(ENTRIES)}, or all six of the paper, or a Python file of your own (see train); several with "
             "commas or by repeating.",
             multiple=True,
             metavar="T",

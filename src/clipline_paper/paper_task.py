@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from clipline.data.task_stores import open_store
+from clipline import Population
+from clipline.data import open_store
 from clipline.errors import PopulationError
-from clipline.federated.population import Population
 from clipline.settings import STAND_IN
-from clipline.tasks.settings import TrainSettings
-from clipline.tasks.task import LoadedTask, Task
+from clipline.tasks import LoadedTask, Task, TrainSettings
 
 from .facts import FACTS
 

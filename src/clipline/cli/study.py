@@ -77,9 +77,8 @@ def check(folder: Path) -> int:
     again from the ledger, and ledger, settings, metrics and the model's card must agree. Ends with exit code 1 if
     anything is wrong, and says what.
     """
-    from clipline_paper.study.recompute import table_problems, without_tables
-
     from ..errors import RunError
+    from ..study.kinds import experiment_kinds
     from ..study.report.run_directory import is_run_directory
     from ..study.runs.directory import StudyDirectory
 
@@ -88,13 +87,17 @@ def check(folder: Path) -> int:
     if is_run_directory(folder):
         return _check_run(folder)
     directory = StudyDirectory.existing(folder)
-    problems = directory.check([table_problems])
+    kinds = experiment_kinds()
+    problems = directory.check([kind.table_problems for kind in kinds.values()])
     for problem in problems:
         print(problem, file=sys.stderr)
     tables = len(list(directory.path.glob("*.csv")))
     print(f"{folder}: {len(directory.ids())} runs and {tables} tables, {_problems(len(problems))}")
-    if unchecked := without_tables(directory):
+    if unchecked := [name for kind in kinds.values() for name in kind.without_tables(directory)]:
         print(f"  without a table, so that only their runs were checked: {', '.join(unchecked)}")
+    asked = {name: facts.get("kind") for name, facts in directory.experiments.items() if isinstance(facts, dict)}
+    if unknown := [name for name, kind in asked.items() if kind is not None and kind not in kinds]:
+        print(f"  of no installed package, so that only their runs were checked: {', '.join(unknown)}")
     return 1 if problems else 0
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from clipline.data.chunks import Chunk, Convert
+from clipline.data import Chunk, Convert, Manifest, StageProgress
 from clipline.errors import PopulationError, check_choice
 
 _BUCKET = "https://storage.googleapis.com/tff-datasets-public"
-TABLE = "table"  # the name for data that the catalogue does not know
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,47 @@ class DataSet:
             f"clipline data prepare {self.name} --from {self.downloads[0].file} --to clipline-data/{self.name}"
         )
 
+    def facts(self) -> dict[str, Any]:
+        """What `clipline data list` says."""
+        files = [part.hdf5 for part in self.splits.values()]
+        for download in self.downloads:
+            files += [download.file, download.file.removesuffix(".lzma")]
+        return {
+            "what": self.what,
+            "splits": {name: {"users": part.users, "examples": part.examples} for name, part in self.splits.items()},
+            "fields": list(self.fields),
+            "downloads": [asdict(download) for download in self.downloads],
+            "files": list(dict.fromkeys(files)),
+            "by_hand": self.by_hand,
+        }
+
+    def prepare(
+        self,
+        task: str,
+        source: Path,
+        target: Path,
+        *,
+        split: str | None,
+        lists: Mapping[str, Path],
+        progress: StageProgress,
+    ) -> dict[str, Manifest]:
+        """Write the stores that training reads, or one split; `lists` are the word and tag lists by flag."""
+        from .prepare_tff import prepare, prepare_task, tokeniser
+
+        tokenise = tokeniser(task, source, lists)
+        if split is None:
+            return prepare_task(task, source, target, tokenise=tokenise, progress=progress)
+        return {".": prepare(task, source, target, split=split, tokenise=tokenise, progress=progress)}  # fmt: skip
+
+    def fetch(self, target: Path, progress: StageProgress) -> list[tuple[Path, bool]]:
+        """Download all files."""
+        from .fetch import fetch
+
+        return [
+            (fetch(one, target, by_hand=self.by_hand, progress=partial(progress, one.file)), one.sha256 is not None)
+            for one in self.downloads
+        ]
+
     def find(self, folder: Path, split: str) -> Path:
         """The file with the examples of a split in a folder that holds files under their original names."""
         packed = self.downloads[0].file
@@ -116,84 +158,80 @@ def _cifar100(chunk: Chunk) -> Chunk:
     return labelled_images(chunk, field="image", shape=(32, 32, 3), unit=255, classes=100)
 
 
-CATALOGUE = {
-    data.name: data
-    for data in (
-        DataSet(
-            "emnist",
-            ("emnist_cr", "emnist_ae"),
-            "handwritten characters of 62 classes by writer",
-            ("pixels", "label"),
-            {
-                "train": Split(3400, 671_585, "all_train", "fed_emnist_train.h5"),
-                "test": Split(3400, 77_483, "all_test", "fed_emnist_test.h5"),
-            },
-            (
-                Download(
-                    f"{_BUCKET}/emnist_all.sqlite.lzma",
-                    "c3aaf91b4cf4e69d53d81627ad119eccdc878ff906f68e66063ff10f67faad48",
-                ),
-            ),
-            _emnist,
+EMNIST = DataSet(
+    "emnist",
+    ("emnist_cr", "emnist_ae"),
+    "handwritten characters of 62 classes by writer",
+    ("pixels", "label"),
+    {
+        "train": Split(3400, 671_585, "all_train", "fed_emnist_train.h5"),
+        "test": Split(3400, 77_483, "all_test", "fed_emnist_test.h5"),
+    },
+    (
+        Download(
+            f"{_BUCKET}/emnist_all.sqlite.lzma",
+            "c3aaf91b4cf4e69d53d81627ad119eccdc878ff906f68e66063ff10f67faad48",
         ),
-        DataSet(
-            "cifar100",
-            ("cifar100",),
-            "photographs of 100 classes, assigned to users by Pachinko allocation",
-            ("image", "label"),
-            {
-                "train": Split(500, 50_000, "train", "fed_cifar100_train.h5"),
-                "test": Split(100, 10_000, "test", "fed_cifar100_test.h5"),
-            },
-            (
-                Download(
-                    f"{_BUCKET}/cifar100.sqlite.lzma",
-                    "23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939",
-                ),
-            ),
-            _cifar100,
-            shared_users=False,
+    ),
+    _emnist,
+)
+CIFAR100 = DataSet(
+    "cifar100",
+    ("cifar100",),
+    "photographs of 100 classes, assigned to users by Pachinko allocation",
+    ("image", "label"),
+    {
+        "train": Split(500, 50_000, "train", "fed_cifar100_train.h5"),
+        "test": Split(100, 10_000, "test", "fed_cifar100_test.h5"),
+    },
+    (
+        Download(
+            f"{_BUCKET}/cifar100.sqlite.lzma",
+            "23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939",
         ),
-        DataSet(
-            "shakespeare",
-            ("shakespeare",),
-            "speeches by role and play",
-            ("snippets",),
-            {
-                "train": Split(715, 16_068, "train", "shakespeare_train.h5"),
-                "test": Split(715, 2_356, "test", "shakespeare_test.h5"),
-            },
-            (
-                Download(
-                    f"{_BUCKET}/shakespeare.sqlite.lzma",
-                    "d3d11fceb9e105439ac6f4d52af6efafed5a2a1e1eb24c5bd2dd54ced242f5c4",
-                ),
-            ),
+    ),
+    _cifar100,
+    shared_users=False,
+)
+SHAKESPEARE = DataSet(
+    "shakespeare",
+    ("shakespeare",),
+    "speeches by role and play",
+    ("snippets",),
+    {
+        "train": Split(715, 16_068, "train", "shakespeare_train.h5"),
+        "test": Split(715, 2_356, "test", "shakespeare_test.h5"),
+    },
+    (
+        Download(
+            f"{_BUCKET}/shakespeare.sqlite.lzma",
+            "d3d11fceb9e105439ac6f4d52af6efafed5a2a1e1eb24c5bd2dd54ced242f5c4",
         ),
-        DataSet(
-            "stackoverflow",
-            ("so_nwp", "so_lr"),
-            "questions and answers, sentence by sentence, by author",
-            ("tokens", "title", "tags"),
-            {
-                "train": Split(342_477, 135_818_730, "train", "stackoverflow_train.h5"),
-                "heldout": Split(38_758, 16_491_230, "heldout", "stackoverflow_held_out.h5"),
-                "test": Split(204_088, 16_586_035, "test", "stackoverflow_test.h5"),
-            },
-            (
-                Download(f"{_BUCKET}/stackoverflow.sqlite.lzma"),
-                Download(
-                    f"{_BUCKET}/stackoverflow.word_count.tar.bz2",
-                    "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c",
-                ),
-                Download(
-                    f"{_BUCKET}/stackoverflow.tag_count.tar.bz2",
-                    "6fe281cec490d9384a290d560072438e7e2b377bbb823876ce7bd6f82696772d",
-                ),
-            ),
+    ),
+)
+STACKOVERFLOW = DataSet(
+    "stackoverflow",
+    ("so_nwp", "so_lr"),
+    "questions and answers, sentence by sentence, by author",
+    ("tokens", "title", "tags"),
+    {
+        "train": Split(342_477, 135_818_730, "train", "stackoverflow_train.h5"),
+        "heldout": Split(38_758, 16_491_230, "heldout", "stackoverflow_held_out.h5"),
+        "test": Split(204_088, 16_586_035, "test", "stackoverflow_test.h5"),
+    },
+    (
+        Download(f"{_BUCKET}/stackoverflow.sqlite.lzma"),
+        Download(
+            f"{_BUCKET}/stackoverflow.word_count.tar.bz2",
+            "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c",
         ),
-    )
-}
+        Download(
+            f"{_BUCKET}/stackoverflow.tag_count.tar.bz2",
+            "6fe281cec490d9384a290d560072438e7e2b377bbb823876ce7bd6f82696772d",
+        ),
+    ),
+)
+CATALOGUE = {data.name: data for data in (EMNIST, CIFAR100, SHAKESPEARE, STACKOVERFLOW)}
 
 
 def data_set(name: str) -> DataSet:

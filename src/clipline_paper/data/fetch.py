@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from clipline.data.chunks import Progress, no_progress
+from clipline.data import Progress, no_progress
 from clipline.errors import PopulationError
 
 from .catalogue import Download

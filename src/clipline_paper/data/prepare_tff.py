@@ -1,31 +1,49 @@
-"""Prepares data: from a table or a file of TFF to a store that training reads."""
+"""Prepares a file of TFF: from HDF5 or SQLite to the stores that training reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from clipline.data.chunks import Convert, FieldChunk, Progress, Text, converted, existing_file
-from clipline.data.column_options import NO_OPTIONS, ColumnOptions
-from clipline.data.manifest import Manifest
-from clipline.data.readers.tables import read_table
-from clipline.data.store import atomic_folder, write_store
-from clipline.errors import PopulationError, SettingError, check_choice
+from clipline.data import (
+    Chunk,
+    Convert,
+    Manifest,
+    Progress,
+    StageProgress,
+    atomic_folder,
+    converted,
+    existing_file,
+    no_stages,
+    write_store,
+)
+from clipline.errors import PopulationError, SettingError
 
-from .catalogue import CATALOGUE, TABLE, DataSet, data_set
+from ..preprocessing import text, tokenisers
+from . import vocabulary
+from .catalogue import DataSet, data_set
 from .tff_hdf5 import read_tff_hdf5
 from .tff_sqlite import decompressed, read_tff_sqlite
-
-StageProgress = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
 
 _HDF5 = (".h5", ".hdf5")
 _SQLITE = (".sqlite", ".sqlite.lzma")
 SPLITS = ("train", "test")  # what a task needs: users to train on, and examples to measure on
 
 
-def _no_progress(stage: str, done: int, total: int) -> None:
-    pass
+def tokeniser(name: str, source: Path, lists: Mapping[str, Path]) -> Convert | None:
+    """What turns the text of this data set into numbers; nothing for data that are numbers already."""
+    if name == "shakespeare":
+        return tokenisers.snippets
+    if name not in ("so_nwp", "so_lr", "stackoverflow"):
+        return None
+    beside = source if source.is_dir() else existing_file(source).parent
+    words = vocabulary.read_words(lists.get("words") or vocabulary.find_list(beside, vocabulary.WORD_LIST), text.WORDS)
+    if name == "so_nwp":
+        return tokenisers.sentences(words)
+    tags = vocabulary.read_tags(lists.get("tags") or vocabulary.find_list(beside, vocabulary.TAG_LIST), text.TAGS)
+    tagged = tokenisers.tagged_posts(words, tags)
+    return tagged if name == "so_lr" else tokenisers.together(tokenisers.sentences(words), tagged)
 
 
 def prepare(
@@ -34,61 +52,44 @@ def prepare(
     target: str | Path,
     *,
     split: str = "train",
-    user_column: str | None = None,
-    fields: Sequence[str] | None = None,
     tokenise: Convert | None = None,
-    text: Text | None = None,
-    options: ColumnOptions = NO_OPTIONS,
-    progress: StageProgress = _no_progress,
+    progress: StageProgress = no_stages,
 ) -> Manifest:
-    """Write the store of one split of a known data set, or of a table of your own (`name="table"`).
+    """Write the store of one split of a known data set.
 
-    `source` is a TFF file (HDF5, SQLite), a table with a `user_column`, or a folder with a known data set under its
-    original file names. Data sets of text need `tokenise`: a chunk with arrays of `str` in, a chunk with numbers out; a
-    user's consecutive rows come in one chunk. For tables, `text` turns each column of text into numbers, and `options`
-    say what becomes of gaps, categories and timestamps; they are stored.
+    `source` is a TFF file (HDF5, SQLite), or a folder with the data set under its original file names. Data sets of
+    text need `tokenise`: a chunk with arrays of `str` in, a chunk with numbers out. A user's consecutive rows come in
+    one chunk.
     """
     with atomic_folder(target) as (folder, scratch):
-        return _prepare(
-            name, Path(source), folder, scratch, split, user_column, fields, tokenise, text, options, progress
-        )
+        return _prepare(name, Path(source), folder, scratch, split, tokenise, progress)
 
 
 def _prepare(
-    name: str, source: Path, folder: Path, scratch: Path, split: str, user_column: str | None,
-    fields: Sequence[str] | None, tokenise: Convert | None, text: Text | None, options: ColumnOptions,
-    progress: StageProgress,
-) -> Manifest:  # fmt: skip
+    name: str, source: Path, folder: Path, scratch: Path, split: str, tokenise: Convert | None, progress: StageProgress
+) -> Manifest:
     """What `prepare` does, inside an `atomic_folder`."""
-    known = None if name == TABLE else _known(name)
-    convert = tokenise if known is None else known.convert or tokenise
-    if known is not None and convert is None:
+    known = data_set(name)
+    convert = known.convert or tokenise
+    if convert is None:
         raise SettingError(
             f"data={name!r} is text and no tokeniser was given: call clipline_paper.data.prepare_tff.prepare "
             "with tokenise=..., or prepare a table of numbers of your own"
         )
-    if known is not None and fields is not None:
-        raise SettingError(f"fields={','.join(fields)!r} must be left out for {name!r}: its tasks say what they read")
-    if known is not None and options != NO_OPTIONS:
-        raise SettingError(f"column options must be left out for {name!r}: its tasks say what they read")
-    file = known.find(source, split) if known is not None and source.is_dir() else source
+    file = known.find(source, split) if source.is_dir() else source
     without_rows: list[str] = []
-    chunks = _read(
-        file, known, split, user_column, fields, text, options, scratch, without_rows.append,
-        lambda *now: progress("reading", *now),
-    )  # fmt: skip
+    chunks = _read(file, known, split, scratch, without_rows.append, lambda *now: progress("reading", *now))
     with closing(chunks):  # before the scratch folder goes, also after an error
         return write_store(
             folder,
-            options.checked(converted(chunks, convert)),
-            source=f"{name} from {file.name}" if known is None else f"{known.name} {split} from {file.name}",
-            tasks=() if known is None else known.read_by(name),
-            origin="own" if known is None else "original",
-            shared_users=known is not None and known.shared_users,
+            converted(chunks, convert),
+            source=f"{known.name} {split} from {file.name}",
+            tasks=known.read_by(name),
+            origin="original",
+            shared_users=known.shared_users,
             known_users=without_rows,
             progress=lambda *now: progress("grouping", *now),
             scratch=scratch,
-            column_options=options.entries(),
         )
 
 
@@ -98,20 +99,20 @@ def prepare_task(
     target: str | Path,
     *,
     tokenise: Convert | None = None,
-    progress: StageProgress = _no_progress,
+    progress: StageProgress = no_stages,
 ) -> dict[str, Manifest]:
     """Write what the tasks of a known data set train and measure on: the stores `target/train` and `target/test`.
 
     `source` is a folder with the original files, an SQLite file, which holds both splits, or the HDF5 file of one
     split with that of the other beside it. `target` is complete or untouched, as with `prepare`.
     """
-    known = _known(name)
+    known = data_set(name)
     with atomic_folder(target) as (folder, scratch):
         files = {split: _file_of(Path(source), known, split) for split in SPLITS}
         with _unpacked(files, scratch, progress) as files:
             return {
                 split: _prepare(
-                    name, file, folder / split, scratch, split, None, None, tokenise, None, NO_OPTIONS,
+                    name, file, folder / split, scratch, split, tokenise,
                     lambda stage, *now, split=split: progress(f"{split}: {stage}", *now),
                 )
                 for split, file in files.items()
@@ -151,30 +152,22 @@ def _file_of(source: Path, known: DataSet, split: str) -> Path:
     return beside
 
 
-def _known(name: str) -> DataSet:
-    check_choice("data", name, [*CATALOGUE, *(task for data in CATALOGUE.values() for task in data.tasks), TABLE])
-    return data_set(name)
-
-
 def _read(
-    file: Path, known: DataSet | None, split: str, user_column: str | None, fields: Sequence[str] | None,
-    text: Text | None, options: ColumnOptions, scratch: Path, without_rows: Callable[[str], None], progress: Progress,
-) -> Generator[FieldChunk, None, None]:  # fmt: skip
+    file: Path, known: DataSet, split: str, scratch: Path, without_rows: Callable[[str], None], progress: Progress
+) -> Generator[Chunk, None, None]:
     """The reader for a file, chosen by the ending of its name."""
-    ending = file.name.lower()
-    fields = fields if known is None else known.fields
+    ending = existing_file(file).name.lower()
     if ending.endswith(_SQLITE):
-        part = split if known is None else known.split(split).sqlite
-        return read_tff_sqlite(file, part, fields=fields, scratch=scratch, without_rows=without_rows, progress=progress)
-    if ending.endswith(_HDF5):
-        if known is not None:
-            _check_split(file, known, split)
-        return read_tff_hdf5(file, fields=fields, without_rows=without_rows, progress=progress)
-    if user_column is None:
-        raise SettingError(
-            f"user_column is missing for {str(file)!r}: give --user-column, the column that says whose row"
+        part = known.split(split).sqlite
+        return read_tff_sqlite(
+            file, part, fields=known.fields, scratch=scratch, without_rows=without_rows, progress=progress
         )
-    return read_table(file, user_column, fields=fields, text=text, options=options, progress=progress)
+    if ending.endswith(_HDF5):
+        _check_split(file, known, split)
+        return read_tff_hdf5(file, fields=known.fields, without_rows=without_rows, progress=progress)
+    raise PopulationError(
+        f"{str(file)!r} is no file of {known.name}: give one that ends in {', '.join(_SQLITE + _HDF5)}"
+    )
 
 
 def _check_split(file: Path, known: DataSet, split: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clipline.data.chunks import (
+from clipline.data import (
     CHUNK_BYTES,
     Chunk,
     Progress,

@@ -13,16 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clipline.data.chunks import (
-    CHUNK_BYTES,
-    Chunk,
-    Progress,
-    existing_file,
-    ignore_user,
-    no_progress,
-    short,
-    text_array,
-)
+from clipline.data import CHUNK_BYTES, Chunk, Progress, existing_file, ignore_user, no_progress, short, text_array
 from clipline.errors import PopulationError, nearest
 
 from .tf_example import Value, parse_example

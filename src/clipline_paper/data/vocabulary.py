@@ -6,7 +6,7 @@ import json
 import tarfile
 from pathlib import Path
 
-from clipline.data.chunks import existing_file, short
+from clipline.data import existing_file, short
 from clipline.errors import PopulationError
 
 WORD_LIST, TAG_LIST = "stackoverflow.word_count", "stackoverflow.tag_count"  # as TFF names them

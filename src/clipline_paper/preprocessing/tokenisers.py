@@ -5,18 +5,16 @@ A chunk is some users' rows: ids (rows,) and the fields of TFF's files, each an 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clipline.data import Chunk, Convert
 from clipline.errors import PopulationError
 
 from .text import BAG, ROW, SENTENCE, TAGS_KEPT, encode_bag, encode_sentence, encode_snippet, encode_tags
-
-Chunk = tuple[NDArray[Any], dict[str, NDArray[Any]]]
-Tokenise = Callable[[Chunk], Chunk]
 
 
 def snippets(chunk: Chunk) -> Chunk:
@@ -28,7 +26,7 @@ def snippets(chunk: Chunk) -> Chunk:
     }
 
 
-def sentences(words: Sequence[str]) -> Tokenise:
+def sentences(words: Sequence[str]) -> Convert:
     """Next-word prediction: `tokens` become `tokens` (21,), numbered by the place in `words`."""
     number_of_word = _numbered(words)
 
@@ -40,7 +38,7 @@ def sentences(words: Sequence[str]) -> Tokenise:
     return tokenise
 
 
-def tagged_posts(words: Sequence[str], tags: Sequence[str]) -> Tokenise:
+def tagged_posts(words: Sequence[str], tags: Sequence[str]) -> Convert:
     """Tag prediction: `tokens` and `title` become `words` and `weights` (128,), `tags` become `tags` (5,)."""
     number_of_word, number_of_tag = _numbered(words), _numbered(tags)
 
@@ -57,7 +55,7 @@ def tagged_posts(words: Sequence[str], tags: Sequence[str]) -> Tokenise:
     return tokenise
 
 
-def together(*tokenisers: Tokenise) -> Tokenise:
+def together(*tokenisers: Convert) -> Convert:
     """The fields of several tokenisers side by side; all must give a row for each row."""
 
     def tokenise(chunk: Chunk) -> Chunk:

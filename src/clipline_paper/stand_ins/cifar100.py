@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from clipline.federated.population import Population
+from clipline import Population
 from clipline.streams import Streams, counter_bits
 
 from ..paper_task import STAND_IN_SEED

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from clipline.federated.population import Population
-from clipline.tasks.handwriting.strokes import CHARACTERS
-from clipline.tasks.handwriting.writers import draw_writers
-
-from ..paper_task import STAND_IN_SEED
+from clipline import Population
+from clipline.tasks import writers_population
 
 MEAN_EXAMPLES = 671_585 / 3_400  # of the original: 197.5 a writer
 
 
 def emnist_users(first: int, users: int, mean_examples: float = MEAN_EXAMPLES) -> Population:
     """Writers from number `first` on: `pixels` (28, 28) uint8 with paper 255, `labels` uint8 in EMNIST's order."""
-    offsets, pixels, labels = draw_writers(
-        first, users, classes=len(CHARACTERS), seed=STAND_IN_SEED, mean_examples=mean_examples
-    )
-    return Population(offsets, {"pixels": pixels, "labels": labels})
+    return writers_population(first, users, classes=62, mean_examples=mean_examples)

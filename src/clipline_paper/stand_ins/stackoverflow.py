@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clipline.federated.population import Population
+from clipline import Population
 from clipline.streams import Streams
 
 from ..paper_task import STAND_IN_SEED

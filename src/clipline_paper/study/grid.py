@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from typing import Protocol as Interface
 
-from clipline.study.runs.record import RunRecord, RunSpec
-from clipline.tasks.settings import TrainSettings
+from clipline.study import RunRecord, RunSpec
+from clipline.tasks import TrainSettings
 
 from .protocol import HIGHEST, LOWEST, Protocol
 from .rules import ClipCurve, Row, best_of_server_rates, clip_range, log_spaced

@@ -12,11 +12,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from clipline.errors import SettingError, check_choice, refuse
-from clipline.metric_direction import lower_is_better
 from clipline.settings import STAND_IN
-from clipline.tasks.settings import TrainSettings
+from clipline.tasks import TrainSettings, lower_is_better
 
-from ..facts import FACTS
+from ..facts import ENTRIES, FACTS
 from .rules import significant
 
 SCALES = ("smoke", "small", "paper")
@@ -100,13 +99,13 @@ class Protocol:
     @property
     def metric(self) -> str:
         """The metric of the task that the paper reports."""
-        return self.own_metric or FACTS[self.task].metric_name
+        return self.own_metric or ENTRIES[self.task].metric_name
 
     @property
     def lower_is_better(self) -> bool:
         """Whether that metric is an error: as the paper has it, or as is said of one's own, or by its name."""
         if self.own_metric is None:
-            return FACTS[self.task].lower_is_better
+            return ENTRIES[self.task].lower_is_better
         return lower_is_better(self.own_metric) if self.own_lower is None else self.own_lower
 
     def noise_multiplier(self, noise: float) -> float:
@@ -168,7 +167,6 @@ class Protocol:
 
 
 def _paper(task: str) -> Protocol:
-    facts = FACTS[task]
     # All of the last 100 rounds are measured, as in the paper; those before are for the curves.
     common: dict[str, Any] = {
         "task": task, "scale": "paper", "cohort_size": 100, "average_over": 100, "seeds": 20, "evaluate_every": 50,
@@ -180,6 +178,7 @@ def _paper(task: str) -> Protocol:
             **common, rounds=400, client_lr=significant(10**-0.5, 12),
             server_lr=significant(10**-0.25, 12), clip_start=0.1, noises=_SMALL_MODEL_NOISES,
         )  # fmt: skip
+    facts = FACTS[task]
     return Protocol(
         **common, rounds=facts.rounds, client_lr=significant(facts.client_lr, 12),
         server_lr=significant(facts.server_lr, 12), clip_start=0.1, max_examples=facts.max_examples,
@@ -216,7 +215,7 @@ def protocol_for(task: str, scale: str, **overrides: Any) -> Protocol:
 
     With other `rounds` than the scale's, the part of them that is averaged over stays the same.
     """
-    check_choice("task", task, FACTS)
+    check_choice("task", task, ENTRIES)
     check_choice("scale", scale, SCALES)
     protocol = _paper(task)
     if scale == "small":

@@ -12,13 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clipline.engine.updates import Dense, Updates
+from clipline import QuantileClip
 from clipline.errors import RunError
-from clipline.federated.clip_controllers import QuantileClip
-from clipline.federated.clipping import PartialSums
-from clipline.federated.mechanism import GaussianMechanism
+from clipline.federated import ClippedSum, GaussianMechanism, clip_rows, join_bit
 from clipline.plotting import new_figure, save_figure
-from clipline.privacy.events import PoissonSampling
+from clipline.privacy import PoissonSampling
 from clipline.streams import Streams
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -56,9 +54,8 @@ def track_quantile(
     for t in range(rounds):
         clips.append(state.clip)
         norms = np.exp(streams.sampling(t).normal(log_mean, log_stddev, size=(cohort_size, 1)))
-        sums = PartialSums(torch.empty(1, 2, dtype=torch.float64))
-        sums.add(Updates([Dense(0, torch.from_numpy(norms))]), [state.clip], np.zeros(cohort_size, np.int64))
-        (total,) = sums.finished([state.clip], [PoissonSampling(1.0)])
+        clipped = join_bit(*clip_rows(torch.from_numpy(norms), state.clip))
+        total = ClippedSum(clipped.sum(dim=0), state.clip, PoissonSampling(1.0))
         state = controller.update(state, mechanism.release(total, streams.noise(t)))
     return clips
 

@@ -7,14 +7,14 @@ experiment gives the same findings: `table_problems` compares them with the CSV 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from clipline.errors import CliplineError, RunError
-from clipline.study.runs.directory import StudyDirectory
-from clipline.study.runs.record import RunRecord, RunSpec
-from clipline.tasks.settings import TrainSettings
+from clipline.study import RunRecord, RunSpec, StudyDirectory
+from clipline.tasks import TrainSettings
 
 from .experiments import EXPERIMENTS, run_experiment
 from .findings import Findings, disagreements
@@ -88,6 +88,15 @@ def paper_experiments(directory: StudyDirectory) -> dict[str, dict[str, Any]]:
     """The experiments of this room that were asked for, by name."""
     found = directory.experiments.items()
     return {name: facts for name, facts in found if isinstance(facts, dict) and facts.get("kind") == KIND}
+
+
+def summaries(directory: StudyDirectory) -> dict[str, list[str]]:
+    """What each finished experiment has found, in sentences, by its name."""
+    found = {}
+    for name, facts in paper_experiments(directory).items():
+        with suppress(CliplineError):
+            found[name] = [line.strip() for line in findings_of(directory, facts).summary]
+    return found
 
 
 def without_tables(directory: StudyDirectory) -> list[str]:

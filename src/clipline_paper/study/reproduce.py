@@ -8,15 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clipline.data.task_stores import DataUsed, find_store
+from clipline.data import DataUsed, find_store
 from clipline.errors import RunError
 from clipline.settings import STAND_IN
-from clipline.study.runs.data_checksum import data_checksum
-from clipline.study.runs.directory import StudyDirectory
-from clipline.study.runs.progress import NoProgress
-from clipline.study.runs.study import Study
-from clipline.tasks import task_named
-from clipline.tasks.task import Task
+from clipline.study import NoProgress, Study, StudyDirectory, data_checksum
+from clipline.tasks import Task, task_named
 
 from .experiments import run_experiment
 from .figures import draw

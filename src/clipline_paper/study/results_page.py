@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clipline.errors import CliplineError, RunError
-from clipline.study.runs.directory import StudyDirectory
+from clipline.study import StudyDirectory
 
 from ..facts import FACTS
 from .experiments import EXPERIMENTS

@@ -9,12 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from clipline.errors import RunError
-from clipline.privacy.accountant import account
-from clipline.privacy.calibration import least_scale
-from clipline.privacy.events import GaussianEvent, sampling_named
-from clipline.privacy.guarantee import rounded_up
-from clipline.privacy.ledger import Ledger
-from clipline.privacy.relations import Relation
+from clipline.privacy import GaussianEvent, Ledger, Relation, account, least_scale, rounded_up, sampling_named
 
 USERS = 1_000_000
 DELTA = 10**-6.6  # USERS ** -1.1

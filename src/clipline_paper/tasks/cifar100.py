@@ -9,14 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipline.engine.layers import GroupNormReLU, PatchConv2d
-from clipline.engine.user_random import UserRandom
-from clipline.federated.local_sgd import Batch
-from clipline.federated.population import Population
-from clipline.tasks.initialisers import he_normal_, initialised
-from clipline.tasks.metrics import Counts, evaluator
-from clipline.tasks.settings import TrainSettings
-from clipline.tasks.task import LoadedTask
+from clipline import Population
+from clipline.layers import GroupNormReLU, PatchConv2d, UserRandom, he_normal_
+from clipline.tasks import Batch, Counts, LoadedTask, TrainSettings, evaluator, initialised
 
 from ..paper_task import Fields, paper_task
 from ..stand_ins.cifar100 import cifar100_users

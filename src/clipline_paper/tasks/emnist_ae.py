@@ -8,12 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from clipline.federated.local_sgd import Batch
-from clipline.federated.population import Population
-from clipline.tasks.initialisers import initialised, keras_linear
-from clipline.tasks.metrics import Counts, evaluator
-from clipline.tasks.settings import TrainSettings
-from clipline.tasks.task import LoadedTask
+from clipline import Population
+from clipline.layers import keras_linear
+from clipline.tasks import Batch, Counts, LoadedTask, TrainSettings, evaluator, initialised
 
 from ..paper_task import paper_task
 from ..stand_ins.emnist import emnist_users

@@ -7,13 +7,9 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipline.engine.layers import MaxPool2d, PatchConv2d
-from clipline.federated.local_sgd import Batch
-from clipline.federated.population import Population
-from clipline.tasks.initialisers import initialised, keras_linear
-from clipline.tasks.metrics import Counts, evaluator
-from clipline.tasks.settings import TrainSettings
-from clipline.tasks.task import LoadedTask
+from clipline import Population
+from clipline.layers import MaxPool2d, PatchConv2d, keras_linear
+from clipline.tasks import Batch, Counts, LoadedTask, TrainSettings, evaluator, initialised
 
 from ..paper_task import Fields, paper_task
 from ..stand_ins.emnist import emnist_users

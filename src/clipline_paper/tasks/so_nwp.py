@@ -7,13 +7,9 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipline.engine.layers import MatrixLSTM
-from clipline.federated.local_sgd import Batch
-from clipline.federated.population import Population
-from clipline.tasks.initialisers import initialised, keras_embedding, keras_linear
-from clipline.tasks.metrics import Counts, evaluator, hits_without, sequence_loss
-from clipline.tasks.settings import TrainSettings
-from clipline.tasks.task import LoadedTask
+from clipline import Population
+from clipline.layers import MatrixLSTM, keras_embedding, keras_linear
+from clipline.tasks import Batch, Counts, LoadedTask, TrainSettings, evaluator, hits_without, initialised, sequence_loss
 
 from ..paper_task import Fields, paper_task
 from ..preprocessing.text import PAD, SENTENCE, WORD_EOS, WORD_IDS, WORD_OOV
