@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,9 +29,22 @@ def _registered(group: str) -> dict[str, list[EntryPoint]]:
     return found
 
 
-def names(group: str) -> Sequence[str]:
-    """The names that packages register in the group `clipline.GROUP`. Nothing of theirs is imported."""
-    return tuple(_registered(group))
+def names(group: str, own: Iterable[str] = ()) -> Sequence[str]:
+    """Clipline's own names, then those that packages register in `clipline.GROUP`. Nothing of theirs is imported.
+
+    A package cannot take one of clipline's own: it is named in a warning.
+    """
+    mine = tuple(own)
+    for name in mine:
+        if name in _registered(group):
+            told = f"{_told(group, name)} has a name that clipline has itself: it is left out"
+            warnings.warn(told, BrokenPackageWarning, stacklevel=2)
+    return tuple(dict.fromkeys([*mine, *_registered(group)]))
+
+
+def _told(group: str, name: str) -> str:
+    packages = [entry.dist.name if entry.dist else entry.module for entry in _registered(group)[name]]
+    return f"the entry point {name!r} of clipline.{group} in the package {' and in '.join(sorted(packages))}"
 
 
 def registered(group: str, name: str, kind: type[T]) -> T:
@@ -41,20 +54,17 @@ def registered(group: str, name: str, kind: type[T]) -> T:
       RunError: If two packages register the name, or if it cannot be imported or is not of this kind.
 
     """
-    entries = _registered(group)[name]
-    packages = " and ".join(entry.dist.name if entry.dist else entry.module for entry in entries)
-    what = f"the entry point {name!r} of clipline.{group}"
-    if len(entries) > 1:
-        raise RunError(f"{what} is registered by {packages}, and only one can have it: uninstall the others")
+    first, *others = _registered(group)[name]
+    what, way_out = _told(group, name), "update that package, or uninstall it"
+    if others:
+        raise RunError(f"{what} stands more than once: uninstall all of these packages but one")
     try:
-        found = entries[0].load()
+        found = first.load()
     except Exception as error:  # whatever a module of another package may raise
         reason = (str(error).strip() or "no message").splitlines()[0]
-        told = f"{what} of the package {packages} cannot be loaded ({type(error).__name__}: {reason})"
-        raise RunError(f"{told}: update {packages}, or uninstall it") from error
+        raise RunError(f"{what} cannot be loaded ({type(error).__name__}: {reason}): {way_out}") from error
     if not isinstance(found, kind):
-        told = f"{what} of the package {packages} is a {type(found).__name__} but must be a {kind.__name__}"
-        raise RunError(f"{told}: update {packages}, or uninstall it")
+        raise RunError(f"{what} is a {type(found).__name__} but must be a {kind.__name__}: {way_out}")
     return found
 
 

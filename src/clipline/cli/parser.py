@@ -161,7 +161,7 @@ class Group(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of the commands, in order."""
-        return list(dict.fromkeys([*self.modules, *(registry.names(self.registered) if self.registered else ())]))
+        return list(registry.names(self.registered, self.modules) if self.registered else self.modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name, imported now: the one that its module calls `command`."""

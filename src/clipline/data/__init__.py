@@ -24,22 +24,24 @@ if TYPE_CHECKING:
         short,
         text_array,
     )
-    from .manifest import Manifest
+    from .data_sets import DataSet
+    from .manifest import Manifest, verify_store
     from .prepare import StageProgress, no_stages, prepare_table
     from .store import atomic_folder, write_store
     from .task_stores import DataUsed, find_store, open_store
 
 __all__ = [
-    "CHUNK_BYTES", "Chunk", "Convert", "DataUsed", "Manifest", "Progress", "StageProgress", "atomic_folder",
+    "CHUNK_BYTES", "Chunk", "Convert", "DataSet", "DataUsed", "Manifest", "Progress", "StageProgress", "atomic_folder",
     "chosen", "converted", "existing_file", "find_store", "ignore_user", "no_progress", "no_stages", "open_store",
-    "prepare_table", "short", "text_array", "write_store",
+    "prepare_table", "short", "text_array", "verify_store", "write_store",
 ]  # fmt: skip
 __getattr__, __dir__ = lazily(
     __name__,
     {
         ".chunks": "CHUNK_BYTES Chunk Convert Progress chosen converted existing_file ignore_user no_progress short "
         "text_array",
-        ".manifest": "Manifest",
+        ".data_sets": "DataSet",
+        ".manifest": "Manifest verify_store",
         ".prepare": "StageProgress no_stages prepare_table",
         ".store": "atomic_folder write_store",
         ".task_stores": "DataUsed find_store open_store",

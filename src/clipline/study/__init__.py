@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..lazy_names import lazily
 
 if TYPE_CHECKING:
+    from .kinds import ExperimentKind
     from .report.page import write_report
     from .runs.data_checksum import data_checksum
     from .runs.directory import StudyDirectory
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
     from .runs.study import Study
 
 __all__ = [
-    "NoProgress", "RunRecord", "RunSpec", "Study", "StudyDirectory", "StudyProgress", "data_checksum",
+    "ExperimentKind", "NoProgress", "RunRecord", "RunSpec", "Study", "StudyDirectory", "StudyProgress", "data_checksum",
     "write_report",
 ]  # fmt: skip
 __getattr__, __dir__ = lazily(
     __name__,
     {
+        ".kinds": "ExperimentKind",
         ".report.page": "write_report",
         ".runs.data_checksum": "data_checksum",
         ".runs.directory": "StudyDirectory",

@@ -54,7 +54,7 @@ _FILE = re.compile(r"(.*\.py)(?::(\w*))?", re.DOTALL)
 
 def task_names() -> Sequence[str]:
     """The names of all tasks: clipline's own, then those of installed packages. Nothing of theirs is imported."""
-    return tuple(dict.fromkeys([DEFAULT_TASK, *registry.names("tasks")]))
+    return registry.names("tasks", [DEFAULT_TASK])
 
 
 def task_entry(name: str) -> TaskEntry:

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clipline.data import Chunk, Convert, Manifest, StageProgress
 from clipline.errors import PopulationError, check_choice
+
+if TYPE_CHECKING:
+    from clipline.data import Chunk, Convert, Manifest, StageProgress
 
 _BUCKET = "https://storage.googleapis.com/tff-datasets-public"
 

@@ -133,12 +133,10 @@ def test_stack_overflow_gives_its_three_texts(tmp_path):
     ("name", "file", "options", "words"),
     [
         ("emnits", "a.csv", {}, "did you mean 'emnist'?"),
-        ("table", "a.csv", {}, "user_column is missing"),
-        ("table", "a.csv", {"user_column": "usr"}, "has no user column 'usr': did you mean 'user'?"),
+        ("emnist", "a.csv", {}, "is no file of emnist"),
         ("shakespeare", "a.csv", {}, "is text and no tokeniser was given"),
         ("emnist", "fed_emnist_train.h5", {"split": "test"}, "holds the split 'train', not 'test'"),
         ("emnist", "fed_emnist_train.h5", {"split": "tset"}, "did you mean 'test'?"),
-        ("emnist", "fed_emnist_train.h5", {"fields": ["label"]}, "must be left out for 'emnist'"),
         ("emnist", "fed_emnist_train.h5", {}, "values from 2.0 to 2.0 but must lie from 0 to 1"),
         ("cifar100", "fed_cifar100_train.h5", {}, "must be below 100"),
         ("cifar100", "small.h5", {}, "must hold (32, 32, 3)"),

@@ -133,7 +133,7 @@ def test_data_at_the_default_place_are_found_by_task_then_by_data_set(clipline, 
     assert json.loads(clipline("tasks", "--json")[1])[2]["data"] == "present"
     prepared("emnist", to="elsewhere/emnist_cr")
     names = [task["folder"] for task in json.loads(clipline("tasks", "--json")[1])[2:4]]
-    assert names == [str(tmp_path / "elsewhere" / "emnist_cr"), str(tmp_path / "elsewhere" / "emnist")]
+    assert names == [str(tmp_path / "elsewhere" / "emnist"), str(tmp_path / "elsewhere" / "emnist_cr")]
     monkeypatch.setenv("CLIPLINE_DATA", str(tmp_path / "nowhere"))
     assert json.loads(clipline("tasks", "--json")[1])[2]["data"] == "missing"
     code, _, err = clipline("train", "emnist_ae", *FLAGS[:-3], "--out", "second")

@@ -1,7 +1,8 @@
 import pytest
 
 from clipline.errors import SettingError
-from clipline.tasks import TASK_NAMES, task_named
+from clipline.tasks import task_named
+from clipline_paper.facts import ENTRIES
 from clipline_paper.study.protocol import SCALES, differences, protocol_for
 
 # Table 1: rounds, client and server rate.
@@ -36,7 +37,7 @@ def test_the_scale_paper_is_the_papers_protocol(task):
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("task", TASK_NAMES)
+@pytest.mark.parametrize("task", ENTRIES)
 def test_every_task_has_every_scale(task, scale):
     protocol = protocol_for(task, scale)
     base = protocol.base(task_named(task).settings)
