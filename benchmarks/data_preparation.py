@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from clipline.data.prepare import prepare
+from clipline.data import prepare_table
+from clipline_paper.data.prepare_tff import prepare
 
 WIDTH = 784
 
@@ -88,7 +89,7 @@ def measure(path: Path, name: str, target: Path, answers: "multiprocessing.Queue
 
     before = peak_megabytes()
     begun = time.perf_counter()
-    manifest = prepare(name, path, target, user_column="user" if name == "table" else None)
+    manifest = prepare_table(path, target, "user") if name == "table" else prepare(name, path, target)
     seconds = time.perf_counter() - begun
     answers.put((seconds, manifest.examples, peak_megabytes() - before))
 

@@ -57,14 +57,14 @@ def sections() -> dict[str, dict[str, str]]:
 def page() -> str:
     """The whole page."""
     sys.path.insert(0, str(PAGE.parents[2] / "src"))
-    from clipline.tasks.paper_facts import FACTS
+    from clipline_paper.facts import ENTRIES
 
     rows = comparisons(read(sorted(RESULTS.glob("*.jsonl"))))
     parts = {
         "answer": tables.answer(rows),
         "top": tables.top(rows),
         "sizes": tables.sizes(rows),
-        "paper": tables.at_paper_rounds(rows, {name: facts.rounds for name, facts in FACTS.items()}),
+        "paper": tables.at_paper_rounds(rows, {name: facts.rounds for name, facts in ENTRIES.items()}),
         "empty": tables.empty_cells(rows),
         "parts": tables.parts(rows),
         **tables.notes(rows),

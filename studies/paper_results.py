@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from clipline.errors import CliplineError
-from clipline.study.paper.results_page import write_results_page
+from clipline_paper.study.results_page import write_results_page
 
 
 def main() -> None:

@@ -2,6 +2,7 @@ import gc
 import inspect
 import os
 import signal
+import sys
 from collections.abc import Generator
 from types import ModuleType
 
@@ -19,6 +20,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from samples import ROOT, Uncompiled, load_script
 
+from clipline.cli import main
 from clipline.errors import WorkerError
 from clipline.training.curves import draw_curves
 
@@ -64,7 +66,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def narrow_resnet(monkeypatch: pytest.MonkeyPatch) -> None:
     """CIFAR-100's network with all its layers and a tenth of its 11 million parameters."""
-    monkeypatch.setattr("clipline.tasks.cifar100.WIDTHS", (32, 32, 32, 64, 64, 96, 96, 128, 128))
+    monkeypatch.setattr("clipline_paper.tasks.cifar100.WIDTHS", (32, 32, 32, 64, 64, 96, 96, 128, 128))
 
 
 @pytest.fixture
@@ -88,3 +90,22 @@ def _no_curves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def reference() -> ModuleType:
     """examples/algorithm1.py: the paper in plain NumPy."""
     return load_script(ROOT / "examples" / "algorithm1.py")
+
+
+@pytest.fixture
+def clipline(monkeypatch, capsys, tmp_path):
+    """Run the command line in an empty folder; gives exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CLIPLINE_DATA", raising=False)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["clipline", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run

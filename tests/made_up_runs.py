@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 
 from clipline.settings import STAND_IN
-from clipline.study.paper.grid import Grid
-from clipline.study.paper.protocol import Protocol
 from clipline.study.runs.record import RunRecord, RunSpec
 from clipline.tasks import task_named
+from clipline_paper.study.grid import Grid
+from clipline_paper.study.protocol import Protocol
 
 CHECKSUM = "generated"
 FRACTIONS = {0.1: [0.0, 0.0, 0.1, 0.1], 0.5: [0.0, 0.5, 0.5, 0.5], 0.9: [0.0, 0.4, 0.9, 0.9]}

@@ -1,9 +1,10 @@
-"""Whether an installed clipline holds every file that its source has: `python tests/package_files.py SOURCE`.
+"""Whether an installed package holds every file that its source has: `python tests/package_files.py SOURCE`.
 
 Templates, styles, scripts and C code are data to a packager, and are missed without a word until they are needed.
 """
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 
@@ -15,9 +16,7 @@ def files_in(folder: Path) -> set[str]:
 
 def main() -> None:
     """Compare, and end with exit code 1 if something is missing or there is too much."""
-    import clipline
-
-    installed, source = Path(clipline.__file__).parent, Path(sys.argv[1])
+    installed, source = Path(import_module(Path(sys.argv[1]).name).__file__).parent, Path(sys.argv[1])
     if installed.resolve() == source.resolve():
         sys.exit(f"{installed} is the source itself: install the package first")
     missing, extra = files_in(source) - files_in(installed), files_in(installed) - files_in(source)

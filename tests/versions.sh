@@ -85,7 +85,7 @@ wheel | sdist)
     pip wheel --no-deps --wheel-dir "$work/dist" "$work/dist/"*.tar.gz
   fi
   pip install -c "$root/constraints.txt" "$(echo "$work/dist/"*.whl)[dev${EXTRAS:+,$EXTRAS}]"
-  python "$root/tests/package_files.py" "$work/source/src/clipline"
+  for package in clipline clipline_paper; do python "$root/tests/package_files.py" "$work/source/src/$package"; done
   rm -r "$work/source/src"
   root=$work/source
   ;;

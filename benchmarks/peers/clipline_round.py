@@ -15,7 +15,7 @@ from workload import NOISE_MULTIPLIER, SERVER_MOMENTUM, WORKLOADS, user_fields
 
 import clipline
 from clipline.engine.parallel.forked import usable_cores
-from clipline.tasks.paper_facts import FACTS
+from clipline_paper.facts import ENTRIES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rounds import Rounds, flat_training
@@ -43,7 +43,7 @@ def training(task: str, users: int, device: str, options: dict[str, Any]) -> cli
     settings = clipline.task_named(task).settings
     loaded = importlib.import_module(f"clipline.tasks.{task}").build(settings, population, population)
     usual: dict[str, Any] = {
-        "rounds": FACTS[task].rounds,
+        "rounds": ENTRIES[task].rounds,
         "cohort_size": users,
         "local": clipline.LocalSGD(work.client_lr, work.batch_size, reduction=loaded.reduction),
         "row_fields": loaded.row_fields,

@@ -226,7 +226,7 @@ def settings_of(task: str) -> dict[str, Any]:
 
 def _facts(task: str) -> Any:
     sys.path.insert(0, str(ROOT / "src"))
-    from clipline.tasks.paper_facts import FACTS
+    from clipline_paper.facts import FACTS
 
     return FACTS[task]
 

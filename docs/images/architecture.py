@@ -83,15 +83,15 @@ box(
     "training/: many rounds",
     ("training.py, loop.py (the one loop),", "callbacks: evaluate, run directory, progress"),
 )
-box(660, 370, 300, 76, "data/  tasks/", ("tables and TFF files become stores;", "the paper's six tasks, handwriting"))
+box(660, 370, 300, 76, "data/  tasks/", ("tables become stores; tasks by name,", "also of packages: clipline_paper"))
 box(20, 466, 300, 60, "serve/", ("a stored model predicts",))
-box(340, 466, 300, 60, "study/", ("many runs: the paper, tuning, reports",))
+box(340, 466, 300, 60, "study/", ("many runs, tuning, reports",))
 box(660, 466, 300, 60, "cli/", ("the same objects as commands",))
 text(
     20,
     548,
-    "Imports go down only: base, privacy, federated, engine, training, data, tasks, serve and study, cli. "
-    "A test reads them.",
+    "Imports go down only: base, privacy, federated, engine, training, data, tasks, serve and study, cli, "
+    "clipline_paper. A test reads them.",
     12,
     GREY,
 )

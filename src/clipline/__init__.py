@@ -1,54 +1,13 @@
 """Train models with user-level differential privacy and no clip norm to tune.
 
-Every public name stands here once and is imported when it is first used, so that `import clipline` stays light.
+Every public name is imported when it is first used, so that `import clipline` stays light.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
-
-_HOMES = {
-    "Callback": "training.callbacks",
-    "CliplineError": "errors",
-    "Compute": "training.options",
-    "Curves": "training.curves",
-    "EarlyStopping": "training.early_stopping",
-    "Evaluate": "training.evaluation",
-    "FastParts": "engine.fast_parts",
-    "FixedClip": "federated.clip_controllers",
-    "Guarantee": "privacy.guarantee",
-    "HopelessNoiseWarning": "errors",
-    "LocalAdam": "federated.local_sgd",
-    "LocalSGD": "federated.local_sgd",
-    "Log": "training.loggers",
-    "Perplexity": "tasks.language.causal_lm",
-    "Population": "federated.population",
-    "Privacy": "training.options",
-    "PrivateStatistics": "data.statistics.private_statistics",
-    "Progress": "training.progress",
-    "QuantileClip": "federated.clip_controllers",
-    "Relation": "privacy.relations",
-    "RunDirectory": "training.storage.run_directory",
-    "ScheduledClip": "federated.clip_controllers",
-    "ServerAdam": "federated.server_optimisers",
-    "ServerSGD": "federated.server_optimisers",
-    "ServerYogi": "federated.server_optimisers",
-    "SettingError": "errors",
-    "StopOnInterrupt": "training.interrupt",
-    "TensorBoard": "training.loggers",
-    "TrainResult": "training.result",
-    "Training": "training.training",
-    "causal_lm_loss": "tasks.language.causal_lm",
-    "load": "serve.load",
-    "plan": "privacy.planning",
-    "run_together": "training.side_by_side",
-    "task_named": "tasks",
-    "train_many": "tasks.sweep",
-}
-__all__ = sorted(_HOMES)
+from .lazy_names import lazily
 
 if TYPE_CHECKING:
     from .data.statistics.private_statistics import PrivateStatistics
@@ -78,12 +37,42 @@ if TYPE_CHECKING:
     from .training.storage.run_directory import RunDirectory
     from .training.training import Training
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
-    raise AttributeError(f"module 'clipline' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+__version__ = "0.1.0"
+__all__ = [
+    "Callback", "CliplineError", "Compute", "Curves", "EarlyStopping", "Evaluate", "FastParts", "FixedClip",
+    "Guarantee", "HopelessNoiseWarning", "LocalAdam", "LocalSGD", "Log", "Perplexity", "Population", "Privacy",
+    "PrivateStatistics", "Progress", "QuantileClip", "Relation", "RunDirectory", "ScheduledClip", "ServerAdam",
+    "ServerSGD", "ServerYogi", "SettingError", "StopOnInterrupt", "TensorBoard", "TrainResult", "Training", "causal_lm_loss",
+    "load", "plan", "run_together", "task_named", "train_many",
+]  # fmt: skip
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        ".data.statistics.private_statistics": "PrivateStatistics",
+        ".engine.fast_parts": "FastParts",
+        ".errors": "CliplineError HopelessNoiseWarning SettingError",
+        ".federated.clip_controllers": "FixedClip QuantileClip ScheduledClip",
+        ".federated.local_sgd": "LocalAdam LocalSGD",
+        ".federated.population": "Population",
+        ".federated.server_optimisers": "ServerAdam ServerSGD ServerYogi",
+        ".privacy.guarantee": "Guarantee",
+        ".privacy.planning": "plan",
+        ".privacy.relations": "Relation",
+        ".serve.load": "load",
+        ".tasks": "task_named",
+        ".tasks.language.causal_lm": "Perplexity causal_lm_loss",
+        ".tasks.sweep": "train_many",
+        ".training.callbacks": "Callback",
+        ".training.curves": "Curves",
+        ".training.early_stopping": "EarlyStopping",
+        ".training.evaluation": "Evaluate",
+        ".training.interrupt": "StopOnInterrupt",
+        ".training.loggers": "Log TensorBoard",
+        ".training.options": "Compute Privacy",
+        ".training.progress": "Progress",
+        ".training.result": "TrainResult",
+        ".training.side_by_side": "run_together",
+        ".training.storage.run_directory": "RunDirectory",
+        ".training.training": "Training",
+    },
+)

@@ -11,6 +11,11 @@ import numbers
 from collections.abc import Iterable
 from pathlib import PurePath
 
+__all__ = [
+    "CliplineError", "ModuleError", "PopulationError", "PrivateError", "RunError", "SettingError", "WorkerError",
+    "check_choice", "nearest", "refuse",
+]  # fmt: skip
+
 _MOST_SHOWN = 20  # entries of a list or dict in a message
 _WHOLE_LIMIT = 2**63  # whole numbers beyond 64 bits are no setting, and neither NumPy nor torch take them
 

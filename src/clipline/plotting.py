@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+__all__ = [
+    "ACCENT", "ACCENT_MARKER", "MARKERS", "ORDERED", "ORDERED_DARK", "PALETTE", "PALETTE_DARK", "LineEnd", "label_ends",
+    "new_figure", "ordered_colours", "plain_log_labels", "save_figure",
+]  # fmt: skip
+
 # Of Okabe and Ito, for what has no order, such as runs: told apart with any kind of colour vision.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 PALETTE_DARK = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#d55e00", "#ffffff")

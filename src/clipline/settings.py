@@ -18,6 +18,8 @@ from typing import Any
 from .errors import check_choice, check_number, check_whole, nearest, refuse
 from .lr_schedules import check_schedule
 
+__all__ = ["SETTINGS", "STAND_IN", "check"]
+
 STAND_IN = "stand-in"  # as the setting `data`: generate users even where a store is found
 
 # Outside anything a model does, inside what float32 can hold. They exist so that a runaway (say, pure noise as the

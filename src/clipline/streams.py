@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from .normal_numbers import SystemNormal
 from .settings import check
 
+__all__ = ["Streams", "counter_bits"]
+
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the step of the splitmix64 sequence
 _MASK = (1 << 64) - 1
 GUESSABLE = 1 << 40  # below this a seed is found by trying all of them; seeds that clipline draws have 62 bits

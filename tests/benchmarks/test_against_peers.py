@@ -146,7 +146,7 @@ def test_made_up_users_have_the_fields_of_the_task(task):
     from workload import WORKLOADS, dense_arrays, user_fields
 
     from clipline import Population
-    from clipline.tasks.paper_task import check_fields
+    from clipline_paper.paper_task import check_fields
 
     fields = user_fields(task, 3)
     count = WORKLOADS[task].examples

@@ -12,10 +12,10 @@ from samples import ROOT
 from tff_layouts import write_original
 
 import clipline as cl
-from clipline.data.catalogue import CATALOGUE
 from clipline.data.manifest import verify_store
 from clipline.errors import SettingError
 from clipline.federated.population import Population
+from clipline_paper.data.catalogue import CATALOGUE
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_known_data_set_is_prepared_listed_and_described(clipline, tmp_path):
     assert "note: test has 2 users where the published file has 100" in out
     _, out, _ = clipline("data", "list", "--json")
     answer = json.loads(out)
-    assert list(answer) == ["emnist", "cifar100", "shakespeare", "stackoverflow"]
+    assert list(answer) == ["cifar100", "emnist", "shakespeare", "stackoverflow"]
     folder = "clipline-data/cifar100"
     assert answer["cifar100"]["prepared"] == [f"{folder}/test", f"{folder}/train"]
     assert answer["cifar100"]["files"] == ["clipline-data/cifar100.sqlite"]
@@ -152,6 +152,10 @@ def test_one_split_alone_goes_straight_into_the_folder(clipline, tmp_path):
         (
             ["prepare", "emnist", "--from", "mine.h5", "--to", "new"],
             "nor one of fed_emnist_train.h5 and fed_emnist_test",
+        ),
+        (
+            ["prepare", "emnist", "--from", "fed_emnist_train.h5", "--to", "new", "--fields", "label"],
+            "must be left out for 'emnist'",
         ),
         (["fetch", "mnist", "--to", "new"], "did you mean 'emnist'?"),
         (["fetch", "emnist", "--to", "posts.jsonl"], "is a file: give a folder"),

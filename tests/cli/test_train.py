@@ -388,7 +388,7 @@ def test_as_many_users_are_drawn_as_are_declared(clipline, tmp_path):
         (["--count-stddev", "-1"], "count_stddev=-1.0 must be a finite number at least 0"),
         (["--group-count", "3"], "group_count=3 must be 2 or 32"),
         (["final.toml"], "or FILE.py: give settings as --config final.toml"),
-        (["handwritting"], "emnist_ae, shakespeare, so_nwp, so_lr: did you mean 'handwriting'?"),
+        (["handwritting"], "emnist_cr, shakespeare, so_lr, so_nwp: did you mean 'handwriting'?"),
         (["--rounds", "-1"], "rounds=-1 must be a whole number at least 1"),
         (["--noise-multiplier", "nan"], "noise_multiplier=nan"),
         (["--noise-multiplier", "-1"], "noise_multiplier=-1.0"),

@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from clipline import Population
+from clipline.data import prepare_table
 from clipline.data.column_options import ColumnOptions
-from clipline.data.prepare import prepare
 from clipline.errors import PopulationError, SettingError
 
 OPTIONS = {
@@ -53,7 +53,7 @@ def test_options_of_arrays_of_files_and_of_stores(tmp_path):
     check(Population.from_arrays(columns.pop("rider"), **columns, **OPTIONS))
     pyarrow.parquet.write_table(pa.table(COLUMNS), tmp_path / "t.parquet")
     check(Population.from_table(tmp_path / "t.parquet", user="rider", **OPTIONS))
-    prepare("table", tmp_path / "t.parquet", tmp_path / "s", user_column="rider", options=ColumnOptions(**OPTIONS))
+    prepare_table(tmp_path / "t.parquet", tmp_path / "s", "rider", options=ColumnOptions(**OPTIONS))
     opened = Population.open(tmp_path / "s")
     check(opened)
     check(Population.open(opened.save(tmp_path / "again")))

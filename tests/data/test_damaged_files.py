@@ -11,14 +11,14 @@ import pyarrow.parquet
 import pytest
 from tff_layouts import TABLES, delimited, example, feature
 
-from clipline.data.catalogue import CATALOGUE
 from clipline.data.readers.tables import read_table
-from clipline.data.readers.tff_hdf5 import read_tff_hdf5
-from clipline.data.readers.tff_sqlite import read_tff_sqlite
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
 from clipline.federated.population import Population
-from clipline.tasks.preprocessing import tokenisers
+from clipline_paper.data.catalogue import CATALOGUE
+from clipline_paper.data.tff_hdf5 import read_tff_hdf5
+from clipline_paper.data.tff_sqlite import read_tff_sqlite
+from clipline_paper.preprocessing import tokenisers
 
 
 def refused(chunks, tmp_path):

@@ -230,10 +230,10 @@ def test_a_table_of_every_format_equals_the_arrays_that_are_in_it(ending, tmp_pa
 
 @pytest.mark.parametrize("ending", WRITERS)
 def test_a_prepared_table_opens_with_the_ids_of_its_users(ending, tmp_path):
-    from clipline.data.prepare import prepare
+    from clipline.data import prepare_table
 
     WRITERS[ending](tmp_path / f"rides{ending}")
-    prepare("table", tmp_path / f"rides{ending}", tmp_path / "store", user_column="rider")
+    prepare_table(tmp_path / f"rides{ending}", tmp_path / "store", "rider")
     equal(Population.open(tmp_path / "store"), Population.from_table(tmp_path / f"rides{ending}", user="rider"))
     assert Population.open(tmp_path / "store").user_ids.tolist() == ["ann", "bob", "zoë"]
 

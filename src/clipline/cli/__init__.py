@@ -10,9 +10,16 @@ import io
 import os
 import sys
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CliplineError
+from ..lazy_names import lazily
+
+if TYPE_CHECKING:
+    from .parser import Argument, Command, Option, flags_for
+
+__all__ = ["Argument", "Command", "Option", "flags_for", "main"]
+__getattr__, __dir__ = lazily(__name__, {".parser": "Argument Command Option flags_for"})
 
 
 def main() -> None:

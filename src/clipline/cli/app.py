@@ -25,11 +25,11 @@ app = Group(
         "plan": ".plan",
         "report": ".report",
         "tasks": ".tasks",
-        "reproduce": ".reproduce",
         "study": ".study",
         "data": ".data",
         "new-task": ".new_task",
     },
+    registered="commands",
     params=[
         click.Option(
             ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."

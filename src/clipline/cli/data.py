@@ -8,56 +8,50 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import PopulationError, refuse
+from .. import registry
+from ..errors import PopulationError, SettingError, refuse
 from .parser import Argument, Command, Group, Option
 from .tasks import state_in_words
 
 if TYPE_CHECKING:
-    from ..data.chunks import Convert
     from ..data.manifest import Manifest
 
 
 def list_data(where: Path | None, as_json: bool) -> None:
     """Say which data sets are known, which are present, and how to get them."""
-    from ..data.catalogue import CATALOGUE
+    from ..data.data_sets import data_sets
     from ..data.task_stores import data_home, data_state
-    from ..tasks.paper_facts import FACTS
+    from ..tasks import task_entries
 
     folder = data_home() if where is None else where
     prepared = _prepared(folder)
     answer: dict[str, dict[str, Any]] = {}
-    for name, known in CATALOGUE.items():
-        files = [part.hdf5 for part in known.splits.values()]
-        for download in known.downloads:
-            files += [download.file, download.file.removesuffix(".lzma")]
+    entries = task_entries()
+    for name, known in data_sets().items():
+        facts = known.facts()
         answer[name] = {
-            "what": known.what,
+            **facts,
             "tasks": list(known.tasks),
-            "splits": {split: {"users": p.users, "examples": p.examples} for split, p in known.splits.items()},
-            "fields": list(known.fields),
-            "downloads": [asdict(download) for download in known.downloads],
-            "files": [str(folder / file) for file in dict.fromkeys(files) if (folder / file).is_file()],
+            "files": [str(folder / file) for file in facts["files"] if (folder / file).is_file()],
             "prepared": [place for place, tasks in prepared.items() if set(tasks) & set(known.tasks)],
-            "state": {task: data_state(task, FACTS[task].data, folder) for task in known.tasks},
-            "by_hand": known.by_hand,
+            "state": {task: data_state(task, entries[task].data, folder) for task in known.tasks if task in entries},
         }
     if as_json:
         print(json.dumps(answer))
         return
     for name, entry in answer.items():
-        train = CATALOGUE[name].splits["train"]
-        print(f"{name}: {entry['what']} ({train.users:,} users, {train.examples:,} examples)")
+        train = entry["splits"]["train"]
+        print(f"{name}: {entry['what']} ({train['users']:,} users, {train['examples']:,} examples)")
         for task, state in entry["state"].items():
-            print(f"  for      {task}: {state_in_words(state, FACTS[task].stand_in_users)}")
+            print(f"  for      {task}: {state_in_words(state, entries[task].stand_in_users)}")
         print(f"  present  {', '.join([*entry['files'], *entry['prepared']]) or f'nothing in {folder}'}")
         print(f"  get it   clipline data fetch {name} --to {folder}")
         print(f"  by hand  {entry['by_hand']}")
@@ -90,9 +84,9 @@ def prepare_data(
     Flags on columns may be given several times. What they say is stored with the data, and applied to new tables when a
     model trained on them predicts.
     """
-    from ..data.catalogue import TABLE
     from ..data.column_options import NO_OPTIONS, ColumnOptions
-    from ..data.prepare import prepare, prepare_task
+    from ..data.data_sets import TABLE, data_set
+    from ..data.prepare import prepare_table
     from ..tasks.own.column_words import in_flags
     from .file_progress import FileProgress  # imports rich, which the other commands do not need
 
@@ -100,17 +94,20 @@ def prepare_data(
     columns = [column.strip() for given in fields for column in given.split(",") if column.strip()] if fields else None
     with in_flags():
         options = ColumnOptions.of(_column_options(missing, fill, categories, timestamps, lengths, pad))
-    tokenise = _tokeniser(name, source, words, tags)
-    one_store = name == TABLE or split is not None or columns is not None or options != NO_OPTIONS
+    known = None if name == TABLE else data_set(name, TABLE)
+    if known is not None and (columns is not None or options != NO_OPTIONS):
+        raise SettingError(f"fields and column options must be left out for {name!r}: its tasks say what they read")
+    if known is None and user_column is None:
+        raise SettingError(
+            f"user_column is missing for {str(source)!r}: give --user-column, the column that says whose row it is"
+        )
+    lists = {flag: path for flag, path in (("words", words), ("tags", tags)) if path is not None}
     with _terminated_cleanly(), FileProgress() as progress, in_flags():
-        if one_store:
-            manifest = prepare(
-                name, source, target, split=split or "train", user_column=user_column, fields=columns,
-                tokenise=tokenise, options=options, progress=progress.show,
-            )  # fmt: skip
-            made = {".": manifest}
+        if known is None:
+            made = {".": prepare_table(source, target, str(user_column), fields=columns, options=options,
+                                       progress=progress.show)}  # fmt: skip
         else:
-            made = dict(prepare_task(name, source, target, tokenise=tokenise, progress=progress.show))
+            made = dict(known.prepare(name, source, target, split=split, lists=lists, progress=progress.show))
     seconds = time.perf_counter() - begun
     reports = {}
     for part, manifest in made.items():
@@ -123,10 +120,10 @@ def prepare_data(
                 f"({size / 1e6:,.1f} MB in {seconds:.1f} s); source: {manifest.source}"
             )
     if as_json:
-        print(json.dumps(reports["."] if one_store else {"folder": str(target), **reports}))
-    elif not one_store:
+        print(json.dumps(reports["."] if "." in reports else {"folder": str(target), **reports}))
+    elif known is not None and "." not in made:
         print(f"train on it: clipline train {next(iter(made.values())).tasks[0]} --data {target}")
-        _compare(name, made)
+        _compare(known.facts()["splits"], made)
 
 
 def _column_options(
@@ -177,49 +174,27 @@ def _number_or_word(given: str | None) -> float | str | None:
     return given
 
 
-def _tokeniser(name: str, source: Path, words: Path | None, tags: Path | None) -> Convert | None:
-    """What turns the text of this data set into numbers; nothing for data that are numbers already."""
-    from ..data.chunks import existing_file
-    from ..data.readers import vocabulary
-    from ..tasks.preprocessing import text, tokenisers
-
-    if name == "shakespeare":
-        return tokenisers.snippets
-    if name not in ("so_nwp", "so_lr", "stackoverflow"):
-        return None
-    beside = source if source.is_dir() else existing_file(source).parent
-    known_words = vocabulary.read_words(words or vocabulary.find_list(beside, vocabulary.WORD_LIST), text.WORDS)
-    if name == "so_nwp":
-        return tokenisers.sentences(known_words)
-    known_tags = vocabulary.read_tags(tags or vocabulary.find_list(beside, vocabulary.TAG_LIST), text.TAGS)
-    tagged = tokenisers.tagged_posts(known_words, known_tags)
-    return tagged if name == "so_lr" else tokenisers.together(tokenisers.sentences(known_words), tagged)
-
-
-def _compare(name: str, made: dict[str, Manifest]) -> None:
+def _compare(splits: Mapping[str, Any], made: Mapping[str, Manifest]) -> None:
     """Print a note where a split has another number of users than the published file, which may be a sample of it."""
-    from ..data.catalogue import data_set
-
     for split, manifest in made.items():
-        published = data_set(name).splits[split].users
+        published = splits[split]["users"]
         if manifest.users != published:
             print(f"note: {split} has {manifest.users:,} users where the published file has {published:,}")
 
 
 def fetch_data(name: str, target: Path) -> None:
     """Download a known data set; the same command goes on with what was interrupted."""
-    from ..data.catalogue import data_set
-    from ..data.fetch import fetch
+    from ..data.data_sets import data_set
     from .file_progress import FileProgress  # imports rich, which the other commands do not need
 
     known = data_set(name)
     if target.exists() and not target.is_dir():
         raise PopulationError(f"{str(target)!r} is a file: give a folder")
-    for download in known.downloads:
-        with FileProgress() as progress:
-            path = fetch(download, target, by_hand=known.by_hand, progress=partial(progress.show, download.file))
-        checked = "checksum right" if download.sha256 else "no checksum is published"
-        print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB, {checked}")
+    with FileProgress() as progress:
+        files = known.fetch(target, progress.show)
+    for path, checked in files:
+        told = "checksum right" if checked else "no checksum is published"
+        print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB, {told}")
 
 
 def _prepared(folder: Path) -> dict[str, list[str]]:
@@ -248,7 +223,7 @@ def _terminated_cleanly() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-_NAME = "emnist, cifar100, shakespeare, stackoverflow, or a task that reads one of them"
+_NAME = f"{', '.join(registry.names('data_sets'))}, or a task that reads one of them"
 _path = click.Path(path_type=Path)
 _json = Option(["--json", "as_json"], is_flag=True, help="Print one JSON object.")
 list_command = Command(

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from ..errors import nearest
+from .. import registry
+from ..errors import RunError, nearest
 from ..settings import SETTINGS, Setting
 from ..synonyms import SYNONYMS
 
@@ -141,11 +142,14 @@ def _write_groups(rows: Mapping[str, Sequence[tuple[str, str]]], formatter: clic
 
 
 class Group(click.Group):
-    """Commands of which each is imported when it is called or described: `modules` maps a name to its module."""
+    """Commands of which each is imported when it is called or described: `modules` maps a name to its module.
 
-    def __init__(self, *arguments: Any, modules: dict[str, str], **options: Any) -> None:
+    Installed packages add theirs by entry points, if `registered` names the group.
+    """
+
+    def __init__(self, *arguments: Any, modules: dict[str, str], registered: str = "", **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.modules = modules
+        self.modules, self.registered = modules, registered
         self.context_settings = {"max_content_width": _WIDEST, **self.context_settings}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -157,12 +161,14 @@ class Group(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of the commands, in order."""
-        return list(self.modules)
+        return list(registry.names(self.registered, self.modules) if self.registered else self.modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name, imported now: the one that its module calls `command`."""
         if cmd_name not in self.modules:
-            return None
+            if cmd_name not in self.list_commands(ctx):
+                return None
+            return registry.registered(self.registered, cmd_name, click.Command)
         module, _, name = self.modules[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module, __package__), name or "command")
         return command
@@ -171,16 +177,19 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that the first word names; a misspelt one is refused with the nearest."""
-        if args and not args[0].startswith("-") and args[0] not in self.modules:
-            ctx.fail(f"no such command {args[0]!r}: {nearest(args[0], self.modules)}")
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"no such command {args[0]!r}: {nearest(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, then each command with the first sentence of its help."""
         options = [record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))]
         commands = []
-        for name in self.modules:
-            command = self.get_command(ctx, name)
-            assert command is not None
-            commands.append((name, (command.help or "").partition("\n")[0]))
+        for name in self.list_commands(ctx):
+            try:
+                command = self.get_command(ctx, name)
+                told = (command and command.help) or ""
+            except RunError as error:
+                told = str(error)
+            commands.append((name, told.partition("\n")[0]))
         _write_groups({"Options": options, "Commands": commands}, formatter)

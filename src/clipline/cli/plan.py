@@ -16,7 +16,7 @@ import click
 
 from ..errors import RunError, SettingError, check_choice, refuse
 from ..settings import SETTINGS, STAND_IN
-from ..tasks import is_task_file
+from ..tasks import is_task_file, task_entry, task_names
 from .parser import Command, Option, flags_for
 
 if TYPE_CHECKING:
@@ -91,9 +91,7 @@ def _shown(result: Plan | NoiseTable, as_json: bool, explain: bool) -> str:
 def _parameters_of(model: str) -> Any:
     """How many parameters a task trains; of a file the shape of each, so that adapters can be counted."""
     if not is_task_file(model):
-        from ..tasks.paper_facts import FACTS
-
-        return FACTS[check_choice("model", model, FACTS)].parameters
+        return task_entry(check_choice("model", model, task_names())).parameters
     from ..tasks.own.own_task import own_model
 
     module, personal = own_model(model)

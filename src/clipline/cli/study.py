@@ -78,7 +78,7 @@ def check(folder: Path) -> int:
     and the model's card must agree. Ends with exit code 1 if anything is wrong, and says what.
     """
     from ..errors import RunError
-    from ..study.paper.recompute import table_problems, verdicts, without_tables
+    from ..study.kinds import experiment_kinds
     from ..study.report.run_directory import is_run_directory
     from ..study.runs.directory import StudyDirectory
 
@@ -87,15 +87,20 @@ def check(folder: Path) -> int:
     if is_run_directory(folder):
         return _check_run(folder)
     directory = StudyDirectory.existing(folder)
-    problems = directory.check([table_problems])
+    kinds = experiment_kinds()
+    problems = directory.check([kind.table_problems for kind in kinds.values()])
     for problem in problems:
         print(problem, file=sys.stderr)
     tables = len(list(directory.path.glob("*.csv")))
     print(f"{folder}: {len(directory.ids())} runs and {tables} tables, {_problems(len(problems))}")
-    for verdict in verdicts(directory):
-        print(f"  {verdict}")
-    if unchecked := without_tables(directory):
+    for kind in kinds.values():
+        for verdict in kind.verdicts(directory):
+            print(f"  {verdict}")
+    if unchecked := [name for kind in kinds.values() for name in kind.without_tables(directory)]:
         print(f"  without a table, so that only their runs were checked: {', '.join(unchecked)}")
+    asked = {name: facts.get("kind") for name, facts in directory.experiments.items() if isinstance(facts, dict)}
+    if unknown := [name for name, kind in asked.items() if kind is not None and kind not in kinds]:
+        print(f"  of no installed package, so that only their runs were checked: {', '.join(unknown)}")
     return 1 if problems else 0
 
 

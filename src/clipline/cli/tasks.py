@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from ..data.task_stores import data_state
-from ..tasks.paper_facts import FACTS, TaskFacts
+from ..tasks import TaskEntry, task_entries
 from .parser import Command, Option
 
 _COLUMNS = ("name", "parameters", "users", "rounds", "client_lr", "server_lr", "clip_min", "clip_max", "data")
@@ -21,18 +20,21 @@ def tasks(as_json: bool) -> None:
     present: prepared data were found in CLIPLINE_DATA or clipline-data. stand-in: nothing was found, and a generated
     population takes the original's place. missing: something was found that cannot be used. embedded: needs no data.
     """
-    states = {name: data_state(name, facts.data) for name, facts in FACTS.items()}
+    from ..data.task_stores import data_state
+
+    entries = task_entries()
+    states = {name: data_state(name, entry.data) for name, entry in entries.items()}
     if as_json:
         keys = (*_COLUMNS, "stand_in_users")
-        rows = [{key: getattr(facts, key) for key in keys} for facts in FACTS.values()]
+        rows = [{key: getattr(entry, key) for key in keys} for entry in entries.values()]
         click.echo(json.dumps([{**row, **states[row["name"]]} for row in rows]))
     else:
-        click.echo(table(states))
+        click.echo(table(entries, states))
 
 
-def table(states: Mapping[str, Mapping[str, Any]]) -> str:
+def table(entries: Mapping[str, TaskEntry], states: Mapping[str, Mapping[str, Any]]) -> str:
     """One line a task under one line of names, in columns."""
-    rows = [list(_COLUMNS), *(_cells(facts, states[facts.name]) for facts in FACTS.values())]
+    rows = [list(_COLUMNS), *(_cells(entry, states[name]) for name, entry in entries.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     numbers = range(1, len(_COLUMNS) - 1)  # flush right
     return "\n".join(
@@ -53,7 +55,7 @@ def state_in_words(state: Mapping[str, Any], stand_in_users: int) -> str:
     return f"stand-in, {stand_in_users:,} users" if state["data"] == "stand-in" else str(state["data"])
 
 
-def _cells(facts: TaskFacts, state: Mapping[str, Any]) -> list[str]:
+def _cells(facts: TaskEntry, state: Mapping[str, Any]) -> list[str]:
     return [
         facts.name,
         f"{facts.parameters:,}",

@@ -19,7 +19,7 @@ import click
 from ..errors import CliplineError, RunError, SettingError, refuse
 from ..metric_direction import better_facts, lower_is_better
 from ..settings import GROUPS, RUN, SETTINGS
-from ..tasks import DEFAULT_TASK, TASK_NAMES, file_and_name, is_task_file, task_named, title_name
+from ..tasks import DEFAULT_TASK, file_and_name, is_task_file, task_named, task_names, title_name
 from .parser import Argument, Command, Option, flags_for
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def _leave() -> NoReturn:
 
 
 _TASKS = (
-    f"{', '.join(TASK_NAMES)}; or a Python file of your own with model() and loss(model, batch), trained on --data: "
+    f"{', '.join(task_names())}; or a Python file of your own with model() and loss(model, batch), trained on --data: "
     f"FILE.py, or FILE.py:name for one of several in it; clipline new-task writes one.  [default: {DEFAULT_TASK}]"
 )
 _path = click.Path(path_type=Path)

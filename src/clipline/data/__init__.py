@@ -1,5 +1,49 @@
 """Users' data in files: readers, the writer that groups rows by user out of core, stores and their manifests.
 
 Begin with `population_io`, which `Population.open` and `from_table` call, or with `prepare`, which the command line
-calls; both read by `readers/` and write by `store`. `catalogue` knows the paper's data sets.
+calls; both read by `readers/` and write by `store`. `data_sets` has what packages add.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy_names import lazily
+
+if TYPE_CHECKING:
+    from .chunks import (
+        CHUNK_BYTES,
+        Chunk,
+        Convert,
+        Progress,
+        chosen,
+        converted,
+        existing_file,
+        ignore_user,
+        no_progress,
+        short,
+        text_array,
+    )
+    from .data_sets import DataSet
+    from .manifest import Manifest, verify_store
+    from .prepare import StageProgress, no_stages, prepare_table
+    from .store import atomic_folder, write_store
+    from .task_stores import DataUsed, find_store, open_store
+
+__all__ = [
+    "CHUNK_BYTES", "Chunk", "Convert", "DataSet", "DataUsed", "Manifest", "Progress", "StageProgress", "atomic_folder",
+    "chosen", "converted", "existing_file", "find_store", "ignore_user", "no_progress", "no_stages", "open_store",
+    "prepare_table", "short", "text_array", "verify_store", "write_store",
+]  # fmt: skip
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        ".chunks": "CHUNK_BYTES Chunk Convert Progress chosen converted existing_file ignore_user no_progress short "
+        "text_array",
+        ".data_sets": "DataSet",
+        ".manifest": "Manifest verify_store",
+        ".prepare": "StageProgress no_stages prepare_table",
+        ".store": "atomic_folder write_store",
+        ".task_stores": "DataUsed find_store open_store",
+    },
+)

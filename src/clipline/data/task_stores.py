@@ -13,20 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CliplineError, PopulationError, refuse
 from ..settings import STAND_IN
+from .data_sets import data_set_of
 from .manifest import MANIFEST, Manifest, read_manifest, verify_store
 
 if TYPE_CHECKING:
     from ..federated.population import Population
 
 HOME_VARIABLE, HOME = "CLIPLINE_DATA", "clipline-data"
-DATA_SET = {
-    "cifar100": "cifar100",
-    "emnist_cr": "emnist",
-    "emnist_ae": "emnist",
-    "shakespeare": "shakespeare",
-    "so_nwp": "stackoverflow",
-    "so_lr": "stackoverflow",
-}
 CHECKSUM_BYTES = 1 << 30  # larger files are not read through when a run begins; `verify_store` reads all
 
 
@@ -87,9 +80,10 @@ def find_store(task: str, home: Path | None = None) -> Path | None:
 
     A folder counts where `train` or `test` in it holds a store; whether both do is for `read_store` to say.
     """
-    if task not in DATA_SET:
+    data_set = data_set_of(task)
+    if data_set is None:
         return None
-    for name in (task, DATA_SET[task]):
+    for name in (task, data_set):
         folder = (data_home() if home is None else home) / name
         if any((folder / split / MANIFEST).is_file() for split in ("train", "test")):
             return folder

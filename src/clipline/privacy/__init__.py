@@ -6,43 +6,9 @@ Begin with `relations` and `events`, then `dominating_pairs` (the one table that
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_HOMES = {
-    "DeltaNoise": "noise_split",
-    "FixedSizeSampling": "events",
-    "GaussianEvent": "events",
-    "Guarantee": "guarantee",
-    "Ledger": "ledger",
-    "NoSampling": "events",
-    "NoiseTable": "feasibility.noise_table",
-    "Plan": "planning",
-    "PoissonRuns": "selection",
-    "PoissonSampling": "events",
-    "Relation": "relations",
-    "Statistic": "events",
-    "TruncatedNegativeBinomial": "selection",
-    "TruncatedPoissonSampling": "events",
-    "account": "accountant",
-    "account_grid": "selection",
-    "account_renyi": "accountant",
-    "account_search": "selection",
-    "cohort_within": "calibration",
-    "default_relation": "accountant",
-    "delta_at": "accountant",
-    "gaussian_mu": "numerics.gaussian",
-    "join_noise": "noise_split",
-    "least_scale": "calibration",
-    "noise_multiplier_for": "calibration",
-    "plan": "planning",
-    "plan_table": "planning",
-    "privacy_curve": "accountant",
-    "quantile_bound": "noise_split",
-    "rounds_within": "calibration",
-    "split_noise": "noise_split",
-}
-__all__ = sorted(_HOMES)
+from ..lazy_names import lazily
 
 if TYPE_CHECKING:
     from .accountant import account, account_renyi, default_relation, delta_at, privacy_curve
@@ -54,9 +20,10 @@ if TYPE_CHECKING:
         PoissonSampling,
         Statistic,
         TruncatedPoissonSampling,
+        sampling_named,
     )
     from .feasibility.noise_table import NoiseTable
-    from .guarantee import Guarantee
+    from .guarantee import Guarantee, rounded_up
     from .ledger import Ledger
     from .noise_split import DeltaNoise, join_noise, quantile_bound, split_noise
     from .numerics.gaussian import gaussian_mu
@@ -64,12 +31,27 @@ if TYPE_CHECKING:
     from .relations import Relation
     from .selection import PoissonRuns, TruncatedNegativeBinomial, account_grid, account_search
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
-    raise AttributeError(f"module 'clipline.privacy' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__ = [
+    "DeltaNoise", "FixedSizeSampling", "GaussianEvent", "Guarantee", "Ledger", "NoSampling", "NoiseTable", "Plan",
+    "PoissonRuns", "PoissonSampling", "Relation", "Statistic", "TruncatedNegativeBinomial",
+    "TruncatedPoissonSampling", "account", "account_grid", "account_renyi", "account_search", "cohort_within",
+    "default_relation", "delta_at", "gaussian_mu", "join_noise", "least_scale", "noise_multiplier_for", "plan",
+    "plan_table", "privacy_curve", "quantile_bound", "rounded_up", "rounds_within", "sampling_named", "split_noise",
+]  # fmt: skip
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        ".accountant": "account account_renyi default_relation delta_at privacy_curve",
+        ".calibration": "cohort_within least_scale noise_multiplier_for rounds_within",
+        ".events": "FixedSizeSampling GaussianEvent NoSampling PoissonSampling Statistic TruncatedPoissonSampling "
+        "sampling_named",
+        ".feasibility.noise_table": "NoiseTable",
+        ".guarantee": "Guarantee rounded_up",
+        ".ledger": "Ledger",
+        ".noise_split": "DeltaNoise join_noise quantile_bound split_noise",
+        ".numerics.gaussian": "gaussian_mu",
+        ".planning": "Plan plan plan_table",
+        ".relations": "Relation",
+        ".selection": "PoissonRuns TruncatedNegativeBinomial account_grid account_search",
+    },
+)

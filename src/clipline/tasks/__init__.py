@@ -1,33 +1,94 @@
-"""Tasks: model, loss, metrics, data and settings under one name, one file (or folder) for each.
+"""Tasks: model, loss, metrics, data and settings under one name. Packages add theirs by entry points.
 
-Begin with `task`, which says what a task is, and `emnist_cr`, a short one. Each is imported when it is asked for.
+Begin with `task`, which says what a task is, and `handwriting`, clipline's own. Each is imported when it is asked for.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import check_choice, refuse
-from .paper_facts import FACTS
+from .. import registry
+from ..errors import RunError, check_choice, refuse
+from ..lazy_names import lazily
+from .entry import HANDWRITING, TaskEntry
 
 if TYPE_CHECKING:
-    from .task import Task
+    from ..federated.local_sgd import Batch
+    from ..metric_direction import better_facts, lower_is_better
+    from .handwriting.task import writers_population
+    from .initialisers import initialised
+    from .metrics import Counts, evaluator, hits_without, sequence_loss
+    from .own.own_task import own_task
+    from .settings import TrainSettings
+    from .task import LoadedTask, Task
 
-TASK_NAMES = tuple(FACTS)
-DEFAULT_TASK = "handwriting"
+__all__ = [
+    "DEFAULT_TASK",
+    "Batch",
+    "Counts",
+    "LoadedTask",
+    "Task",
+    "TaskEntry",
+    "TrainSettings",
+    "better_facts",
+    "evaluator",
+    "hits_without",
+    "initialised",
+    "is_task_file",
+    "lower_is_better",
+    "own_task",
+    "sequence_loss",
+    "task_entries",
+    "task_entry",
+    "task_named",
+    "task_names",
+    "writers_population",
+]  # fmt: skip
+DEFAULT_TASK = HANDWRITING.name
 _FILE = re.compile(r"(.*\.py)(?::(\w*))?", re.DOTALL)
+
+
+def task_names() -> Sequence[str]:
+    """The names of all tasks: clipline's own, then those of installed packages. Nothing of theirs is imported."""
+    return registry.names("tasks", [DEFAULT_TASK])
+
+
+def task_entry(name: str) -> TaskEntry:
+    """What is known of a task before it is loaded; an unknown name is refused with the nearest known one."""
+    known = task_names()
+    if str(name).endswith(".toml"):
+        raise refuse("task", name, f"one of {', '.join(known)}, or FILE.py", f"give settings as --config {name}")
+    if check_choice("task", name, known) == DEFAULT_TASK:
+        return HANDWRITING
+    entry = registry.registered("tasks", name, TaskEntry)
+    if entry.name != name:
+        raise RunError(f"the entry point {name!r} of clipline.tasks is the task {entry.name!r}: give both one name")
+    return entry
+
+
+def task_entries() -> dict[str, TaskEntry]:
+    """All tasks by name. Warns of those that cannot be used, and leaves them out."""
+    found = {}
+    for name in task_names():
+        try:
+            found[name] = task_entry(name)
+        except RunError as error:
+            warnings.warn(str(error), registry.BrokenPackageWarning, stacklevel=2)
+    return found
+
+
+def main_metric_of(name: str) -> str | None:
+    """The metric that a task by name is judged by; None for a name that nobody registered, such as a file's."""
+    return task_entry(name).metric_name if name in task_names() else None
 
 
 def task_named(name: str) -> Task:
     """The task of this name; an unknown name is refused with the nearest known one."""
-    if str(name).endswith(".toml"):
-        raise refuse("task", name, f"one of {', '.join(TASK_NAMES)}, or FILE.py", f"give settings as --config {name}")
-    check_choice("task", name, TASK_NAMES)
-    task: Task = importlib.import_module(f".{name}", __name__).TASK
-    return task
+    return task_entry(name).load()
 
 
 def is_task_file(name: object) -> bool:
@@ -55,3 +116,18 @@ def title_name(name: str, task: str) -> str:
     if name.partition("-")[0] != "task" or not is_task_file(task):
         return name
     return f"{Path(file_and_name(task)[0]).resolve().parent.name}/{name}"
+
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        ".handwriting.task": "writers_population",
+        ".initialisers": "initialised",
+        ".metrics": "Counts evaluator hits_without sequence_loss",
+        ".own.own_task": "own_task",
+        ".settings": "TrainSettings",
+        ".task": "LoadedTask Task",
+        "..federated.local_sgd": "Batch",
+        "..metric_direction": "better_facts lower_is_better",
+    },
+)

@@ -17,7 +17,7 @@ from clipline.privacy.feasibility.noise_norm import (
     verdict,
     verdict_text,
 )
-from clipline.tasks.paper_facts import FACTS
+from clipline_paper.facts import FACTS
 
 
 def test_the_norm_is_that_of_drawn_noise():

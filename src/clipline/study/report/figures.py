@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...metric_direction import lower_is_better
-from ...tasks.paper_facts import FACTS
+from ...tasks import main_metric_of
 
 ROWS = 200  # of a longer table that is no chart, the report shows the first
 _TITLES = {
@@ -219,7 +219,7 @@ _COMPARED = ("median clip", "best fixed clip, in hindsight", "worst fixed clip t
 
 def _metric(task: str, tables: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
     """As a column `metric` says, or as the paper has it."""
-    known = FACTS[task].metric_name if task in FACTS else "value"
+    known = main_metric_of(task) or "value"
     return next((row["metric"] for rows in tables.values() for row in rows if row.get("metric")), known)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...tasks.paper_facts import FACTS
+from ...tasks import main_metric_of
 from ...training.diagnosis import BestAndLast
 
 # Columns that are not metrics. Others that start with `unprivate_` are not either.
@@ -54,8 +54,7 @@ class ReportedRun:
     def metrics(self) -> list[str]:
         """Names of the metrics that were measured, the task's own first: as the run says, or as the paper has it."""
         names = [name for name in self.columns if name not in RELEASED and not name.startswith(UNPRIVATE)]
-        facts = FACTS.get(self.task)
-        main = self.about.get("metric") or self.resolved.get("metric") or (facts and facts.metric_name)
+        main = self.about.get("metric") or self.resolved.get("metric") or main_metric_of(self.task)
         return sorted(names, key=lambda name: name != main)  # the others stay in order
 
     @property

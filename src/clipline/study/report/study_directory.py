@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -57,21 +56,17 @@ def read_records(path: Path) -> tuple[list[ReportedRun], list[str]]:
 def read_findings(path: Path) -> dict[str, tuple[str, ...]]:
     """What the experiments of a study have found, a sentence each, by name (fig7-emnist_cr): made anew from the runs.
 
-    Those that are not finished, or not the paper's, are left out.
+    Those that are not finished, or of a kind that no package knows, are left out.
     """
-    from ..paper.recompute import findings_of, paper_experiments
+    from ..kinds import experiment_kinds
     from ..runs.directory import StudyDirectory
 
-    found: dict[str, tuple[str, ...]] = {}
     try:
         directory = StudyDirectory(path)
-        asked = paper_experiments(directory)
+        found = [kind.summaries(directory) for kind in experiment_kinds().values()]
     except CliplineError:
-        return found
-    for name, facts in asked.items():
-        with suppress(CliplineError):
-            found[name] = tuple(line.strip() for line in findings_of(directory, facts).summary)
-    return found
+        return {}
+    return {name: tuple(lines) for one in found for name, lines in one.items()}
 
 
 def _order(run: ReportedRun) -> tuple[Any, ...]:

@@ -62,9 +62,14 @@ def load(settings: TrainSettings) -> LoadedTask:
     return LoadedTask(population, make, loss, evaluate, baseline=float(labels.bincount().max()) / len(labels))
 
 
-def writers_population(first: int, users: int, classes: int) -> Population:
-    """`users` writers from number `first` on, with fields `pixels` (28, 28) uint8 and `labels` uint8."""
-    offsets, pixels, labels = draw_writers(first, users, classes=classes, seed=_POPULATION_SEED)
+def writers_population(first: int, users: int, classes: int, mean_examples: float = 12.0) -> Population:
+    """`users` writers from number `first` on, with fields `pixels` (28, 28) uint8, paper 255, and `labels` uint8.
+
+    Classes are numbered as in EMNIST: 10 digits, 26 capitals, 26 small letters.
+    """
+    offsets, pixels, labels = draw_writers(
+        first, users, classes=classes, seed=_POPULATION_SEED, mean_examples=mean_examples
+    )
     return Population(offsets, {"pixels": pixels, "labels": labels})
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from ...errors import CliplineError, ModuleError, SettingError, nearest, refuse
 from ...federated.local_sgd import takes_reference
-from .. import TASK_NAMES, file_and_name
+from .. import file_and_name, task_names
 from ..task import Task
 
 _SIGNATURES = {
@@ -40,7 +40,7 @@ class TaskFile:
     def __init__(self, task: str) -> None:
         self.task = task  # as it was given
         self.path, self.name = file_and_name(task)
-        if Path(self.path).stem in TASK_NAMES:
+        if Path(self.path).stem in task_names():
             raise refuse(
                 "task", task, f"named other than {Path(self.path).stem!r}, a task of clipline", "rename the file"
             )

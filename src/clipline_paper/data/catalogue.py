@@ -1,0 +1,243 @@
+"""The paper's data sets: addresses, checksums and counts, and how their fields become those that the tasks read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clipline.errors import PopulationError, check_choice
+
+if TYPE_CHECKING:
+    from clipline.data import Chunk, Convert, Manifest, StageProgress
+
+_BUCKET = "https://storage.googleapis.com/tff-datasets-public"
+
+
+@dataclass(frozen=True)
+class Download:
+    """One public file. The checksum is that of the compressed file, where somebody published it."""
+
+    url: str
+    sha256: str | None = None
+
+    @property
+    def file(self) -> str:
+        """The name of the file."""
+        return self.url.rsplit("/", 1)[1]
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of a data set: its counts, its name inside the SQLite file, its own HDF5 file."""
+
+    users: int
+    examples: int
+    sqlite: str
+    hdf5: str
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One data set. `convert` gives the tasks' fields; without it the fields are text and need a tokeniser."""
+
+    name: str
+    tasks: tuple[str, ...]
+    what: str
+    fields: tuple[str, ...]  # as they are named in TFF's files
+    splits: Mapping[str, Split]
+    downloads: tuple[Download, ...]  # the first holds the examples
+    convert: Convert | None = None
+    shared_users: bool = True  # whether users of train are users of test too, with other examples
+
+    def read_by(self, name: str) -> tuple[str, ...]:
+        """The tasks that can read what was prepared under this name: text is tokenised for one task."""
+        return (name,) if self.convert is None and name in self.tasks else self.tasks
+
+    def split(self, name: str) -> Split:
+        """A split by name."""
+        return self.splits[check_choice("split", name, self.splits)]
+
+    @property
+    def by_hand(self) -> str:
+        """How to get it without `clipline data fetch`, in one sentence."""
+        files = " and ".join(download.url for download in self.downloads)
+        return (
+            f"download {files} on a machine with a network, copy it here, then "
+            f"clipline data prepare {self.name} --from {self.downloads[0].file} --to clipline-data/{self.name}"
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """What `clipline data list` says."""
+        files = [part.hdf5 for part in self.splits.values()]
+        for download in self.downloads:
+            files += [download.file, download.file.removesuffix(".lzma")]
+        return {
+            "what": self.what,
+            "splits": {name: {"users": part.users, "examples": part.examples} for name, part in self.splits.items()},
+            "fields": list(self.fields),
+            "downloads": [asdict(download) for download in self.downloads],
+            "files": list(dict.fromkeys(files)),
+            "by_hand": self.by_hand,
+        }
+
+    def prepare(
+        self,
+        task: str,
+        source: Path,
+        target: Path,
+        *,
+        split: str | None,
+        lists: Mapping[str, Path],
+        progress: StageProgress,
+    ) -> dict[str, Manifest]:
+        """Write the stores that training reads, or one split; `lists` are the word and tag lists by flag."""
+        from .prepare_tff import prepare, prepare_task, tokeniser
+
+        tokenise = tokeniser(task, source, lists)
+        if split is None:
+            return prepare_task(task, source, target, tokenise=tokenise, progress=progress)
+        return {".": prepare(task, source, target, split=split, tokenise=tokenise, progress=progress)}  # fmt: skip
+
+    def fetch(self, target: Path, progress: StageProgress) -> list[tuple[Path, bool]]:
+        """Download all files."""
+        from .fetch import fetch
+
+        return [
+            (fetch(one, target, by_hand=self.by_hand, progress=partial(progress, one.file)), one.sha256 is not None)
+            for one in self.downloads
+        ]
+
+    def find(self, folder: Path, split: str) -> Path:
+        """The file with the examples of a split in a folder that holds files under their original names."""
+        packed = self.downloads[0].file
+        names = [packed.removesuffix(".lzma"), packed, self.split(split).hdf5]
+        for name in names:
+            if (folder / name).is_file():
+                return folder / name
+        raise PopulationError(f"{str(folder)!r} holds none of {', '.join(names)}: {self.by_hand}")
+
+
+def labelled_images(chunk: Chunk, *, field: str, shape: tuple[int, ...], unit: float, classes: int) -> Chunk:
+    """Images as `pixels`, uint8 (rows, *shape), and classes as `labels`, uint8 (rows,).
+
+    `unit` is the value that becomes 255; values below 0 or above it are refused, as are classes out of range.
+    """
+    ids, fields = chunk
+    raw, labels = fields[field], fields["label"]
+    for name, array, kinds in ((field, raw, "biuf"), ("label", labels, "iu")):
+        if array.dtype.kind not in kinds:
+            raise PopulationError(f"field {name!r} is {array.dtype} but must hold numbers: wrong file?")
+    if labels.size != len(ids):
+        raise PopulationError(f"field 'label' has rows of shape {labels.shape[1:]} but must hold one: wrong file?")
+    if raw.size != len(ids) * int(np.prod(shape)):
+        raise PopulationError(f"field {field!r} has rows of shape {raw.shape[1:]} but must hold {shape}: wrong file?")
+    if raw.size and not (raw.min() >= 0 and raw.max() <= unit):
+        raise PopulationError(
+            f"field {field!r} has values from {raw.min()} to {raw.max()} but must lie from 0 to {unit:g}: wrong file?"
+        )
+    if labels.size and not (labels.min() >= 0 and labels.max() < classes):
+        raise PopulationError(
+            f"field 'label' has values from {labels.min()} to {labels.max()} but must be below {classes}: wrong file?"
+        )
+    pixels = raw if unit == 255 else np.rint(raw * np.float32(255 / unit))
+    return ids, {
+        "pixels": pixels.astype(np.uint8).reshape(len(ids), *shape),
+        "labels": labels.reshape(-1).astype(np.uint8),
+    }
+
+
+def _emnist(chunk: Chunk) -> Chunk:
+    """TFF's pixels are floats in which white paper is 1.0: here paper is 255."""
+    return labelled_images(chunk, field="pixels", shape=(28, 28), unit=1, classes=62)
+
+
+def _cifar100(chunk: Chunk) -> Chunk:
+    return labelled_images(chunk, field="image", shape=(32, 32, 3), unit=255, classes=100)
+
+
+EMNIST = DataSet(
+    "emnist",
+    ("emnist_cr", "emnist_ae"),
+    "handwritten characters of 62 classes by writer",
+    ("pixels", "label"),
+    {
+        "train": Split(3400, 671_585, "all_train", "fed_emnist_train.h5"),
+        "test": Split(3400, 77_483, "all_test", "fed_emnist_test.h5"),
+    },
+    (
+        Download(
+            f"{_BUCKET}/emnist_all.sqlite.lzma",
+            "c3aaf91b4cf4e69d53d81627ad119eccdc878ff906f68e66063ff10f67faad48",
+        ),
+    ),
+    _emnist,
+)
+CIFAR100 = DataSet(
+    "cifar100",
+    ("cifar100",),
+    "photographs of 100 classes, assigned to users by Pachinko allocation",
+    ("image", "label"),
+    {
+        "train": Split(500, 50_000, "train", "fed_cifar100_train.h5"),
+        "test": Split(100, 10_000, "test", "fed_cifar100_test.h5"),
+    },
+    (
+        Download(
+            f"{_BUCKET}/cifar100.sqlite.lzma",
+            "23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939",
+        ),
+    ),
+    _cifar100,
+    shared_users=False,
+)
+SHAKESPEARE = DataSet(
+    "shakespeare",
+    ("shakespeare",),
+    "speeches by role and play",
+    ("snippets",),
+    {
+        "train": Split(715, 16_068, "train", "shakespeare_train.h5"),
+        "test": Split(715, 2_356, "test", "shakespeare_test.h5"),
+    },
+    (
+        Download(
+            f"{_BUCKET}/shakespeare.sqlite.lzma",
+            "d3d11fceb9e105439ac6f4d52af6efafed5a2a1e1eb24c5bd2dd54ced242f5c4",
+        ),
+    ),
+)
+STACKOVERFLOW = DataSet(
+    "stackoverflow",
+    ("so_nwp", "so_lr"),
+    "questions and answers, sentence by sentence, by author",
+    ("tokens", "title", "tags"),
+    {
+        "train": Split(342_477, 135_818_730, "train", "stackoverflow_train.h5"),
+        "heldout": Split(38_758, 16_491_230, "heldout", "stackoverflow_held_out.h5"),
+        "test": Split(204_088, 16_586_035, "test", "stackoverflow_test.h5"),
+    },
+    (
+        Download(f"{_BUCKET}/stackoverflow.sqlite.lzma"),
+        Download(
+            f"{_BUCKET}/stackoverflow.word_count.tar.bz2",
+            "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c",
+        ),
+        Download(
+            f"{_BUCKET}/stackoverflow.tag_count.tar.bz2",
+            "6fe281cec490d9384a290d560072438e7e2b377bbb823876ce7bd6f82696772d",
+        ),
+    ),
+)
+CATALOGUE = {data.name: data for data in (EMNIST, CIFAR100, SHAKESPEARE, STACKOVERFLOW)}
+
+
+def data_set(name: str) -> DataSet:
+    """A data set by its own name or by the name of a task that reads it."""
+    by_task = {task: data for data in CATALOGUE.values() for task in data.tasks}
+    known = {**by_task, **CATALOGUE}
+    return known[check_choice("data", name, known)]

@@ -1,0 +1,178 @@
+"""Prepares a file of TFF: from HDF5 or SQLite to the stores that training reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from clipline.data import (
+    Chunk,
+    Convert,
+    Manifest,
+    Progress,
+    StageProgress,
+    atomic_folder,
+    converted,
+    existing_file,
+    no_stages,
+    write_store,
+)
+from clipline.errors import PopulationError, SettingError
+
+from ..preprocessing import text, tokenisers
+from . import vocabulary
+from .catalogue import DataSet, data_set
+from .tff_hdf5 import read_tff_hdf5
+from .tff_sqlite import decompressed, read_tff_sqlite
+
+_HDF5 = (".h5", ".hdf5")
+_SQLITE = (".sqlite", ".sqlite.lzma")
+SPLITS = ("train", "test")  # what a task needs: users to train on, and examples to measure on
+
+
+def tokeniser(name: str, source: Path, lists: Mapping[str, Path]) -> Convert | None:
+    """What turns the text of this data set into numbers; nothing for data that are numbers already."""
+    if name == "shakespeare":
+        return tokenisers.snippets
+    if name not in ("so_nwp", "so_lr", "stackoverflow"):
+        return None
+    beside = source if source.is_dir() else existing_file(source).parent
+    words = vocabulary.read_words(lists.get("words") or vocabulary.find_list(beside, vocabulary.WORD_LIST), text.WORDS)
+    if name == "so_nwp":
+        return tokenisers.sentences(words)
+    tags = vocabulary.read_tags(lists.get("tags") or vocabulary.find_list(beside, vocabulary.TAG_LIST), text.TAGS)
+    tagged = tokenisers.tagged_posts(words, tags)
+    return tagged if name == "so_lr" else tokenisers.together(tokenisers.sentences(words), tagged)
+
+
+def prepare(
+    name: str,
+    source: str | Path,
+    target: str | Path,
+    *,
+    split: str = "train",
+    tokenise: Convert | None = None,
+    progress: StageProgress = no_stages,
+) -> Manifest:
+    """Write the store of one split of a known data set.
+
+    `source` is a TFF file (HDF5, SQLite), or a folder with the data set under its original file names. Data sets of
+    text need `tokenise`: a chunk with arrays of `str` in, a chunk with numbers out. A user's consecutive rows come in
+    one chunk.
+    """
+    with atomic_folder(target) as (folder, scratch):
+        return _prepare(name, Path(source), folder, scratch, split, tokenise, progress)
+
+
+def _prepare(
+    name: str, source: Path, folder: Path, scratch: Path, split: str, tokenise: Convert | None, progress: StageProgress
+) -> Manifest:
+    """What `prepare` does, inside an `atomic_folder`."""
+    known = data_set(name)
+    convert = known.convert or tokenise
+    if convert is None:
+        raise SettingError(
+            f"data={name!r} is text and no tokeniser was given: call clipline_paper.data.prepare_tff.prepare "
+            "with tokenise=..., or prepare a table of numbers of your own"
+        )
+    file = known.find(source, split) if source.is_dir() else source
+    without_rows: list[str] = []
+    chunks = _read(file, known, split, scratch, without_rows.append, lambda *now: progress("reading", *now))
+    with closing(chunks):  # before the scratch folder goes, also after an error
+        return write_store(
+            folder,
+            converted(chunks, convert),
+            source=f"{known.name} {split} from {file.name}",
+            tasks=known.read_by(name),
+            origin="original",
+            shared_users=known.shared_users,
+            known_users=without_rows,
+            progress=lambda *now: progress("grouping", *now),
+            scratch=scratch,
+        )
+
+
+def prepare_task(
+    name: str,
+    source: str | Path,
+    target: str | Path,
+    *,
+    tokenise: Convert | None = None,
+    progress: StageProgress = no_stages,
+) -> dict[str, Manifest]:
+    """Write what the tasks of a known data set train and measure on: the stores `target/train` and `target/test`.
+
+    `source` is a folder with the original files, an SQLite file, which holds both splits, or the HDF5 file of one
+    split with that of the other beside it. `target` is complete or untouched, as with `prepare`.
+    """
+    known = data_set(name)
+    with atomic_folder(target) as (folder, scratch):
+        files = {split: _file_of(Path(source), known, split) for split in SPLITS}
+        with _unpacked(files, scratch, progress) as files:
+            return {
+                split: _prepare(
+                    name, file, folder / split, scratch, split, tokenise,
+                    lambda stage, *now, split=split: progress(f"{split}: {stage}", *now),
+                )
+                for split, file in files.items()
+            }  # fmt: skip
+
+
+@contextmanager
+def _unpacked(files: dict[str, Path], scratch: Path, progress: StageProgress) -> Iterator[dict[str, Path]]:
+    """The same files; one `.lzma` with all splits is decompressed once for all of them."""
+    packed, *others = set(files.values())
+    if others or packed.suffix.lower() != ".lzma":
+        yield files
+        return
+    size = packed.stat().st_size
+    with decompressed(packed, scratch, lambda done: progress("decompressing", done, size)) as plain:
+        yield dict.fromkeys(files, plain)
+
+
+def _file_of(source: Path, known: DataSet, split: str) -> Path:
+    """The file with one split, given either file or the folder of both."""
+    if source.is_dir():
+        return known.find(source, split)
+    if existing_file(source).name.lower().endswith(_SQLITE) or source.name == known.split(split).hdf5:
+        return source
+    if source.name not in [part.hdf5 for part in known.splits.values()]:
+        names = " and ".join(known.split(split).hdf5 for split in SPLITS)
+        raise PopulationError(
+            f"{source.name!r} is neither SQLite with all splits nor one of {names}: "
+            "give one of these, or prepare one split alone with --split train"
+        )
+    beside = source.with_name(known.split(split).hdf5)
+    if not beside.is_file():
+        raise PopulationError(
+            f"{str(beside)!r} is missing, the split {split!r} beside {source.name!r}: put it there, "
+            "or prepare one split alone with --split"
+        )
+    return beside
+
+
+def _read(
+    file: Path, known: DataSet, split: str, scratch: Path, without_rows: Callable[[str], None], progress: Progress
+) -> Generator[Chunk, None, None]:
+    """The reader for a file, chosen by the ending of its name."""
+    ending = existing_file(file).name.lower()
+    if ending.endswith(_SQLITE):
+        part = known.split(split).sqlite
+        return read_tff_sqlite(
+            file, part, fields=known.fields, scratch=scratch, without_rows=without_rows, progress=progress
+        )
+    if ending.endswith(_HDF5):
+        _check_split(file, known, split)
+        return read_tff_hdf5(file, fields=known.fields, without_rows=without_rows, progress=progress)
+    raise PopulationError(
+        f"{str(file)!r} is no file of {known.name}: give one that ends in {', '.join(_SQLITE + _HDF5)}"
+    )
+
+
+def _check_split(file: Path, known: DataSet, split: str) -> None:
+    """An HDF5 file holds one split, and only its name says which: training data must not become a test set."""
+    known.split(split)
+    for name, part in known.splits.items():
+        if file.name == part.hdf5 and name != split:
+            raise PopulationError(f"{file.name!r} holds the split {name!r}, not {split!r}: give --split {name}")

@@ -1,0 +1,210 @@
+import lzma
+import re
+
+import numpy as np
+import pytest
+from tff_layouts import example, write_hdf5, write_original, write_sqlite
+
+from clipline.data.manifest import verify_store
+from clipline.errors import CliplineError, PopulationError
+from clipline.federated.population import Population
+from clipline_paper.data.catalogue import CATALOGUE, data_set
+from clipline_paper.data.prepare_tff import prepare, prepare_task
+
+RNG = np.random.default_rng(1)
+INK = RNG.integers(0, 256, (3, 28, 28), dtype=np.uint8)
+PHOTOS = RNG.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+LABELS = [61, 0, 5]
+WRITERS = ["f1", "f0", "f1"]
+
+
+def test_emnist_from_sqlite_and_hdf5_give_the_same_bytes_with_white_paper(tmp_path):
+    pixels = INK.astype(np.float32) / 255
+    rows = [
+        ("all_train", writer, example(label=[label], pixels=image.ravel().tolist()))
+        for writer, label, image in zip(WRITERS, LABELS, pixels, strict=True)
+    ]
+    digits = [("digits_only_train", "f9", example(label=[1], pixels=[1.0] * 784))]
+    plain = write_sqlite(tmp_path / "emnist_all.sqlite", rows + digits)
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "emnist_all.sqlite.lzma").write_bytes(lzma.compress(plain.read_bytes()))
+    who = np.array(WRITERS)
+    clients = {w: {"pixels": pixels[who == w], "label": np.array(LABELS, np.int32)[who == w]} for w in ("f0", "f1")}
+    tree = write_hdf5(tmp_path / "fed_emnist_train.h5", clients)
+    before = sorted(tmp_path.rglob("*"))
+    for number, source in enumerate((plain, tmp_path / "packed", tree)):
+        store = tmp_path / "stores" / str(number)
+        manifest = prepare("emnist_cr" if number else "emnist", source, store)
+        assert manifest.source.startswith("emnist train from ")
+        population = Population.open(store)
+        assert population.user_ids.tolist() == ["f0", "f1"]
+        assert population.fields["pixels"].dtype == population.fields["labels"].dtype == np.uint8
+        assert np.array_equal(population.of(1)["pixels"], INK[[0, 2]])  # 1.0, the paper, is 255
+        assert population.of(1)["labels"].tolist() == [61, 5]
+        verify_store(store)
+    made = {path for path in tmp_path.rglob("*") if "stores" not in path.parts}
+    assert made == set(before)
+
+
+def test_cifar100_from_sqlite_and_hdf5(tmp_path):
+    rows = [
+        ("test", "7", example(coarse_label=[1], image=image.ravel().tolist(), label=[label]))
+        for label, image in zip(LABELS, PHOTOS, strict=True)
+    ]
+    base = write_sqlite(tmp_path / "cifar100.sqlite", rows)
+    fields = {"coarse_label": np.ones((3, 1), int), "image": PHOTOS, "label": np.array(LABELS)[:, None]}
+    tree = write_hdf5(tmp_path / "fed_cifar100_test.h5", {"7": fields})
+    for name, source in (("a", base), ("b", tree)):
+        prepare("cifar100", source, tmp_path / name, split="test")
+        population = Population.open(tmp_path / name)
+        assert sorted(population.fields) == ["labels", "pixels"]
+        assert np.array_equal(population.of(0)["pixels"], PHOTOS)
+        assert population.of(0)["labels"].tolist() == LABELS
+
+
+def test_users_without_rows_are_users_of_the_prepared_population(tmp_path):
+    empty = {"image": np.zeros((0, 32, 32, 3), np.uint8), "label": np.zeros(0, int)}
+    tree = write_hdf5(tmp_path / "fed_cifar100_train.h5", {"b": {"image": PHOTOS, "label": LABELS}, "a": empty})
+    manifest = prepare("cifar100", tree, tmp_path / "store")
+    assert (manifest.users, manifest.examples) == (2, 3)
+    population = Population.open(tmp_path / "store")
+    assert [(str(user), population.size(i)) for i, user in enumerate(population.user_ids)] == [("a", 0), ("b", 3)]
+
+
+def test_both_splits_or_nothing(tmp_path):
+    """The second split fails, and of the first nothing stays."""
+    write_original(tmp_path / "files", "cifar100", "hdf5")
+    broken = tmp_path / "files" / "fed_cifar100_test.h5"
+    broken.write_bytes(broken.read_bytes()[:1000])
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(PopulationError, match="cannot be read as TFF's HDF5"):
+        prepare_task("cifar100", tmp_path / "files", tmp_path / "store")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_manifest_says_whether_train_and_test_share_users(tmp_path):
+    """As the sources say: EMNIST and Shakespeare by example, Stack Overflow by date, CIFAR-100 by user."""
+    shared = {name: data.shared_users for name, data in CATALOGUE.items()}
+    assert shared == {"emnist": True, "cifar100": False, "shakespeare": True, "stackoverflow": True}
+    for name in ("emnist", "cifar100"):
+        files = write_original(tmp_path / name, name, "hdf5")
+        manifests = prepare_task(name, files, tmp_path / "stores" / name)
+        assert list(manifests) == ["train", "test"]
+        assert {manifest.shared_users for manifest in manifests.values()} == {shared[name]}
+        assert {manifest.origin for manifest in manifests.values()} == {"original"}
+    assert manifests["test"].source == "cifar100 test from fed_cifar100_test.h5"
+
+
+def test_text_goes_through_the_callers_tokeniser_a_whole_role_at_a_time(tmp_path):
+    speeches = {"HAMLET": ["To be", "or not"], "OPHELIA": ["My lord"]}
+    rows = [("train", role, example(snippets=text)) for role, texts in speeches.items() for text in texts]
+    base = write_sqlite(tmp_path / "shakespeare.sqlite", rows)
+
+    def in_fours(chunk):
+        """A role's text end to end, cut into rows of four characters."""
+        ids, fields = chunk
+        users, tokens = [], []
+        for role in dict.fromkeys(ids.tolist()):
+            text = "".join(fields["snippets"][ids == role])
+            cuts = [text[i : i + 4].ljust(4) for i in range(0, len(text), 4)]
+            users += [role] * len(cuts)
+            tokens += [[ord(letter) for letter in cut] for cut in cuts]
+        return np.array(users), {"tokens": np.array(tokens, dtype=np.uint8)}
+
+    manifest = prepare("shakespeare", base, tmp_path / "store", tokenise=in_fours)
+    assert (manifest.users, manifest.examples) == (2, 5)  # 11 letters in 3 rows, 7 in 2
+    assert bytes(Population.open(tmp_path / "store").of(0)["tokens"]).decode() == "To beor not "
+
+
+def test_stack_overflow_gives_its_three_texts(tmp_path):
+    post = example(creation_date="2017", title="how to", score=[3], tags="c|d", tokens="use a pointer", type="answer")
+    base = write_sqlite(tmp_path / "s.sqlite", [("heldout", "10", post)])
+    seen = []
+
+    def tokenise(chunk):
+        seen.append({name: field.tolist() for name, field in chunk[1].items()})
+        return chunk[0], {"words": np.array([[len(text.split())] for text in chunk[1]["tokens"]])}
+
+    prepare("so_nwp", base, tmp_path / "store", split="heldout", tokenise=tokenise)
+    assert seen == [{"tokens": ["use a pointer"], "title": ["how to"], "tags": ["c|d"]}]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "options", "words"),
+    [
+        ("emnits", "a.csv", {}, "did you mean 'emnist'?"),
+        ("emnist", "a.csv", {}, "is no file of emnist"),
+        ("shakespeare", "a.csv", {}, "is text and no tokeniser was given"),
+        ("emnist", "fed_emnist_train.h5", {"split": "test"}, "holds the split 'train', not 'test'"),
+        ("emnist", "fed_emnist_train.h5", {"split": "tset"}, "did you mean 'test'?"),
+        ("emnist", "fed_emnist_train.h5", {}, "values from 2.0 to 2.0 but must lie from 0 to 1"),
+        ("cifar100", "fed_cifar100_train.h5", {}, "must be below 100"),
+        ("cifar100", "small.h5", {}, "must hold (32, 32, 3)"),
+        (
+            "emnist",
+            ".",
+            {"split": "test"},
+            "holds none of emnist_all.sqlite, emnist_all.sqlite.lzma, fed_emnist_test.h5",
+        ),
+        ("emnist", "missing.sqlite", {}, "does not exist"),
+    ],
+)
+def test_what_cannot_be_prepared_is_said_and_leaves_nothing(tmp_path, name, file, options, words):
+    (tmp_path / "a.csv").write_text("user,x\n1,2\n")
+    write_hdf5(tmp_path / "fed_emnist_train.h5", {"f": {"pixels": np.full((1, 28, 28), 2.0), "label": np.array([1])}})
+    write_hdf5(tmp_path / "fed_cifar100_train.h5", {"f": {"image": PHOTOS, "label": np.array([1, 2, 100])}})
+    write_hdf5(tmp_path / "small.h5", {"f": {"image": PHOTOS[:, :8], "label": np.array([1, 2, 3])}})
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CliplineError, match=re.escape(words)):
+        prepare(name, tmp_path / file, tmp_path / "new" / "store", **options)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_broken_tokeniser_leaves_no_decompressed_file(tmp_path):
+    base = write_sqlite(tmp_path / "s.sqlite", [("train", "A", example(snippets="words"))])
+    packed = tmp_path / "shakespeare.sqlite.lzma"
+    packed.write_bytes(lzma.compress(base.read_bytes()))
+    before = sorted(tmp_path.rglob("*"))
+
+    def broken(chunk):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        prepare("shakespeare", packed, tmp_path / "store", tokenise=broken)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_catalogue_agrees_with_the_paper():
+    """Users of Table 1; examples of the TFF documentation."""
+    users = {name: data.splits["train"].users for name, data in CATALOGUE.items()}
+    assert users == {"emnist": 3400, "cifar100": 500, "shakespeare": 715, "stackoverflow": 342_477}
+    assert CATALOGUE["cifar100"].splits["train"].examples == 500 * 100
+    assert data_set("so_lr") is CATALOGUE["stackoverflow"]
+    for data in CATALOGUE.values():
+        assert data.downloads[0].url.endswith(".sqlite.lzma")
+        assert all(download.sha256 is None or len(download.sha256) == 64 for download in data.downloads)
+
+
+def test_one_packed_file_with_both_splits_is_decompressed_once(tmp_path, monkeypatch):
+    rows = [
+        (split, "7", example(coarse_label=[1], image=image.ravel().tolist(), label=[label]))
+        for split in ("train", "test")
+        for label, image in zip(LABELS, PHOTOS, strict=True)
+    ]
+    plain = write_sqlite(tmp_path / "plain.sqlite", rows)
+    packed = tmp_path / "cifar100.sqlite.lzma"
+    packed.write_bytes(lzma.compress(plain.read_bytes()))
+    before, opened, stages = sorted(tmp_path.rglob("*")), [], set()
+    open_packed = lzma.open
+    monkeypatch.setattr(lzma, "open", lambda raw: opened.append(raw.name) or open_packed(raw))
+    manifests = prepare_task("cifar100", packed, tmp_path / "both", progress=lambda stage, *now: stages.add(stage))
+    assert opened == [str(packed)]
+    assert {"decompressing", "train: reading", "test: grouping"} <= stages
+    assert {split: manifest.source for split, manifest in manifests.items()} == {
+        split: f"cifar100 {split} from cifar100.sqlite" for split in ("train", "test")
+    }
+    assert sorted(path for path in tmp_path.rglob("*") if "both" not in path.parts) == before
+    packed.write_bytes(packed.read_bytes()[:-40])
+    with pytest.raises(PopulationError, match=re.escape(f"{str(packed)!r} cannot be read as TFF's SQLite")):
+        prepare_task("cifar100", packed, tmp_path / "again")
+    assert not (tmp_path / "again").exists()

@@ -1,0 +1,434 @@
+"""From TFF's original files to a training run, and what stands in the way of it."""
+
+import json
+import os
+import shutil
+import signal
+import tomllib
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from tff_layouts import TINY, WORDS, write_original
+
+from clipline.data.manifest import read_manifest
+from clipline.data.store import write_store
+from clipline.federated.population import Population
+from clipline.privacy.ledger import Ledger
+from clipline.training.progress import Progress
+from clipline.training.storage.run_directory import RunDirectory
+from clipline_paper.preprocessing.text import CHARACTERS
+
+# Stores of a few users, for which a hundred and more are declared.
+pytestmark = pytest.mark.filterwarnings("ignore::clipline.federated.sampling.DeclaredUsersWarning")
+
+DATA_SET = {
+    "cifar100": "cifar100", "emnist_cr": "emnist", "emnist_ae": "emnist", "shakespeare": "shakespeare",
+    "so_nwp": "stackoverflow", "so_lr": "stackoverflow",
+}  # fmt: skip
+MINE = {"source": "by hand", "tasks": ["shakespeare"], "origin": "substitute"}
+FLAGS = ["--cohort-size", 2, "--rounds", 2, "--noise-multiplier", 0, "--sampling", "fixed", "--out", "run", "--json"]
+
+
+@pytest.fixture
+def prepared(clipline, tmp_path):
+    """Prepare a tiny data set; gives the folder."""
+
+    def prepare(name, kind="sqlite", to="store"):
+        files = write_original(tmp_path / "files", DATA_SET.get(name, name), kind)
+        code, _, err = clipline("data", "prepare", name, "--from", files, "--to", to)
+        assert code == 0, err
+        return tmp_path / to
+
+    return prepare
+
+
+@pytest.mark.usefixtures("narrow_resnet")
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [(task, kind) for task in DATA_SET for kind in ("sqlite", "hdf5") if (task, kind) != ("cifar100", "hdf5")],
+)  # the large model once: that its two kinds of file give the same store is tested beside the readers
+def test_every_task_trains_on_its_original_files(clipline, prepared, tmp_path, task, kind):
+    folder = prepared(task, kind)
+    code, out, err = clipline("train", task, "--data", "store", *FLAGS)
+    assert code == 0, err
+    users = {client for client, _ in TINY[DATA_SET[task]]["train"]}
+    answer = json.loads(out)
+    assert (answer["task"], answer["data"], answer["users"]) == (task, "original", len(users))
+    assert answer["data_source"] == read_manifest(folder / "train").source
+    assert np.isfinite(answer["metric"])
+    assert f"preparing {task} on original data of {len(users)} users" in err
+    with safe_open(tmp_path / "run" / "model.safetensors", framework="numpy") as file:
+        assert file.metadata()["data"] == "original"
+    settings = tomllib.loads((tmp_path / "run" / "settings.toml").read_text())
+    assert settings["data"] == "store"
+    assert not {"population_size", "test_users"} & settings.keys()  # the store says how many there are
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "hdf5"])
+def test_shakespeares_snippets_become_rows_of_81_by_role(prepared, kind):
+    folder = prepared("shakespeare", kind)
+    train = Population.open(folder / "train")
+    assert train.user_ids.tolist() == ["HAMLET", "YORICK"]
+    rows = train.of(0)["tokens"]
+    number = {character: place + 1 for place, character in enumerate(CHARACTERS)}
+    to_be = [88, *(number[character] for character in "To be"), 89]
+    assert rows.shape == (3, 81)  # one row, and two for beginning, 100 characters and end
+    assert rows[0].tolist() == to_be + [0] * 74
+    assert rows[1].tolist() == [88] + [number["x"]] * 80
+    assert rows[2].tolist() == [number["x"]] * 20 + [89] + [0] * 60
+    assert train.of(1)["tokens"].tolist() == [[88, 87, 89] + [0] * 78]
+    assert Population.open(folder / "test").of(1)["tokens"][0, :3].tolist() == [88, number["."], 89]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "hdf5"])
+def test_stack_overflow_by_its_own_lists_of_words_and_tags(prepared, kind):
+    folder = prepared("stackoverflow", kind)  # both tasks in one store
+    train = Population.open(folder / "train")
+    assert train.user_ids.tolist() == ["10", "9"]
+    nine = train.of(1)
+    assert nine["tokens"][0].tolist() == [10002, 1, 2, 3, 10003] + [0] * 16  # how to sort
+    assert nine["tokens"][1].tolist() == [10002, 10001, 10003] + [0] * 18  # oh
+    assert nine["words"][0, :5].tolist() == [0, 1, 2, 4, 10_000]  # how to sort sort list
+    np.testing.assert_allclose(nine["weights"][0, :5], [0.2, 0.2, 0.4, 0.2, 0])
+    assert nine["tags"].tolist() == [[0, -1, -1, -1, -1], [-1] * 5]
+    assert train.of(0)["tags"].tolist() == [[1, 0, -1, -1, -1]]
+    assert read_manifest(folder / "train").tasks == ["so_nwp", "so_lr"]
+    for task, fields in (("so_nwp", ["tokens"]), ("so_lr", ["words", "weights", "tags"])):
+        one = read_manifest(prepared(task, kind, to=task) / "train")
+        assert (one.tasks, one.fields) == ([task], fields)
+        for field in fields:
+            assert np.array_equal(Population.open(folder.parent / task / "train").fields[field], train.fields[field])
+
+
+def test_lists_elsewhere_are_named_on_the_command_line(clipline, tmp_path):
+    files = write_original(tmp_path / "files", "stackoverflow", "sqlite")
+    (files / "stackoverflow.word_count").rename(tmp_path / "words")
+    (files / "stackoverflow.tag_count").rename(tmp_path / "tags")
+    arguments = ["data", "prepare", "so_lr", "--from", files, "--to", "store"]
+    code, _, err = clipline(*arguments, "--words", "words")
+    assert code == 2
+    assert "holds neither stackoverflow.tag_count nor stackoverflow.tag_count.tar.bz2" in err
+    assert "say where it is with --tags FILE" in err
+    code, _, err = clipline(*arguments, "--words", "words", "--tags", "tags")
+    assert code == 0, err
+    assert Population.open("store/train").of(0)["words"][0, :2].tolist() == [WORDS.index("a"), WORDS.index("list")]
+
+
+def test_data_at_the_default_place_are_found_by_task_then_by_data_set(clipline, prepared, tmp_path, monkeypatch):
+    prepared("emnist", to="clipline-data/emnist")
+    code, out, _ = clipline("tasks", "--json")
+    listed = {task["name"]: task for task in json.loads(out)}
+    assert {name for name, task in listed.items() if task["data"] == "present"} == {"emnist_cr", "emnist_ae"}
+    assert (listed["emnist_ae"]["folder"], listed["emnist_ae"]["origin"]) == ("clipline-data/emnist", "original")
+    assert (listed["emnist_ae"]["store_users"], listed["shakespeare"]["data"]) == (3, "stand-in")
+    code, out, err = clipline("train", "emnist_ae", *FLAGS)
+    assert code == 0, err
+    assert (json.loads(out)["data"], json.loads(out)["users"]) == ("original", 3)
+    _, out, _ = clipline("tasks")
+    assert "present, 3 users, original, clipline-data/emnist" in out
+    shutil.move(tmp_path / "clipline-data", tmp_path / "elsewhere")
+    assert json.loads(clipline("tasks", "--json")[1])[2]["data"] == "stand-in"
+    monkeypatch.setenv("CLIPLINE_DATA", str(tmp_path / "elsewhere"))
+    assert json.loads(clipline("tasks", "--json")[1])[2]["data"] == "present"
+    prepared("emnist", to="elsewhere/emnist_cr")
+    names = [task["folder"] for task in json.loads(clipline("tasks", "--json")[1])[2:4]]
+    assert names == [str(tmp_path / "elsewhere" / "emnist"), str(tmp_path / "elsewhere" / "emnist_cr")]
+    monkeypatch.setenv("CLIPLINE_DATA", str(tmp_path / "nowhere"))
+    assert json.loads(clipline("tasks", "--json")[1])[2]["data"] == "missing"
+    code, _, err = clipline("train", "emnist_ae", *FLAGS[:-3], "--out", "second")
+    assert code == 2
+    assert "CLIPLINE_DATA=" in err
+    assert "is no folder: make it, or unset CLIPLINE_DATA" in err
+
+
+def test_data_in_a_file_and_other_data_on_the_command_line(clipline, prepared, tmp_path):
+    prepared("shakespeare", to="plays")
+    tiny = tmp_path / "tiny"
+    write_store(tiny / "train", [(np.array(["A", "B", "C"]), {"tokens": np.full((3, 81), 5, np.uint8)})], **MINE)
+    write_store(tiny / "test", [(np.array(["D", "E"]), {"tokens": np.full((2, 81), 5, np.uint8)})], **MINE)
+    (tmp_path / "c.toml").write_text('data = "plays"\npopulation_size = 20\nrounds = 1\n')
+    flags = ["--config", "c.toml", "--cohort-size", 2, "--json"]
+    declared = json.loads(clipline("train", "shakespeare", *flags, "--out", "a")[1])
+    assert (declared["users"], declared["population_size"]) == (None, 20)
+    answer = json.loads(clipline("train", "shakespeare", *flags, "--data", "tiny", "--out", "b")[1])
+    assert (answer["users"], answer["data"], answer["data_source"]) == (3, "substitute", "by hand")
+    (tmp_path / "c.toml").write_text('data = "plays"\ntest_users = 3\n')
+    code, _, err = clipline("train", "shakespeare", *flags, "--out", "c")
+    assert code == 2
+    assert "test_users=3 must be left out where data are stored" in err
+
+
+def test_users_of_a_store_are_public_unless_another_number_is_declared(clipline, prepared, tmp_path):
+    prepared("shakespeare", to="plays")  # 2 users
+    flags = ["train", "shakespeare", "--data", "plays", "--rounds", 2, "--noise-multiplier", 0.1, "--json"]
+    code, out, err = clipline(*flags, "--cohort-size", 2, "--out", "counted")
+    assert code == 0, err
+    counted = json.loads(out)
+    assert (counted["relation"], counted["users"], counted["population_size"]) == ("zero-out", 2, None)
+    assert "zero-out one user (the number of users is public)" in counted["guarantee"]
+    assert "training 2 rounds on 2 users" in err
+    assert "# users = 2" in (tmp_path / "counted" / "settings.toml").read_text()
+    code, out, err = clipline(*flags, "--cohort-size", 4, "--population-size", 10, "--out", "declared")
+    assert code == 0, err
+    declared = json.loads(out)
+    assert (declared["relation"], declared["users"], declared["population_size"]) == ("add-or-remove", None, 10)
+    assert "training 2 rounds on" not in err  # how many there are is private
+    assert declared["delta"] == pytest.approx(10**-1.1)
+    stored = (tmp_path / "declared" / "settings.toml").read_text()
+    assert tomllib.loads(stored)["population_size"] == 10
+    assert not any(line.removeprefix("# ").startswith("users") for line in stored.splitlines())
+    assert "population_size" not in tomllib.loads((tmp_path / "counted" / "settings.toml").read_text())
+    code, out, err = clipline("train", "--config", "declared/settings.toml", "--out", "again", "--json")
+    assert code == 0, err
+    again = json.loads(out)
+    same = {"run_dir": "", "report": ""}  # but for where they are
+    assert {**again, **same} == {**declared, **same}
+
+
+def test_an_interrupted_run_resumes_with_the_declared_number(clipline, prepared, tmp_path, monkeypatch):
+    prepared("shakespeare", to="plays")
+    declared = [
+        "--data",
+        "plays",
+        "--cohort-size",
+        4,
+        "--population-size",
+        10,
+        "--noise-multiplier",
+        0.1,
+        "--rounds",
+        3,
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "on_round", lambda self, report, state: os.kill(os.getpid(), signal.SIGINT))
+        clipline("train", "shakespeare", *declared, "--out", "part")
+    code, out, err = clipline("train", "--resume", "part", "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert (answer["rounds"], answer["relation"], answer["population_size"]) == (3, "add-or-remove", 10)
+    assert [event.sampling.rate for event in Ledger.read(tmp_path / "part" / "ledger.jsonl")] == [0.4] * 3
+
+
+def test_a_number_declared_for_other_data_is_not_taken_over(clipline, prepared, tmp_path):
+    prepared("shakespeare", to="plays")
+    prepared("shakespeare", to="more")
+    flags = ["train", "shakespeare", "--config", "c.toml", "--cohort-size", 2, "--data", "more", "--json"]
+    (tmp_path / "c.toml").write_text('data = "plays"\npopulation_size = 10\nrounds = 1\n')
+    assert json.loads(clipline(*flags, "--out", "a")[1])["population_size"] is None
+    (tmp_path / "c.toml").write_text("population_size = 10\nrounds = 1\n")  # for whatever data are named
+    assert json.loads(clipline(*flags, "--out", "b")[1])["population_size"] == 10
+
+
+def test_a_stand_in_can_be_asked_for_and_is_then_stored_as_such(clipline, prepared, tmp_path):
+    prepared("shakespeare", to="clipline-data/shakespeare")
+    flags = [
+        "--population-size",
+        3,
+        "--test-users",
+        2,
+        "--cohort-size",
+        2,
+        "--rounds",
+        1,
+        "--sampling",
+        "fixed",
+        "--json",
+    ]
+    code, out, err = clipline("train", "shakespeare", "--data", "stand-in", *flags, "--out", "run")
+    assert code == 0, err
+    assert (json.loads(out)["data"], json.loads(out)["users"]) == ("stand-in", 3)
+    code, out, err = clipline("train", "--config", "run/settings.toml", "--json", "--out", "again")
+    assert code == 0, err
+    assert json.loads(out)["data"] == "stand-in"  # although there is a store at the default place
+
+
+@pytest.mark.usefixtures("narrow_resnet")
+def test_whom_the_metrics_look_at_is_said(clipline, prepared):
+    """EMNIST and Shakespeare split each user's examples; CIFAR-100 deals its test images to others."""
+    prepared("shakespeare", to="plays")
+    _, out, _ = clipline("train", "shakespeare", "--data", "plays", *FLAGS[:-1])
+    first, second = out.splitlines()[:2]
+    assert "on other examples of the training users, which the guarantee does not cover (validation)" in first
+    assert second == "data: original, shakespeare train from shakespeare.sqlite"
+    prepared("cifar100", to="photos")
+    _, out, _ = clipline("train", "cifar100", "--data", "photos", *FLAGS[:-3], "--out", "second", "--json")
+    assert json.loads(out)["measured_on"] == "users outside the training population"
+
+
+def lose(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def flip(name):
+    def damage(folder):
+        data = bytearray((folder / name).read_bytes())
+        data[-1] ^= 1
+        (folder / name).write_bytes(data)
+
+    return damage
+
+
+def cut(name):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-10])
+
+
+def rewrite(**entries):
+    def damage(folder):
+        path = folder / "train" / "population.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "arguments", "words"),
+    [
+        (lambda folder: shutil.rmtree(folder), [], "data='store' must be a folder with the stores train and test"),
+        (lambda folder: shutil.rmtree(folder / "test"), [], "must be complete, and it holds no test/population.json"),
+        (lose("train/field.tokens.npy"), [], "must be complete, and train/field.tokens.npy is missing"),
+        (lose("test/user_ids.npy"), [], "must be complete, and test/user_ids.npy is missing"),
+        (flip("train/field.tokens.npy"), [], "train/field.tokens.npy' has checksum"),
+        (flip("test/offsets.npy"), [], "test/offsets.npy' has checksum"),
+        (cut("test/field.tokens.npy"), [], "was altered or damaged, prepare the data again"),
+        (rewrite(tasks=["so_nwp"]), [], "must be prepared for shakespeare, and it is for so_nwp"),
+        (rewrite(tasks=[]), [], "must be prepared for shakespeare, and it is for no task"),
+        (rewrite(users="2"), [], "is no manifest with checksums (users is '2'): prepare the data again"),
+        (rewrite(version=3), [], "has version 3 but this clipline reads 1 and 2"),
+        (rewrite(origin="stolen"), [], "is no manifest with checksums (origin is 'stolen')"),
+        (rewrite(users=1), ["--cohort-size", 1], "has 2 users and 4 examples but its manifest says 1 and 4"),
+        (
+            lambda folder: None,
+            ["--population-size", 3],
+            "population_size=3 must be left out where sampling='fixed'",
+        ),
+        (lambda folder: None, ["--test-users", 3], "test_users=3 must be left out where data are stored: leave it out"),
+        (lambda folder: None, ["--cohort-size", 3], "cohort_size=3 must be at most the population, 2 users"),
+        (lambda folder: None, ["--data", "store/train"], "the folder of both train and test, and it is one of the two"),
+        (lambda folder: None, ["--data", ""], "data='' must be the path of a folder or a file, or stand-in"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_refused_before_work_begins(
+    clipline, prepared, tmp_path, damage, arguments, words
+):
+    damage(prepared("shakespeare"))
+    code, _, err = clipline("train", "shakespeare", "--data", "store", *FLAGS, *arguments)
+    assert code == 2
+    assert words in err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_task_without_stores_refuses_data(clipline):
+    code, _, err = clipline("train", "--data", "somewhere", "--out", "run")
+    assert code == 2
+    assert "data='somewhere' must be left out, as task 'handwriting' has no such setting" in err
+
+
+def test_an_unusable_store_at_the_default_place_is_missing_and_refused(clipline, prepared):
+    shutil.rmtree(prepared("shakespeare", to="clipline-data/shakespeare") / "test")
+    (listed,) = [task for task in json.loads(clipline("tasks", "--json")[1]) if task["name"] == "shakespeare"]
+    assert (listed["data"], listed["store_users"]) == ("missing", None)
+    assert "holds no test/population.json" in listed["problem"]
+    assert "missing: data='clipline-data/shakespeare' must be complete" in clipline("tasks")[1]
+    assert "shakespeare: missing: data='clipline-data/shakespeare' must be complete" in clipline("data", "list")[1]
+    assert clipline("train", "shakespeare", *FLAGS)[0] == 2
+
+
+@pytest.fixture
+def interrupted(clipline, prepared, monkeypatch):
+    """A run on a store that was interrupted after its first round; gives the folder of the store."""
+    from clipline.training.progress import Progress
+
+    folder = prepared("shakespeare")
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "on_round", lambda self, report, state: os.kill(os.getpid(), signal.SIGINT))
+        flags = ["--cohort-size", 1, "--rounds", 2, "--noise-multiplier", 0.5, "--clip", 0.3, "--out", "run"]
+        code, out, err = clipline("train", "shakespeare", "--data", "store", *flags)
+    assert code == 130, err
+    assert "interrupted" in out
+    return folder
+
+
+def test_a_run_on_a_store_is_resumed_where_the_store_was_moved_to(clipline, interrupted, tmp_path):
+    interrupted.rename(tmp_path / "moved")
+    code, _, err = clipline("train", "--resume", "run")
+    assert code == 2
+    assert "data='store' must be a folder" in err
+    code, _, err = clipline("train", "--resume", "run", "--data", "moved")
+    assert code == 0, err
+    assert Ledger.read(tmp_path / "run" / "ledger.jsonl").rounds == 2
+
+
+def test_a_run_whose_store_was_prepared_anew_with_one_example_corrected_is_not_resumed(clipline, interrupted, tmp_path):
+    train = Population.open(interrupted / "train")
+    tokens = np.array(train.fields["tokens"])
+    tokens[0, 3] += 1
+    manifest = read_manifest(interrupted / "train")
+    ids = np.repeat(train.user_ids, np.diff(train.offsets))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    shutil.rmtree(interrupted / "train")
+    write_store(interrupted / "train", [(ids, {"tokens": tokens})], source=manifest.source, tasks=manifest.tasks)
+    code, _, err = clipline("train", "--resume", "run")
+    assert code == 2
+    assert err.splitlines()[-1].endswith("cannot be resumed, the data have changed: restore them, or start a new run")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["emoji \U0001f600", 'quote " and \\ and\nline'])
+def test_a_folder_of_any_name_is_trained_on_and_resumed(clipline, prepared, tmp_path, monkeypatch, name):
+    prepared("shakespeare", to=name)
+    on_round = RunDirectory.on_round
+
+    def interrupted(self, report, state):
+        on_round(self, report, state)
+        raise KeyboardInterrupt
+
+    flags = [
+        "--cohort-size",
+        2,
+        "--rounds",
+        2,
+        "--noise-multiplier",
+        0,
+        "--noise-source",
+        "system",
+        "--out",
+        f"run {name}",
+    ]
+    with monkeypatch.context() as patched:
+        patched.setattr(RunDirectory, "on_round", interrupted)
+        assert clipline("train", "shakespeare", "--data", name, *flags, "--workers", 1)[0] == 130
+    settings = tomllib.loads((tmp_path / f"run {name}" / "settings.toml").read_text(encoding="utf-8"))
+    assert settings["data"] == name
+    code, _, err = clipline("train", "--resume", f"run {name}", "--workers", 1)
+    assert code == 0, err
+
+
+def test_a_folder_whose_name_is_no_text_is_refused(clipline, prepared):
+    prepared("shakespeare", to="data \udcff")
+    code, _, err = clipline("train", "shakespeare", "--data", "data \udcff", *FLAGS)
+    assert code == 2
+    assert "must be text in UTF-8, as settings are stored so: rename the folder" in err
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "7", "[" * 100_000, '{"fields": [1]}', ""])
+def test_a_store_with_a_manifest_that_is_none_is_refused_in_one_sentence(clipline, prepared, content):
+    folder = prepared("shakespeare")
+    (folder / "train" / "population.json").write_text(content)
+    code, _, err = clipline("train", "shakespeare", "--data", "store", *FLAGS)
+    assert code == 2
+    assert "population.json" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_store_whose_offsets_fall_is_not_trained_on(clipline, prepared):
+    folder = prepared("shakespeare")
+    offsets = np.load(folder / "train" / "offsets.npy")
+    offsets[1] = offsets[-1] + 1
+    np.save(folder / "train" / "offsets.npy", offsets)
+    manifest = json.loads((folder / "train" / "population.json").read_text())
+    manifest["sha256"] = {}  # as if somebody else had written it so
+    (folder / "train" / "population.json").write_text(json.dumps(manifest))
+    code, _, err = clipline("train", "shakespeare", "--data", "store", *FLAGS)
+    assert code == 2
+    assert "offsets fall somewhere but must never fall" in err

@@ -1,0 +1,221 @@
+import json
+
+import pytest
+from made_up_runs import CHECKSUM, grid_of, quality
+
+from clipline.errors import RunError
+from clipline.study.report.collect import collect
+from clipline.study.report.content import content
+from clipline.study.runs.directory import StudyDirectory
+from clipline_paper.study import results_page, table1
+from clipline_paper.study.experiments import run_experiment
+from clipline_paper.study.protocol import protocol_for
+from clipline_paper.study.recompute import facts_of, table_problems, verdicts, without_tables
+from clipline_paper.study.reproduce import write_files
+from clipline_paper.study.results_page import agreement, write_results_page
+from clipline_paper.study.rules import ClipComparison, Interval
+
+
+def page_of(studies, page):
+    """Without Table 1 and Figures 1 and 2, which take seconds."""
+    return write_results_page(studies, page, without_training=False)
+
+
+def made_up_study(folder, **overrides):
+    """A study directory as `reproduce` leaves it, of runs that nobody trained."""
+    directory = StudyDirectory(folder)
+    for what in ("fig4", "fig7"):
+        protocol = protocol_for("cifar100", "paper", average_over=1, evaluate_last=1, seeds=4, **overrides)
+        grid = grid_of(protocol, quality)
+        findings = run_experiment(what, grid)
+        facts = facts_of(what, protocol, grid.base, CHECKSUM, "made-up users")
+        directory.note_experiment(findings.name, json.loads(json.dumps(facts)))
+        for spec in grid.study.asked.values():
+            directory.add(grid.study.record(spec))
+        write_files(findings, directory, "made-up users")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return made_up_study(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """The same at another scale."""
+    return made_up_study(tmp_path_factory.mktemp("short"), rounds=400, cohort_size=10, clip_start=0.5)
+
+
+def test_tables_are_what_the_runs_give(study):
+    assert table_problems(StudyDirectory(study)) == []
+
+
+def test_an_experiment_without_a_table_is_named(study):
+    tables = {path: path.read_text() for path in study.glob("fig7-cifar100*.csv")}
+    assert without_tables(StudyDirectory(study)) == []
+    try:
+        for path in tables:
+            path.unlink()
+        assert without_tables(StudyDirectory(study)) == ["fig7-cifar100"]
+    finally:
+        for path, text in tables.items():
+            path.write_text(text)
+
+
+def test_a_changed_number_is_found(study):
+    table = study / "fig7-cifar100.csv"
+    text = table.read_text()
+    try:
+        table.write_text(text.replace("0.7725", "0.7825"))  # 0.77 and 0.001 * 2.5 of seeds 1 to 4
+        (problem,) = (one for one in table_problems(StudyDirectory(study)) if "mean" in one)
+        assert "fig7-cifar100.csv, line 2: mean is '0.7825" in problem
+    finally:
+        table.write_text(text)
+
+
+def test_a_table_that_no_experiment_makes_is_found(study):
+    table, entries = study / "fig7-cifar100-seeds.csv", study / "study.json"
+    extra, text = study / "fig7-cifar100-more.csv", entries.read_text()
+    try:
+        extra.write_text(table.read_text())
+        assert table_problems(StudyDirectory(study)) == [
+            "fig7-cifar100-more.csv is made by no experiment of study.json: delete it"
+        ]
+        extra.unlink()
+        entries.write_text('{"format": 1, "experiments": {}, "asked": []}')
+        problems = table_problems(StudyDirectory(study))
+        assert [one.split(" ")[0] for one in problems] == sorted(path.name for path in study.glob("*.csv"))
+    finally:
+        extra.unlink(missing_ok=True)
+        entries.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"protocol": {"task": "x"}}, {"protocol": {"cohort_size": "x"}}, {"settings": {"rounds": -1}}, {"what": "fig9"}],
+    ids=str,
+)
+def test_an_experiment_that_cannot_be_read_is_a_problem(study, change):
+    entries = study / "study.json"
+    text = entries.read_text()
+    changed = json.loads(text)
+    facts = changed["experiments"]["fig7-cifar100"]
+    for name, value in change.items():
+        facts[name] = {**facts[name], **value} if isinstance(value, dict) else value
+    changed["experiments"]["/../x"] = facts
+    try:
+        entries.write_text(json.dumps(changed))
+        (problem,) = table_problems(StudyDirectory(study))
+        assert problem.startswith("fig7-cifar100: its tables cannot be made again")
+    finally:
+        entries.write_text(text)
+
+
+def test_a_missing_run_is_found(study):
+    run = (study / "fig7-cifar100-seeds.csv").read_text().splitlines()[1].split(",")[-1]
+    record = study / "runs" / f"{run}.json"
+    text = record.read_text()
+    try:
+        record.unlink()
+        assert any(run in problem for problem in table_problems(StudyDirectory(study)))
+        page = page_of([study], study / "without.md").read_text()
+        assert f"- fig7-cifar100: 1 of 8 runs that it asks for next are not made yet (the first is {run})" in page
+        assert "- emnist_cr: no experiment has ended yet\n" in page
+        assert "median, test" in page  # Figure 4 is complete
+    finally:
+        record.write_text(text)
+
+
+def test_the_page_puts_our_numbers_beside_the_papers(study):
+    page = page_of([study], study / "page.md").read_text()
+    # z*, C* and range: ours, then those of Figure 7 and Table 1.
+    assert "| cifar100, paper's scale | 0.03 | 0.03 | 0.8 | 0.98 | 0.2 to 3.2 | 0.75 to 2.2 | 0.7725 [" in page
+    # Every pair differs by 0.001 of 0.7715.
+    difference = "+0.13%, 95% interval [+0.13%, +0.13%]"
+    verdict = "equivalent (0.13% better) | better | in direction, inside the margin |"
+    assert f"| cifar100, paper's scale | 0.03 | {difference} | {verdict}" in page
+    assert "- Not compared yet: emnist_ae, shakespeare, emnist_cr, so_nwp, so_lr." in page
+    assert "It holds" not in page
+    assert (
+        "Figure 7: the median against the best fixed clip, cifar100, paper's scale: equivalent (0.13% better)](" in page
+    )
+    assert "| data | made-up users | 500 users of the original |" in page
+    assert "| seeds of the final comparison | 4 | 20 |" in page
+    assert "no noise between" not in page  # all four of the paper's were tried
+    assert "Short runs" not in page
+    assert (study / "page" / "fig7-cifar100-paper.png").stat().st_size > 10_000
+    with pytest.raises(RunError, match="no study"):
+        write_results_page([study / "nothing"], study / "page.md")
+
+
+def test_two_scales_of_a_task_stand_side_by_side(study, short):
+    page = page_of([short, study], short / "page.md").read_text()
+    names = ["cifar100, paper's scale", "cifar100, 400 rounds of 10"]
+    assert [line[3:].split(" (")[0] for line in page.splitlines() if line.startswith("## cifar100")] == names
+    assert [name for name in names if f"\n| {name} | 0.03 | +0.13%" in page] == names
+    assert {path.name for path in (short / "page").glob("*.png")} >= {"fig7-cifar100.png", "fig7-cifar100-paper.png"}
+
+
+def test_the_page_begins_with_what_the_runs_are_not(short):
+    page = " ".join(page_of([short], short / "page.md").read_text().split())
+    first = page[: page.index("## What was found")]
+    # 400 rounds of 10 of the paper's 4,000 of 100; the median's clips end at 0.8, less than twice 0.5.
+    assert "1 of 1 sets of runs have 1.0% to 1.0% of the paper's user updates" in first
+    assert "It is 0.5 to 0.5, where the paper has 0.1" in first
+    assert "On 1 of 1 (cifar100) it is within a factor of two of where the median's clip ended" in first
+    assert "1 of these 1 have other settings than their `--scale`" in first
+    assert "Figures 3 to 6, and the choice of z*, C* and server rates, rest on one seed" in first
+    assert "| cifar100, 400 rounds of 10 | 1% | 10 times | 0.5 | 0.8 to 0.8 | float32 | 4 | no noise |" in first
+    assert "10 users a round have 10 times the sampling variance of 100 (cifar100)" in page
+
+
+def test_table_1_and_figures_1_and_2_end_the_page(study, monkeypatch):
+    row = table1.TableRow("CIFAR-100", 4000, 0.03, 2231, 2231, 41.595, 3.2635, 5067, 1924)
+    monkeypatch.setattr(results_page, "table1", lambda: [row])
+    page = write_results_page([study], study / "whole.md").read_text()
+    assert "| CIFAR-100 | 4,000 | 0.03 | 2,231 | 2,231 | 41.60 | 3.264 | 5,067 | 1,924 |" in page
+    assert {path.name for path in (study / "whole").glob("fig[12].*")} == {"fig1.png", "fig2.png"}
+
+
+@pytest.mark.parametrize(
+    ("word", "low", "high", "paper", "agree"),
+    [
+        ("equivalent", -1, 1, "as good", "yes"),
+        ("equivalent", -2, -1, "as good", "yes"),
+        ("equivalent", -2, -1, "worse", "in direction, inside the margin"),
+        ("equivalent", -2, -1, "better", "**no**: the other direction"),
+        ("equivalent", -1, 1, "worse", "**no**: no difference here"),
+        ("worse", -9, -1, "worse", "yes"),
+        ("worse", -9, -1, "as good", "**no**"),
+        ("undecided", -9, 9, "as good", "open"),
+        ("better", 6, 9, None, "-"),
+    ],
+)
+def test_agreement_is_said_in_the_words_of_the_verdict(word, low, high, paper, agree):
+    assert agreement(ClipComparison(word, "", Interval((low + high) / 2, low, high, 5)), paper) == agree
+
+
+def test_verdicts_are_computed_again_from_the_records(study):
+    (found,) = verdicts(StudyDirectory(study))
+    assert found.startswith("fig7-cifar100: the median clip is equivalent to the best fixed clip (0.13% better): ")
+
+
+def test_the_report_says_what_the_experiments_found(study):
+    found = {one["title"]: one for one in content(collect([study]))["findings"]}
+    assert list(found) == ["Figure 7, cifar100", "Figure 4, cifar100"]
+    assert found["Figure 7, cifar100"]["verdict"].startswith("the median clip is equivalent to the best fixed clip")
+    assert found["Figure 4, cifar100"]["lines"][-1].startswith("fixed clips to compare with: 0.2, ")
+
+
+@pytest.mark.parametrize(
+    ("z_star", "tried", "too_much"),
+    [
+        (0.0, (0.0, 0.1), 0.1),  # the paper tried 0.01 and 0.03 between
+        (0.01, (0.0, 0.01, 0.1), 0.1),
+        (0.03, (0.0, 0.01, 0.03, 0.1), None),
+        (0.1, (0.0, 0.1), None),  # the largest, which the page says of itself
+    ],
+)
+def test_noises_that_were_passed_over_are_known(z_star, tried, too_much):
+    assert results_page._coarse_step(z_star, tried) == too_much

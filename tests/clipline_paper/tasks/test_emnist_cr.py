@@ -1,0 +1,77 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from clipline import LocalSGD
+from clipline.tasks.handwriting.writers import writer_sizes
+from clipline_paper.stand_ins.emnist import MEAN_EXAMPLES
+from clipline_paper.tasks.emnist_cr import TASK, CharacterNet, count, loss
+
+
+def blank(images=2, value=255):
+    return torch.full((images, 28, 28), value, dtype=torch.uint8)
+
+
+def shapes_of(model):
+    return {name: tuple(param.shape) for name, param in model.named_parameters()}
+
+
+def test_character_net_layer_by_layer():
+    model = CharacterNet()
+    assert shapes_of(model) == {
+        "conv1.weight": (32, 9), "conv1.bias": (32,), "conv2.weight": (64, 288), "conv2.bias": (64,),
+        "hidden.weight": (128, 9216), "hidden.bias": (128,), "out.weight": (62, 128), "out.bias": (62,),
+    }  # fmt: skip
+    assert sum(p.numel() for p in model.parameters()) == 320 + 18_496 + 1_179_776 + 7_998 == 1_206_590
+
+
+def test_weights_start_glorot_uniform_and_biases_at_zero():
+    torch.manual_seed(0)
+    model = CharacterNet()
+    for weight, fans in ((model.conv2.weight, 288 + 576), (model.hidden.weight, 9216 + 128), (model.out.weight, 190)):
+        limit = (6 / fans) ** 0.5
+        assert 0.98 * limit < weight.abs().max() <= limit
+    assert all(p.abs().max() == 0 for name, p in model.named_parameters() if name.endswith("bias"))
+
+
+def test_paper_is_one_and_ink_is_zero_to_the_character_net():
+    seen = []
+    model = CharacterNet()
+    model.conv1.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    model(blank())
+    model(blank(value=0))
+    assert seen[0].unique().tolist() == [1.0]
+    assert seen[1].unique().tolist() == [0.0]
+
+
+def test_dropout_is_a_quarter_and_a_half_and_only_in_training():
+    model = CharacterNet()
+    assert [m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)] == [0.25, 0.5]
+    image = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, 28, 28), np.uint8))
+    assert not torch.equal(model(image), model(image))
+    model.eval()
+    assert torch.equal(model(image), model(image))
+
+
+def test_cross_entropy_is_a_mean_over_the_batch():
+    model = CharacterNet()
+    for param in model.parameters():
+        param.data.zero_()
+    model.out.bias.data[7] = math.log(2.0)  # 2 against 61 ones
+    batch = {"pixels": blank(), "labels": torch.tensor([7, 0], dtype=torch.uint8)}
+    losses = loss(model, batch)
+    assert losses.tolist() == pytest.approx([math.log(63 / 2), math.log(63)])
+    task = TASK.load(TASK.settings.overridden({"population_size": 2, "test_users": 2, "cohort_size": 1}, "here"))
+    local = LocalSGD(1.0, reduction=task.reduction)
+    mean = local.reduced(losses, torch.ones(2, dtype=torch.bool)).item()
+    assert mean == pytest.approx((math.log(63 / 2) + math.log(63)) / 2)
+    right, answers = count(model, batch)["accuracy"]
+    assert (int(right), answers) == (1, 2)
+
+
+def test_the_stand_in_has_as_many_images_as_the_original():
+    """671,585 of 3400 writers: sizes vary by a factor of e^0.7, so that the mean has a standard error of 1.5%."""
+    sizes = writer_sizes(0, 3400, seed=2021, mean_examples=MEAN_EXAMPLES)
+    assert sizes.sum() == pytest.approx(671_585, rel=0.06)
