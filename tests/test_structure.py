@@ -34,8 +34,6 @@ LEVELS = {
     "layers": 8,
     "serve": 8,
     "study": 8,
-    "deploy": 8,
-    "trust": 8,
     "cli": 9,
 }
 # The one import that goes up: `Population.open`, `from_table` and the like belong on the public class, and the code
@@ -123,9 +121,21 @@ def test_a_round_fits_on_one_screen():
     assert len((SOURCE / "federated" / "round.py").read_text().splitlines()) <= 80
 
 
-def test_files_stay_small():
-    for path in ALL_FILES:  # one idea each: a longer file is likely to hold two
-        assert len(path.read_text().splitlines()) <= 800, path
+# Lines of Python, as the formatter leaves them. A budget only falls: see docs/scope.md, which says why.
+BUDGETS = {
+    "root": 0,
+}
+
+
+def test_packages_stay_within_their_line_budgets():
+    lines = dict.fromkeys(BUDGETS, 0)
+    for path in ALL_FILES:
+        parts = path.relative_to(SOURCE.parent).parts
+        package = parts[0] if parts[0] != "clipline" else parts[1] if len(parts) > 2 else "root files"
+        lines[package] += len(path.read_text(encoding="utf-8").splitlines())
+    assert {package: count for package, count in lines.items() if count > BUDGETS[package]} == {}
+    roomy = {package: count for package, count in lines.items() if count < BUDGETS[package] - 100}
+    assert roomy == {}, "lower these budgets: they only fall"
 
 
 def test_public_names_exist_and_stand_once():
@@ -176,11 +186,10 @@ ROOMS = sorted(path.parent for path in ALL_FILES if path.name == "__init__.py" a
 
 
 @pytest.mark.parametrize("folder", ROOMS, ids=lambda folder: folder.relative_to(SOURCE.parent).as_posix())
-def test_a_room_says_what_it_is_for_and_holds_about_a_dozen_files(folder):
+def test_a_package_says_what_it_is_for_and_where_to_begin(folder):
     about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
     assert about.count("\n") >= 1
     assert re.search("[Bb]egin with `", about), "where to begin"
-    assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= 16
 
 
 def test_federated_is_algorithm_1_and_nothing_else():

@@ -25,11 +25,3 @@ def test_a_file_that_a_packager_missed_is_seen(tmp_path):
     run = subprocess.run(script, capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)})
     assert run.returncode == 1
     assert "missing in the package: ['new.css']" in run.stderr
-
-
-def test_pins_that_extras_bring_leave_room_for_the_others():
-    """`tests/versions.sh extras` asks pip. What it found is held here: flwr takes no typer of 0.21 or newer."""
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = dict(line.split("==") for line in lines if "==" in line)
-    typer = tuple(int(part) for part in pins["typer"].split("."))  # transformers asks for any
-    assert (0, 13) <= typer < (0, 21), "clipline[deploy] cannot be installed with these pins"
