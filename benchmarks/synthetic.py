@@ -44,7 +44,7 @@ def training(task: str, sizes: NDArray[np.int64], cohort: int, **options: Any) -
 
         model, reduction, row_fields = initialised(lambda: HandwritingNet(10), 0), "mean", {}
     else:
-        loaded = importlib.import_module(f"clipline.tasks.{task}").build(settings, population, population)
+        loaded = importlib.import_module(f"clipline_paper.tasks.{task}").build(settings, population, population)
         model, loss, reduction, row_fields = loaded.make(0), loaded.loss, loaded.reduction, loaded.row_fields
     usual: dict[str, Any] = {
         "rounds": 10_000,

@@ -122,3 +122,12 @@ def test_one_name_of_two_packages_is_nobodys_and_clipline_keeps_its_own(install)
     install("third", tasks={"handwriting": "third:TASK"})
     with pytest.warns(BrokenPackageWarning, match="in the package third has a name that clipline has itself"):
         assert task_named("handwriting").settings.cohort_size == 300
+
+
+def test_clipline_works_where_no_package_adds_anything(clipline, monkeypatch):
+    monkeypatch.setattr(registry, "_registered", lambda group: {})
+    assert list(task_entries()) == ["handwriting"]
+    assert clipline("data", "list")[1].startswith("table: your own")
+    code, _, err = clipline("train", "emnist_cr")
+    assert (code, err) == (2, "clipline: task='emnist_cr' must be one of handwriting: take handwriting, say\n")
+    assert "reproduce" not in clipline("--help")[1]

@@ -41,7 +41,7 @@ def training(task: str, users: int, device: str, options: dict[str, Any]) -> cli
     fields = {name: np.concatenate([user[name] for user in everyone]) for name in everyone[0]}
     population = clipline.Population(np.arange(users + 1, dtype=np.int64) * work.examples, fields)
     settings = clipline.task_named(task).settings
-    loaded = importlib.import_module(f"clipline.tasks.{task}").build(settings, population, population)
+    loaded = importlib.import_module(f"clipline_paper.tasks.{task}").build(settings, population, population)
     usual: dict[str, Any] = {
         "rounds": ENTRIES[task].rounds,
         "cohort_size": users,

@@ -90,8 +90,8 @@ box(660, 466, 300, 60, "cli/", ("the same objects as commands",))
 text(
     20,
     548,
-    "Imports go down only: base, privacy, federated, engine, training, data, tasks, serve and study, cli, "
-    "clipline_paper. A test reads them.",
+    "Imports go down only: base, privacy, federated, engine, training, data, tasks, serve and study, cli, the paper. "
+    "A test reads them.",
     12,
     GREY,
 )

@@ -150,7 +150,7 @@ def test_made_up_users_have_the_fields_of_the_task(task):
 
     fields = user_fields(task, 3)
     count = WORKLOADS[task].examples
-    module = __import__(f"clipline.tasks.{task}", fromlist=["FIELDS"])
+    module = __import__(f"clipline_paper.tasks.{task}", fromlist=["FIELDS"])
     check_fields(Population(np.array([0, count]), fields), module.FIELDS)
     x, y = dense_arrays(task, fields)
     assert len(x) == len(y) == count

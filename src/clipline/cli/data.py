@@ -223,7 +223,7 @@ def _terminated_cleanly() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-_NAME = f"{', '.join(registry.names('data_sets'))}, or a task that reads one of them"
+_NAME = ", ".join([*registry.names("data_sets"), "a task that reads one of these"])
 _path = click.Path(path_type=Path)
 _json = Option(["--json", "as_json"], is_flag=True, help="Print one JSON object.")
 list_command = Command(

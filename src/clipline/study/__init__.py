@@ -1,4 +1,4 @@
-"""Many runs, kept in a folder (`runs/`): the tuning recipe (`tune/`), kinds of experiments of packages, their page.
+"""Many runs, kept in a folder (`runs/`): the tuning recipe (`tune/`), experiments that packages add, their page.
 
 Begin with `runs/study.py`, which runs what is missing and keeps the records; `report/` writes the page.
 """
