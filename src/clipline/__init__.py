@@ -42,8 +42,8 @@ __all__ = [
     "Callback", "CliplineError", "Compute", "Curves", "EarlyStopping", "Evaluate", "FastParts", "FixedClip",
     "Guarantee", "HopelessNoiseWarning", "LocalAdam", "LocalSGD", "Log", "Perplexity", "Population", "Privacy",
     "PrivateStatistics", "Progress", "QuantileClip", "Relation", "RunDirectory", "ScheduledClip", "ServerAdam",
-    "ServerSGD", "ServerYogi", "SettingError", "StopOnInterrupt", "TensorBoard", "TrainResult", "Training", "causal_lm_loss",
-    "load", "plan", "run_together", "task_named", "train_many",
+    "ServerSGD", "ServerYogi", "SettingError", "StopOnInterrupt", "TensorBoard", "TrainResult", "Training",
+    "causal_lm_loss", "load", "plan", "run_together", "task_named", "train_many",
 ]  # fmt: skip
 __getattr__, __dir__ = lazily(
     __name__,
