@@ -122,7 +122,7 @@ def test_classes_are_written_by_name_beside_the_ids(sales, tmp_path):
     assert code == 0, err
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     shares = {name: value for name, value in last.items() if name.startswith("share_")}
-    assert printed.splitlines()[1].startswith("beside it: share_small ")
+    assert "\nbeside it: share_small " in printed
     assert list(shares) == ["share_small", "share_big", "share_other"]  # as columns of predictions are called
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["share_other"] == 0

@@ -14,11 +14,12 @@ import pyarrow.parquet
 import pytest
 from tff_layouts import example, write_hdf5, write_sqlite
 
-from clipline.data.prepare import prepare
 from clipline.data.readers import npz, tables
 from clipline.errors import PopulationError
 from clipline.federated.population import Population
 from clipline.serve.new_data import arrays_of
+from clipline_paper.data.tff_hdf5 import read_tff_hdf5
+from clipline_paper.data.tff_sqlite import read_tff_sqlite
 
 USERS = ["u0", "u1", "u2", "u3", "u0", "u2", "u4"]
 NAN = float("nan")
@@ -178,13 +179,10 @@ def test_files_of_tff_too(tmp_path, kind):
                 [("train", row["user"], example(a=[row["a"]], note=row["note"])) for row in table],
             )
 
-        def convert(chunk):
-            ids, fields = chunk
-            return ids, {"a": fields["a"], "note": numbers(fields["note"])}
-
-        target = tmp_path / f"store{len(list(tmp_path.iterdir()))}"
-        prepare("table", path, target, tokenise=convert)
-        return Population.open(target)
+        chunks = [*(read_tff_hdf5(path) if kind == "hdf5" else read_tff_sqlite(path, "train"))]
+        ids = [user for users, _ in chunks for user in users]
+        a, note = (np.concatenate([fields[name] for _, fields in chunks]) for name in ("a", "note"))
+        return Population.from_arrays(ids, a=a.reshape(-1), note=numbers(note), missing="zero-update")
 
     before = by_user(read_rows(rows()))
     for change in CHANGES:
