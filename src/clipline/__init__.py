@@ -6,9 +6,13 @@ Every public name stands here once and is imported when it is first used, so tha
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# Read by MKL at a process's first product, see engine/stacked/rounding.py. Setting it to something else wins.
+os.environ.setdefault("MKL_CBWR", "AUTO")
 
 _HOMES = {
     "Callback": "training.callbacks",
