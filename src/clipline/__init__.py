@@ -5,9 +5,13 @@ Every public name is imported when it is first used, so that `import clipline` s
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from .lazy_names import lazily
+
+# Read by MKL at a process's first product, see engine/stacked/rounding.py. Setting it to something else wins.
+os.environ.setdefault("MKL_CBWR", "AUTO")
 
 if TYPE_CHECKING:
     from .data.statistics.private_statistics import PrivateStatistics

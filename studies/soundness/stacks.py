@@ -1,4 +1,4 @@
-"""Rows 2a, 2b, 8, 15, 16: what a user sees of others in a block: width, mode, rounding of updates and norms."""
+"""Rows 2a, 2b, 8, 15, 16, 17: what a user sees of others in a block: width, mode, rounding of updates and norms."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from attack import (
     clips,
     cross_entropies,
     norms_of,
+    positions,
     private_sum,
     training_of,
     vector,
     without,
 )
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from clipline import LocalAdam, LocalSGD
+from clipline.federated.backend import CohortRequest
+from clipline.federated.sampling import Cohort
 
 TARGET = "z"  # comes last: nobody's place changes
 NAMES = [f"u{number:02}" for number in range(40)]
@@ -190,6 +194,66 @@ def _end_moved(kind: str, users: int, seed: int) -> float:
     return max(bits(*pair) for pair in zip(*sums, strict=True))
 
 
+KINKED, INPUTS, HIDDEN, TRIED = 96, 41, 37, 400  # row 17: users, numbers of an example, units, examples tried
+
+
+@cache
+def kinked() -> tuple[float, float]:
+    """Clips and bits by which the sum moves when the first user is removed and everybody else moves up by a place.
+
+    Everybody's first unit is 0 up to rounding, by examples that switch it on at one place and off at the next.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 3))
+    weight, bias = (one.detach().double().numpy() for one in (model[0].weight, model[0].bias))
+    names = [f"u{number:02}" for number in range(KINKED)]
+    blank: Fields = {"x": np.zeros((2, INPUTS), np.float32), "y": np.zeros(2, np.int64)}
+    training = training_of(
+        model,
+        cross_entropies,
+        dict.fromkeys(names, blank),
+        LocalSGD(1.0, 2),
+        population_size=KINKED,
+        cohort_size=KINKED,
+    )
+    data = training.population.fields["x"]
+    chosen = np.zeros((KINKED, INPUTS), np.float32)
+    found: NDArray[np.bool_] = np.arange(KINKED) == 0
+    rng = np.random.default_rng(0)
+    for _ in range(TRIED):
+        data[:] = x = _at_zero(weight, bias, rng)
+        on = [_rows(training, some)[:, :INPUTS].abs().sum(dim=1).numpy() > 0 for some in (names, names[1:])]
+        flips = ~on[0][1:] & on[1]
+        chosen[1:][flips & ~found[1:]] = x
+        found[1:] |= flips
+        if found.all():
+            break
+    chosen[~found] = x  # nothing switches it: the last that was tried
+    data[:] = np.repeat(chosen, 2, axis=0)
+    norms = [_rows(training, some).double().norm(dim=1) for some in (names, names[1:])]
+    middle = float(torch.cat(norms).min() + torch.cat(norms).max()) / 2
+    sums = [[private_sum(training, some, clip=clip) for some in (names, names[1:])] for clip in (0.5, middle)]
+    return clips(*sums[0], clip=0.5), bits(*sums[1])
+
+
+def _at_zero(weight: NDArray[Any], bias: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
+    """An example at which the first unit is 0 but for rounding, and all other units are far below."""
+    target = np.full(HIDDEN, -5.0)
+    target[0] = 0
+    free = np.linalg.svd(weight)[2][HIDDEN:]
+    x = (np.linalg.pinv(weight) @ (target - bias) + 30 * rng.normal(size=len(free)) @ free).astype(np.float32)
+    for place in (int(np.argmax(np.abs(weight[0]))), *rng.integers(INPUTS, size=5)):
+        x[place] -= np.float32((x.astype(np.float64) @ weight[0] + bias[0]) / weight[0, place])
+    return x
+
+
+def _rows(training: Any, users: list[str]) -> Tensor:
+    """(users, dim): the updates of these users, of whom none has more work than others."""
+    cohort = Cohort(positions(training.population, users), training.algorithm.sampler.sampling)
+    request = CohortRequest(training.problem.model.initial.clone(), cohort, 0, lambda: 1.0)
+    return torch.cat([updates.dense(training.dim) for updates, _ in training.trainer.train([request])])
+
+
 ATTACKS = [
     Attack(
         "2a",
@@ -257,6 +321,19 @@ ATTACKS = [
                 lambda: end_moved("stacked", 961, 8),
             ),
             Measure("adam", "64 users, Adam", "at most 0.5", lambda: end_moved("adam", 64, 6)),
+        ],
+    ),
+    Attack(
+        "17",
+        "A kink of the network",
+        f"{KINKED} users, all sampled, one step of {INPUTS} inputs, {HIDDEN} rectified units and a layer, float32, on "
+        "processor cores with engine='auto'; everybody has an example twice. Examples put "
+        "the first unit at 0 up to rounding and are chosen, out of "
+        f"{TRIED}, so that it is off at the user's place and on one place before; then the first user is removed. Clip "
+        "0.5, and for the bits one between the norms. Found after the others: *before* is commit f5a19bb.",
+        [
+            Measure("clips", "user removed, clips", "at most 1", lambda: kinked()[0]),
+            Measure("bits", "the same, sum of the bits", "at most 0.5", lambda: kinked()[1]),
         ],
     ),
 ]

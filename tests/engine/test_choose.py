@@ -78,10 +78,12 @@ def test_a_model_that_cannot_be_stacked_is_refused_where_stacking_was_asked_for(
 
 
 def test_on_a_gpu_auto_stacks_and_where_it_cannot_says_so(monkeypatch):
-    on_gpu = SimpleNamespace(problem=SimpleNamespace(device=torch.device("cuda")))
+    on_gpu = SimpleNamespace(
+        problem=SimpleNamespace(device=torch.device("cuda"), model=SimpleNamespace(personal_shapes={}))
+    )
 
     def stacked(plain, cohort_size, varying):
-        return SimpleNamespace(given=(plain, cohort_size), company_rounds=frozenset())
+        return SimpleNamespace(given=(plain, cohort_size), rounds_by_company="")
 
     monkeypatch.setattr(choose, "Stacked", stacked)
     assert choose_trainer("auto", on_gpu, 10).given == (on_gpu, 10)

@@ -32,10 +32,11 @@ def choose_trainer(
     stacks or trains one by one.
 
     "auto" stacks where one user is too little work for the device: on a GPU, and on CPU cores for models that train few
-    parameters and do little in a step, frozen parameters included, if every operation is known to round a user's
-    numbers alike whoever else is in the stack (`rounding/known.py`). If the model cannot be stacked, users train one by
-    one, with a warning on a GPU, where that is much slower, and wherever a stack would train wrongly. `varying` says
-    that cohort sizes vary around `cohort_size`, as under Poisson sampling. The trainer's `in_words` says what runs.
+    parameters and do little in a step, frozen parameters included, if a user is rounded alike whoever else is in the
+    stack (`stacked/rounding.py`). If the model cannot be stacked, users train one by one, with a warning on a GPU,
+    where that is much slower, and wherever a stack would train wrongly. Personal parameters, which would carry such
+    rounding on, are refused in any other stack. `varying` says that cohort sizes vary around `cohort_size`, as under
+    Poisson sampling. The trainer's `in_words` says what runs.
     """
     check_choice("engine", engine, ENGINES)
     not_single = ""
@@ -52,9 +53,12 @@ def choose_trainer(
         return plain
     try:
         stacked = Stacked(plain, cohort_size, varying=varying)
-        if engine == "auto" and stacked.company_rounds:
-            unknown = ", ".join(sorted(stacked.company_rounds))
-            plain.reason = f"in a stack on cores, who else is there may decide how {unknown} is rounded{not_single}"
+        personal = bool(plain.problem.model.personal_shapes)
+        if stacked.rounds_by_company and (personal or (engine == "auto" and not on_gpu)):
+            why = f"stacking is disabled because {stacked.rounds_by_company}"
+            if engine == "stacked":
+                raise CannotStack(f"personal parameters need exact stacks, and {why}: use engine='one-by-one'")
+            plain.reason = why + not_single
             return plain
         if not_single:
             stacked.reason += not_single

@@ -18,8 +18,8 @@ from ..errors import check_choice, check_whole
 from .kernels import convolution
 from .kernels import lstm as lstm_ops
 from .kernels.group_norm import normalised
-from .rounding.products import product
 from .sparse.recorded_weight import bag
+from .stacked.products import product
 from .stacked.vmap_axis import is_batched
 
 Padding = int | Literal["same", "valid"]

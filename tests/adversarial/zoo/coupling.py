@@ -35,52 +35,12 @@ def zero_head_behind_batch_statistics():
 
 
 @zoo.add(ISOLATED)
-def zero_scale_before_the_batch_mean():
-    class Scaled(Net):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.zeros(()))
-
-        def seen(self, x):
-            return x - self.scale * x.mean(dim=0)
-
-    return Scaled()
-
-
-@zoo.add(ISOLATED)
 def batch_mean_subtracted():
     class Centred(Net):
         def seen(self, x):
             return x - x.mean(dim=0)
 
     return Centred()
-
-
-@zoo.add(ISOLATED)
-def batch_size_in_the_forward_pass():
-    class Sized(Net):
-        def seen(self, x):
-            return x * len(x)
-
-    return Sized()
-
-
-@zoo.add(ISOLATED)
-def other_course_for_whole_batches():
-    class Branching(Net):
-        def seen(self, x):
-            return -x if len(x) == 3 else x
-
-    return Branching()
-
-
-@zoo.add(ISOLATED)
-def softmax_over_the_batch():
-    class Attending(Net):
-        def seen(self, x):
-            return x * torch.softmax(x, dim=0)
-
-    return Attending()
 
 
 @zoo.add(ISOLATED)
@@ -93,33 +53,6 @@ def attention_between_examples():
 
 
 @zoo.add(ISOLATED)
-def running_sum_along_the_batch():
-    class Summing(Net):
-        def seen(self, x):
-            return x.cumsum(dim=0)
-
-    return Summing()
-
-
-@zoo.add(ISOLATED)
-def order_of_the_batch():
-    class Sorting(Net):
-        def seen(self, x):
-            return x + x.sort(dim=0).values
-
-    return Sorting()
-
-
-@zoo.add(ISOLATED)
-def last_example_added_to_all():
-    class Last(Net):
-        def seen(self, x):
-            return x + x[-1]
-
-    return Last()
-
-
-@zoo.add(ISOLATED)
 def contrastive_loss():
     def contrastive(model, batch):
         codes = F.normalize(model(batch["x"]), dim=1)
@@ -129,28 +62,11 @@ def contrastive_loss():
 
 
 @zoo.add(ISOLATED)
-def losses_relative_to_their_mean():
-    def relative(model, batch):
-        losses = cross_entropies(model, batch)
-        return losses * losses.detach() / losses.detach().mean()
-
-    return Net(), relative
-
-
-@zoo.add(ISOLATED)
 def losses_scaled_by_the_length_of_the_batch():
     def scaled(model, batch):
         return cross_entropies(model, batch) * len(batch["y"])
 
     return Net(), scaled
-
-
-@zoo.add(ISOLATED)
-def worst_example_alone():
-    def worst(model, batch):
-        return cross_entropies(model, batch).max()
-
-    return Net(), worst
 
 
 @zoo.add(ISOLATED)
@@ -170,35 +86,11 @@ def scalar_loss_behind_batch_statistics_and_a_zero_head():
 
 
 @zoo.add(EITHER)
-def number_for_whole_batches_and_numbers_otherwise():
-    def changing(model, batch):
-        losses = cross_entropies(model, batch)
-        return losses.mean() if len(losses) == 3 else losses
-
-    return Net(), changing
-
-
-@zoo.add(EITHER)
 def batch_written_to():
     def spoiling(model, batch):
         with torch.no_grad():
             batch["x"].mul_(0.5)
             batch["y"].zero_()
-        return cross_entropies(model, batch)
-
-    return Net(), spoiling
-
-
-@zoo.add(EITHER)
-def batch_kept_and_written_to_later():
-    """Writes into the last batch, which belonged to another user."""
-    kept = []
-
-    def spoiling(model, batch):
-        with torch.no_grad():
-            for former in kept:
-                former.zero_()
-            kept[:] = [batch["x"]]
         return cross_entropies(model, batch)
 
     return Net(), spoiling

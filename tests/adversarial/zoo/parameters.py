@@ -29,67 +29,10 @@ def cosine_head():
 
 
 @zoo.add(EITHER)
-def data_bound_to_a_clone():
-    class Cloned(Net):
-        def seen(self, x):
-            self.hidden.weight.data = self.hidden.weight.data.clone()
-            return x
-
-    return Cloned()
-
-
-@zoo.add(EITHER)
-def data_swapped_between_two_parameters():
-    class Swapped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.two = nn.Linear(4, 3), nn.Linear(4, 3)
-
-        def forward(self, x):
-            self.one.weight.data, self.two.weight.data = self.two.weight.data, self.one.weight.data
-            return self.one(x) + 2 * self.two(x)
-
-    return Swapped()
-
-
-@zoo.add(EITHER)
-def data_set_to_another_storage():
-    class Set(Net):
-        def seen(self, x):
-            with torch.no_grad():
-                self.out.weight.set_(0.99 * self.out.weight)
-            return x
-
-    return Set()
-
-
-@zoo.add(EITHER)
-def data_written_by_vector_to_parameters():
-    class Shrinking(Net):
-        def seen(self, x):
-            vector = nn.utils.parameters_to_vector(self.out.parameters()).detach()
-            nn.utils.vector_to_parameters(0.95 * vector, self.out.parameters())
-            return x
-
-    return Shrinking()
-
-
-@zoo.add(EITHER)
 def parameter_replaced_in_forward():
     class Replaced(Net):
         def seen(self, x):
             self.out.weight = nn.Parameter(0.9 * self.out.weight.detach() + 0.1 * x.detach().mean())
-            return x
-
-    return Replaced()
-
-
-@zoo.add(EITHER)
-def parameter_replaced_by_setattr():
-    class Replaced(Net):
-        def seen(self, x):
-            for name, param in list(self.out.named_parameters()):
-                setattr(self.out, name, nn.Parameter(0.9 * param.detach()))
             return x
 
     return Replaced()
@@ -123,28 +66,6 @@ def parameter_created_in_forward():
 
 
 @zoo.add(EITHER)
-def parameter_registered_in_forward():
-    class Lazy(Net):
-        def seen(self, x):
-            if "offset" not in self._parameters:
-                self.register_parameter("offset", nn.Parameter(x.detach().mean(dim=0)))
-            return x - self.offset
-
-    return Lazy()
-
-
-@zoo.add(EITHER)
-def parameter_removed_in_forward():
-    class Losing(Net):
-        def seen(self, x):
-            if bool((x.detach().abs() > 1.5).any()):
-                self.out.bias = None
-            return x
-
-    return Losing()
-
-
-@zoo.add(EITHER)
 def submodule_created_in_forward():
     class Lazy(Net):
         def seen(self, x):
@@ -153,19 +74,6 @@ def submodule_created_in_forward():
             return self.first(x)
 
     return Lazy()
-
-
-@zoo.add(EITHER)
-def submodule_replaced_in_forward():
-    class Replaced(Net):
-        def seen(self, x):
-            layer = nn.Linear(5, 3).to(x)
-            with torch.no_grad():
-                layer.weight.copy_(0.9 * self.out.weight)
-            self.out = layer
-            return x
-
-    return Replaced()
 
 
 @zoo.add(EITHER)
@@ -199,17 +107,6 @@ def requires_grad_toggled():
     return Toggling()
 
 
-@zoo.add(EITHER, by_data=True)
-def requires_grad_taken_by_huge_values():
-    class Freezing(Net):
-        def seen(self, x):
-            if bool((x.detach().abs() > 1e6).any()):
-                self.hidden.requires_grad_(False)
-            return x
-
-    return Freezing()
-
-
 @zoo.add(ISOLATED)
 def clamped_in_place():
     class Clamped(Net):
@@ -219,49 +116,6 @@ def clamped_in_place():
             return x
 
     return Clamped()
-
-
-@zoo.add(ISOLATED)
-def decayed_in_place_in_data():
-    class Decayed(Net):
-        def seen(self, x):
-            self.out.weight.data.mul_(0.95)
-            return x
-
-    return Decayed()
-
-
-@zoo.add(EITHER)
-def attribute_on_a_parameter():
-    class Tagged(Net):
-        def seen(self, x):
-            before = getattr(self.out.weight, "last", 0.0)
-            self.out.weight.last = x.detach().mean(dim=0)
-            return x + before
-
-    return Tagged()
-
-
-@zoo.add(EITHER)
-def hook_registered_in_forward():
-    class Hooked(Net):
-        def seen(self, x):
-            level = x.detach().mean()
-            self.out.register_forward_hook(lambda layer, inputs, output: output * (1 + 0.1 * level))
-            return x
-
-    return Hooked()
-
-
-@zoo.add(EITHER)
-def parameter_hook_registered_in_forward():
-    class Hooked(Net):
-        def seen(self, x):
-            if self.out.weight.requires_grad:
-                self.out.weight.register_hook(lambda gradient: 0.9 * gradient)
-            return x
-
-    return Hooked()
 
 
 @zoo.add(EITHER)
@@ -296,21 +150,6 @@ def optimiser_with_momentum_in_the_loss():
 
 
 @zoo.add(EITHER)
-def state_saved_and_loaded_from_the_last_call():
-    class Loading(Net):
-        saved = None
-
-        def seen(self, x):
-            if self.saved is not None:
-                with torch.no_grad():
-                    self.hidden.weight.lerp_(self.saved, 0.1)
-            self.saved = self.hidden.weight.detach().clone()
-            return x
-
-    return Loading()
-
-
-@zoo.add(EITHER)
 def parameters_kept_in_a_list():
     class Listed(Net):
         """Not registered, so that the engine does not know of it; and it learns by itself."""
@@ -342,17 +181,5 @@ def means_written_into_the_rounds_parameters():
     def loss(model, batch, reference):
         reference["hidden.weight"].data.add_(batch["x"].mean(dim=0))
         return cross_entropies(model, batch) + (model.hidden.weight - reference["hidden.weight"]).square().sum()
-
-    return Net(), loss
-
-
-@zoo.add(EITHER)
-def rounds_parameters_kept_and_written_to_by_the_next_user():
-    kept = {}
-
-    def loss(model, batch, reference):
-        kept.setdefault("first", reference["out.bias"])
-        kept["first"].data.add_(batch["x"].mean())
-        return cross_entropies(model, batch) + (model.out.bias - reference["out.bias"]).square().sum()
 
     return Net(), loss

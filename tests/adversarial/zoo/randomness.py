@@ -1,6 +1,5 @@
 """Models that draw: every draw must belong to the user who trains."""
 
-import itertools
 import random
 
 import numpy as np
@@ -8,8 +7,6 @@ import torch
 import torch.nn.functional as F
 from adversarial.entry import EITHER, ISOLATED, Net, Zoo, cross_entropies
 from torch import nn
-
-from clipline.engine.user_random import UserRandom
 
 zoo = Zoo()
 
@@ -25,19 +22,6 @@ def no_randomness_but_the_order_of_batches():
 
 
 @zoo.add(ISOLATED)
-def own_chance():
-    class Noisy(Net):
-        def __init__(self):
-            super().__init__()
-            self.chance = UserRandom()
-
-        def seen(self, x):
-            return x + self.chance.bits(*x.shape).to(x.dtype) / 2**31
-
-    return Noisy()
-
-
-@zoo.add(ISOLATED)
 def functional_dropout():
     class Loose(Net):
         def seen(self, x):
@@ -47,29 +31,10 @@ def functional_dropout():
 
 
 @zoo.add(ISOLATED)
-def alpha_dropout():
-    return nn.Sequential(nn.Linear(4, 6), nn.SELU(), nn.AlphaDropout(0.5), nn.Linear(6, 3))
-
-
-@zoo.add(ISOLATED)
-def randomised_leaky_relu():
-    return nn.Sequential(nn.Linear(4, 6), nn.RReLU(), nn.Linear(6, 3))
-
-
-@zoo.add(ISOLATED)
 def torch_rand():
     class Noisy(Net):
         def seen(self, x):
             return x + torch.rand(4, device=x.device, dtype=x.dtype)
-
-    return Noisy()
-
-
-@zoo.add(ISOLATED)
-def gaussian_noise_like_the_input():
-    class Noisy(Net):
-        def seen(self, x):
-            return x + 0.5 * torch.randn_like(x)
 
     return Noisy()
 
@@ -121,32 +86,12 @@ def torch_generator_as_attribute():
 
 
 @zoo.add(EITHER)
-def torch_generator_of_the_loss():
-    generator = torch.Generator().manual_seed(0)
-
-    def noisy(model, batch):
-        noise = torch.rand(batch["x"].shape, generator=generator, dtype=torch.float64).to(batch["x"])
-        return cross_entropies(model, {**batch, "x": batch["x"] + noise})
-
-    return Net(), noisy
-
-
-@zoo.add(EITHER)
 def global_numpy():
     class Noisy(Net):
         def seen(self, x):
             return x + torch.from_numpy(np.random.rand(4)).to(x)  # noqa: NPY002  # the mistake itself
 
     return Noisy()
-
-
-@zoo.add(EITHER)
-def global_numpy_of_the_loss():
-    def noisy(model, batch):
-        keep = float(np.random.rand() > 0.5)  # noqa: NPY002  # the mistake itself
-        return cross_entropies(model, batch) * (0.5 + keep)
-
-    return Net(), noisy
 
 
 @zoo.add(EITHER)
@@ -163,77 +108,9 @@ def numpy_generator_as_attribute():
 
 
 @zoo.add(EITHER)
-def numpy_generator_of_the_loss():
-    rng = np.random.default_rng(0)
-
-    def noisy(model, batch):
-        return cross_entropies(model, batch) * rng.uniform(0.5, 1.5)
-
-    return Net(), noisy
-
-
-@zoo.add(EITHER)
 def python_random():
     class Noisy(Net):
         def seen(self, x):
             return x * random.choice([0.5, 1.0, 2.0])
 
     return Noisy()
-
-
-@zoo.add(EITHER)
-def python_random_as_attribute():
-    class Noisy(Net):
-        def __init__(self):
-            super().__init__()
-            self.rng = random.Random(0)
-
-        def seen(self, x):
-            return x * self.rng.uniform(0.5, 1.5)
-
-    return Noisy()
-
-
-@zoo.add(EITHER)
-def count_as_attribute():
-    class Counting(Net):
-        def __init__(self):
-            super().__init__()
-            self.count = itertools.count(1)
-
-        def seen(self, x):
-            return x / next(self.count)
-
-    return Counting()
-
-
-@zoo.add(EITHER)
-def iterator_as_attribute():
-    class Cycling(Net):
-        def __init__(self):
-            super().__init__()
-            self.scales = iter([0.5, 1.0, 2.0, 4.0, 8.0] * 1000)
-
-        def seen(self, x):
-            return x * next(self.scales)
-
-    return Cycling()
-
-
-@zoo.add(EITHER)
-def iterator_of_the_loss():
-    scales = itertools.cycle([0.5, 1.0, 2.0, 4.0, 8.0])
-
-    def cycling(model, batch):
-        return cross_entropies(model, batch) * next(scales)
-
-    return Net(), cycling
-
-
-@zoo.add(ISOLATED)
-def gumbel_softmax():
-    class Choosing(Net):
-        def seen(self, x):
-            return x * F.gumbel_softmax(x, dim=1)
-
-    return Choosing()

@@ -64,16 +64,6 @@ def bag_and_embedding_by_one_user_alone():
 
 
 @zoo.add(EITHER, **FACTS)
-def lookup_with_max_norm():
-    class Lookup(Bagging):
-        def forward(self, words, values):
-            rows = F.embedding(words.long(), self.weight, max_norm=0.1)
-            return (rows * values.unsqueeze(2)).sum(dim=1)
-
-    return Lookup()
-
-
-@zoo.add(EITHER, **FACTS)
 def written_in_place():
     class Writing(Bagging):
         def forward(self, words, values):
@@ -102,45 +92,6 @@ def written_through_a_scripted_function():
     return Writing()
 
 
-@zoo.add(EITHER, **FACTS)
-def written_where_subclasses_are_not_asked():
-    class Writing(Bagging):
-        def forward(self, words, values):
-            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-                self.weight.mul_(0.9)
-            return bag(words, self.weight, values)
-
-    return Writing()
-
-
-@zoo.add(EITHER, **FACTS)
-def written_through_another_subclass():
-    class Free(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, func, types, args=(), kwargs=None):
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-
-    class Writing(Bagging):
-        def forward(self, words, values):
-            with torch.no_grad():
-                torch.mul(self.weight, torch.full((), 0.9).to(values).as_subclass(Free), out=self.weight)
-            return bag(words, self.weight, values)
-
-    return Writing()
-
-
-@zoo.add(EITHER, **FACTS)
-def written_by_numpy():
-    class Writing(Bagging):
-        def forward(self, words, values):
-            numbers = self.weight.detach().cpu().numpy()
-            numbers *= 0.9
-            return bag(words, self.weight, values)
-
-    return Writing()
-
-
 class Penalised(Bagging):
     """A penalty on all rows, behind a scale that is zero at first: then a trial sees nothing of it."""
 
@@ -160,44 +111,6 @@ def mean_of_the_weight_as_penalty():
             return 100 * self.weight.mean()
 
     return Mean()
-
-
-@zoo.add(EITHER, **FACTS)
-def squares_of_the_weight_as_penalty():
-    class Squares(Penalised):
-        def penalty(self):
-            return self.weight.square().sum()
-
-    return Squares()
-
-
-@zoo.add(EITHER, **FACTS)
-def number_of_rows_as_scale():
-    class Counting(Bagging):
-        def forward(self, words, values):
-            return looked_up(words, self.weight, values) * (len(self.weight) / HEIGHT)
-
-    return Counting()
-
-
-@zoo.add(EITHER, **FACTS)
-def largest_row_number_as_scale():
-    """Row numbers may be places among the rows that a user touches, or among those that a block does."""
-
-    class Counting(Bagging):
-        def forward(self, words, values):
-            return looked_up(words, self.weight, values) * (1 + words.max() / HEIGHT)
-
-    return Counting()
-
-
-@zoo.add(EITHER, **FACTS)
-def first_row_added():
-    class First(Bagging):
-        def forward(self, words, values):
-            return looked_up(words, self.weight, values) + self.weight[0]
-
-    return First()
 
 
 @zoo.add(EITHER, **FACTS)

@@ -1,19 +1,14 @@
 """State beside the parameters: what a model or its loss keeps from one call to the next."""
 
 import functools
-import threading
-from collections import deque
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from adversarial.entry import EITHER, Net, Zoo, cross_entropies
-from torch import nn
 
 zoo = Zoo()
 LAST = {}
-GLOBAL_NOTES = []
 COUNT = 0
 
 
@@ -62,18 +57,6 @@ def running_mean_in_place_in_a_plain_tensor():
 
 
 @zoo.add(EITHER)
-def running_mean_as_a_number():
-    class Running(Net):
-        mean = 0.0
-
-        def seen(self, x):
-            self.mean = 0.9 * self.mean + 0.1 * float(x.detach().mean())
-            return x - self.mean
-
-    return Running()
-
-
-@zoo.add(EITHER)
 def running_mean_in_a_numpy_array():
     class Running(Net):
         def __init__(self):
@@ -99,18 +82,6 @@ def step_counter_that_scales_the_output():
             return x / self.steps
 
     return Counting()
-
-
-@zoo.add(EITHER)
-def counter_in_a_submodule():
-    class Decay(nn.Module):
-        steps = 0
-
-        def forward(self, x):
-            self.steps += 1
-            return x * 0.9**self.steps
-
-    return nn.Sequential(Decay(), nn.Linear(4, 3))
 
 
 @zoo.add(EITHER)
@@ -140,37 +111,7 @@ def cache_by_shape():
     return Cached()
 
 
-@zoo.add(EITHER)
-def deque_of_inputs():
-    class Queue(Net):
-        def __init__(self):
-            super().__init__()
-            self.queue = deque(maxlen=3)
-
-        def seen(self, x):
-            self.queue.append(mean(x))
-            return x + sum(self.queue)
-
-    return Queue()
-
-
-@zoo.add(EITHER)
-def set_of_sizes():
-    class Sizes(Net):
-        def __init__(self):
-            super().__init__()
-            self.sizes = set()
-
-        def seen(self, x):
-            self.sizes.add(round(float(x.detach().abs().sum()), 3))
-            return x / len(self.sizes)
-
-    return Sizes()
-
-
 class Box:
-    __slots__ = ("inner",)
-
     def __init__(self, inner):
         self.inner = inner
 
@@ -187,20 +128,6 @@ def nested_object():
             return x + self.box.inner.inner[0]
 
     return Nested()
-
-
-@zoo.add(EITHER)
-def simple_namespace():
-    class Spaced(Net):
-        def __init__(self):
-            super().__init__()
-            self.state = SimpleNamespace(mean=0.0)
-
-        def seen(self, x):
-            self.state.mean = 0.5 * self.state.mean + mean(x)
-            return x + self.state.mean
-
-    return Spaced()
 
 
 @zoo.add(EITHER)
@@ -240,23 +167,6 @@ def global_rebound():
     return Global()
 
 
-@torch.no_grad()
-def noted(x):
-    GLOBAL_NOTES.append(mean(x))
-    return sum(GLOBAL_NOTES)
-
-
-@zoo.add(EITHER)
-def global_of_a_function_without_gradients():
-    GLOBAL_NOTES.clear()
-
-    class Noting(Net):
-        def seen(self, x):
-            return x + 0.1 * noted(x)
-
-    return Noting()
-
-
 @zoo.add(EITHER)
 def closure_of_the_loss():
     last = [0.0]
@@ -290,25 +200,6 @@ def default_argument_list():
 
 
 @zoo.add(EITHER)
-def attribute_of_the_loss_function():
-    def attributed(model, batch):
-        attributed.calls += 1
-        return cross_entropies(model, batch) / attributed.calls
-
-    attributed.calls = 0
-    return Net(), attributed
-
-
-@zoo.add(EITHER)
-def partial_with_a_list():
-    def noting(seen, model, batch):
-        seen.append(mean(batch["x"]))
-        return cross_entropies(model, {**batch, "x": batch["x"] + sum(seen) / len(seen)})
-
-    return Net(), functools.partial(noting, [])
-
-
-@zoo.add(EITHER)
 def callable_loss_with_state():
     class Balanced:
         """Weighs classes by how often they were seen."""
@@ -325,21 +216,6 @@ def callable_loss_with_state():
 
 
 @zoo.add(EITHER)
-def loss_module_with_a_buffer():
-    class Centred(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("level", torch.zeros((), dtype=torch.float64))
-
-        def forward(self, model, batch):
-            losses = cross_entropies(model, batch)
-            self.level.mul_(0.9).add_(losses.detach().mean().cpu(), alpha=0.1)
-            return losses * torch.exp(-self.level.to(losses.device))
-
-    return Net(), Centred()
-
-
-@zoo.add(EITHER)
 def lru_cache_by_length():
     class Cached(Net):
         def seen(self, x):
@@ -352,49 +228,6 @@ def lru_cache_by_length():
             return x - self.offset(len(x))
 
     return Cached()
-
-
-@zoo.add(EITHER)
-def generator_that_runs_on():
-    def averages():
-        total = 0.0
-        while True:
-            total = 0.5 * total + (yield total)
-
-    class Running(Net):
-        def seen(self, x):
-            if not hasattr(self, "averages"):
-                self.averages = averages()
-                next(self.averages)
-            return x + self.averages.send(mean(x))
-
-    return Running()
-
-
-@zoo.add(EITHER)
-def thread_local_state():
-    class Local(Net):
-        def seen(self, x):
-            before = getattr(STORE, "mean", 0.0)
-            STORE.mean = mean(x)
-            return x + before
-
-    STORE.__dict__.clear()
-    return Local()
-
-
-STORE = threading.local()
-
-
-@zoo.add(EITHER)
-def forward_replaced_after_the_first_call():
-    class Changing(Net):
-        def seen(self, x):
-            offset = mean(x)
-            self.seen = lambda later: later + offset
-            return x
-
-    return Changing()
 
 
 @zoo.add(EITHER)

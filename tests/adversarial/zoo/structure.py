@@ -1,17 +1,11 @@
 """Ordinary and unusual architectures: tied, frozen, recurrent, scripted, compiled, hooked."""
 
 import torch
-import torch.nn.functional as F
 from adversarial.entry import EITHER, ISOLATED, Net, Zoo, cross_entropies
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 zoo = Zoo()
-
-
-def behind(layer, width):
-    """A layer on the 4 features, then 3 classes."""
-    return nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(width, 3))
 
 
 class Sequence(nn.Module):
@@ -36,11 +30,6 @@ def group_norm():
 
 
 @zoo.add(ISOLATED)
-def instance_norm():
-    return nn.Sequential(nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, affine=True), nn.Flatten(), nn.Linear(4, 3))
-
-
-@zoo.add(ISOLATED)
 def tied_weights():
     class Tied(nn.Module):
         def __init__(self):
@@ -52,17 +41,6 @@ def tied_weights():
             return self.out(self.back(torch.tanh(self.into(x))))
 
     return Tied()
-
-
-@zoo.add(ISOLATED)
-def parametrised_symmetric():
-    class Symmetric(nn.Module):
-        def forward(self, weight):
-            return weight.triu() + weight.triu(1).T
-
-    layer = nn.Linear(4, 4)
-    nn.utils.parametrize.register_parametrization(layer, "weight", Symmetric())
-    return behind(layer, 4)
 
 
 @zoo.add(ISOLATED)
@@ -86,13 +64,6 @@ def adapter():
     return Adapted()
 
 
-@zoo.add(ISOLATED)
-def parameter_that_is_not_used():
-    net = Net()
-    net.spare = nn.Linear(4, 3)
-    return net
-
-
 class Looking(nn.Module):
     """Features to places in a table."""
 
@@ -106,38 +77,13 @@ class Looking(nn.Module):
 
 
 @zoo.add(ISOLATED)
-def embedding():
-    return Looking(nn.Embedding(8, 2))
-
-
-@zoo.add(EITHER)
-def embedding_with_max_norm():
-    return Looking(nn.Embedding(8, 2, max_norm=0.5))
-
-
-@zoo.add(ISOLATED)
 def embedding_with_padding():
     return Looking(nn.Embedding(8, 2, padding_idx=3))
-
-
-@zoo.add(EITHER)
-def embedding_with_sparse_gradient():
-    return Looking(nn.Embedding(8, 2, sparse=True))
 
 
 @zoo.add(ISOLATED)
 def lstm():
     return Sequence(nn.LSTM(2, 3, batch_first=True), lambda layer, x: layer(x)[0], 3)
-
-
-@zoo.add(ISOLATED)
-def gru():
-    return Sequence(nn.GRU(2, 3, batch_first=True), lambda layer, x: layer(x)[0], 3)
-
-
-@zoo.add(ISOLATED)
-def lstm_with_dropout():
-    return Sequence(nn.LSTM(2, 3, 2, batch_first=True, dropout=0.3), lambda layer, x: layer(x)[0], 3)
 
 
 @zoo.add(EITHER)
@@ -174,34 +120,6 @@ def convolution():
 
 
 @zoo.add(ISOLATED)
-def bilinear():
-    class Pairs(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.pairs = nn.Bilinear(2, 2, 3)
-
-        def forward(self, x):
-            return self.pairs(x[:, :2], x[:, 2:])
-
-    return Pairs()
-
-
-@zoo.add(ISOLATED)
-def parameter_list():
-    class Listed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ParameterList([torch.randn(4, 4), torch.randn(4, 3)])
-
-        def forward(self, x):
-            for weight in self.layers:
-                x = torch.tanh(x @ weight)
-            return x
-
-    return Listed()
-
-
-@zoo.add(ISOLATED)
 def experts_chosen_by_data():
     class Experts(Net):
         def __init__(self):
@@ -223,66 +141,6 @@ def checkpointed():
     return Checkpointed()
 
 
-@zoo.add(ISOLATED)
-def own_autograd_function():
-    class Straight(torch.autograd.Function):
-        generate_vmap_rule = True
-
-        @staticmethod
-        def forward(x):
-            return x.round()
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            pass
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
-    class Rounded(Net):
-        def forward(self, x):
-            return self.out(Straight.apply(3 * torch.tanh(self.hidden(x))))
-
-    return Rounded()
-
-
-@zoo.add(EITHER)
-def autograd_function_with_memory():
-    class Memory(torch.autograd.Function):
-        last = 0.0
-
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            before, Memory.last = Memory.last, grad.detach().mean(dim=0)
-            return grad + before
-
-    class Carrying(Net):
-        def forward(self, x):
-            return self.out(Memory.apply(torch.tanh(self.hidden(x))))
-
-    return Carrying()
-
-
-def plus_half_its_mean(x: torch.Tensor) -> torch.Tensor:
-    return x + 0.5 * x.mean(dim=1, keepdim=True)
-
-
-@zoo.add(EITHER)
-def scripted_function():
-    scripted = torch.jit.script(plus_half_its_mean)
-
-    class Calling(Net):
-        def seen(self, x):
-            return scripted(x)
-
-    return Calling()
-
-
 class ScriptedNet(nn.Module):
     def __init__(self):
         super().__init__()
@@ -295,30 +153,6 @@ class ScriptedNet(nn.Module):
 @zoo.add(EITHER)
 def scripted_module():
     return torch.jit.script(ScriptedNet())
-
-
-class ScriptedMemory(nn.Module):
-    last: torch.Tensor
-
-    def __init__(self):
-        super().__init__()
-        self.out = nn.Linear(4, 3)
-        self.last = torch.zeros(4, dtype=torch.float64)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.out(x + self.last)
-        self.last = x.mean(dim=0)
-        return out
-
-
-@zoo.add(EITHER)
-def scripted_module_with_an_attribute():
-    return torch.jit.script(ScriptedMemory())
-
-
-@zoo.add(EITHER)
-def traced_module():
-    return torch.jit.trace(ScriptedNet(), torch.zeros(2, 4))
 
 
 @zoo.add(EITHER)
@@ -338,13 +172,6 @@ def forward_hook_that_adds_the_last_output():
     return net
 
 
-@zoo.add(ISOLATED)
-def forward_hook_without_memory():
-    net = Net()
-    net.hidden.register_forward_hook(lambda layer, inputs, output: 2 * output)
-    return net
-
-
 @zoo.add(EITHER)
 def parameter_hook_that_averages_gradients():
     net, last = Net(), [0.0]
@@ -355,79 +182,6 @@ def parameter_hook_that_averages_gradients():
 
     net.out.bias.register_hook(averaging)
     return net
-
-
-@zoo.add(EITHER)
-def backward_hook_with_memory():
-    net, last = Net(), [0.0]
-
-    def adding(layer, grad_input, grad_output):
-        before, last[0] = last[0], grad_input[0].detach().mean(dim=0)
-        return (grad_input[0] + before,)
-
-    net.out.register_full_backward_hook(adding)
-    return net
-
-
-@zoo.add(EITHER)
-def global_forward_hook():
-    """Holds for every module of the process while this entry's model lives."""
-    net, last = Net(), [0.0]
-
-    class Hooked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = net
-
-        def forward(self, x):
-            handle = nn.modules.module.register_module_forward_hook(adding)
-            try:
-                return self.net(x)
-            finally:
-                handle.remove()
-
-    def adding(layer, inputs, output):
-        if output.shape[-1] != 5:
-            return None
-        before, last[0] = last[0], output.detach().mean(dim=0)
-        return output + before
-
-    return Hooked()
-
-
-@zoo.add(EITHER)
-def lazy_linear():
-    return nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.Linear(5, 3))
-
-
-@zoo.add(EITHER)
-def lazy_batch_norm():
-    return nn.Sequential(nn.Linear(4, 5), nn.LazyBatchNorm1d(), nn.Linear(5, 3))
-
-
-@zoo.add(ISOLATED)
-def other_parameters_by_functional_call():
-    def shaken(model, batch):
-        weights = {name: 1.1 * param for name, param in model.named_parameters()}
-        logits = torch.func.functional_call(model, weights, (batch["x"],))
-        return F.cross_entropy(logits, batch["y"], reduction="none")
-
-    return Net(), shaken
-
-
-@zoo.add(EITHER)
-def model_copied_once_in_the_loss():
-    """A teacher from whoever trained first."""
-    import copy
-
-    teacher = []
-
-    def distilling(model, batch):
-        if not teacher:
-            teacher.append(copy.deepcopy(model).requires_grad_(False))
-        return cross_entropies(model, batch) + (model(batch["x"]) - teacher[0](batch["x"])).square().sum(dim=1)
-
-    return Net(), distilling
 
 
 @zoo.add(EITHER)

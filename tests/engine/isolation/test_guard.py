@@ -4,7 +4,6 @@ import functools
 import queue
 import sys
 import types
-import weakref
 
 import numpy as np
 import pytest
@@ -24,31 +23,12 @@ sys.modules["helper_of_the_caller"] = HELPER
 INSIDE: list = []  # named in functions inside functions alone
 
 
-class Meta(type):
-    seen: tuple = ()
-
-
-class Holder(metaclass=Meta):
+class Holder:
     __memory__: list = []  # noqa: RUF012
-    __slots__ = ("__weakref__", "last")
-
-
-KEPT = Holder()
-KEPT.last = 0
 
 
 class Numbers(dict):
     pass
-
-
-class SaysEmpty(list):
-    def __len__(self):
-        return 0
-
-
-class SaysFalse(dict):
-    def __bool__(self):
-        return False
 
 
 class Lazy(dict):
@@ -61,7 +41,7 @@ class Lazy(dict):
 
 
 class Marked(Holder):
-    __slots__ = ()
+    pass
 
 
 class Net(nn.Linear):
@@ -86,17 +66,9 @@ def forms():
     holder.last = 0
     shared = [torch.zeros(2), torch.zeros(2)]
 
-    def imported(_):
-        import helper_of_the_caller
-
-        return len(helper_of_the_caller.STATE)
-
     @functools.wraps(torch.nn.functional.cross_entropy)
     def wrapped(_):
         return bool(items)
-
-    def code(_):
-        return False
 
     def defaults(_, found=False):
         return found
@@ -107,7 +79,6 @@ def forms():
             lambda m: float(m.held[0].sum()), lambda m: m.held[0].add_(1.0), {"held": shared}),
         "an array of a list": (
             lambda m: m.arrays[0].sum(), lambda m: m.arrays[0].__iadd__(1), {"arrays": [np.zeros(2), np.zeros(2)]}),
-        "another module": (imported, lambda m: HELPER.STATE.append(1), {}),
         "a global of a function inside": (
             lambda m: (lambda: len(INSIDE))(), lambda m: (lambda: INSIDE.append(1))(), {}),
         "a module by name": (lambda m: len(HELPER.STATE), lambda m: HELPER.STATE.append(1), {}),
@@ -115,16 +86,8 @@ def forms():
         "bound methods": (lambda m: count(), lambda m: push(1), {}),
         "a class attribute with dunders": (
             lambda m: len(Holder.__memory__), lambda m: Holder.__memory__.append(1), {}),
-        "a metaclass": (lambda m: len(Meta.seen), lambda m: setattr(Meta, "seen", (1,)), {"holder": Holder}),
-        "a slot": (lambda m: holder.last, lambda m: setattr(holder, "last", 1), {}),
-        "a weak reference": (
-            lambda m: m.weak().last, lambda m: setattr(m.weak(), "last", 1), {"weak": weakref.ref(KEPT)}),
         "attributes of a dictionary": (
             lambda m: getattr(numbers, "seen", 0), lambda m: setattr(numbers, "seen", 1), {}),
-        "a list that says it is empty": (
-            lambda m: list.__len__(m.said), lambda m: m.said.append(1), {"said": SaysEmpty()}),
-        "a dictionary that is false": (
-            lambda m: dict.__len__(m.said), lambda m: m.said.update(a=1), {"said": SaysFalse()}),
         "a list in a dictionary that does not show it": (
             lambda m: len(lazy["a"]), lambda m: lazy["a"].append(1), {}),
         "a minus before zero": (
@@ -138,7 +101,6 @@ def forms():
             lambda m: vars(m).get("seen"), lambda m: object.__setattr__(m, "__dict__", {**vars(m), "seen": True}), {}),
         "another class": (
             lambda m: isinstance(holder, Marked), lambda m: setattr(holder, "__class__", Marked), {}),
-        "other code": (code, lambda m: setattr(code, "__code__", (lambda _: True).__code__), {}),
         "another default": (defaults, lambda m: setattr(defaults, "__defaults__", (True,)), {}),
         "the default type": (
             lambda m: torch.get_default_dtype() == torch.float64,
@@ -160,8 +122,6 @@ def _as_found():
     HELPER.STATE.clear()
     INSIDE.clear()
     Holder.__memory__.clear()
-    Meta.seen = ()
-    KEPT.last = 0
 
 
 @pytest.mark.parametrize("name", forms())
@@ -178,12 +138,6 @@ def test_the_next_user_finds_nothing(name):
     except ModuleError:
         return  # refused in a sentence, before anything is released
     assert torch.equal(ours, expected)
-
-
-def test_a_member_in_c_that_nobody_can_write_is_not_put_back():
-    pattern = pytest.importorskip("regex").compile("ab+", flags=8240)  # its flags are a new number at every look
-    net = Net(lambda m: pattern.flags == 0, lambda m: None, said=SaysEmpty())
-    assert update(net, [0, 1]).norm() > 0
 
 
 def test_what_is_set_and_reset_within_a_block_is_seen():

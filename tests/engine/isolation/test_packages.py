@@ -1,6 +1,5 @@
 """What is the caller's is looked at, wherever it is installed; what is a library's is not."""
 
-import dataclasses
 import functools
 import statistics
 import sys
@@ -14,21 +13,7 @@ from clipline.engine.isolation.packages import (
     from_installed,
     installed,
     installed_folders,
-    names_from_this_machine,
 )
-
-Made = dataclasses.make_dataclass("Made", [("seen", int, 0)])
-EXECUTED = {}
-exec("class Executed:\n    seen = 0", EXECUTED)  # as tools do that read settings in Python
-EXECUTED = EXECUTED["Executed"]
-
-
-def test_a_class_counts_as_the_callers_although_a_library_made_it():
-    assert not installed(Made)
-    assert not installed(types.new_class("Fresh"))
-    assert not installed(EXECUTED)
-    assert installed(types.SimpleNamespace)
-    assert installed(types.GeneratorType)
 
 
 def module_at(monkeypatch, name, file):
@@ -70,24 +55,3 @@ def test_an_installed_package_that_the_loss_came_from_is_the_callers(in_site_pac
     add_caller(forms[form])
     assert not installed(loss)
     assert not installed(in_site_packages.Loss)
-
-
-@pytest.mark.parametrize(
-    ("installer", "source", "own"),
-    [
-        ("pip\n", None, False),  # from an index
-        ("pip\n", '{"url": "file:///home/me/models", "dir_info": {}}', True),
-        ("uv", '{"url": "file:///tmp/models-1-py3-none-any.whl"}', True),
-        ("pip", '{"url": "https://example.org/x.git", "vcs_info": {}}', False),
-        ("conda", '{"url": "file:///feedstock/work", "dir_info": {}}', False),
-        ("pip", "no JSON", False),
-    ],
-)
-def test_a_package_from_a_folder_or_file_of_this_machine_is_the_callers(tmp_path, installer, source, own):
-    about = tmp_path / "company_models-1.0.dist-info"
-    about.mkdir()
-    (about / "INSTALLER").write_text(installer, encoding="utf-8")
-    (about / "RECORD").write_text("company_models/__init__.py,sha256=x,1\nhelpers.py,,\n", encoding="utf-8")
-    if source is not None:
-        (about / "direct_url.json").write_text(source, encoding="utf-8")
-    assert names_from_this_machine(tmp_path) == ({"company_models", "helpers"} if own else set())

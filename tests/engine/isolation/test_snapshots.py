@@ -1,6 +1,5 @@
 """Things that can change, as they were: each says whether it is still the same, and can be put back."""
 
-import threading
 import types
 from collections import OrderedDict, deque
 
@@ -12,8 +11,6 @@ from clipline.engine.isolation.snapshots import (
     ClosureCell,
     Container,
     Global,
-    Slot,
-    ThreadLocal,
     only_equal_values,
 )
 
@@ -81,20 +78,6 @@ def test_some_entries_of_a_dictionary_may_change():
     assert now == {"a": 1, "clock": 5}
 
 
-def test_variables_of_a_thread_are_those_of_the_thread_that_asks():
-    local = threading.local()
-    local.seen = 0
-    kept = ThreadLocal("kept", local)
-    other = threading.Thread(target=lambda: setattr(local, "seen", 9))
-    other.start()
-    other.join()
-    assert kept.same()
-    local.seen = 1
-    assert not kept.same()
-    kept.restore()
-    assert local.seen == 0
-
-
 def test_a_variable_of_a_function_and_one_that_is_not_there_yet():
     seen = []
 
@@ -127,26 +110,6 @@ def test_a_global_variable_and_one_that_is_not_there_yet():
     assert namespace == {"old": 1}
     kept[1].restore()  # nothing to take out
     assert [one.same() for one in kept] == [True, True]
-
-
-class Slots:
-    __slots__ = ("empty", "full")
-
-    def __setattr__(self, name, value):
-        raise AttributeError("frozen")
-
-
-def test_a_slot_is_put_back_past_what_a_frozen_class_forbids():
-    owner = Slots()
-    Slots.full.__set__(owner, 1)
-    kept = [Slot(name, owner, getattr(Slots, name)) for name in ("full", "empty")]
-    Slots.full.__set__(owner, 2)
-    Slots.empty.__set__(owner, 3)
-    assert [one.same() for one in kept] == [False, False]
-    for one in kept:
-        one.restore()
-    assert owner.full == 1
-    assert not hasattr(owner, "empty")
 
 
 class Plain:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from clipline.engine.kernels import convolution, group_norm, gru, lstm
 from clipline.engine.programs import inductor
-from clipline.engine.rounding import products
+from clipline.engine.stacked import products
 
 
 def _users(*shape):
@@ -30,8 +30,6 @@ _CALLS = {
     gru.stacked_gru_backward: (_STATES, _STATES, _GATES, _users(15, 5)),
     products.stacked_product: (_users(3, 5), _users(4, 5)),
     products.stacked_product_weight: (_users(3, 4), _users(3, 5)),
-    products.stacked_product_rows: (_users(3, 4), _users(4, 5)),
-    products.stacked_matrices: (_users(3, 4), _users(4, 5)),
 }
 
 

@@ -46,8 +46,8 @@ def test_updates_sums_and_bits_equal_those_of_one_user_after_the_other(name):
 
 def test_a_user_rounds_alike_whoever_else_trains():
     for name in ("mlp", "convolutional", "words"):
-        single = SingleStep(plain_trainer(MODELS[name], dtype=torch.float32), 30, block_size=24)
-        assert len(single.widths) > 2
+        single = SingleStep(plain_trainer(MODELS[name], dtype=torch.float32), 30, block_size=96)
+        assert single.widths == [32, 64, 96]
         everybody, rng = rows_by_user(single, USERS), np.random.default_rng(1)
         for size in (1, 2, 7, 12, 23):
             for user, row in rows_by_user(single, np.sort(rng.choice(30, size, replace=False))).items():

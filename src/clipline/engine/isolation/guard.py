@@ -132,10 +132,7 @@ class Isolation:
         for snapshot in self._state.restorable:
             if not snapshot.same():
                 leftover = leftover or ("" if only_equal_values(snapshot) else _where(snapshot))
-                try:
-                    snapshot.restore()
-                except ModuleError as error:  # it cannot be: the caller's next attempt must not find it
-                    self._spoilt = refused = str(error)
+                snapshot.restore()
         empty = self._state.empty_containers
         if any(empty):
             labels = self._state.empty_labels

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-import json
 import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterable
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 _TRUSTED = {"clipline", "torch", "numpy", "triton", *sys.stdlib_module_names} - {"__main__"}
-_MADE_BY_PYTHON = 1 << 9  # the flag of classes that are not static in C
-_ABOUT = ("direct_url.json", "INSTALLER", "RECORD")  # files in the folder that describes an installed package
 _callers: set[str] = set()  # installed packages that a loss came from
 
 
@@ -45,8 +42,7 @@ def add_caller(loss: Callable[..., Any]) -> None:
 def from_installed(module_name: str) -> bool:
     """Whether a Python module belongs to a library: Python's, torch's, or one that is installed.
 
-    Not so an installed package that a loss came from, or one that was installed from a folder or file of this machine
-    (`pip install .`): those are the caller's own.
+    Not so an installed package that a loss came from: that is the caller's own.
     """
     top = module_name.partition(".")[0]
     file = getattr(sys.modules.get(module_name), "__file__", None)
@@ -54,7 +50,7 @@ def from_installed(module_name: str) -> bool:
         return not (top in sys.stdlib_module_names and isinstance(file, str) and not file.startswith(_PYTHON))
     if not isinstance(file, str) or not file.startswith(_INSTALLED):
         return False
-    return top not in _callers and top not in _from_this_machine()
+    return top not in _callers
 
 
 def installed(thing: Any) -> bool:
@@ -65,30 +61,4 @@ def installed(thing: Any) -> bool:
     if isinstance(thing, types.FunctionType):
         return from_installed(str(thing.__globals__.get("__name__", "")))
     name = getattr(thing, "__module__", None)
-    if name in ("builtins", "types") and isinstance(thing, type) and thing.__flags__ & _MADE_BY_PYTHON:
-        # By `exec`, by `types.new_class`, or before Python 3.12 by `dataclasses.make_dataclass`: the caller's.
-        return getattr(sys.modules[name], thing.__name__, None) is thing
     return from_installed(name if isinstance(name, str) and name else "builtins")  # of Cython's classes it is no text
-
-
-@functools.cache
-def _from_this_machine() -> frozenset[str]:
-    return frozenset(name for folder in _INSTALLED for name in names_from_this_machine(Path(folder)))
-
-
-def names_from_this_machine(folder: Path) -> set[str]:
-    """The packages in a folder of libraries that were installed from a folder or file, and not from an index.
-
-    conda makes all of its packages from a folder, on the machine where they are built.
-    """
-    names = set[str]()
-    for written in folder.glob("*.dist-info/direct_url.json"):  # by pip and others, unless it came from an index
-        about = {one.name: one.read_text(encoding="utf-8") for one in written.parent.iterdir() if one.name in _ABOUT}
-        try:
-            source = json.loads(about[written.name])
-        except ValueError:
-            continue
-        local = isinstance(source, dict) and str(source.get("url", "")).startswith("file:")
-        if local and about.get("INSTALLER", "").strip() != "conda":
-            names |= {line.partition(",")[0].partition("/")[0] for line in about.get("RECORD", "").splitlines()}
-    return {name.removesuffix(".py") for name in names}

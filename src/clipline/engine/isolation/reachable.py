@@ -2,21 +2,17 @@
 
 Found are: attributes of modules and of objects of the caller's own classes, class attributes, hooks, functions with
 their closures, defaults and the global variables that they name; also functions that a library has wrapped, as
-`torch.no_grad()` does. Not found is state inside library objects, in files or in other processes, nor what a function
-reaches by a name that it makes up while it runs (`globals()`, `importlib`).
+`torch.no_grad()` does. That is where people keep state by mistake. What only code does that means to hide it is not
+looked for: see "The premise" in docs/guarantees.md.
 """
 
 from __future__ import annotations
 
 import builtins
-import contextvars
 import dis
 import functools
-import sys
-import threading
 import types
 import weakref
-from array import array
 from collections import ChainMap, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -35,15 +31,11 @@ from .snapshots import (
     MISSING,
     VALUES,
     Attribute,
-    Buffer,
     ClassAttributes,
     ClosureCell,
     Container,
-    ContextVariable,
     Global,
-    Slot,
     Snapshot,
-    ThreadLocal,
     contents,
 )  # fmt: skip
 
@@ -75,7 +67,7 @@ _IN_PYTHON = (
     *(torch.optim.Optimizer, torch.quasirandom.SobolEngine),
 )
 _MAX_PER_USER = 4096  # entries: larger containers are compared once a block, not after every user
-_GLOBAL, _IMPORT = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME"), "IMPORT_NAME"
+_GLOBAL = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL")
 _STRUCTURE = ("_parameters", "_buffers", "_modules")  # the dictionaries of a module whose change is refused
 
 
@@ -125,7 +117,7 @@ class _Walk:
         if (isinstance(value, VALUES) and not callers_class) or id(value) in self._seen:
             return
         self._seen[id(value)] = value  # kept alive, so that no other object gets its id
-        looked_into = (Tensor, nn.Module, type, threading.local)  # below, with all attributes
+        looked_into = (Tensor, nn.Module, type)  # below, with all attributes
         if isinstance(value, _IN_PYTHON) or (callers_class and not isinstance(value, looked_into)):
             self._visit_object(value, label)  # a class of the caller's may add attributes, whatever it derives from
         if isinstance(value, Tensor):
@@ -138,18 +130,6 @@ class _Walk:
                 self.visit(entry, label)
             if not callers_class and hasattr(value, "__dict__"):  # the mask of a masked array
                 self._visit_object(value, label)
-        elif isinstance(value, torch.UntypedStorage | torch.TypedStorage):
-            bits = value._untyped_storage if isinstance(value, torch.TypedStorage) else value
-            memory = torch.empty(0, dtype=torch.uint8, device=bits.device).set_(bits)
-            self.found.constants.append(Constant(label, memory))
-        elif isinstance(value, array | memoryview):
-            held_bytes = Buffer(label, value)
-            few = len(held_bytes.before) <= _MAX_PER_USER
-            (self.found.restorable if few else self.found.large_containers).append(held_bytes)
-        elif isinstance(value, contextvars.ContextVar):
-            variable = ContextVariable(label, value)
-            self.found.restorable.append(variable)
-            self.visit(variable.before, label)
         elif isinstance(value, weakref.ref):
             self.visit(value(), label)
         elif isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
@@ -164,19 +144,12 @@ class _Walk:
             held = Container(label, inside)
             self._add(held)
             if isinstance(value, defaultdict):
-                factory = Slot(f"{label}.default_factory", value, defaultdict.default_factory)  # type: ignore[misc, arg-type]
-                self.found.restorable.append(factory)
-                self.visit(factory.before, factory.label)
+                self.visit(value.default_factory, f"{label}.default_factory")
             # What it holds: a class derived from these may show other entries, or import them one by one and fail.
             for one in held.entries():
                 key, entry = one if isinstance(inside, dict) else (None, one)
                 self.visit(key, label)
                 self.visit(entry, f"{label}[{key!r}]" if isinstance(inside, dict) else label)
-        elif isinstance(value, threading.local):
-            self.found.restorable.append(ThreadLocal(label, value))
-            self.visit(type(value), label)
-            for name, entry in list(vars(value).items()):
-                self.visit(entry, f"{label}.{name}")
         elif isinstance(value, tuple | frozenset):
             for entry in value:
                 self.visit(entry, label)
@@ -242,7 +215,6 @@ class _Walk:
             if shared and isinstance(entry, Tensor):  # what a quantised tensor is made of
                 self._shared_ids.add(id(entry))
             self.visit(entry, f"{label}.{name}")
-        self._visit_slots(value, label)
         self.visit(type(value), label)
         for hooks in (value._backward_hooks, value._post_accumulate_grad_hooks):
             self.visit(hooks, f"a hook on {label}")
@@ -258,7 +230,6 @@ class _Walk:
                     self.visit(part, f"{label}.{key}")
             elif name not in skipped:
                 self.visit(entry, f"{label}.{name}")
-        self._visit_slots(module, label)
         self.visit(type(module), label)
 
     def _visit_function(self, function: types.FunctionType, label: str) -> None:
@@ -273,21 +244,16 @@ class _Walk:
         self._add(Container(f"attributes of {function.__qualname__}", function.__dict__))
         for entry in (function.__defaults__, function.__kwdefaults__, function.__dict__):
             self.visit(entry, f"{function.__qualname__}")
-        variables, imported = _names(function.__code__)
-        for name in variables:
+        for name in _names(function.__code__):
             entry = function.__globals__.get(name, MISSING)
             if entry is MISSING and hasattr(builtins, name):
                 continue
             self.found.restorable.append(Global(f"global variable {name!r}", function.__globals__, name))
             if entry is not MISSING:
                 self.visit(entry, f"global variable {name!r}")
-        for name in imported:
-            for full_name in _full_names(name, function.__globals__.get("__package__") or ""):
-                self.visit(sys.modules.get(full_name), f"module {full_name}")
 
     def _visit_class(self, kind: type) -> None:
-        metaclass: type = type(kind)
-        for cls in (*kind.__mro__, *metaclass.__mro__):
+        for cls in kind.__mro__:
             if not installed(cls) and (cls is kind or id(cls) not in self._seen):
                 self._seen[id(cls)] = cls
                 self.found.restorable.append(ClassAttributes(f"class {cls.__qualname__}", cls))
@@ -302,38 +268,15 @@ class _Walk:
             self._add(Container(label, vars(value)))
             for name, entry in list(vars(value).items()):
                 self.visit(entry, f"{label}.{name}")
-        self._visit_slots(value, label)
         self.visit(type(value), label)
 
-    def _visit_slots(self, value: Any, label: str) -> None:
-        for cls in type(value).__mro__ if _has_callers_class(value) else ():
-            for name, slot in list(vars(cls).items()):
-                if isinstance(slot, types.MemberDescriptorType):
-                    snapshot = Slot(f"{label}.{name}", value, slot)
-                    if snapshot.writable():
-                        self.found.restorable.append(snapshot)
-                    self.visit(snapshot.before, f"{label}.{name}")
-
 
 @functools.cache
-def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Of global variables and of modules that are imported, in a function and in functions defined inside it."""
-    named: dict[str, set[str]] = {kind: set() for kind in (*_GLOBAL, _IMPORT)}
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in named:
-            named[instruction.opname].add(str(instruction.argval))
-    inside = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    variables = frozenset().union(*(named[kind] for kind in _GLOBAL), *(one for one, _ in inside))
-    return variables, frozenset(named[_IMPORT]).union(*(one for _, one in inside))
-
-
-@functools.cache
-def _full_names(name: str, package: str) -> list[str]:
-    """The modules that an import of `name` inside a package may mean: with every package above, and relative ones."""
-    above = package.split(".") if package else []
-    packages = [".".join(above[:depth]) for depth in range(len(above), 0, -1)]
-    names = [name, *(f"{each}.{name}".rstrip(".") for each in packages)]
-    return [one[:end] for one in names for end in (*(at for at, sign in enumerate(one) if sign == "."), len(one))]
+def _names(code: types.CodeType) -> frozenset[str]:
+    """Of global variables in a function and in functions defined inside it."""
+    own = {str(one.argval) for one in dis.get_instructions(code) if one.opname in _GLOBAL}
+    inside = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(own).union(*inside)
 
 
 def _callables(held: Iterable[Any]) -> Iterator[Any]:

@@ -5,10 +5,7 @@ Each can tell whether the state has changed, and restore it.
 
 from __future__ import annotations
 
-import contextvars
-import threading
 import types
-from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, MutableMapping, Sequence
 from functools import partial
@@ -16,8 +13,6 @@ from operator import is_
 from typing import Any, Protocol
 
 import torch
-
-from ...errors import ModuleError
 
 VALUES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, torch.Size)
 MISSING = object()
@@ -99,47 +94,6 @@ class Container:
             kind.update(now, skipped)
 
 
-class ThreadLocal(Container):
-    """A `threading.local`: the variables of the thread that asks."""
-
-    def __init__(self, label: str, local: threading.local) -> None:
-        self.local = local
-        super().__init__(label, vars(local))
-
-    def live_views(self) -> Sequence[Iterable[Any]]:
-        """None: every thread has other variables."""
-        return ()
-
-    def same(self) -> bool:
-        """Whether nothing has changed."""
-        self.now = vars(self.local)
-        return super().same()
-
-
-class Buffer:
-    """An `array.array`, or the bytes that a `memoryview` shows."""
-
-    read = None
-
-    def __init__(self, label: str, now: array[Any] | memoryview) -> None:
-        self.label, self.now, self.before = label, now, now.tobytes()
-
-    def live_views(self) -> Sequence[Iterable[Any]]:
-        """None: numbers are compared by value."""
-        return ()
-
-    def same(self) -> bool:
-        """Whether nothing has changed."""
-        return self.now.tobytes() == self.before
-
-    def restore(self) -> None:
-        """Make it what it was."""
-        if isinstance(self.now, memoryview):
-            self.now.cast("B")[:] = self.before
-        else:
-            self.now[:] = array(self.now.typecode, self.before)
-
-
 class _Single:
     """A single value, which `read` gives."""
 
@@ -183,45 +137,6 @@ class Global(_Single):
             self.namespace.pop(self.name, None)
         else:
             self.namespace[self.name] = self.before
-
-
-class ContextVariable(_Single):
-    """A `contextvars.ContextVar`, in the context of who asks."""
-
-    def __init__(self, label: str, variable: contextvars.ContextVar[Any]) -> None:
-        self.variable = variable
-        super().__init__(label, partial(_context_value, variable))
-
-    def restore(self) -> None:
-        """Make it what it was. Where it had neither value nor default that cannot be done, and is refused."""
-        if self.before is MISSING:
-            raise ModuleError(
-                f"{self.label} was set while a user trained, and a context variable cannot be unset: give it a default"
-            )
-        self.variable.set(self.before)
-
-
-class Slot(_Single):
-    """An attribute in a slot (`__slots__`)."""
-
-    def __init__(self, label: str, owner: Any, slot: types.MemberDescriptorType) -> None:
-        self.owner, self.slot = owner, slot
-        super().__init__(label, partial(_slot_value, owner, slot))
-
-    def writable(self) -> bool:
-        """Whether Python code can write it. Not so members of some classes in C, as of `regex.Pattern`."""
-        try:
-            self.restore()  # to what it is
-        except (AttributeError, TypeError):
-            return self.before is MISSING  # nothing is there to delete
-        return True
-
-    def restore(self) -> None:
-        """Make it what it was."""
-        if self.before is MISSING:
-            self.slot.__delete__(self.owner)
-        else:
-            self.slot.__set__(self.owner, self.before)  # also where the class is frozen
 
 
 class Attribute(_Single):
@@ -271,20 +186,6 @@ def contents(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        return MISSING
-
-
-def _context_value(variable: contextvars.ContextVar[Any]) -> Any:
-    try:
-        return variable.get()
-    except LookupError:
-        return MISSING
-
-
-def _slot_value(owner: Any, slot: types.MemberDescriptorType) -> Any:
-    try:
-        return slot.__get__(owner)
-    except AttributeError:
         return MISSING
 
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..rounding.activations import sigmoid
-from ..rounding.products import add_product, aligned, product_of_rows
+from ..stacked.products import product_of_rows
 from ..stacked.vmap_axis import users_first
 
 
@@ -31,12 +30,12 @@ def stacked_gru(gate_inputs: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tens
     hidden = width // 3
     outputs = gate_inputs.new_empty(users, time, batch, hidden)
     gates = gate_inputs.new_empty(users, time, batch, 4 * hidden)
-    weight_t = aligned(weight.to(gate_inputs.dtype).transpose(1, 2).contiguous(), twice=True)
+    weight_t = weight.to(gate_inputs.dtype).transpose(1, 2).contiguous()
     bias = bias.to(gate_inputs.dtype).unsqueeze(1)
     state = gate_inputs.new_zeros(users, batch, hidden)
     for t in range(time):
-        inputs, sums = gate_inputs[:, t], add_product(bias, state, weight_t)
-        both = sigmoid(inputs[..., : 2 * hidden] + sums[..., : 2 * hidden])
+        inputs, sums = gate_inputs[:, t], torch.baddbmm(bias, state, weight_t)
+        both = (inputs[..., : 2 * hidden] + sums[..., : 2 * hidden]).sigmoid()
         reset, update = both.chunk(2, dim=2)
         added = sums[..., 2 * hidden :]
         candidate = (inputs[..., 2 * hidden :] + reset * added).tanh()
@@ -58,7 +57,7 @@ def stacked_gru_backward(grad: Tensor, outputs: Tensor, gates: Tensor, weight: T
     users, time, batch, hidden = outputs.shape
     grad_inputs = outputs.new_empty(users, time, batch, 3 * hidden)
     grad_sums = torch.empty_like(grad_inputs)
-    wide = aligned(weight.to(outputs.dtype), twice=True)
+    wide = weight.to(outputs.dtype)
     start = torch.zeros_like(outputs[:, 0])
     grad_state = start
     for t in reversed(range(time)):
@@ -70,7 +69,7 @@ def stacked_gru_backward(grad: Tensor, outputs: Tensor, gates: Tensor, weight: T
         of_update = total * (before - candidate) * update * (1 - update)
         torch.cat([of_reset, of_update, of_candidate], dim=2, out=grad_inputs[:, t])
         torch.cat([of_reset, of_update, of_candidate * reset], dim=2, out=grad_sums[:, t])
-        grad_state = add_product(total * update, grad_sums[:, t], wide)
+        grad_state = torch.baddbmm(total * update, grad_sums[:, t], wide)
     previous = torch.cat([start.unsqueeze(1), outputs[:, :-1]], dim=1)
     flat = grad_sums.flatten(1, 2)
     grad_weight = product_of_rows(flat, previous.flatten(1, 2)).contiguous()

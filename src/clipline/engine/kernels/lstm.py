@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from ..precision import kernels_in_use
-from ..rounding.activations import sigmoid
-from ..rounding.products import add_product, aligned, product_of_rows
+from ..stacked.products import product_of_rows
 from ..stacked.vmap_axis import product_width, users_first
 from . import lstm_cuda
 
@@ -63,11 +62,11 @@ def stacked_lstm(gate_inputs: Tensor, weight: Tensor, active: Tensor) -> tuple[T
     hidden = width // 4
     outputs, gates = gate_inputs.new_empty(users, time, batch, hidden), torch.empty_like(gate_inputs)
     cells = torch.empty_like(outputs, dtype=_wide(gate_inputs))
-    weight_t = aligned(weight.to(gate_inputs.dtype).transpose(1, 2).contiguous(), twice=True)
+    weight_t = weight.to(gate_inputs.dtype).transpose(1, 2).contiguous()
     state = gate_inputs.new_zeros(users, batch, hidden)
     cell = torch.zeros_like(state, dtype=cells.dtype)
     for t in range(time):
-        sums = add_product(gate_inputs[:, t], state, weight_t)
+        sums = torch.baddbmm(gate_inputs[:, t], state, weight_t)
         lstm_step(sums, cell, state, active[:, t], gates[:, t], cells[:, t], outputs[:, t])
         cell, state = cells[:, t], outputs[:, t]
     return outputs, gates, cells
@@ -115,7 +114,7 @@ def _(
 def _lstm_loop_backward(
     grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, active: Tensor
 ) -> Tensor:
-    grad_gate_inputs, weight = torch.empty_like(gates), aligned(weight.to(gates.dtype), twice=True)
+    grad_gate_inputs, weight = torch.empty_like(gates), weight.to(gates.dtype)
     zeros = torch.zeros_like(outputs[:, 0])
     no_cell = torch.zeros_like(cells[:, 0])
     grad_state, grad_cell = zeros, no_cell.clone()
@@ -133,7 +132,7 @@ def _lstm_loop_backward(
             grad_gate_inputs[:, t],
             grad_held,
         )
-        grad_state = add_product(grad_held, grad_gate_inputs[:, t], weight)
+        grad_state = torch.baddbmm(grad_held, grad_gate_inputs[:, t], weight)
     return grad_gate_inputs
 
 
@@ -179,10 +178,10 @@ def lstm_step(
     """One time step: from `sums` (users, batch, 4 hidden), write gates, next cell and next state in place."""
     gate_in, gate_forget, candidate, gate_out = sums.chunk(4, dim=2)
     gate_in, gate_forget, candidate, gate_out = (
-        sigmoid(gate_in),
-        sigmoid(gate_forget),
+        gate_in.sigmoid(),
+        gate_forget.sigmoid(),
         candidate.tanh(),
-        sigmoid(gate_out),
+        gate_out.sigmoid(),
     )
     torch.cat([gate_in, gate_forget, candidate, gate_out], dim=2, out=gates)
     is_active = active.unsqueeze(2)

@@ -122,7 +122,7 @@ class SharedStep:
         for source in self._random_layers:
             source.draws = 0
         batch = {name: field.unsqueeze(0) for name, field in zip(fields, tensors[len(own) :], strict=True)}
-        with SharedWeights(named, self.shared, self._notes, zero) as weights, StackSafe(shares_weights=True) as safe:
+        with SharedWeights(named, self.shared, self._notes, zero) as weights, StackSafe() as safe:
             losses: Tensor = functional_call(self._loss, state, (batch,))
         self.seen |= weights.seen
         per_example(losses, 1)  # refuses other shapes; the mean and the sum of one number are that number

@@ -20,13 +20,13 @@ from ..isolation.generators import preserve_generators
 from ..isolation.guard import users_own
 from ..one_by_one import OneByOne
 from ..problem import Problem
+from ..stacked.rounding import full_grain
 from ..updates import Dense, Updates
 from ..user_random import random_layer_keys
 from .trial import bytes_a_user, equal_widths, shared_step
 
 _MAX_BLOCK = 512  # users: more do not make a core faster
 _MAX_BYTES = 1 << 29  # in what a block keeps for its backward pass, and in its updates
-_GRAIN = 16  # users by which widths of blocks differ
 _KNOWN = ("lr", "batch_size", "epochs", "max_examples", "reduction")  # settings of LocalSGD that are taken care of here
 
 
@@ -76,7 +76,8 @@ class SingleStep:
         self.problem, self._plain = plain.problem, plain
         self._step = shared_step(plain.problem, plain.made_up)
         self.block_size = block_size or self._choose_block_size(cohort_size, varying)
-        self.widths = equal_widths(plain.problem, plain.made_up, self._step, _widths(self.block_size))
+        grain = full_grain(plain.problem.model.vector.dtype)
+        self.widths = equal_widths(plain.problem, plain.made_up, self._step, _widths(self.block_size, grain))
 
     @property
     def in_words(self) -> str:
@@ -157,9 +158,8 @@ class SingleStep:
         return max(2, min(most, 8 * -(-expected // (8 * blocks))))
 
 
-def _widths(block_size: int) -> list[int]:
-    """Widths to try: near the block's own size, where cohorts vary, and some for what is left over."""
-    near = {block_size - _GRAIN * step for step in range(7)}
-    return sorted(
-        width for width in near | {block_size // 2, block_size // 4, block_size // 8} if width >= min(8, block_size)
-    )
+def _widths(block_size: int, grain: int) -> list[int]:
+    """Multiples of `grain` to try: near the block's own size, where cohorts vary, and some for what is left over."""
+    widest = -(-block_size // grain)
+    near = {widest - step for step in range(7)}
+    return [grain * times for times in sorted(near | {widest // 2, widest // 4, widest // 8}) if times > 0]

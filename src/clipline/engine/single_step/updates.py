@@ -51,7 +51,8 @@ class FactoredUpdates:
 
         Never too small by more than rounding of the result itself: where outer products cancel each other, what
         rounding may have hidden is added. And where they cancel almost wholly it is too large, so that no outer product
-        is more than 16,384 clips long when it is added: the slack for rounding covers sums of vectors of one clip.
+        is more than 16,384 clips long when it is added. The slack for rounding is a bound for sums of vectors of one
+        clip. For such outer products it is not; what was measured is a thousandth of it.
         """
         found = [self._squares(inputs, outputs, None if unit is None else unit[users])
                  for users, inputs, outputs in self._chunks]  # fmt: skip

@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..rounding.products import matmul
 from ..user_random import UserRandom
 from .vmap_axis import in_vmap
 
@@ -50,7 +49,7 @@ def explicit_attention(
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    scores = matmul(query, key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (query @ key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     nowhere = None
@@ -64,7 +63,7 @@ def explicit_attention(
     if nowhere is not None:
         weights = weights.masked_fill(nowhere, 0.0)
     weights = weights if weighed is None else weighed(weights)
-    return matmul(F.dropout(weights, dropout_p) if dropout_p > 0 else weights, value)
+    return (F.dropout(weights, dropout_p) if dropout_p > 0 else weights) @ value
 
 
 def use_stackable_attention(module: nn.Module) -> str:

@@ -22,7 +22,6 @@ from ..kernels.noise import kernel_calls
 from ..layers import PatchConv2d
 from ..problem import Problem
 from ..programs.kernels_ahead import compile_ahead
-from ..rounding.known import rounded_by_company
 from ..sparse.row_fields import RowUsage, TouchedRows, build_updates, starting_params
 from ..updates import broadcast
 from .compile_gain import CountWork, StepWork
@@ -53,7 +52,6 @@ class Probed:
     unknown: bool  # whether that cannot be told, as all synthetic examples are equal: it is not padded then
     bytes_a_user: int
     work: StepWork  # of one step
-    company: frozenset[str]  # operations that may round a user's numbers by who else is in the stack, on cores
 
 
 def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackStep) -> Probed:
@@ -96,7 +94,6 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
             problem.isolation.after_step()
             with Bypass(), counting:  # type: ignore[no-untyped-call]
                 stack_step(*arguments)
-            company = frozenset[str]() if on_gpu else _company_rounding(problem, made_up(width), stack_step)
             if generators_state() != states_before:
                 raise CannotStack(
                     f"model {type(problem.model.module).__name__} or its loss draws from NumPy's or Python's "
@@ -115,7 +112,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
                 reason = "gradient checkpointing has no version for a stack"  # as Hugging Face models name it
             raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
     peak = torch.cuda.max_memory_allocated(problem.device) if on_gpu else 0
-    return Probed(paddable and not unknown, unknown, max(1, (peak - before) // 2), counting.work, company)
+    return Probed(paddable and not unknown, unknown, max(1, (peak - before) // 2), counting.work)
 
 
 def _users_alike(
@@ -135,18 +132,6 @@ def _users_alike(
     stack = [piece.expand(users, *piece.shape[1:]).clone() for piece in stack_step.complete(first).values()]
     rates = torch.ones(users, dtype=problem.model.initial.dtype, device=problem.device)
     return (stack, random_keys, like, mask, rates), first, rows
-
-
-def _company_rounding(problem: Problem, example: Batch, stack_step: StackStep) -> frozenset[str]:
-    """Operations that may round a user's numbers by who else is in the stack, on cores; for wide and narrow batches."""
-
-    def step(batch: Batch, users: int) -> None:
-        stack_step(*_users_alike(problem, batch, stack_step, users)[0])
-
-    found = rounded_by_company(partial(step, example))
-    with suppress(RuntimeError, ValueError):  # a model may take no batch so narrow; its users then fail by themselves
-        found |= rounded_by_company(partial(step, {name: field[:2] for name, field in example.items()}))
-    return found
 
 
 def _compile_kernels(

@@ -34,6 +34,7 @@ from .agreement import check_agreement
 from .block import Block, Trained
 from .compile_gain import WORTH_S
 from .probe import MIN_ROOM, CannotStack, probe, vmap_reason
+from .rounding import filled, fixed_size, one_thread
 from .step import SlowEngineWarning, StackStep
 from .stragglers import StragglerStreams
 
@@ -74,8 +75,8 @@ class Stacked:
         self._step.check = problem.isolation.after_step
         found = probe(problem, plain.made_up, self._step)
         self._paddable, bytes_a_user = found.paddable, found.bytes_a_user
-        self.company_rounds = found.company
         self._check_agreement(plain)
+        self._grain, self.rounds_by_company = fixed_size(problem, plain.made_up, self._step)
         saved = math.inf  # by compiling, where that is for us to decide
         if compiled is None:
             if problem.fast.compiled_steps == "auto":
@@ -326,7 +327,7 @@ class Stacked:
         problem, first = self.problem, self._starting_params(requests, block)
         arguments = (block.examples, block.random_keys, block.counts, block.rates)
         self.problem.model.module.train()
-        with preserve_generators(), torch.enable_grad(), problem.arithmetic():
+        with preserve_generators(), torch.enable_grad(), problem.arithmetic(), one_thread(problem.device):
             try:
                 if self._stragglers is None or not recorded:
                     whole = self._step.complete(first).values()
@@ -365,12 +366,14 @@ class Stacked:
                 kept = places[:width] < counts[run, step, None]
                 self.problem.isolation.seed(key)
                 arguments = [piece[run] for piece in stack], random_keys[run, step], batch, kept, rates[run]
-                # Libraries use other routines, with other rounding, for a stack of one: run a single user twice.
-                doubled: Any = tree_map(_doubled, arguments) if run.stop - run.start == 1 else None
-                self._step(*(doubled or arguments))
+                users = run.stop - run.start
+                # At least two: libraries use other routines, with other rounding, for a stack of one.
+                whole: Any = tree_map(partial(filled, max(2, -(-users // self._grain) * self._grain)), arguments)
+                self._step(*whole)
                 self.problem.isolation.after_step()
-                for piece, moved in zip(arguments[0], doubled[0], strict=True) if doubled else ():
-                    piece.copy_(moved[:1])
+                for piece, moved in zip(arguments[0], whole[0], strict=True):
+                    if moved is not piece:
+                        piece.copy_(moved[:users])
 
     def _plan_steps(
         self, requests: Sequence[CohortRequest], users: NDArray[np.int64], owners: NDArray[np.int64]
@@ -394,9 +397,3 @@ class Stacked:
         fitting = int(_FREE_SHARE * torch.cuda.mem_get_info(problem.device)[0] / bytes_a_user)
         expected = cohort_size + (math.ceil(4 * math.sqrt(cohort_size)) if varying else 0)
         return max(1, min(fitting, expected, _MAX_BLOCK))
-
-
-def _doubled(one: Tensor) -> Tensor:
-    """(1, ...) -> (2, ...), a copy: a model may write into its batch. torch cannot concatenate uint16."""
-    plain = one.view(torch.int16) if one.dtype == torch.uint16 else one
-    return torch.cat([plain, plain]).view(one.dtype)

@@ -5,7 +5,7 @@ The caller's model keeps its own layers. `StackSafe` corrects the operations who
 Plain twin: torch's own layers and operations, which also run here for a single user.
 Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/stacked/test_vmap_layers.py and test_vmap_rules.py.
-Buys: what `step.py` says, which could not run without; dense layers by themselves: see `rounding/products.py`.
+Buys: what `step.py` says, which could not run without; dense layers by themselves: see `products.py`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import convolution
 from ..kernels.group_norm import normalised
-from ..rounding.products import product
-from ..rounding.replacements import LAYERS, REPLACED
 from ..user_random import UserRandom
 from .attention import explicit_attention
+from .products import product
 from .sequence_layers import replace_sequence_layer
 from .vmap_axis import in_vmap, is_batched
 
@@ -57,8 +56,6 @@ def replace_layers(module: nn.Module) -> nn.Module:
 class StackSafe(TorchFunctionMode):
     """Active while the loss of a stack is computed: replaces operations whose vmap rules would mix users up.
 
-    On processor cores operations that would round users by their place are replaced too: see `rounding/known.py`.
-
     vmap of an embedding concatenates the users' weights: an index beyond a user's last row reads the next user's row,
     and `padding_idx` applies to the first user only. A label out of range is an error for the whole block, and on a GPU
     for the whole process. Here both are recorded, and `spoiled` makes the loss of such a user NaN.
@@ -67,10 +64,8 @@ class StackSafe(TorchFunctionMode):
     hooks on saved tensors that the model or loss sets.
     """
 
-    def __init__(self, *, shares_weights: bool = False) -> None:
-        """With `shares_weights`, layers whose weight all users share are left to who takes care of them."""
+    def __init__(self) -> None:
         super().__init__()
-        self._shares_weights = shares_weights
         self._invalid: list[Tensor] = []  # () bool each under vmap: one a user
         self._replacing = False  # whether a replacement runs
         self._below = _below_vmap()
@@ -97,9 +92,6 @@ class StackSafe(TorchFunctionMode):
         if func in _SAFE:
             with self._replacement():
                 return _SAFE[func](*args, **(kwargs or {}))
-        if func in REPLACED and _on_cores(args) and not (self._shares_weights and _of_shared_weight(func, args)):
-            with self._replacement():
-                return REPLACED[func](*args, **(kwargs or {}))
         if func is custom_function_call:
             _check_rule(args[0])
         return func(*args, **(kwargs or {}))
@@ -137,16 +129,6 @@ def _below_vmap() -> tuple[int, Any]:
     return torch._C._len_torch_dispatch_stack(), torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
-def _on_cores(args: Sequence[Any]) -> bool:
-    """Whether numbers of a stack on processor cores are among these."""
-    tensors = [one for one in args if isinstance(one, Tensor)]
-    return any(one.device.type == "cpu" for one in tensors) and is_batched(*tensors)
-
-
-def _of_shared_weight(func: Callable[..., Any], args: Sequence[Any]) -> bool:
-    return func in LAYERS and len(args) > 1 and not is_batched(args[1])
-
-
 def _check_rule(function: type[torch.autograd.Function]) -> None:
     """Refuse a function whose rule for many users torch does not make."""
     own_rule = function.vmap is not torch.autograd.Function.vmap
@@ -182,21 +164,13 @@ def _with_labels(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
         # On the CPU a bad label is an error, after which the block trains again, user by user. Floating-point labels
         # are class probabilities; positional `args` are torch's deprecated signature.
         if labels.device.type == "cpu" or labels.is_floating_point() or args:
-            return _over_last_axis(loss, scores, labels, *args, **kwargs)
+            return loss(scores, labels, *args, **kwargs)
         classes = scores.shape[1] if scores.ndim > 1 else scores.shape[0]
         known = ((labels >= 0) & (labels < classes)) | (labels == kwargs.get("ignore_index", -100))
         invalid.append(~known.all())
         return loss(scores, torch.where(known, labels, 0), **kwargs)
 
     return safe
-
-
-def _over_last_axis(loss: Callable[..., Tensor], scores: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The loss of scores (examples, classes, ...); on cores their softmax is to be over the last axis."""
-    if scores.ndim < 3 or scores.device.type != "cpu" or labels.is_floating_point() or args:
-        return loss(scores, labels, *args, **kwargs)
-    found = loss(scores.movedim(1, -1).reshape(-1, scores.shape[1]), labels.reshape(-1), **kwargs)
-    return found.reshape(labels.shape) if found.ndim else found
 
 
 def _aten_embedding(

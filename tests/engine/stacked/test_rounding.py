@@ -1,5 +1,7 @@
 """On cores a stack rounds each user's numbers alike, whoever else is in it; what is not known to is found."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -10,14 +12,15 @@ from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipline import LocalAdam, LocalSGD, Population
-from clipline.engine.rounding import known
-from clipline.engine.rounding.known import rounded_by_company
+from clipline.engine.choose import choose_trainer
+from clipline.engine.stacked import rounding
+from clipline.engine.stacked.probe import CannotStack
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.stacked.vmap_layers import StackSafe
 from clipline.streams import Streams
 
-# Of x and y, (rows, columns) of one user: operations that are taken to round alike, and what their backward passes use.
-ALIKE = {
+# Of x and y, (rows, columns) of one user: operations of which 8 users are enough, and what their backward passes use.
+IN_FEW = {
     "acos": lambda x, y: x.tanh().acos(),
     "acosh": lambda x, y: (x.abs() + 1.1).acosh(),
     "addcdiv": lambda x, y: torch.addcdiv(x, y, y.abs() + 0.5, value=0.3),
@@ -73,9 +76,18 @@ ALIKE = {
     "_adaptive_avg_pool2d": lambda x, y: F.adaptive_avg_pool2d(torch.stack([x, y]), (1, 2)),
     "_log_softmax": lambda x, y: x.log_softmax(-1),
     "_softmax": lambda x, y: x.softmax(-1),
+    "matmul": lambda x, y: x @ y.T,
+    "matrix by vector": lambda x, y: x @ y[0],
+    "linear": lambda x, y: F.linear(x, y, y[:, 0]),
+    "einsum": lambda x, y: torch.einsum("ij,kj->ik", x, y),
+    "batches": lambda x, y: torch.bmm(torch.stack([x, y]), torch.stack([y.T, x.T])),
+    "attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], x[None]),
+    "convolution": lambda x, y: F.conv2d(x[None, None], y[:1, None, :2, None], padding=1),
+    "points": lambda x, y: F.conv1d(x[None], y[:, :1, None].expand(-1, len(x), -1)),
+    "points in groups": lambda x, y: F.conv1d(x[None], y[:, :1, None], groups=len(x)),
 }
-# The same for operations that have a form of their own in a stack.
-REPLACED = {
+# The same for operations that round the end of an array otherwise.
+IN_WHOLE_REGISTERS = {
     "sigmoid": lambda x, y: x.sigmoid(),
     "silu": lambda x, y: F.silu(x),
     "gelu": lambda x, y: F.gelu(x),
@@ -91,22 +103,14 @@ REPLACED = {
     "var of rows": lambda x, y: x.var(dim=-1, correction=0),
     "softmax of columns": lambda x, y: x.softmax(0),
     "log_softmax of columns": lambda x, y: F.log_softmax(x, dim=0),
+    "pow of any power": lambda x, y: (x.abs() + 0.1) ** 1.7,
+    "var_mean": lambda x, y: sum(torch.var_mean(x, -1)) + sum(torch.std_mean(x, -1)),
     "cross-entropy at places": lambda x, y: F.cross_entropy(x[None], (y[:1] > 9).long(), reduction="none"),
     "huber_loss": lambda x, y: (x + 2) * F.huber_loss(x, y, reduction="none", delta=0.3),
     "smooth_l1_loss": lambda x, y: (x + 2) * F.smooth_l1_loss(x, y, reduction="none", beta=0.7),
     "glu": lambda x, y: F.glu(torch.cat([x, y], -1)),
-    "matmul": lambda x, y: x @ y.T,
-    "matrix by vector": lambda x, y: x @ y[0],
-    "linear": lambda x, y: F.linear(x, y, y[:, 0]),
-    "einsum": lambda x, y: torch.einsum("ij,kj->ik", x, y),
-    "batches": lambda x, y: torch.bmm(torch.stack([x, y]), torch.stack([y.T, x.T])),
-    "attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], x[None]),
-    "convolution": lambda x, y: F.conv2d(x[None, None], y[:1, None, :2, None], padding=1),
-    "points": lambda x, y: F.conv1d(x[None], y[:, :1, None].expand(-1, len(x), -1)),
-    "points, padded": lambda x, y: F.conv1d(x[None], y[:, :1, None].expand(-1, len(x), -1), padding=1, stride=2),
-    "points in groups": lambda x, y: F.conv1d(x[None], y[:, :1, None], groups=len(x)),
 }
-SHAPES = [(6, 1, 2), (4, 5, 1), (5, 3, 7), (9, 2, 33), (3, 8, 16), (7, 4, 61), (4, 19, 25)]  # users, rows, columns
+SHAPES = [(1, 2), (5, 1), (3, 7), (2, 33), (8, 16), (4, 61), (19, 25)]  # rows, columns
 
 
 def forward_and_backward(function, x, y):
@@ -126,24 +130,22 @@ def equal_where_finite(one, other):
     return torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("name", [*ALIKE, *REPLACED])
-def test_an_operation_rounds_a_user_alike_whoever_else_is_there_and_wherever_the_user_stands(name):
-    function, torch_threads = {**ALIKE, **REPLACED}[name], torch.get_num_threads()
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("name", [*IN_FEW, *IN_WHOLE_REGISTERS])
+def test_a_call_of_fixed_size_rounds_a_user_alike_whoever_else_is_there_and_wherever_the_user_stands(name):
+    function = {**IN_FEW, **IN_WHOLE_REGISTERS}[name]
     generator = torch.Generator().manual_seed(1)
+    torch.set_num_threads(1)
     for dtype in (torch.float32, torch.float64):
-        for number, shape in enumerate(SHAPES):
-            if name.startswith("convolution") and shape[2] < 2:
+        grain = 8 if name in IN_FEW else 128 // dtype.itemsize
+        for shape in SHAPES:
+            if name.startswith("convolution") and shape[1] < 2:
                 continue
-            x, y = (2 * torch.randn(*shape, generator=generator, dtype=dtype) for _ in range(2))
-            torch.set_num_threads(1 + number % 2)
-            together = forward_and_backward(function, x, y)
-            for left in range(shape[0]):
-                others = [user for user in range(shape[0]) if user != left][:: 1 if left % 2 else -1]
-                for one, all_of_them in zip(
-                    forward_and_backward(function, x[others], y[others]), together, strict=True
-                ):
-                    assert equal_where_finite(one, all_of_them[others]), (dtype, shape, left)
-    torch.set_num_threads(torch_threads)
+            x, y = (2 * torch.randn(3 * grain, *shape, generator=generator, dtype=dtype) for _ in range(2))
+            together, everybody = forward_and_backward(function, x, y), torch.arange(3 * grain)
+            for who in (everybody.roll(1), everybody[: 2 * grain].flip(0), everybody[-grain:]):
+                for one, whole in zip(forward_and_backward(function, x[who], y[who]), together, strict=True):
+                    assert equal_where_finite(one, whole[who]), (dtype, shape, len(who))
 
 
 class Seen(TorchDispatchMode):
@@ -156,61 +158,64 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_every_operation_that_is_taken_to_round_alike_for_having_been_tried_is_tried_here():
+def test_every_operation_on_the_lists_for_having_been_tried_is_tried_here():
     x = torch.randn(5, 3, 7)
     with Seen() as seen:
-        for function in ALIKE.values():
+        for function in (*IN_FEW.values(), *IN_WHOLE_REGISTERS.values()):
             forward_and_backward(function, x, x.flip(0))
-    listed = {f"aten.{name}" for name in known._ELEMENTWISE.split()} | known.ALIKE_BY_ROW
-    assert listed <= seen.names
-
-
-def found_in(function, *values):
-    """Operations that are found; `values` are those of seven users."""
-    return rounded_by_company(lambda users: vmap(function)(*(value[:users] for value in values)))
+    assert {name for name in rounding.IN_WHOLE_REGISTERS if name.startswith("aten.")} <= seen.names
+    known = rounding.IN_FEW | rounding.IN_WHOLE_REGISTERS
+    assert {f"aten.{name.partition(' ')[0]}" for name in IN_FEW} & known <= seen.names
 
 
 @pytest.mark.parametrize(
     ("name", "function"),
     [
-        ("aten.sigmoid", lambda x: torch.ops.aten.sigmoid(x)),
-        ("aten.pow", lambda x: x.abs() ** 1.7),
         ("aten.sinh", torch.sinh),
         ("aten.linalg_matrix_exp", lambda x: torch.matrix_exp(x[:, :4])),
-        ("aten.bmm", lambda x: torch.ops.aten.mm(x, x.T)),
         ("aten._fft_r2c", lambda x: torch.fft.rfft(x).abs()),
-        ("aten._softmax", lambda x: torch.ops.aten._softmax(x, 0, False)),
-        ("aten.add", lambda x: torch.add(x, 1.0, alpha=0.3)),
-        ("aten.rsqrt", lambda x: x.bfloat16().rsqrt()),
     ],
 )
 def test_what_is_not_known_to_round_alike_is_found(name, function):
-    assert name in found_in(function, torch.randn(7, 4, 6))
+    values = torch.randn(7, 4, 6)
+    with rounding.OperationsSeen() as seen:
+        vmap(function)(values)
+    assert name in seen.unknown
 
 
-@pytest.mark.parametrize("height", [9, 34, 35, 70])
-def test_a_sum_over_columns_in_which_users_lie_side_by_side_is_found(height):
-    table, numbers = torch.randn(height, 20), torch.randint(20, (7, 3))
-    assert found_in(lambda own: table[:, own].sum(0), numbers) == {"aten.sum"}
-    assert not found_in(lambda own: own.sum(0), torch.randn(7, height, 3))
-    assert not found_in(lambda own: own + table.sum(0)[:3], torch.randn(7, height, 3))
+@pytest.mark.parametrize(
+    ("users", "function"),
+    [
+        (8, lambda x: x.relu().log_softmax(-1) @ x.T),
+        (32, lambda x: x.sigmoid()),
+        (16, lambda x: x.double().sigmoid()),
+        (64, lambda x: x.bfloat16() + 1),
+        (32, lambda x: x.softmax(0)),
+        (32, lambda x: torch.add(x, x, alpha=0.3)),
+    ],
+)
+def test_how_many_users_leave_no_end_of_an_array(users, function):
+    values = torch.randn(7, 4, 6)
+    with rounding.OperationsSeen() as seen:
+        vmap(function)(values)
+    assert (seen.grain, seen.unknown) == (users, set())
 
 
-def test_a_sum_over_rows_that_several_threads_add_up_is_found():
-    def gradient(own, numbers):
-        return torch.func.grad(lambda own: own[numbers].sin().sum())(own)
+def test_a_call_is_filled_up_with_copies_of_the_first_user_and_begins_at_a_multiple_of_64_bytes():
+    values = torch.arange(12.0).view(6, 2)
+    whole = rounding.filled(8, values[1:])
+    assert whole[:, 0].tolist() == [2, 4, 6, 8, 10, 2, 2, 2]
+    assert rounding.filled(8, whole) is whole
+    assert values[1:].data_ptr() % 64
+    moved = rounding.filled(5, values[1:])
+    assert moved.data_ptr() % 64 == 0
+    assert torch.equal(moved, values[1:])
+    assert rounding.filled(4, torch.ones(3, 2, dtype=torch.uint16)).tolist() == [[1, 1]] * 4
+    assert rounding.filled(8, torch.empty(5, 0, 2)).shape == (8, 0, 2)
 
-    assert any("index_put" in name for name in found_in(gradient, torch.randn(7, 20), torch.randint(20, (7, 9))))
 
-
-def test_with_more_threads_than_users_products_in_float64_are_rounded_alike():
-    torch.set_num_threads(8)
-    generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(8, *shape, generator=generator, dtype=torch.float64) for shape in ((13, 300), (300, 13)))
-    together = forward_and_backward(torch.matmul, x, y)
-    for users in range(2, 8):
-        for one, all_of_them in zip(forward_and_backward(torch.matmul, x[:users], y[:users]), together, strict=True):
-            assert torch.equal(one, all_of_them[:users])
+def test_products_do_not_depend_on_where_a_matrix_lies_for_mkl_is_told_before_the_first():
+    assert os.environ["MKL_CBWR"] == "AUTO"
 
 
 class Recurrent(nn.Module):
@@ -265,7 +270,7 @@ def test_users_keep_every_bit_of_their_update_when_another_leaves(model, dtype, 
     torch.manual_seed(0)
     plain = one_by_one(MODELS[model]().to(dtype), cross_entropies, Population(offsets, fields), local, Streams(0))
     stack, users = Stacked(plain, 19), np.arange(19)
-    assert not stack.company_rounds
+    assert not stack.rounds_by_company
     together = rows_of(stack, users)
     if local == SGD:  # Adam makes a step of a gradient that is rounding alone
         torch.testing.assert_close(together, rows_of(plain, users), rtol=1e-2, atol=1e-3)
@@ -274,16 +279,63 @@ def test_users_keep_every_bit_of_their_update_when_another_leaves(model, dtype, 
         assert torch.equal(rows_of(stack, others), together[others])
 
 
-def test_auto_trains_one_by_one_what_is_not_known_and_says_which():
-    class Sinh(nn.Linear):
-        def forward(self, x):
-            return super().forward(x.sinh())
+class Sinh(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.sinh())
 
+
+def test_auto_trains_one_by_one_what_is_not_known_and_says_which():
     rng = np.random.default_rng(0)
     people = Population.from_arrays(np.repeat(np.arange(9), 4), x=rng.normal(size=(36, 6)), y=rng.integers(0, 3, 36))
     settings = {"rounds": 1, "cohort_size": 5, "local": LocalSGD(0.1, 5), "seed": 0, "noise_multiplier": 0.5}
     made = flat_training(Sinh(6, 3).double(), cross_entropies, people, **settings)
-    assert made.engine.startswith("one by one: in a stack on cores, who else is there may decide how aten.sinh is")
-    assert isinstance(
-        flat_training(Sinh(6, 3).double(), cross_entropies, people, engine="stacked", **settings).trainer, Stacked
+    assert made.engine == (
+        "one by one: stacking is disabled because aten.sinh may round differently depending on which users share the "
+        "stack"
     )
+    by_name = flat_training(Sinh(6, 3).double(), cross_entropies, people, engine="stacked", **settings)
+    assert isinstance(by_name.trainer, Stacked)
+
+
+def of_silu(**changes):
+    rng = np.random.default_rng(0)
+    people = Population(np.arange(0, 21, 2), {"x": rng.normal(size=(20, 20)), "y": rng.integers(0, 3, 20)})
+    torch.manual_seed(0)
+    return one_by_one(MODELS["silu"](), cross_entropies, people, LocalSGD(1.0, 5), Streams(0), **changes)
+
+
+def test_an_operation_that_is_wrongly_on_a_list_is_found_by_the_trial(monkeypatch):
+    assert Stacked(of_silu(), 10)._grain == 32
+    monkeypatch.setattr(rounding, "IN_FEW", rounding.IN_FEW | rounding.IN_WHOLE_REGISTERS)
+    monkeypatch.setattr(rounding, "IN_WHOLE_REGISTERS", frozenset())
+    stack = Stacked(of_silu(), 10)
+    assert (stack._grain, stack.rounds_by_company) == (32, "")  # 8 were tried and found to be too few
+
+
+@pytest.mark.parametrize("coupling", ["place", "number", "company"])
+def test_one_bit_that_another_user_decides_ends_stacking(coupling, monkeypatch):
+    step = rounding.StackStep.__call__
+
+    def tilted(self, stack, *arguments):
+        step(self, stack, *arguments)
+        weight = stack[0]
+        everywhere = {"place": True, "number": len(weight) > 32, "company": bool((weight[-1].abs() > 1e3).any())}
+        if everywhere[coupling]:
+            weight[3 if coupling == "place" and len(weight) > 3 else 0].mul_(1 + 2e-7)
+
+    monkeypatch.setattr(rounding.StackStep, "__call__", tilted)
+    trained = choose_trainer("auto", of_silu(), 10)
+    assert trained.in_words.startswith("one by one: stacking is disabled because on this machine made-up users")
+
+
+def test_personal_parameters_are_refused_in_a_stack_that_may_round_by_company():
+    rng = np.random.default_rng(0)
+    people = Population(np.arange(0, 21, 2), {"x": rng.normal(size=(20, 6)), "y": rng.integers(0, 3, 20)})
+
+    def plain(model):
+        return one_by_one(model, cross_entropies, people, LocalSGD(1.0, 5), Streams(0), personal=["bias"])
+
+    assert isinstance(choose_trainer("stacked", plain(nn.Linear(6, 3)), 10), Stacked)
+    assert choose_trainer("auto", plain(Sinh(6, 3)), 10).in_words.startswith("one by one: stacking is disabled")
+    with pytest.raises(CannotStack, match=r"personal parameters need exact stacks.*aten.sinh.*one-by-one"):
+        choose_trainer("stacked", plain(Sinh(6, 3)), 10)
