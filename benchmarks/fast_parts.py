@@ -27,7 +27,7 @@ from clipline.engine.stacked import step, vmap_layers
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
 from clipline_round import training as even_training
 
-EVERYTHING = FastParts(compile_c=True, keep_freed_memory=True, compiled_steps="always")
+EVERYTHING = FastParts(keep_freed_memory=True, compiled_steps="always")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class Bench:
 
 
 ON_CORES = {
-    "compile_c": Bench("so_lr", 20, 9, workers=2),
     "prefetch": Bench("so_lr", 20, 9, workers=2),
     "recorded_weights": Bench("so_lr", 20, 9, workers=2),  # `engine/sparse`: changes recorded, rows not formed
     "keep_freed_memory": Bench("emnist_cr", 6, 5, workers=2),

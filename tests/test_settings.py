@@ -39,7 +39,7 @@ OUTSIDE = {
     "epsilon": -1.5, "noise_multiplier": -1.5, "delta": 1.5, "population_size": 0, "cohort_size": 0,
     "sampling": "shuffle", "relation": "neighbours", "count_stddev": -1.5, "max_epsilon": -1.5, "noise_source": "dice",
     "test_users": 1, "evaluate_on": "train", "evaluate_every": 0, "early_stopping": "",
-    "device": 7, "engine": "diesel", "precision": "float8", "workers": 0, "compile_c": 3,
+    "device": 7, "engine": "diesel", "precision": "float8", "workers": 0,
     "compiled_steps": "often", "stored_programs": 3,
     "seed": -1, "unprivate_timing": 3,
     "data": "", "user_column": "", "task": "",

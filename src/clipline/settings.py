@@ -338,10 +338,6 @@ class Settings:
         choices=("torchrun",), or_number=True, at_least=1, way_out="1 trains in this process alone",
         unset="one a core; 1 with a GPU",
     )  # fmt: skip
-    compile_c: bool = setting(
-        "Compile C code for parameters of which a user touches few rows (so_lr on cores); needs cc.", COMPUTE,
-        default=False, way_out="true needs a C compiler",
-    )  # fmt: skip
     compiled_steps: str = setting(
         "On a GPU: compile the step of many users; auto where a training is long enough to gain from it.", COMPUTE,
         default="auto", choices=("auto", "always", "never"),

@@ -14,7 +14,6 @@ from clipline.engine import updates
 from clipline.engine.fast_parts import FastParts
 from clipline.engine.kernels import convolution, lstm
 from clipline.engine.problem import Problem
-from clipline.engine.sparse import native
 from clipline.engine.stacked.step import StackStep
 from clipline.engine.stacked.trainer import Stacked
 from clipline.streams import Streams
@@ -39,7 +38,7 @@ def test_steps_are_compiled_always_never_or_where_it_pays(value):
 
 
 def test_what_reaches_beyond_the_training_is_off_unless_asked_for():
-    assert [name for name in NAMES if not getattr(FastParts(), name)] == ["compile_c", "keep_freed_memory"]
+    assert [name for name in NAMES if not getattr(FastParts(), name)] == ["keep_freed_memory"]
 
 
 @pytest.mark.parametrize("engine", ["one-by-one", "stacked"])
@@ -72,18 +71,6 @@ def test_users_with_many_steps_train_the_same_with_the_others_or_beside_them(unc
         rows.append(rows_of(stack, users))
         assert {lane for lane, _ in stack._stragglers._recordings} == ({0, 1} if apart else {0})
     torch.testing.assert_close(*rows, rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_no_compiler_runs_unless_it_is_asked_for(monkeypatch, wanted):
-    asked = []
-    monkeypatch.setattr(
-        "clipline.engine.one_by_one.compiled", lambda dtype: asked.append(dtype) or native.compiled(dtype)
-    )
-    made = one_by_one(Tags().double(), loss, posts(), LocalSGD(0.5, 4), Streams(0), row_fields={"tags.weight": "words"},
-                      fast=FastParts(compile_c=wanted))  # fmt: skip
-    assert asked == ([torch.float64] if wanted else [])
-    assert made.runs_c == (wanted and native.compiled(torch.float64) is not None)
 
 
 @pytest.mark.parametrize("recorded", [True, False])

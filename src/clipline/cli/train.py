@@ -187,9 +187,8 @@ def run(
     users = len(training.population) if not settings.stored or settings.population_size is None else None  # public
     on = "" if users is None else f" on {users:,} users"
     by = f" by {training.workers} workers" if training.workers > 1 else ""
-    compiled = ", sparse rows by compiled C" if training.one_by_one.runs_c else ""
     announced = (
-        f"training {settings.rounds} rounds{on}{by}{compiled} for {training.planned}\n"
+        f"training {settings.rounds} rounds{on}{by} for {training.planned}\n"
         f"run directory {path}; follow it with  clipline report --live {path}"
     )
 

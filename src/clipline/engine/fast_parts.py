@@ -14,8 +14,7 @@ from ..synonyms import refuses_unknown_keywords
 class FastParts:
     """Which fast parts are used. Turning one off changes the time, and results by rounding alone.
 
-    `compile_c` and `keep_freed_memory` are off unless asked for, as they reach beyond the training: one runs the
-    system's C compiler, the other changes how the whole process allocates memory.
+    `keep_freed_memory` is off unless asked for, as it changes how the whole process allocates memory.
     """
 
     # On a GPU: "always" one compiled program, replayed as CUDA graphs; "auto" where a training is long enough to gain
@@ -32,7 +31,6 @@ class FastParts:
     single_step: bool = True  # on CPU cores: users of one example share the round's weights, see docs/example_level.md
     prefetch: bool = True  # the next round's cohort and noise are drawn while this one ends
     device_noise: bool = True  # on a GPU: it draws the noise itself, the same numbers as processor cores
-    compile_c: bool = declared("compile_c")  # sparse rows by C code that is compiled when the training is made
     keep_freed_memory: bool = False  # glibc keeps what is freed, for the rest of the process
 
     def __post_init__(self) -> None:

@@ -23,7 +23,6 @@ from .isolation.made_up_data import FILLS, made_up
 from .local_optimisers import SingleUser
 from .precision import kernels_switched
 from .problem import Problem
-from .sparse.native import compiled
 from .sparse.row_fields import starting_params, together
 from .sparse.row_steps import check_rows, failed_rows, train_rows
 from .updates import Dense, Updates
@@ -58,8 +57,6 @@ class OneByOne:
         cpu = problem.device.type == "cpu" and problem.precision != "bf16" and dtype in _RECORDED_DTYPES
         plain = cpu and problem.local.plain_sgd and problem.fast.recorded_weights
         self.recorded = frozenset(problem.row_fields) if plain else frozenset[str]()
-        # Before forking: otherwise each worker would compile.
-        self._library = compiled(dtype) if self.recorded and problem.fast.compile_c else None
         self.made_up = self._run_trials()
         if problem.row_fields:
             check_rows(problem, self.made_up, min(problem.local.batch_size, _TRIAL_EXAMPLES))
@@ -86,11 +83,6 @@ class OneByOne:
     def in_words(self) -> str:
         """What runs, for the caller to read."""
         return "one by one" + (f": {self.reason}" if self.reason else "")
-
-    @property
-    def runs_c(self) -> bool:
-        """Whether compiled C code is in use, which rounds otherwise than torch."""
-        return self._library is not None
 
     def _block_size(self, left: int) -> int:
         """The number of users in the next block, of `left` users."""
@@ -217,10 +209,10 @@ class OneByOne:
         if incomplete:
             incomplete.clear()
             trained = self._train_isolated(key, lambda: made.append(self._train_rows(steps, frozenset(), incomplete)))
-        return made[-1] if trained and made else failed_rows(self.problem, steps.params, self.recorded, self._library)
+        return made[-1] if trained and made else failed_rows(self.problem, steps.params, self.recorded)
 
     def _train_rows(self, steps: UserSteps, recorded: frozenset[str], incomplete: set[str]) -> Updates:
-        return train_rows(self.problem, steps, recorded, incomplete, noted=self.recorded, library=self._library)
+        return train_rows(self.problem, steps, recorded, incomplete, noted=self.recorded)
 
     def _run_trials(self) -> Callable[[int], Batch]:
         """Train a synthetic user, to find mistakes that every user would run into. Gives a source of such examples."""

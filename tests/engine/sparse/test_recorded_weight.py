@@ -23,10 +23,10 @@ from clipline.streams import Streams
 USERS = np.arange(len(SIZES))
 
 
-def engine(compile_c=False, use="once", dtype=torch.float64, epochs=3, noted=True, batch_size=4):
+def engine(use="once", dtype=torch.float64, epochs=3, noted=True, batch_size=4):
     torch.manual_seed(0)
     local = LocalSGD(0.5, batch_size=batch_size, epochs=epochs, reduction="sum")
-    rows, fast = {"tags.weight": "words"}, FastParts(compile_c=compile_c)
+    rows, fast = {"tags.weight": "words"}, FastParts()
     made = one_by_one(Tags(use).to(dtype), loss, posts(), local, Streams(0), row_fields=rows, fast=fast)
     if not noted:
         made.recorded = frozenset()
@@ -61,8 +61,8 @@ def in_numpy(made):
 
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
-def test_noted_changes_are_those_of_dense_rows_in_plain_numpy(compile_c, dtype, tolerance, epochs):
-    made = engine(compile_c, dtype=dtype, epochs=epochs)
+def test_noted_changes_are_those_of_dense_rows_in_plain_numpy(dtype, tolerance, epochs):
+    made = engine(dtype=dtype, epochs=epochs)
     names = list(made.problem.model.named_shapes)
     assert names[1:] == ["tags.weight", "tags.bias"]  # after the scale, which is not used
     updates = rows_of(made, USERS).double()
@@ -72,24 +72,24 @@ def test_noted_changes_are_those_of_dense_rows_in_plain_numpy(compile_c, dtype, 
 
 
 @pytest.mark.parametrize("use", ["once", "twice", "without gradient"])
-def test_a_weight_that_is_used_in_products_alone_is_noted_and_gives_what_moving_it_gives(compile_c, use):
-    made = engine(compile_c, use)
-    expected = rows_of(engine(compile_c, use, noted=False), USERS)
+def test_a_weight_that_is_used_in_products_alone_is_noted_and_gives_what_moving_it_gives(use):
+    made = engine(use)
+    expected = rows_of(engine(use, noted=False), USERS)
     torch.testing.assert_close(rows_of(made, USERS), expected, rtol=1e-12, atol=1e-12)
     assert made.recorded == {"tags.weight"}
 
 
 @pytest.mark.parametrize("use", ["looked up", "detached", "among others", "learned values", "drawn"])
-def test_a_weight_that_is_used_otherwise_too_is_moved_and_the_user_begins_again(compile_c, use):
-    made = engine(compile_c, use)
-    expected = rows_of(engine(compile_c, use, noted=False), USERS)
+def test_a_weight_that_is_used_otherwise_too_is_moved_and_the_user_begins_again(use):
+    made = engine(use)
+    expected = rows_of(engine(use, noted=False), USERS)
     torch.testing.assert_close(rows_of(made, USERS), expected, rtol=1e-12, atol=1e-12)
     assert made.recorded == set()
 
 
-def test_several_steps_with_small_batches_are_added_up_now_and_then(compile_c):
-    made = engine(compile_c, epochs=20, batch_size=2)  # 10 words and more for each row of the weight
-    expected = rows_of(engine(compile_c, epochs=20, batch_size=2, noted=False), USERS)
+def test_several_steps_with_small_batches_are_added_up_now_and_then():
+    made = engine(epochs=20, batch_size=2)  # 10 words and more for each row of the weight
+    expected = rows_of(engine(epochs=20, batch_size=2, noted=False), USERS)
     torch.testing.assert_close(rows_of(made, USERS), expected, rtol=1e-9, atol=1e-9)
 
 

@@ -2,5 +2,5 @@
 
 Begin with `row_fields.py`; `row_steps.py` trains one user. On CPU cores `recorded_weight.py` avoids even the small
 matrix of a user's own rows: it records the factors of each gradient (`outer_products.py`), and `updates.py` measures
-and sums them (`native.py`: in C).
+and sums them.
 """

@@ -1,27 +1,17 @@
 """The change of a matrix as a sum of sparse outer products, and sparse products with the changed matrix.
 
-A term adds a factor times one row of a table to one row of the matrix. The change itself is never formed in C
-(terms.c); torch's operations, the plain twin, form the rows that have changed.
-
-Plain twin: `_Plain` beside `_Native`, and `sort_terms` beside `locate_terms`.
-Switch: `FastParts.compile_c`, off by default.
-Held equal by: tests/engine/sparse/test_outer_products.py.
-Buys, with recorded_weight.py: 88 ms a round instead of 181 (so_lr, 20 users; benchmarks/fast_parts.py, 2026-11-16).
+A term adds a factor times one row of a table to one row of the matrix. Only rows that have changed are formed.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from .native import address, call
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,82 +85,8 @@ def sort_terms(users: Sequence[Sequence[SparseOuterProducts]]) -> SortedTerms:
     return SortedTerms(rows, pairs - rows * len(users), F.pad(sizes.cumsum(dim=0), (1, 0)), reordered)
 
 
-@dataclass(frozen=True, eq=False)
-class TermPointers:
-    """`SortedTerms` for terms.c: each term as a pointer to its row of a table, so that no table is copied."""
-
-    rows: Tensor
-    owners: Tensor
-    starts: Tensor
-    terms: Tensor  # (terms,) int64: addresses
-    factors: Tensor  # (terms,)
-    users: Sequence[Sequence[SparseOuterProducts]]  # keeps the tables alive
-
-
-def locate_terms(library: ctypes.CDLL, users: Sequence[Sequence[SparseOuterProducts]], height: int) -> TermPointers:
-    """`sort_terms` in C, for changes of a matrix with `height` rows."""
-    parts = [
-        [len(part.sources), user, *map(address, (part.numbers, part.sources, part.factors, part.table))]
-        for user, user_parts in enumerate(users)
-        for part in user_parts
-    ]
-    count, like = sum(part[0] for part in parts), users[0][0]
-    ends, starts = torch.empty(height + 1, dtype=torch.int64), torch.empty(count + 1, dtype=torch.int64)
-    terms, rows, owners = (torch.empty(count, dtype=torch.int64) for _ in range(3))
-    factors = like.factors.new_empty(count)
-    pairs = call(
-        library.sort_terms, len(parts), torch.tensor(parts), height, like.table.shape[1],
-        ends, terms, factors, rows, owners, starts,
-    )  # fmt: skip
-    return TermPointers(rows[:pairs], owners[:pairs], starts[: pairs + 1], terms, factors, users)
-
-
-class UpdatedWeight(Protocol):
-    """A weight (height, out) plus a change."""
-
-    def sparse_product(self, features: Tensor, values: Tensor) -> tuple[Tensor, SparseOuterProducts]:
-        """`bag`: features (batch, width) int64 and their values -> (batch, out), and the entries that took part.
-
-        The entries come as terms: numbers (features), sources (examples) and factors (values). The caller sets the
-        table: the gradient of the product, once it is known.
-        """
-        ...
-
-
-def moved(weight: Tensor, change: Sequence[SparseOuterProducts], library: ctypes.CDLL | None = None) -> UpdatedWeight:
-    """`weight` plus these changes; the weight itself is not written to. `library` is that of terms.c, to use it."""
-    return _Plain(weight, change) if library is None else _Native(library, weight, change)
-
-
-class _Native:
-    """In C: the terms of each row of the weight form a linked list; a product follows those it reads."""
-
-    def __init__(self, library: ctypes.CDLL, weight: Tensor, change: Sequence[SparseOuterProducts]) -> None:
-        self._library, self._weight = library, weight.contiguous()
-        self._terms = SparseOuterProducts.joined(change or [SparseOuterProducts.none(weight)])
-        self._heads = torch.full((len(weight),), -1)
-        self._next = torch.empty_like(self._terms.numbers)
-        if change:
-            call(library.link_terms, len(self._next), self._terms.numbers, self._heads, self._next)
-
-    def sparse_product(self, features: Tensor, values: Tensor) -> tuple[Tensor, SparseOuterProducts]:
-        (batch, width), (height, out) = features.shape, self._weight.shape
-        product = self._weight.new_empty(batch, out)
-        numbers, sources = (torch.empty(batch * width, dtype=torch.int64) for _ in range(2))
-        factors, height_of_table = torch.empty(batch * width, dtype=values.dtype), len(self._terms.table)
-        seen = torch.zeros(height_of_table, dtype=torch.int64)
-        found = torch.empty(height_of_table, dtype=torch.int64)
-        products, packed = (torch.empty(height_of_table, dtype=values.dtype) for _ in range(2))
-        count = call(
-            self._library.bag_product, batch, width, height, out, features.contiguous(), values.contiguous(),
-            self._weight, self._heads, self._next, self._terms.sources, self._terms.factors, self._terms.table,
-            seen, found, products, packed, product, numbers, sources, factors,
-        )  # fmt: skip
-        return product, SparseOuterProducts(numbers[:count], sources[:count], factors[:count], product)
-
-
-class _Plain:
-    """In torch's operations: the changed rows are formed once, when first needed."""
+class UpdatedWeight:
+    """A weight (height, out) plus a change. The changed rows are formed once, when first needed."""
 
     def __init__(self, weight: Tensor, change: Sequence[SparseOuterProducts]) -> None:
         self._weight, self._changes = weight, change
@@ -184,6 +100,11 @@ class _Plain:
         return where, by_row.terms.rows(by_row.starts)
 
     def sparse_product(self, features: Tensor, values: Tensor) -> tuple[Tensor, SparseOuterProducts]:
+        """`bag`: features (batch, width) int64 and their values -> (batch, out), and the entries that took part.
+
+        The entries come as terms: numbers (features), sources (examples) and factors (values). The caller sets the
+        table: the gradient of the product, once it is known.
+        """
         present = values != 0
         entries = present.flatten().nonzero().squeeze(1)
         numbers = features.flatten()[entries].clamp(0, len(self._weight) - 1)

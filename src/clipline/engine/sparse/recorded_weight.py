@@ -13,7 +13,6 @@ Buys, with outer_products.py: 88 ms a round instead of 181 (so_lr, 20 users; ben
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -23,7 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ...errors import ModuleError
-from .outer_products import SparseOuterProducts, UpdatedWeight, moved
+from .outer_products import SparseOuterProducts, UpdatedWeight
 
 _MAX_PARTS = 32  # of a record: more are concatenated, as every step goes through all of them
 _MAX_TERMS_PER_ROW = 2  # on average over the rows of the weight: more are coalesced to one a row
@@ -120,10 +119,9 @@ class StepRecord:
     and the record misses that.
     """
 
-    def __init__(self, weight: Tensor, lr: float, library: ctypes.CDLL | None = None) -> None:
+    def __init__(self, weight: Tensor, lr: float) -> None:
         self._weight = weight.detach()
         self._lr = lr
-        self._library = library  # of terms.c, to use it
         # Products of this step's forward pass; the table is the product itself.
         self._forward: list[SparseOuterProducts] = []
         self._backward: list[SparseOuterProducts] = []  # the same, once the backward pass has begun
@@ -139,7 +137,7 @@ class StepRecord:
         """`bag` with the weight after the steps so far."""
         with torch.no_grad():
             if self._current is None:
-                self._current = moved(self._weight, self._steps, self._library)
+                self._current = UpdatedWeight(self._weight, self._steps)
             product, terms = self._current.sparse_product(features.long(), values.to(self._weight.dtype))
         if torch.is_grad_enabled():
             product.requires_grad_()

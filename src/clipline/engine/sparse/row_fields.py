@@ -6,7 +6,6 @@ A user trains on a small matrix of the user's own rows, and the field is renumbe
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -147,13 +146,12 @@ def build_updates(
     first: Mapping[str, Tensor],
     shapes: Mapping[str, torch.Size],
     rows: Mapping[str, TouchedRows],
-    library: ctypes.CDLL | None = None,
 ) -> Updates:
     """The updates: trained parameters `stack` (users, ...) minus `first`. May write into the stack."""
     start, pieces = 0, list[Piece]()
     for (name, shape), piece in zip(shapes.items(), stack, strict=True):
         if isinstance(piece, list):
-            pieces.append(OuterProductUpdates(start, shape[0], [piece], library))
+            pieces.append(OuterProductUpdates(start, shape[0], [piece]))
             start += shape.numel()
             continue
         if subtracts_lazily(piece):
@@ -190,7 +188,7 @@ def together(users: Sequence[Updates]) -> Updates:
             )  # zip over one kind would drop users of the other
         if isinstance(first, OuterProductUpdates):
             terms = [own for piece in same_piece if isinstance(piece, OuterProductUpdates) for own in piece.users]
-            pieces.append(OuterProductUpdates(first.start, first.height, terms, first.library))
+            pieces.append(OuterProductUpdates(first.start, first.height, terms))
             continue
         own = [piece.formed()[0] if isinstance(piece, Dense | Rows) else piece.values[0] for piece in same_piece]
         values = pad_sequence(own, batch_first=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -34,18 +33,17 @@ def train_rows(
     incomplete: set[str],
     *,
     noted: frozenset[str],
-    library: ctypes.CDLL | None,
 ) -> Updates:
     """One user's SGD steps. Recorded parameters that were used otherwise go to `incomplete`: start again.
 
-    `noted` are those that the other users of a block have as records; `library` is that of terms.c, to use it.
+    `noted` are those that the other users of a block have as records.
     """
     shapes = problem.model.named_shapes
     fields = {name: field for name, field in problem.row_fields.items() if name not in recorded}
     heights = {name: shapes[name][0] for name in fields}
     one, rows = renumber_rows({name: field.unsqueeze(0) for name, field in steps.examples.items()}, fields, heights)
     first = starting_params(steps.params.unsqueeze(0), shapes, rows) if rows else steps.whole
-    records = {name: StepRecord(first[name][0], steps.lr, library) for name in recorded}
+    records = {name: StepRecord(first[name][0], steps.lr) for name in recorded}
     moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in records}
     of_user = problem.model.personal_pieces(steps.personal.unsqueeze(0))
     moving |= {name: piece[0].clone().requires_grad_() for name, piece in of_user.items()}
@@ -79,7 +77,7 @@ def train_rows(
             stack.append([SparseOuterProducts.of_rows(rows[name].rows[0], change)])
         else:
             stack.append(moving[name].detach().unsqueeze(0))
-    updates = build_updates(stack, first, shapes, rows, library)
+    updates = build_updates(stack, first, shapes, rows)
     if (
         of_user and not incomplete and bool(updates.norms().isfinite().all())
     ):  # an update that is not finite counts as failed
@@ -87,7 +85,7 @@ def train_rows(
     return updates
 
 
-def failed_rows(problem: Problem, params: Tensor, noted: frozenset[str], library: ctypes.CDLL | None) -> Updates:
+def failed_rows(problem: Problem, params: Tensor, noted: frozenset[str]) -> Updates:
     """An update of NaN, which adds nothing and is not within the clip."""
     shapes = problem.model.named_shapes
     bad = params.new_full((1, 1), math.nan)
@@ -99,7 +97,7 @@ def failed_rows(problem: Problem, params: Tensor, noted: frozenset[str], library
         first[name] = params.new_zeros(1, *size)
         nothing = params.new_full((1, *size), math.nan)
         stack.append([SparseOuterProducts.of_rows(bad[0].long() * 0, nothing[0])] if name in noted else nothing)
-    return build_updates(stack, first, shapes, rows, library)
+    return build_updates(stack, first, shapes, rows)
 
 
 def check_rows(problem: Problem, made_up: Callable[[int], Batch], count: int) -> None:

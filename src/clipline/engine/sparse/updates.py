@@ -1,11 +1,10 @@
 """Updates of a matrix parameter as sparse outer products: a row is formed only while it is measured or added.
 
-Plain twin, switch, test and what it buys: see `recorded_weight.py`; of the C code `native.py`.
+Plain twin, switch, test and what it buys: see `recorded_weight.py`.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ..isolation.user_sums import squares_by_leaf, sum_columns
-from .native import call
-from .outer_products import SortedTerms, SparseOuterProducts, TermPointers, locate_terms, sort_terms
+from .outer_products import SortedTerms, SparseOuterProducts, sort_terms
 
 _MAX_FORMED = 1 << 18  # numbers formed at a time by torch's operations, to fit the cache
 _MAX_ROWS = 1 << 10  # the same
@@ -32,7 +30,6 @@ class OuterProductUpdates:
     start: int
     height: int  # rows of the whole matrix
     users: Sequence[Sequence[SparseOuterProducts]] = field(repr=False)  # each user's terms, in parts
-    library: ctypes.CDLL | None = field(default=None, repr=False)  # of terms.c, to use it
 
     def __len__(self) -> int:
         return len(self.users)
@@ -59,13 +56,6 @@ class OuterProductUpdates:
 
         Each is a function of the user's own rows, to the last bit: see `user_sums`.
         """
-        library = self.library
-        if library is not None:
-            sums, lost = torch.zeros(2, len(self), dtype=torch.float64)
-            units = torch.ones_like(sums) if unit is None else unit
-            call(library.squares, *self._c_arguments, units, sums, lost)
-            found: Tensor = (sums + lost).unsqueeze(1)
-            return found
         sums_of_rows = [torch.zeros(0, dtype=torch.float64)]
         for _, owners, values in self._row_chunks():
             scaled = values if unit is None else values / unit[owners].unsqueeze(1)
@@ -83,10 +73,6 @@ class OuterProductUpdates:
         A user whose scale is 0 adds nothing, whatever the values.
         """
         own = total[self.start : self.start + self.height * self.width]
-        library = self.library
-        if library is not None:
-            call(library.add, *self._c_arguments, self._pointers.rows, scale, own)
-            return
         for rows, owners, values in self._row_chunks():
             has_weight = scale[owners] > 0
             wide = values[has_weight].double().mul_(scale[owners[has_weight]].unsqueeze(1))
@@ -107,17 +93,6 @@ class OuterProductUpdates:
     @cached_property
     def _sorted(self) -> SortedTerms:
         return sort_terms(self.users)
-
-    @cached_property
-    def _pointers(self) -> TermPointers:
-        assert self.library is not None
-        return locate_terms(self.library, self.users, self.height)
-
-    @property
-    def _c_arguments(self) -> tuple[int | Tensor, ...]:
-        """The first arguments of `squares` and `add` in terms.c."""
-        found = self._pointers
-        return len(found.rows), self.width, found.starts, found.terms, found.factors, found.owners
 
     def _row_chunks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Row numbers (rows,), their users (rows,) and values (rows, width), a chunk at a time."""

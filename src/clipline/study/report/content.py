@@ -20,7 +20,7 @@ from .statements import basis, cautions, shown_settings, warnings, words
 POINTS = 240  # rounds of a curve that are drawn; a chart is a few hundred pixels wide
 _DIGITS = 5
 _NOT_TOLD_APART = (  # settings that decide no number, or by chance alone
-    "seed", "data", "device", "workers", "engine", "compile_c", "compiled_steps", "stored_programs", "unprivate_timing",
+    "seed", "data", "device", "workers", "engine", "compiled_steps", "stored_programs", "unprivate_timing",
     "fixed_clip", "clip", "quantile", "epsilon", "noise_multiplier", "task", "evaluate_every",
 )  # fmt: skip
 

@@ -38,7 +38,6 @@ _OF_SHAPE = (
     "device",
     "engine",
     "precision",
-    "compile_c",
     "compiled_steps",
     "stored_programs",
     "workers",

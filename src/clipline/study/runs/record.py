@@ -30,7 +30,6 @@ _NOT_PART = (
     "device",
     "engine",
     "workers",
-    "compile_c",
     "compiled_steps",
     "stored_programs",
     "unprivate_timing",

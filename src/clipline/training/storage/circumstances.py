@@ -91,15 +91,13 @@ class Circumstances:
     """
 
     def __init__(self, training: Training, same: Mapping[str, object] | None = None) -> None:
-        engine, native = _in_use(training)
         settings = {name: value for name, value in _flat(describe(training)) if name not in _MAY_DIFFER}
         facts = {
             "clipline version": __version__,
             "torch version": torch.__version__,
             "numpy version": np.__version__,
             "device in use": device_name(training.device),
-            "engine in use": engine,
-            "C routines": "in use" if native else "not in use",
+            "engine in use": _in_use(training),
         }
         if draws_on_device(training.problem):  # its logarithms, in numbers of the tail, are rounded otherwise
             facts["noise"] = "drawn by the GPU"
@@ -161,22 +159,21 @@ def device_name(device: torch.device) -> str:
 
 def where_it_ran(training: Training) -> dict[str, str]:
     """Versions, device and machine, for the reader of a run; no name of a machine or a user is in it."""
-    engine, native = _in_use(training)
     return {
         "clipline": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "device": device_name(training.device),
-        "engine": engine + (", with C routines" if native else ""),
+        "engine": _in_use(training),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
     }
 
 
-def _in_use(training: Training) -> tuple[str, bool]:
-    """Which trainer is in use, and whether it runs routines compiled from C; what is compiled rounds otherwise."""
+def _in_use(training: Training) -> str:
+    """Which trainer is in use, and whether it is compiled, which rounds otherwise."""
     compiles = getattr(training.trainer, "compiles", False)  # a trial batch has a say in it, and may be another
-    return type(training.trainer).__name__ + ", compiled" * compiles, training.one_by_one.runs_c
+    return type(training.trainer).__name__ + ", compiled" * compiles
 
 
 def _attributes(part: object) -> dict[str, Any]:
