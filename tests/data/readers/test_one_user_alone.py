@@ -14,11 +14,14 @@ import pyarrow.parquet
 import pytest
 from tff_layouts import example, write_hdf5, write_sqlite
 
-from clipline.data.prepare import prepare
+from clipline.data.chunks import converted
 from clipline.data.readers import npz, tables
+from clipline.data.store import write_store
 from clipline.errors import PopulationError
 from clipline.federated.population import Population
 from clipline.serve.new_data import arrays_of
+from clipline_paper.data.tff_hdf5 import read_tff_hdf5
+from clipline_paper.data.tff_sqlite import read_tff_sqlite
 
 USERS = ["u0", "u1", "u2", "u3", "u0", "u2", "u4"]
 NAN = float("nan")
@@ -183,7 +186,8 @@ def test_files_of_tff_too(tmp_path, kind):
             return ids, {"a": fields["a"], "note": numbers(fields["note"])}
 
         target = tmp_path / f"store{len(list(tmp_path.iterdir()))}"
-        prepare("table", path, target, tokenise=convert)
+        chunks = read_tff_hdf5(path) if kind == "hdf5" else read_tff_sqlite(path, "train")
+        write_store(target, converted(chunks, convert), source=kind)
         return Population.open(target)
 
     before = by_user(read_rows(rows()))
