@@ -186,7 +186,16 @@ def test_ids_are_compared_when_the_training_is_opened_from_a_store_or_a_table(tm
     for train in (table, store):
         assert share_users(store.subset([39]), train)
         assert not share_users(people(OTHER[1:]), train)
-        assert not share_users(people(list(range(40))), train)  # numbers and texts are other users
+        assert not share_users(people(list(range(40))), train)  # 7 is not "007"
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int32])
+def test_a_number_in_a_dataframe_is_the_user_that_is_text_in_csv(kind):
+    numbers, texts = people(np.arange(40, dtype=kind)), people([str(k) for k in range(39, 60)])
+    assert share_users(texts, numbers)
+    assert share_users(numbers, texts)
+    assert not share_users(texts.subset(range(1, 21)), numbers)
+    assert not share_users(numbers.subset(range(39)), texts)
 
 
 def test_halves_of_a_split_are_measured_also_where_users_have_no_ids():

@@ -349,7 +349,11 @@ def share_users(test: Population, training: Population) -> bool:
     """
     if any(one.user_ids is None or one.example_level for one in (test, training)):
         return False
-    measured = test.identities(np.flatnonzero(np.diff(test.offsets)))
+    owners = np.flatnonzero(np.diff(test.offsets))
+    ids, others = np.asarray(test.user_ids)[owners], np.asarray(training.user_ids)
+    if (ids.dtype.kind in "iu") != (others.dtype.kind in "iu"):  # 7 in a dataframe is "7" in CSV
+        return not set(map(_id_bytes, ids.tolist())).isdisjoint(map(_id_bytes, others.tolist()))
+    measured = test.identities(owners)
     return bool(np.isin(measured, training.identities(np.arange(len(training)))).any())
 
 

@@ -14,7 +14,9 @@ import pyarrow.parquet
 import pytest
 from tff_layouts import example, write_hdf5, write_sqlite
 
+from clipline.data.chunks import converted
 from clipline.data.readers import npz, tables
+from clipline.data.store import write_store
 from clipline.errors import PopulationError
 from clipline.federated.population import Population
 from clipline.serve.new_data import arrays_of
@@ -179,10 +181,14 @@ def test_files_of_tff_too(tmp_path, kind):
                 [("train", row["user"], example(a=[row["a"]], note=row["note"])) for row in table],
             )
 
-        chunks = [*(read_tff_hdf5(path) if kind == "hdf5" else read_tff_sqlite(path, "train"))]
-        ids = [user for users, _ in chunks for user in users]
-        a, note = (np.concatenate([fields[name] for _, fields in chunks]) for name in ("a", "note"))
-        return Population.from_arrays(ids, a=a.reshape(-1), note=numbers(note), missing="zero-update")
+        def convert(chunk):
+            ids, fields = chunk
+            return ids, {"a": fields["a"], "note": numbers(fields["note"])}
+
+        target = tmp_path / f"store{len(list(tmp_path.iterdir()))}"
+        chunks = read_tff_hdf5(path) if kind == "hdf5" else read_tff_sqlite(path, "train")
+        write_store(target, converted(chunks, convert), source=kind)
+        return Population.open(target)
 
     before = by_user(read_rows(rows()))
     for change in CHANGES:

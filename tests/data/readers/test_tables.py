@@ -1,7 +1,10 @@
 import bz2
 import gzip
+import io
 import json
 import lzma
+import random
+from csv import reader
 
 import numpy as np
 import pyarrow as pa
@@ -153,13 +156,79 @@ def test_csv_is_cut_between_rows_wherever_chunks_end(tmp_path, monkeypatch, chun
     assert seen == ["plain", "two\nlines", "a,b", 'say "hi"', "x"]
 
 
-def test_a_forgotten_quote_does_not_hold_the_rest_of_the_file_in_memory(tmp_path, monkeypatch):
+def csv_cell(rng, delimiter):
+    """A cell as it is written: plain, quoted or quoted by halves, with separators and line ends where they may be."""
+    parts, plain = ["a", "7", "ä", " ", '""', delimiter, "\n", "\r\n", "\r"], ["", "6", "x y", '6" pipe', 'a""b"', " "]
+    if rng.random() < 0.5:
+        return rng.choice([one for one in plain if not one.startswith('"')])
+    return '"' + "".join(rng.choices(parts, k=rng.randrange(4))) + '"' + rng.choice(["", "", "b", 'b"', ' "c" '])
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_csv_has_the_rows_that_the_csv_module_of_python_reads_wherever_blocks_end(tmp_path, monkeypatch, delimiter):
+    rng = random.Random(delimiter)
+    for number in range(200):
+        ends = rng.choice([["\n"], ["\r\n"], ["\r"], ["\n", "\r\n", "\r"]])
+        rows = [[f"u{k}", csv_cell(rng, delimiter), csv_cell(rng, delimiter)] for k in range(rng.randrange(1, 9))]
+        table = [["user", '"no""te"', "last"], *rows]
+        text = "".join(delimiter.join(row) + rng.choice(ends) for row in table)
+        text = text if number % 3 else text.rstrip("\r\n")
+        head, *expected = reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        for chunk_bytes in (1, 2, 3, 7, rng.randrange(8, 40), rng.randrange(8, 40), 8 << 20):
+            monkeypatch.setattr(tables, "CHUNK_BYTES", chunk_bytes)
+            stream = io.BytesIO(b"\xef\xbb\xbf" * (number % 5 == 0) + text.encode())
+            batches = [batch.to_pydict() for batch in tables._rows(stream, set(head), tmp_path)]
+            got = [list(row) for batch in batches for row in zip(*batch.values(), strict=True)]
+            assert (list(batches[0]), got) == (head, expected), (text, chunk_bytes)
+
+
+def test_an_inch_mark_of_one_user_gives_no_line_of_another_to_a_third(tmp_path, monkeypatch):
+    """User 5 had the second line of 77's note as a row of its own."""
+    path, expected = tmp_path / "t.csv", [*(f"{k}" for k in range(30)), "77", "99"]
+    for note in ("pipe", '6" pipe'):
+        lines = ["user,note", *(f"{k},{note if k == 1 else 'hello'}" for k in range(30))]
+        path.write_text("\n".join([*lines, '77,"line one\n5,not mine"', "99,last"]))
+        for chunk_bytes in [*range(1, 400, 3), 8 << 20]:
+            monkeypatch.setattr(tables, "CHUNK_BYTES", chunk_bytes)
+            chunks = list(read_table(path, "user", text=lambda texts: np.array([len(text) for text in texts])))
+            assert [user for ids, _ in chunks for user in ids] == expected
+            assert sum(int(fields["note"].sum()) for _, fields in chunks) == 29 * 5 + len(note) + 19 + 4
+
+
+@pytest.mark.parametrize("longest", [200, 64 << 20])
+def test_a_quote_that_is_never_closed_is_refused_and_does_not_hold_the_rest_in_memory(tmp_path, monkeypatch, longest):
     monkeypatch.setattr(tables, "CHUNK_BYTES", 64)
-    (tmp_path / "data.csv").write_text("user,x\n" + 'a"b,1\n' + "c,2\n" * 1000)
+    monkeypatch.setattr(tables, "_LONGEST", longest)
+    (tmp_path / "data.csv").write_text("user,x\na,1\n" + '"b,1\n' + "c,2\n" * 1000)
+    with (tmp_path / "data.csv").open("rb") as stream:
+        with pytest.raises(pa.ArrowInvalid):
+            list(tables._rows(stream, set(), tmp_path))
+        assert longest > 200 or stream.tell() < 1000
+    with pytest.raises(
+        PopulationError, match=r"cannot be read \(a quote opens a value of CSV and is never closed\): mend"
+    ):
+        list(read_table(tmp_path / "data.csv", "user"))
+    (tmp_path / "data.csv").write_text("user,x\n" + 'a"b,1\n' + "c,2\n" * 1000)  # this one opens nothing
     chunks = list(read_table(tmp_path / "data.csv", "user"))
     assert sum(len(ids) for ids, _ in chunks) == 1001
     assert chunks[0][0][0] == 'a"b'
     assert max(len(ids) for ids, _ in chunks) < 9 * 64 / 4 + 1
+
+
+@pytest.mark.parametrize("late", ["null", "7"])
+def test_a_key_of_jsonl_that_the_first_block_lacks_is_refused_unless_it_was_not_asked_for(tmp_path, monkeypatch, late):
+    monkeypatch.setattr(tables, "CHUNK_BYTES", 64)
+    path, line = tmp_path / "t.jsonl", '{"user": "a", "x": 1}\n'
+    path.write_text(line * 9 + f'{{"user": "b", "x": 2, "y": {late}}}\n')
+    with pytest.raises(
+        PopulationError, match=r"has 'y' in a row after 8, but not .*: give it a value in the first row"
+    ):
+        list(read_table(path, "user"))
+    chunks = list(read_table(path, "user", fields=["x"]))
+    assert np.concatenate([fields["x"] for _, fields in chunks]).tolist() == [1] * 9 + [2]
+    path.write_text('{"user": "a", "x": 1, "y": 5}\n' + line * 8 + '{"user": "b", "x": 2, "y": 7}\n')
+    chunks = list(read_table(path, "user", options=tables.ColumnOptions(missing=0)))
+    assert np.concatenate([fields["y"] for _, fields in chunks]).tolist() == [5] + [0] * 8 + [7]
 
 
 def test_a_bad_row_of_csv_is_counted_from_the_top_of_the_file(tmp_path, monkeypatch):

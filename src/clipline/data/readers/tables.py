@@ -25,6 +25,8 @@ _KINDS = (".parquet", ".csv", ".tsv", ".jsonl", ".npz")
 _SEPARATORS = (b",", b";", b"\t")  # of CSV, the usual one first
 _DECIMAL_COMMA = r"^\s*[-+]?\d+,\d+\s*$"
 _NO_MARK = bytes(set(range(256)) - set(b'[]{}"'))
+_QUOTED = rb'"[^"]*+(?:""[^"]*+)*+"'  # a value of CSV, where it stands at the start of a cell
+_LONGEST = 64 << 20  # bytes of a row with quotes: one that is longer lacks a closing quote
 _OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
 _WAY_OUT = f"give a file that ends in {', '.join(_KINDS)}; .csv, .tsv and .jsonl also with {', '.join(_CODECS)}"
 
@@ -129,7 +131,8 @@ def _lines(
             raw = _Counted(stack.enter_context(file.open("rb")))
             stream = stack.enter_context(_opened(raw, codec))
             as_text = {user_column, *options.as_text()}
-            batches = (_rows if kind == ".csv" else _objects)(stream, as_text, file)
+            every_key = fields is None
+            batches = _rows(stream, as_text, file) if kind == ".csv" else _objects(stream, as_text, file, every_key)
             names: list[str] | None = None
             for batch in batches:
                 if names is None:
@@ -158,32 +161,46 @@ def _blocks(stream: Any, cut: Callable[[bytes], int]) -> Iterator[bytes]:
     while block:
         block = stream.read(CHUNK_BYTES)
         data = rest + block
-        end = cut(data) if block else len(data)
+        end = cut(data if block else data + b"\n")
         lines, rest = data[:end], data[end:]
         if lines.strip():
             yield lines
+    if rest:
+        raise _open_quote()
 
 
 def _objects_end(data: bytes) -> int:
     return data.rfind(b"\n") + 1
 
 
-def _rows_end(data: bytes) -> int:
-    """Where the last whole row of CSV ends, in CR, LF or both; line ends inside quotes belong to a value.
+def _rows_end(data: bytes, delimiter: str) -> int:
+    """Where the last whole row of CSV ends, in CR, LF or both; line ends inside quoted values belong to them.
 
-    If quotes stay open for eight chunks a closing quote is missing: then every line counts as a row.
+    As for Arrow and Python, a quote opens a value only at the start of a cell; anywhere else it is a character.
     """
-    end = len(data)
-    while True:
-        end = max(data.rfind(b"\n", 0, end), data.rfind(b"\r", 0, end)) + 1
-        if end == 0 or len(data) > 8 * CHUNK_BYTES or data.count(b'"', 0, end) % 2 == 0:
-            return end
-        end = data.rfind(b'"', 0, end)  # the opening quote of an unfinished value
+    if b'"' not in data:
+        return max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+    at = delimiter.encode()
+    # A quote at the end may be the first of two, so it closes nothing yet. Nothing is ever matched twice.
+    cell = rb'(?:%b(?!\Z)|(?!"))[^%b\r\n]*+' % (_QUOTED, at)
+    rows = re.match(rb"(?:\xef\xbb\xbf)?(?:%b(?:%b%b)*+[\r\n])++" % (cell, at, cell), data)
+    end = rows.end() if rows else 0
+    if len(data) - end > _LONGEST and re.compile(rb"[\r\n]").search(data, end):
+        raise _open_quote()
+    return end
+
+
+def _open_quote() -> Exception:
+    import pyarrow as pa
+
+    error: Exception = pa.ArrowInvalid("a quote opens a value of CSV and is never closed")
+    return error
 
 
 def separator(lines: bytes) -> str:
     """What separates the columns of a CSV file that begins so: a comma, a semicolon or a tab, as its header has it."""
-    header = re.sub(rb'"[^"]*"', b"", lines[: 1 << 16]).lstrip(b"\r\n").split(b"\n")[0].split(b"\r")[0]
+    header = re.sub(rb"(?<![^,;\t\r\n\xbf])%b?" % _QUOTED, b"", lines[: 1 << 16])
+    header = header.lstrip(b"\r\n").split(b"\n")[0].split(b"\r")[0]
     return max(_SEPARATORS, key=header.count).decode()  # the first of equals
 
 
@@ -210,7 +227,11 @@ def _rows(stream: Any, as_text: set[str], file: Path) -> Iterator[Any]:
 
     types: Any = dict.fromkeys(as_text, pa.string())  # 007 and 7 are two users, and two categories
     names, before, delimiter = None, 0, ""
-    for lines in _blocks(stream, _rows_end):
+
+    def whole_rows(data: bytes) -> int:
+        return _rows_end(data, delimiter or separator(data))
+
+    for lines in _blocks(stream, whole_rows):
         delimiter = delimiter or separator(lines)
         whole = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=names)
         lined = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
@@ -235,8 +256,11 @@ def _from_the_top(message: str, before: int) -> str:
     return re.sub(r"Row #(\d+)", lambda row: f"Row #{before + int(row[1])}", message)
 
 
-def _objects(stream: Any, as_text: set[str], file: Path) -> Iterator[Any]:
-    """Batches of a JSONL stream. The first block says what the columns are and of which type."""
+def _objects(stream: Any, as_text: set[str], file: Path, every_key: bool = False) -> Iterator[Any]:
+    """Batches of a JSONL stream. The first block says what the columns are and of which type.
+
+    A key that only later blocks have is ignored, or refused with `every_key`.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -254,7 +278,7 @@ def _objects(stream: Any, as_text: set[str], file: Path) -> Iterator[Any]:
             # While Arrow infers what a list holds, it loses nulls at its beginning and shifts all later rows
             # (apache/arrow#51305): what it infers is only a schema to read by.
             schema = schema or _explicit(_read_objects(lines).schema, as_text)
-            table = _read_objects(lines, schema)
+            table = _read_objects(lines, schema, "error" if every_key else "ignore")
         except pa.ArrowInvalid as error:
             raise _another_type(file, str(error), lines, schema, before) from None
         for name in as_text.intersection(table.schema.names):
@@ -267,12 +291,11 @@ def _objects(stream: Any, as_text: set[str], file: Path) -> Iterator[Any]:
         yield from table.combine_chunks().to_batches()
 
 
-def _read_objects(lines: bytes, schema: Any = None) -> Any:
+def _read_objects(lines: bytes, schema: Any = None, others: str = "infer") -> Any:
     import pyarrow as pa
     import pyarrow.json
 
     whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
-    others = "infer" if schema is None else "ignore"
     typed = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
     return pyarrow.json.read_json(pa.BufferReader(lines), read_options=whole, parse_options=typed)
 
@@ -293,9 +316,15 @@ def _explicit(inferred: Any, as_text: set[str]) -> Any:
 
 
 def _another_type(file: Path, message: str, lines: bytes, schema: Any, before: int) -> Exception:
-    """Arrow's error as ours, where a column holds values of two types: with its name, and the row if Arrow has it."""
+    """Arrow's error as ours, where a column is new or of two types: with its name, and the row if Arrow has it."""
     import pyarrow as pa
 
+    if "unexpected field" in message:
+        new = [name for name in _read_objects(lines).schema.names if name not in schema.names]
+        return PopulationError(
+            f"{str(file)!r} has {', '.join(map(repr, new)) or 'a key inside an object'} in a row after {before}, but "
+            "not in the rows before: give it a value in the first row, leave it out (fields=...) or convert to Parquet"
+        )
     if found := re.search(r"Column\(/([^/)]*)\S* changed from \w+ to \w+ in row (\d+)", message):
         return _mixed(file, found[1], f"row {before + int(found[2]) + 1}")
     if "Failed to convert JSON to" in message and schema is not None:
