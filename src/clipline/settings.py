@@ -59,6 +59,7 @@ class Setting:
     limits: Mapping[str, float]  # of a number: above, at_least, below, at_most
     some_tasks: bool  # whether only some tasks have it: None on the others
     own_check: Callable[[Setting, object], None] | None
+    metavar: str  # what the command line's help calls a text
 
     @property
     def flag(self) -> str:
@@ -100,12 +101,14 @@ def setting(
     or_number: bool = False,
     some_tasks: bool = False,
     own_check: Callable[[Setting, object], None] | None = None,
+    metavar: str = "TEXT",
     **limits: float,
 ) -> Any:
     """Declare a field of `Settings`. Its name and type are those of the field."""
     options = {
         "help": help, "group": group, "way_out": way_out, "unset": unset, "by_task": by_task, "choices": choices,
         "or_number": or_number, "limits": limits, "some_tasks": some_tasks, "own_check": own_check,
+        "metavar": metavar,
     }  # fmt: skip
     metadata = {"declares": options}
     return dataclasses.field(default=default, metadata=metadata)  # MISSING is dataclasses' own way to say none
@@ -320,6 +323,7 @@ class Settings:
     early_stopping: str | None = setting(
         "Stop when this metric has not got better in 5 measurements, and give the best model. All rounds are charged.",
         MEASURING, default=None, own_check=_check_text, way_out="give the name of a metric that is measured",
+        metavar="METRIC",
     )  # fmt: skip
 
     device: str = setting(

@@ -14,7 +14,7 @@ from torch import nn
 
 from clipline import LocalSGD, Population, RunDirectory, Training
 from clipline.engine.isolation.guard import exhausted, users_own
-from clipline.errors import ModuleError, RunError
+from clipline.errors import RunError
 from clipline.privacy import Ledger
 from clipline.training.callbacks import Callback
 from clipline.training.options import Compute, Privacy
@@ -31,6 +31,16 @@ ERRORS = {
         RuntimeError(ALLOCATOR),
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),  # on Windows
         RuntimeError("std::bad_alloc"),
+        RuntimeError("bad allocation"),  # on Windows
+        RuntimeError("could not create a primitive"),  # of oneDNN
+        RuntimeError("could not create a memory object"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
+        RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 5 GB)"),
+        RuntimeError("XPU out of memory. Tried to allocate 8 bytes."),
+        RuntimeError("unable to mmap 8 bytes from file </torch_1>: Cannot allocate memory (12)"),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
     ],
     "threads or processes": [
@@ -42,21 +52,32 @@ ERRORS = {
         OSError(errno.ENFILE, "Too many open files in system"),
         RuntimeError("unable to open shared memory object </torch_1> in read-write mode: Too many open files (24)"),
     ],
+    "room on a disk or in shared memory": [
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("unable to write to file </torch_1>: No space left on device (28)"),
+        RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"),
+    ],
 }
 OF_A_USER = [
     IndexError("Target 99 is out of bounds."),
     RuntimeError("shape '[7, 7]' is invalid for input of size 3"),
     ValueError("not enough memory cells in the table"),  # words count in a RuntimeError only
     OSError(errno.ENOENT, "No such file"),
+    RuntimeError("cannot parse 'Too many open files' (of a user's text)"),
+    RuntimeError("no label for: Too many open files"),
+    RuntimeError("unable to parse 'std::bad_alloc: Cannot allocate memory (12)'"),
+    RuntimeError("the text is: can't start new thread"),
+    RuntimeError("could not create a primitive descriptor for a convolution"),  # of shapes that do not fit
 ]
 
 
 @pytest.mark.parametrize("what", ERRORS)
-def test_what_the_machine_lacks_is_no_users_fault_and_is_told_without_its_words(what):
+def test_what_runs_out_is_taken_for_no_users_own_error_and_told_without_its_words(what):
     for error in ERRORS[what]:
         assert not users_own(error)
         told = str(exhausted(error))
-        assert told.startswith(f"{what} ran out, which is no user's fault")
+        assert told.startswith(f"{what} ran out while users trained")
+        assert "may be one user's data or the machine" in told
         assert "resume the run" in told
         assert "8 bytes" not in told  # how much was needed may tell of a user's data
         assert "\n" not in told
@@ -66,6 +87,13 @@ def test_an_error_that_was_raised_for_want_of_memory_counts_too():
     error = KeyError("cache")
     error.__context__ = MemoryError()
     assert not users_own(error)
+
+
+def test_an_error_that_was_raised_from_none_counts_by_itself():
+    error = IndexError("label")
+    error.__context__, error.__suppress_context__ = MemoryError(), True
+    assert users_own(error)
+    assert exhausted(error) is None
 
 
 @pytest.mark.parametrize("error", OF_A_USER, ids=repr)
@@ -150,7 +178,7 @@ def run_lacks_and_resumes(tmp_path, engine, how, where=""):
     training, called = made(engine, lacking(tmp_path / "lack", how, where))
     assert called in training.engine
     directory = RunDirectory(tmp_path / "r", checkpoint_every=3)
-    with pytest.raises(RunError, match="ran out, which is no user's fault") as told:
+    with pytest.raises(RunError, match="ran out while users trained") as told:
         training.run([directory, Lack(tmp_path / "lack", 4)])
     assert "\n" not in str(told.value)
     assert Ledger.read(tmp_path / "r" / "ledger.jsonl").rounds < 8
@@ -219,15 +247,40 @@ def test_where_errors_are_shown_memory_is_not_shown_as_a_users(tmp_path):
         training.run([Lack(tmp_path / "lack", 1)])
 
 
-def test_a_metric_that_lacks_memory_ends_the_run_in_a_sentence_too(tmp_path):
-    class Hungry(Callback):
+@pytest.mark.parametrize(
+    "error", [MemoryError("of a dashboard"), BlockingIOError(errno.EAGAIN, "write could not complete")], ids=repr
+)
+def test_an_error_of_a_callback_is_raised_as_it_is(tmp_path, error):
+    class Failing(Callback):
         def on_round(self, report, state):
-            raise MemoryError
+            raise error
 
     training, _ = made("one-by-one", plain_loss)
-    with pytest.raises((RunError, ModuleError), match="memory ran out"):
-        training.run([RunDirectory(tmp_path / "r"), Hungry()])
+    with pytest.raises(type(error)) as raised:
+        training.run([RunDirectory(tmp_path / "r"), Failing()])
+    assert raised.value is error
+    assert raised.traceback[-1].name == "on_round"
     assert Ledger.read(tmp_path / "r" / "ledger.jsonl").rounds == 1
+
+
+def test_an_error_of_a_callback_that_hears_of_a_wait_is_raised_as_it_is():
+    told = BlockingIOError(errno.EAGAIN, "write could not complete")
+
+    class Failing(Callback):
+        def on_wait(self, reason):
+            raise told
+
+    training = None
+
+    def loss(model, batch):  # the engine says so while users train, as when it compiles
+        if training is not None:
+            training.problem.notices.tell("compiling")
+        return plain_loss(model, batch)
+
+    training, _ = made("one-by-one", loss)
+    with pytest.raises(BlockingIOError) as raised:
+        training.run([Failing()])
+    assert raised.value is told
 
 
 TASK = """
@@ -253,5 +306,5 @@ def test_the_command_line_says_it_in_one_line_and_ends_as_for_other_runs(tmp_pat
     command = [sys.executable, "-m", "clipline", "train", "task.py", "--data", "store"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1].startswith("clipline: memory ran out, which is no user's fault")
+    assert ended.stderr.splitlines()[-1].startswith("clipline: memory ran out while users trained")
     assert "Traceback" not in ended.stderr

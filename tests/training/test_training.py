@@ -291,11 +291,14 @@ def test_local_epochs_move_the_model_further():
 
 
 def test_far_more_users_declared_than_are_there_are_warned_of_with_the_users_a_round():
-    with pytest.warns(DeclaredUsersWarning, match=r"about 5 users and not cohort_size=20: declare") as caught:
+    with pytest.warns(
+        DeclaredUsersWarning, match=r"cohort_size=20: raise cohort_size, or leave population_size out"
+    ) as caught:
         training(small_population(50), population_size=200)  # 20 of 200 is a tenth, of 50 users
     assert caught[0].filename == flat_training.__code__.co_filename
     with pytest.warns(
-        DeclaredUsersWarning, match=r"less than half .* about 1e\+02 users and not cohort_size=20: declare"
+        DeclaredUsersWarning,
+        match=r"less than half .* about 1e\+02 users and not cohort_size=20: lower cohort_size and give delta",
     ):
         training(small_population(110), population_size=22)
     with warnings.catch_warnings():

@@ -57,7 +57,7 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # no type arguments be
         self.kind = setting.kind
         words = [str(choice) for choice in setting.choices]
         if setting.or_number or not words:
-            words.append(_NUMBERS.get(setting.kind, "TEXT"))
+            words.append(_NUMBERS.get(setting.kind, setting.metavar))
         self.name = "|".join(words)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:

@@ -125,12 +125,11 @@ def warn_of_declared_users(population_size: int, users: int, cohort_size: int, s
     expected = cohort_size * users / population_size
     many = population_size > users
     wrong = "more than twice" if many else "less than half"
-    way_out = (
-        "raise cohort_size" if many else "lower cohort_size; give delta too, which is made for the declared number"
-    )
+    way_out = "raise cohort_size" if many else "lower cohort_size and give delta, which is made for the declared number"
     warnings.warn(
         f"population_size={population_size} is {wrong} the number of users at hand, so that a round has about "
-        f"{expected:.2g} users and not cohort_size={cohort_size}: declare a number nearer to theirs, or {way_out}",
+        f"{expected:.2g} users and not cohort_size={cohort_size}: {way_out}, or leave population_size out (the "
+        "relation is then zero-out); a number that was taken from the data must not be declared",
         DeclaredUsersWarning,
         stacklevel=stacklevel,
     )

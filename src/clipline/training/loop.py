@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-@enough_resources()
 def drive(runs: Sequence[Run], backend: Backend) -> list[TrainResult]:
     """Run all of these to their end, round by round: one `backend.sums` trains the next round of every run.
 
@@ -54,7 +53,9 @@ def drive(runs: Sequence[Run], backend: Backend) -> list[TrainResult]:
     with ExitStack() as closing:
         for run in runs:
             closing.enter_context(run)
-        with backend.running():
+        with ExitStack() as working:
+            with enough_resources():
+                working.enter_context(backend.running())
             while wanted := [(run, one) for run in list(going) if (one := tried(run, run.begin_round)) is not None]:
                 totals = _summed(backend, wanted)
                 for (run, _), total in zip(wanted, totals, strict=True):
@@ -68,7 +69,8 @@ def drive(runs: Sequence[Run], backend: Backend) -> list[TrainResult]:
 def _summed(backend: Backend, wanted: Sequence[tuple[Run, CohortRequest]]) -> Sequence[ClippedSum]:
     """The sums that these runs want. An error of a user's training, where it is to be shown, says what failed."""
     try:
-        return backend.sums([request for _, request in wanted])
+        with enough_resources():
+            return backend.sums([request for _, request in wanted])
     except CliplineError:
         raise
     except Exception as error:
@@ -140,6 +142,7 @@ class Run:
         self._round: Generator[CohortRequest, ClippedSum, tuple[TrainState, Release]] | None = None
         self._request: CohortRequest | None = None
         self._begun = 0.0
+        self._failed_waiting: Exception | None = None
         self._guarantees = GuaranteesAhead(training, self._until)
         self._reads_guarantee = any(callback.reads_guarantee for callback in self._callbacks)
 
@@ -191,6 +194,8 @@ class Run:
         """Go on with the sum; hand out the reports that are ready."""
         assert self._round is not None
         assert self._request is not None
+        if self._failed_waiting is not None:
+            raise self._failed_waiting
         try:
             self._round.send(total)
         except StopIteration as end:
@@ -245,9 +250,15 @@ class Run:
         return result
 
     def _waits(self, reason: str | None) -> None:
-        """Tell the callbacks why training waits, for the compiler say; None when it goes on."""
-        for callback in self._callbacks:
-            callback.on_wait(reason)
+        """Tell the callbacks why training waits, for the compiler say; None when it goes on.
+
+        This is called while users train, and an error of a callback is none of theirs: `end_round` raises it.
+        """
+        try:
+            for callback in self._callbacks:
+                callback.on_wait(reason)
+        except Exception as error:
+            self._failed_waiting = error
 
     def _measured(self, last: bool) -> list[Future[Metrics]]:
         """What callbacks measure of the state, begun in the background."""

@@ -74,10 +74,12 @@ def fig3(grid: Grid) -> Findings:
     numbers: dict[str, Any] = {"unclipped": baseline, "median": at_median}
     if math.isfinite(at_median):
         rates = len(protocol.server_rates)
-        numbers["verdict"] = (
-            f"clipping to the median without noise is {_compared(protocol, at_median, baseline, 'no clipping')} (one "
-            f"seed; one server rate without clipping, {f'the best of {rates}' if rates > 1 else 'one'} with it)"
+        tried = (
+            f"one server rate without clipping, the best of {rates} with it" if rates > 1 else "one server rate each"
         )
+        compared = _compared(protocol, at_median, baseline, "no clipping")
+        opened = f"{compared[:-1]}; " if compared.endswith(")") else f"{compared} ("  # one pair of parentheses
+        numbers["verdict"] = f"clipping to the median without noise is {opened}one seed, {tried})"
         lines.append(numbers["verdict"])
     return Findings("fig3", protocol, {"": _table(rows)}, numbers, lines)
 

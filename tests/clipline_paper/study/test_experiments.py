@@ -192,7 +192,7 @@ def test_figures_3_to_6_choose_the_best_server_rate():
     assert [row["method"] for row in chosen] == ["unclipped"] + ["adaptive"] * 5
     assert [row["value"] for row in chosen] == pytest.approx([0.79, 0.76, 0.78, 0.8, 0.78, 0.78])
     assert third.summary[-1] == (
-        "clipping to the median without noise is better than no clipping by 0.01 (1.3%) (one seed; one server rate "
+        "clipping to the median without noise is better than no clipping by 0.01 (1.3%; one seed, one server rate "
         "without clipping, the best of 5 with it)"
     )
     fourth = fig4(cifar())

@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 from made_up_runs import CHECKSUM, grid_of, quality
@@ -142,6 +143,8 @@ def test_the_page_puts_our_numbers_beside_the_papers(study):
     )
     assert "| data | made-up users | 500 users of the original |" in page
     assert "| seeds of the final comparison | 4 | 20 |" in page
+    assert "far from the paper's" not in page  # 0.2 to 3.2 and 0.75 to 2.2 overlap; 0.8 and 0.98 are near
+    assert "so that *agree* compares two rules" in " ".join(page.split())
     assert "no noise between" not in page  # all four of the paper's were tried
     assert "Short runs" not in page
     assert (study / "page" / "fig7-cifar100-paper.png").stat().st_size > 10_000
@@ -168,6 +171,34 @@ def test_the_page_begins_with_what_the_runs_are_not(short):
     assert "Figures 3 to 6, and the choice of z*, C* and server rates, rest on one seed" in first
     assert "| cifar100, 400 rounds of 10 | 1% | 10 times | 0.5 | 0.8 to 0.8 | float32 | 4 | no noise |" in first
     assert "10 users a round have 10 times the sampling variance of 100 (cifar100)" in page
+
+
+def test_a_clip_that_ran_away_counts_in_no_sentence_about_its_start(short, monkeypatch):
+    groups, _ = results_page._collect([short])
+    (group,) = groups
+    found = group.entries["fig7"].findings
+    monkeypatch.setitem(found.numbers, "median_clip_ran_away", True)
+    said = " ".join(" ".join(results_page._how_far(groups)).split())
+    assert "On 0 of 1 (none) it is within" in said
+    assert "| 0.8 to 0.8 (ran away) |" in said
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "best", "far"),
+    [
+        (16.0, 135.0, 16.0, False),
+        (1.27, 19.8, 2.52, True),  # 16 / 2.52 is 6.3
+        (10.0, 135.0, 6.0, False),  # 16 / 6 is 2.7
+        (10.0, 135.0, 49.0, True),
+        (1.0, 15.0, 15.0, True),  # the ranges do not overlap
+        (136.0, 400.0, 40.0, True),
+    ],
+)
+def test_clips_far_from_the_papers_are_said_to_test_the_method_only(low, high, best, far):
+    group = SimpleNamespace(task="so_lr", numbers={"clip_min": low, "clip_max": high, "c_star": best})
+    said = list(results_page._other_clips(group))
+    assert len(said) == far
+    assert all("other data, with shorter texts and fewer tags. So it tests the method" in one for one in said)
 
 
 def test_table_1_and_figures_1_and_2_end_the_page(study, monkeypatch):

@@ -1,7 +1,9 @@
 """Simulated power cuts: what was synced is kept, everything else is gone."""
 
 import errno
+import math
 import os
+import shutil
 import stat
 from contextlib import contextmanager
 from pathlib import Path
@@ -355,6 +357,45 @@ def test_a_budget_is_never_charged_beyond(tmp_path):
     assert result.stopped == "budget"
     assert max(ledger.rounds for ledger in most) == result.state.round_index < 400
     assert all(run.guarantee_of(ledger).epsilon <= 3.0 for ledger in {one.rounds: one for one in most}.values())
+
+
+def test_a_budget_is_never_charged_beyond_after_resumes_with_noise_from_the_system(tmp_path):
+    """Rounds that are run again are charged again, and what is charged ahead of them leaves room for that."""
+
+    def made():
+        return Training(
+            linear_float32(), cross_entropies, small_population(), rounds=400, cohort_size=20, local=LOCAL,
+            privacy=Privacy(noise_multiplier=4.0, max_epsilon=2.9, noise_source="system"),
+        )  # fmt: skip
+
+    affordable, most = made().affordable(Ledger(), 400), []
+    folder, left = tmp_path / "r", tmp_path / "left"
+
+    class Killed(Callback):
+        """A kill as soon as so many rounds are charged: what it leaves of the folder is kept."""
+
+        def __init__(self, after):
+            self.after = after
+
+        def on_release(self, state):
+            most.append(Ledger.read(folder / LEDGER).rounds)
+            if state.ledger.rounds >= self.after:
+                shutil.copytree(folder, left)
+                raise Gone
+
+    with pytest.raises(Gone):
+        made().run([RunDirectory(folder), Killed(20)])
+    shutil.rmtree(folder)
+    left.rename(folder)
+    with pytest.raises(Gone):
+        made().resume(folder, [Killed(affordable - 12)])
+    shutil.rmtree(folder)
+    left.rename(folder)
+    run = made()
+    result = run.resume(folder, [Killed(math.inf)])
+    assert result.stopped == "budget"
+    assert result.state.round_index < max(most) == Ledger.read(folder / LEDGER).rounds == affordable
+    assert run.guarantee_of(Ledger.read(folder / LEDGER)).epsilon <= 2.9
 
 
 def test_a_model_of_many_parameters_is_charged_round_by_round(tmp_path, monkeypatch):

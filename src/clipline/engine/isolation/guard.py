@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from operator import attrgetter
@@ -25,24 +27,32 @@ from .quick_check import QuickCheck
 from .reachable import find_mutable_state
 from .snapshots import MISSING, Container, Snapshot, only_equal_values
 
-# What a machine runs out of: numbers of an OSError, words of a RuntimeError (torch, C++, Python), and what helps.
+# What a machine runs out of: numbers of an OSError, how torch's and Python's own messages begin, and what helps.
 _RESOURCES = {
     "memory": (
         {errno.ENOMEM},
-        ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc"),
+        r"(\[enforce fail at \S*alloc_cpu\.cpp:\d+\] .*)?DefaultCPUAllocator: (can't allocate|not enough) memory"
+        r"|(std::bad_alloc|bad allocation|could not create a primitive|could not create a memory object)$"
+        r"|(CUDA|cuDNN|cusolver|cuFFT) error: CU[A-Z]+_\w*ALLOC(ATION)?_FAILED\b|(MPS backend|XPU) out of memory\b",
         "free some or take fewer workers, then resume the run; or start one with a smaller cohort or batch",
     ),
     "threads or processes": (
         {errno.EAGAIN},
-        ("can't start new thread", "Resource temporarily unavailable"),
+        r"can't start new thread$",
         "end others, raise the limit (ulimit -u) or take fewer workers, then resume the run",
     ),
     "file descriptors": (
         {errno.EMFILE, errno.ENFILE},
-        ("Too many open files",),
+        "",
         "close files or raise the limit (ulimit -n), then resume the run",
     ),
+    "room on a disk or in shared memory": (
+        {errno.ENOSPC},
+        "",
+        "make some (/dev/shm is shared memory) or take fewer workers, then resume the run",
+    ),
 }
+_OF_A_SHARED_FILE = r"unable to [\w ()]+ <[^<>]*>[a-z -]*: "  # how torch begins, before libc's words and number
 # Of a parameter, that stay as they are.
 _attributes = attrgetter("grad", "requires_grad", "_backward_hooks", "shape", "_post_accumulate_grad_hooks")
 
@@ -291,15 +301,25 @@ def exhausted(error: BaseException) -> RunError | None:
     """
     behind: BaseException | None = error
     while behind is not None and not isinstance(behind, CliplineError | torch.cuda.OutOfMemoryError):
-        for what, (numbers, words, way_out) in _RESOURCES.items():
+        for what, (numbers, begins, way_out) in _RESOURCES.items():
             if (
                 (isinstance(behind, MemoryError) and what == "memory")
                 or (isinstance(behind, OSError) and behind.errno in numbers)
-                or (isinstance(behind, RuntimeError) and any(word in str(behind) for word in words))
+                or (isinstance(behind, RuntimeError) and _says(str(behind).partition("\n")[0], numbers, begins))
             ):
-                return RunError(f"{what} ran out, which is no user's fault, so nothing more was released: {way_out}")
-        behind = behind.__cause__ or behind.__context__
+                return RunError(
+                    f"{what} ran out while users trained, which may be one user's data or the machine: {way_out}; a "
+                    "resume with the same seed meets the same users"
+                )
+        behind = behind.__cause__ or (None if behind.__suppress_context__ else behind.__context__)
     return None
+
+
+def _says(message: str, numbers: Iterable[int], begins: str) -> bool:
+    """Whether a RuntimeError is one of these: libc's words alone (C++), or torch's of a shared file, or `begins`."""
+    told = [(re.escape(os.strerror(number)), number) for number in numbers]
+    patterns = [f"({words}|{_OF_A_SHARED_FILE}{words} \\({number}\\))$" for words, number in told]
+    return any(re.match(pattern, message) for pattern in [*patterns, begins] if pattern)
 
 
 @contextmanager

@@ -159,10 +159,12 @@ class RunDirectory(Callback):
             durable.write(self.path / LEDGER, _ledger_lines(charged))
             durable.write(self.path / METRICS, "".join(line for index, line in known if index < state.round_index))
             self.facts = _stored_facts(self.path / SETTINGS) if self.facts is None else self.facts
+            if training.privacy.noise_source == "system":
+                state = replace(state, ledger=charged)
             self._open(training, state, lock, charged, circumstances)
             self._reopened = True
             on_error.pop_all()
-        return replace(state, ledger=charged) if training.privacy.noise_source == "system" else state
+        return state
 
     def on_release(self, state: TrainState) -> None:
         """A line of the ledger on disk, before anything else is done with the round; perhaps some of the next too."""
