@@ -38,3 +38,9 @@ def test_an_unknown_flag_is_answered_with_the_one_that_is_meant(clipline, comman
     code, _, err = clipline(command, flag, "1")
     assert code == 2
     assert f"No such option '{flag.partition('=')[0]}'. Did you mean '{ours}'?" in err
+
+
+def test_help_calls_the_metric_of_early_stopping_a_metric():
+    train = next(command for command in commands(app) if command.name == "train")
+    (option,) = (one for one in train.params if "--early-stopping" in one.opts)
+    assert option.make_metavar(click.Context(train)) == "METRIC"

@@ -272,8 +272,9 @@ def _how_far(groups: Sequence[Group]) -> list[str]:
             f"**Set by hand.** {_of_all(len(by_hand), len(short))} have other settings than their `--scale`: rounds, "
             "users a round and the clip's start were chosen for the time at hand.",
             f"**The clip's start was chosen too.** It is {starts[0]:g} to {starts[-1]:g}, where the paper has 0.1 on "
-            f"every task. On {len(near)} of {len(short)} ({', '.join(near) or 'none'}) it is within a factor of two of where the "
-            "median's clip ended, so that nobody may call that clip untuned. Clips that ran away are not counted.",
+            f"every task. On {len(near)} of {len(short)} ({', '.join(near) or 'none'}) it is within a factor of two of "
+            "where the median's clip ended, so that nobody may call that clip untuned. Clips that ran away are not "
+            "counted.",
         ]
     said += [
         "**One seed a point.** Figures 3 to 6, and the choice of z*, C* and server rates, rest on one seed.",
