@@ -154,6 +154,7 @@ HEALTHY: dict[str, Callable[[], cl.TrainResult]] = {
     ),
     "regression": lambda: trained(numbers(), network(1), loss=square, metric=error, client_lr=0.05),
     "linear regression": lambda: trained(numbers(), linear(1), loss=square, metric=error, client_lr=0.02),
+    "clip from 0.01, users' rate 10": lambda: trained(clip=cl.QuantileClip(start=0.01), client_lr=10.0, rounds=60),
     "Adam at the server": lambda: trained(server=cl.ServerAdam(0.03)),
 }
 

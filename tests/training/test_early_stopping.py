@@ -1,5 +1,7 @@
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -77,7 +79,7 @@ def test_what_cannot_be_compared_is_told():
         SettingError, match="metric='lass' of EarlyStopping must be one that is measured, and those are"
     ):
         small_training(3).run([measured([1, 2, 3]), EarlyStopping("lass", mode="min")])
-    with pytest.warns(UserWarning, match="had nothing to compare: add Evaluate"):
+    with pytest.raises(SettingError, match="one that is measured, and nothing is: add Evaluate"):
         small_training(2).run([EarlyStopping("loss", mode="min")])
     with pytest.raises(SettingError, match="mode='best' must be one of min, max"):
         EarlyStopping("loss", mode="best")
@@ -119,9 +121,48 @@ def test_keep_best_takes_the_metric_it_names():
     assert small_training(3).run([evaluate]).model_rounds == 1
     values = iter([(1.0, 0.5), (2.0, 0.9), (3.0, 0.1)])
     evaluate.keep_best = "scores"
-    with pytest.raises(SettingError, match="keep_best='scores' must be one of loss, score: did you mean 'score'"):
+    with pytest.raises(SettingError, match=r"keep_best='scores' must be one .* loss, score: did you mean 'score'"):
         small_training(3).run([evaluate])
     with pytest.raises(SettingError, match="keep_best=3 must be True, False or the name of a metric"):
         Evaluate(lambda model: {}, keep_best=3)
     with pytest.raises(SettingError, match="restore_best=1 must be True or False"):
         EarlyStopping("loss", restore_best=1)
+
+
+def hits(model, batch):
+    return (model(batch["x"]).argmax(dim=1) == batch["y"]).float()
+
+
+def test_a_metric_that_nothing_measures_is_refused_before_the_first_round(tmp_path):
+    training = small_training(2)
+    others = replace(training.population, user_ids=np.arange(len(training.population)) + 10_000)
+    for asking in ([Evaluate(others, hits), EarlyStopping("hit")], [Evaluate(others, hits, keep_best="hit")]):
+        with pytest.raises(SettingError, match=r"='hit'.* those are hits: did you mean 'hits'"):
+            training.run([RunDirectory(tmp_path / "run"), *asking])
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_of_the_rarer_of_two_evaluations_can_be_followed():
+    rare = iter([0.5, 0.9, 0.1])
+    often = Evaluate(lambda model: {"often": 1.0}, every=2)
+    result = small_training(9).run([often, Evaluate(lambda model: {"rare": next(rare)}, every=3, keep_best="rare")])
+    assert (result.model_rounds, result.metrics["rare"]) == (6, 0.9)
+    rare = iter([0.5, 0.4, 0.1])
+    followed = Evaluate(lambda model: {"rare": next(rare)}, every=3)
+    assert small_training(12).run([often, followed, EarlyStopping("rare", patience=1)]).state.round_index == 6
+
+
+def test_keep_best_goes_by_the_facts_and_the_metric_of_the_run_directory(tmp_path):
+    values = iter([(0.1, 0.9), (0.9, 0.2), (0.2, 0.3)])
+    evaluate = Evaluate(lambda model: dict(zip(("score", "gap"), next(values), strict=True)), every=1, keep_best=True)
+    directory = RunDirectory(tmp_path / "run", metric="gap", facts={"lower_is_better": "gap"})
+    result = small_training(3).run([directory, evaluate])
+    assert (result.model_rounds, result.metrics["gap"], result.best.best) == (2, 0.2, 0.2)
+
+
+def test_the_findings_are_those_of_the_model_that_was_kept(tmp_path):
+    values = iter([0.7, 0.9, 0.9, 0.9, 0.58, 0.5])
+    evaluate = Evaluate(lambda model: {"accuracy": next(values), "baseline": 0.6}, every=1, keep_best=True)
+    result = small_training(6).run([evaluate, RunDirectory(tmp_path / "run")])
+    assert (result.model_rounds, result.findings) == (2, ())
+    assert read_run_directory(tmp_path / "run").findings == []

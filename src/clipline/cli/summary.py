@@ -55,7 +55,7 @@ def summary(
     beside = {name: value for name, value in result.metrics.items() if name not in (metric_name, "loss")}
     if beside:  # such as what would do without a model
         lines.insert(at, "beside it: " + ", ".join(f"{name} {value:.4f}" for name, value in beside.items()))
-    if ends is not None:
+    if ends is not None and ends.best != ends.last:
         lines.insert(
             at,
             f"best {ends.metric} {ends.best:.4f} after {ends.best_rounds} rounds, last {ends.last:.4f} after "

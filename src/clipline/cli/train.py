@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ..errors import CliplineError, RunError, SettingError, refuse
+from ..errors import CliplineError, RunError, SettingError, nearest, refuse
 from ..metric_direction import better_facts, lower_is_better
 from ..settings import GROUPS, RUN, SETTINGS
 from ..tasks import DEFAULT_TASK, file_and_name, is_task_file, task_named, task_names, title_name
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..tasks.settings import TrainSettings
     from ..tasks.task import Task
     from ..training.early_stopping import EarlyStopping
+    from ..training.evaluation import EvaluateModel
     from ..training.storage.directory_lock import DirectoryLock
     from ..training.training import Training
 
@@ -201,7 +202,10 @@ def run(
                 charged = max(state.ledger, directory.charged, key=lambda ledger: ledger.rounds)
                 spent = f"; what was released so far spent epsilon {training.guarantee_of(charged).epsilon_text}"
                 was = spent if training.planned.private else ""
-                print(f"going on after {done} of {settings.rounds} rounds{was}", file=sys.stderr, flush=True)
+                anew = (
+                    "" if settings.early_stopping is None else "; the best is sought among the rounds after the resume"
+                )
+                print(f"going on after {done} of {settings.rounds} rounds{was}{anew}", file=sys.stderr, flush=True)
 
     facts = _facts(task, settings, used, metric, loaded.baseline)
     directory = RunDirectory(
@@ -216,6 +220,8 @@ def run(
         lock=lock,
     )
     measuring = Evaluate(loaded.evaluate, every=settings.measured_every)
+    if settings.early_stopping not in (None, metric):
+        _check_early_stopping(str(settings.early_stopping), loaded.evaluate, training)
     stopping = [] if settings.early_stopping is None else [_early_stopping(settings.early_stopping, task)]
     callbacks = [directory, Announce(), measuring, *stopping, Progress(metric), *boards, StopOnInterrupt()]
     result = training.run(callbacks) if resume is None else training.resume(path, callbacks)
@@ -243,6 +249,19 @@ def _early_stopping(metric: str, task: Task) -> EarlyStopping:
 
     lower = lower_is_better(metric, better_facts(task.better))
     return EarlyStopping(metric, mode="min" if lower else "max", restore_best=True)
+
+
+def _check_early_stopping(metric: str, evaluate: EvaluateModel, training: Training) -> None:
+    """Refuse a metric that the task does not measure: the initial model is measured to know the names."""
+    import torch
+
+    from ..engine.isolation.generators import preserve_generators, preserve_torch_generators
+
+    model = training.problem.model.evaluated(training.init().params).eval()
+    with torch.no_grad(), preserve_generators(), preserve_torch_generators(training.device):
+        names = list(evaluate(model))
+    if metric not in names:
+        raise refuse("early_stopping", metric, f"one of {', '.join(names)}", nearest(metric, names))
 
 
 def _can_it_train(training: Training) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
+from ..errors import SettingError, nearest
 from ..federated.round import TrainState
+from .callbacks import Callback
 from .reports import Metrics, RoundReport
 
 
@@ -18,6 +21,18 @@ class Kept:
     params: Tensor
     metrics: Metrics
     rounds: int
+
+
+def check_measured(metric: str, asked: str, measuring: Sequence[Callback]) -> None:
+    """Refuse a metric that nothing measures, where all names are known; `asked` is the setting that names it."""
+    names = [getattr(one, "names", None) for one in measuring]
+    known = [name for some in names if some is not None for name in some]
+    if None in names or metric in known:
+        return
+    limit, way_out = "nothing is", "add Evaluate(test, metric) to the callbacks"
+    if known:
+        limit, way_out = f"those are {', '.join(known)}", nearest(metric, known)
+    raise SettingError(f"{asked} must be one that is measured, and {limit}: {way_out}")
 
 
 class Best:

@@ -6,7 +6,6 @@ The rules stand in docs/own_data.md ("If it does not learn"), and docs/results/f
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -27,7 +26,8 @@ VANISHED = 100.0  # the same where no metric says whether the model is well
 COLLAPSED = 0.2  # of its best that a metric lost, and a third of what it had gained
 NEAR = 0.05  # of the metric: the paper's own tolerance
 RISING = 0.25  # of what it gained in all that a metric gained in the last third; a straight line gains a third
-_LEAST_WINDOW = 5  # rounds
+WELL = 0.5  # of what is left to gain beyond the baseline, or else the first value: then the clip did its work
+_LEAST_WINDOW = 5  # rounds, or measurements
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class Known:
     noise_norm: float | None = None  # of the mean update, in clips
     metric: str | None = None  # the main one; left out, the first that is neither the loss nor a baseline
     facts: Mapping[str, str] | None = None  # as of a run directory: which way metrics are better, and `baseline`
-    ended: bool = True  # or still running: then what may yet come right is not judged
+    ended: bool = True  # or still running, or interrupted: then what may yet come right is not judged
+    done: int = 0  # rounds of the model, of which some may be unknown: those before a resume
+    kept: int | None = None  # rounds after which the model was kept, where that is not the last one
 
 
 @dataclass(frozen=True)
@@ -86,17 +88,20 @@ def best_and_last(rounds: Sequence[Round], known: Known) -> BestAndLast | None:
 
 def diagnose(rounds: Sequence[Round], known: Known) -> tuple[Finding, ...]:
     """What went wrong in these rounds, the worst first; empty for a run that looks well."""
-    if not rounds:
+    if not rounds and not known.done:
         said = (
             "No round was run, so the model is as it was at the start: raise the budget, or lower what it was spent on."
         )
         return (Finding("no_rounds", said),) if known.ended else ()
-    metric = _metric_findings(rounds, known)
-    well = bool(_points(rounds, main_metric(rounds, known))) and not metric and _near_best(rounds, known)
-    found = [*metric, *_clip_findings(rounds, known, well)]
+    judged = [one for one in rounds if known.kept is None or one["round"] < known.kept]  # those of the model
+    metric = _metric_findings(judged, known)
+    found = [
+        *metric,
+        *([] if not metric and _learned(judged, known) else _clip_findings(rounds, judged, known, metric)),
+    ]
     if known.noise_norm is not None and verdict(known.noise_norm) is Verdict.HOPELESS:
         found.append(Finding("hopeless_noise", hopeless_text(known.noise_norm)))
-    return tuple(found) if found else tuple(_rising(rounds, known))
+    return tuple(found) if found or len(judged) < len(rounds) else tuple(_rising(rounds, known))
 
 
 def hopeless_text(ratio: float) -> str:
@@ -113,19 +118,23 @@ def _metric_findings(rounds: Sequence[Round], known: Known) -> list[Finding]:
         return []
     measured = [one[name] for one in rounds if name in one]
     if measured and measured[-1] is None:
-        said = f"{name} is not finite at the end: the model diverged. Lower the server's or the users' learning rate."
+        said = (
+            f"{name} is not finite {_when(known)}: the model diverged. Lower the server's or the users' learning rate."
+        )
         return [Finding("not_finite", said)]
     ends = best_and_last(rounds, known)
     assert ends is not None
     found, values = [], [value for _, value in _points(rounds, name)]
     sign = -1 if lower_is_better(name, known.facts) else 1
+    enough = len(values) >= _LEAST_WINDOW
     lost, gained = sign * (ends.best - ends.last), sign * (ends.best - values[0])
-    if lost > max(COLLAPSED * abs(ends.best), gained / 3, SIGMAS * _scatter(values)):
+    if enough and lost > max(COLLAPSED * abs(ends.best), gained / 3, SIGMAS * _scatter(values)):
         found.append(
             Finding(
                 "collapsed",
-                f"{name} collapsed: {ends.last:.4g} at the end, and it was {ends.best:.4g} after {ends.best_rounds} "
-                "rounds. Lower the server's learning rate, or keep the best model by early stopping.",
+                f"{name} collapsed: {ends.last:.4g} {_when(known)}, and it was {ends.best:.4g} after "
+                f"{ends.best_rounds} rounds. Lower the server's learning rate, or keep the best model: keep_best of "
+                "Evaluate, restore_best of EarlyStopping, --early-stopping of clipline train.",
             )
         )
     baseline = _baseline(rounds, name, known)
@@ -141,11 +150,20 @@ def _metric_findings(rounds: Sequence[Round], known: Known) -> list[Finding]:
     return found
 
 
-def _clip_findings(rounds: Sequence[Round], known: Known, well: bool) -> list[Finding]:
+def _clip_findings(
+    rounds: Sequence[Round], judged: Sequence[Round], known: Known, metric: Sequence[Finding]
+) -> list[Finding]:
     """What the clip and the fraction within tell; a clip that does not adapt releases no fraction."""
+    well = not metric and _near_best(judged, known)
     target = known.target
     pairs = [(clip, one["fraction_within"]) for one in rounds if (clip := one.get("clip")) is not None]
-    if target is None or not known.cohort_size or len(pairs) < len(rounds) or any(f is None for _, f in pairs):
+    if (
+        target is None
+        or not known.cohort_size
+        or not pairs
+        or len(pairs) < len(rounds)
+        or any(f is None for _, f in pairs)
+    ):
         return []
     clips, fractions = [float(clip) for clip, _ in pairs], [float(fraction) for _, fraction in pairs]
     noise = math.hypot((known.count_stddev or 0.0) / known.cohort_size, 0.5 / math.sqrt(known.cohort_size))
@@ -159,11 +177,14 @@ def _clip_findings(rounds: Sequence[Round], known: Known, well: bool) -> list[Fi
     within, later = fmean(fractions[-last:]), fmean(fractions[-half:])
     span = f"from {clips[0]:.2g} to {clips[-1]:.2g}"
     grew = clips[-1] >= GROWN * clips[0] and clips[-1] >= FIRST_NORM
-    none = later < EMPTY + chance(half) and later + chance(half) < target / 2
+    none = all(
+        mean < EMPTY + chance(window) and mean + chance(window) < target / 2
+        for mean, window in ((later, half), (within, last))
+    )
     if grew and none and max(clips) == clips[-1]:
         said = (
-            f"Nearly no update was within the clip, though it grew {span}: most users contribute nothing. Their loss "
-            "is not finite, a label is out of range, or the users' learning rate is far too high."
+            f"Nearly every update was cut, though the clip grew {span}. Updates that are not finite count as cut too: "
+            "check the loss and the labels, or the users' learning rate is far too high."
         )
         return [Finding("nothing_within", said)]
     lower = within < target
@@ -207,6 +228,8 @@ def _rising(rounds: Sequence[Round], known: Known) -> list[Finding]:
     before = min(points[:-1], key=lambda point: abs(point[0] - points[-1][0] * 2 / 3))[1]
     late, baseline = sign * (values[-1] - before), _baseline(rounds, name, known)
     gained = sign * (values[-1] - values[0])
+    if gained <= 0:
+        return []
     if baseline is not None:  # before the first measurement it may have gained most of it
         gained = max(gained, sign * (values[-1] - baseline))
     if late < max(RISING * gained, NEAR * abs(values[-1]), SIGMAS * _scatter(values)) or late <= 0:
@@ -236,8 +259,11 @@ def _scatter(values: Sequence[float]) -> float:
 def _baseline(rounds: Sequence[Round], name: str, known: Known) -> float | None:
     """What would do without a model, as the task names it: its facts, a `baseline...` metric, or shares of classes."""
     said = (known.facts or {}).get("baseline")
-    if said is not None and re.fullmatch(r"[0-9.e+-]+", said):
-        return float(said)
+    try:
+        if said is not None and math.isfinite(number := float(said)):
+            return number
+    except ValueError:  # a fact may be any text
+        pass
     last = next((one for one in reversed(rounds) if name in one), {})
     for other, value in last.items():
         if other.startswith("baseline") and value is not None:
@@ -246,11 +272,26 @@ def _baseline(rounds: Sequence[Round], name: str, known: Known) -> float | None:
     return max(shares, default=None) if "accuracy" in name else None
 
 
-def _beats(value: float, baseline: float, sign: int) -> bool:
-    """Whether a metric is better than without a model, by 5% of what is left to gain where that is known."""
+def _beats(value: float, baseline: float, sign: int, share: float = NEAR) -> bool:
+    """Whether a metric is better than without a model, by this share of what is left to gain where that is known."""
     if sign > 0 and 0 <= baseline <= 1 and value <= 1:
-        return 1 - value < (1 - NEAR) * (1 - baseline)
-    return sign * (value - baseline) > NEAR * abs(baseline)
+        return 1 - value < (1 - share) * (1 - baseline)
+    return sign * (value - baseline) > share * abs(baseline)
+
+
+def _learned(rounds: Sequence[Round], known: Known) -> bool:
+    """Whether the metric is near its best and well above its baseline, or above its start where there is none."""
+    name = main_metric(rounds, known)
+    points = _points(rounds, name)
+    if name is None or not points or not _near_best(rounds, known):
+        return False
+    baseline, sign = _baseline(rounds, name, known), -1 if lower_is_better(name, known.facts) else 1
+    return _beats(points[-1][1], points[0][1] if baseline is None else baseline, sign, WELL)
+
+
+def _when(known: Known) -> str:
+    """The moment that the model is of."""
+    return "at the end" if known.kept is None else f"after {known.kept} rounds, in the model that was kept"
 
 
 def _arrived(fractions: Sequence[float], target: float, chance: Callable[[int], float]) -> int | None:

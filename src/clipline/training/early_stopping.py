@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import SettingError, check_choice, check_number, check_whole, nearest, refuse
+from ..errors import check_choice, check_number, check_whole, refuse
 from ..federated.round import TrainState
 from ..metric_direction import lower_is_better
-from .best import Best, Kept
-from .callbacks import Callback
+from .best import Best, Kept, check_measured
+from .callbacks import Callback, Measuring
+from .diagnosis import Known
 from .reports import RoundReport
 
 if TYPE_CHECKING:
@@ -42,8 +44,8 @@ class EarlyStopping(Callback):
         costs no privacy.
 
     Raises:
-      SettingError: If `mode`, `patience`, `min_delta` or `restore_best` is not allowed, or, in the run, if nothing
-        measures `metric`.
+      SettingError: If `mode`, `patience`, `min_delta` or `restore_best` is not allowed, or if nothing measures
+        `metric`: before the first round where a metric is given to `Evaluate`, or else when it has measured.
 
     Example:
       >>> training.run([cl.Evaluate(test, accuracy), cl.EarlyStopping("accuracy", restore_best=True)])
@@ -97,22 +99,27 @@ class EarlyStopping(Callback):
         """Compare with the best so far, if the round was measured."""
         if not report.metrics:
             return
-        if self.metric not in report.metrics:
-            known = ", ".join(report.metrics)
-            raise SettingError(
-                f"metric={self.metric!r} of EarlyStopping must be one that is measured, and those are {known}: "
-                f"{nearest(self.metric, report.metrics)}"
-            )
+        if self.metric not in report.metrics:  # measured by another `Evaluate`, perhaps, and more rarely
+            self._check(self._measuring)
+            return
         self._since = 0 if self._best.take(report, state) else self._since + 1
         self.stop_requested = self._since >= self.patience
 
     def on_end(self, result: TrainResult) -> None:
         """Tell of a run in which there was nothing to compare."""
-        if result.reports and not any(report.metrics for report in result.reports):
+        if result.reports and not any(self.metric in report.metrics for report in result.reports):
             warnings.warn(
-                f"EarlyStopping({self.metric!r}) had nothing to compare: add Evaluate(test, metric) to the callbacks",
+                f"EarlyStopping({self.metric!r}) had nothing to compare: give Evaluate a metric of that name",
                 stacklevel=2,
             )
+
+    def check_metrics(self, measuring: Sequence[Measuring], known: Known) -> None:
+        """Refuse a metric of which it is known before the first round that nothing measures it."""
+        self._measuring = measuring
+        self._check(measuring)
+
+    def _check(self, measuring: Sequence[Measuring]) -> None:
+        check_measured(self.metric, f"metric={self.metric!r} of EarlyStopping", measuring)
 
     def _nothing_yet(self) -> Best:
         return Best(self.metric, self.mode, min_delta=self.min_delta, keeps=self.restore_best)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from ..engine.batches import Examples
 from ..engine.isolation.generators import preserve_generators, preserve_torch_generators
-from ..errors import CliplineError, SettingError, check_whole, failed, nearest, refuse
+from ..errors import CliplineError, SettingError, check_whole, failed, refuse
 from ..federated.local_sgd import Batch
 from ..federated.population import Population, share_users
 from ..federated.round import TrainState
 from ..metric_direction import lower_is_better
 from ..settings import SETTINGS
-from .best import Best, Kept
+from .best import Best, Kept, check_measured
 from .callbacks import Measuring
 from .diagnosis import Known, main_metric
 from .reports import RELEASED, Metrics, RoundReport
@@ -54,8 +54,8 @@ class Evaluate(Measuring):
     ids with the training is refused; `Population.split` makes two that share none. An object serves one run at a time.
 
     With `keep_best` the result has the best model that was measured, and its metrics, instead of the last: the best by
-    the metric of that name, or for True by the first that is no loss. Every round's model is released, so this costs
-    no privacy.
+    the metric of that name, or for True by the run directory's or else the first that is no loss. Which way is better
+    the run directory's `facts` say, or the name. Every round's model is released, so this costs no privacy.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Evaluate(Measuring):
         self.batch_size = check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")
         self._thread: ThreadPoolExecutor | None = None
         self._best: Best | None = None
+        self.names: Sequence[str] | None = None  # of its metrics, once they are known
 
     @property
     def kept(self) -> Kept | None:
@@ -106,7 +107,7 @@ class Evaluate(Measuring):
                 "test holds users who train: some user ids are in both populations. Metrics have no noise, so they "
                 "would tell of users whom the guarantee covers. Split by user first: train, test = population.split()"
             )
-        self._best = None
+        self._best, self.names = None, None
         device = training.device
         self._model = training.problem.model.evaluated(state.params).eval()
         self._trainable = training.problem.model.released_parameters(self._model)  # personal ones are as at first
@@ -115,7 +116,7 @@ class Evaluate(Measuring):
             examples = Examples(self.test, device, state.params.dtype)
             few = min(_TRIED, self.batch_size, self.test.examples)
             with torch.no_grad(), preserve_generators(), preserve_torch_generators(device):  # an error costs no privacy
-                _averages(self.metric, examples, few, self._model, until=few)
+                self.names = list(_averages(self.metric, examples, few, self._model, until=few))
             self._evaluate: EvaluateModel = partial(_averages, self.metric, examples, self.batch_size)
         else:
             self._evaluate = self.test
@@ -136,15 +137,22 @@ class Evaluate(Measuring):
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:
         """Keep the model if it is the best so far and that was asked for."""
+        own = {name: value for name, value in report.metrics.items() if name in (self.names or ())}
         if not self.keep_best or not report.metrics:
             return
-        if self._best is None:
-            asked = self.keep_best if isinstance(self.keep_best, str) else main_metric([report.metrics], Known())
-            self._best = Best(str(asked), "min" if lower_is_better(str(asked)) else "max")
-        if self._best.metric not in report.metrics:
-            known = ", ".join(report.metrics)
-            raise refuse("keep_best", self.keep_best, f"one of {known}", nearest(self.keep_best, report.metrics))
-        self._best.take(report, state)
+        asked = self.keep_best if isinstance(self.keep_best, str) else main_metric([own], self._known)
+        if self._best is None and asked is not None:
+            self._best = Best(asked, "min" if lower_is_better(asked, self._known.facts) else "max")
+        if self._best is not None and self._best.metric in report.metrics:
+            self._best.take(report, state)
+        elif isinstance(self.keep_best, str):  # another `Evaluate` measures it, perhaps, and more rarely
+            check_measured(self.keep_best, f"keep_best={self.keep_best!r}", self._measuring)
+
+    def check_metrics(self, measuring: Sequence[Measuring], known: Known) -> None:
+        """Refuse a `keep_best` of which it is known before the first round that nothing measures it."""
+        self._measuring, self._known = measuring, known
+        if isinstance(self.keep_best, str):
+            check_measured(self.keep_best, f"keep_best={self.keep_best!r}", measuring)
 
     def close(self) -> None:
         """End the thread. What it has not begun to measure is dropped."""
@@ -166,6 +174,7 @@ class Evaluate(Measuring):
         for name in metrics:
             if name in RELEASED:
                 raise refuse("metric", name, f"named other than {', '.join(RELEASED)}", "give it another name")
+        self.names = list(metrics)
         return metrics
 
 

@@ -151,9 +151,15 @@ class Run:
             on_error.callback(self._guarantees.close)
             on_error.callback(self._draws.close)
             # What measures begins first: if it refuses, no run directory has been made.
-            for callback in sorted(self._callbacks, key=lambda callback: not hasattr(callback, "measure")):
-                callback.on_start(self._training, self._state)
-                on_error.callback(callback.close)
+            measuring = [callback for callback in self._callbacks if hasattr(callback, "measure")]
+            known = known_of(self._training, self._callbacks)
+            for group in (measuring, [callback for callback in self._callbacks if callback not in measuring]):
+                for callback in group:
+                    callback.on_start(self._training, self._state)
+                    on_error.callback(callback.close)
+                for callback in self._callbacks if group is measuring else ():
+                    if hasattr(callback, "check_metrics"):
+                        callback.check_metrics(measuring, known)
             on_error.enter_context(self._training.problem.notices.heard_by(self._waits))
             # For the whole run: each block would switch them by itself, and metrics meanwhile come out by chance.
             on_error.enter_context(tf32_switched(self._training.problem.precision))
@@ -228,11 +234,15 @@ class Run:
             last = replace(reports[-1], metrics=metrics, accounted=True, account_now=training.accounting(charged))
             reports = (*reports[:-1], last)
         kept = next((one for callback in self._callbacks if (one := getattr(callback, "kept", None)) is not None), None)
-        chosen, rounds = (
-            state if kept is None else replace(state, params=kept.params),
-            list(map(round_numbers, reports)),
+        chosen = state if kept is None else replace(state, params=kept.params)
+        before = next((one for callback in self._callbacks if (one := getattr(callback, "rounds_before", None))), ())
+        rounds = [*before, *map(round_numbers, reports)]
+        known = replace(
+            known_of(training, self._callbacks),
+            ended=self._stopped != "interrupted",
+            done=state.round_index,
+            kept=None if kept is None or kept.rounds == state.round_index else kept.rounds,
         )
-        known = known_of(training, self._callbacks)
         result = TrainResult(
             training.model_at(chosen),
             state,
@@ -272,7 +282,8 @@ class Run:
 
 def known_of(training: Training, callbacks: Sequence[Callback]) -> Known:
     """What is public about a training, to judge its rounds by; callbacks know the main metric and the facts."""
-    metrics = (getattr(callback, "metric", None) for callback in callbacks)
+    directories = [callback for callback in callbacks if hasattr(callback, "facts")]  # what files say goes first
+    metrics = (getattr(callback, "metric", None) for callback in directories or callbacks)
     return Known(
         target=quantile_of(training),
         cohort_size=training.cohort_size,

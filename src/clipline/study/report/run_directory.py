@@ -70,11 +70,12 @@ def read_run_directory(path: Path) -> ReportedRun:
         noise_multiplier=min(noises) if noises else finite(comments.get("noise_multiplier")),
         problems=problems,
     )
-    known = _known(run)
+    kept = card.get("model_rounds")
+    known = _known(run, kept if isinstance(kept, int) and 0 < kept < len(done) else None)
     return replace(run, findings=[str(one) for one in diagnose(rounds, known)], best=best_and_last(rounds, known))
 
 
-def _known(run: ReportedRun) -> Known:
+def _known(run: ReportedRun, kept: int | None) -> Known:
     """What the files tell of a run, to judge its rounds by."""
     z = finite(run.resolved.get("delta_noise_multiplier"))
     cohort, parameters = (
@@ -86,7 +87,9 @@ def _known(run: ReportedRun) -> Known:
         cohort_size=cohort,
         count_stddev=finite(run.resolved.get("count_stddev")),
         noise_norm=noise_norm(z, cohort, parameters) if z is not None and cohort and parameters else None,
+        metric=str(run.resolved["metric"]) if "metric" in run.resolved else None,
         facts={name: str(value) for name, value in run.about.items()},
+        kept=kept,
         ended=run.state not in ("interrupted", "not ended"),
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -89,6 +89,7 @@ class RunDirectory(Callback):
             "checkpoint_every", checkpoint_every, at_least=1, way_out="1 stores one after each round"
         )
         self.task = task
+        self.rounds_before: list[dict[str, Any]] = []  # lines of metrics.jsonl before a resume
         self.charged = Ledger()  # everything that was ever written to ledger.jsonl
         self._lock = lock
         self._training: Training | None = None
@@ -157,7 +158,9 @@ class RunDirectory(Callback):
             seen = state.ledger.add(training.algorithm.event, after)
             charged = max(seen, written, key=lambda ledger: ledger.rounds)
             durable.write(self.path / LEDGER, _ledger_lines(charged))
-            durable.write(self.path / METRICS, "".join(line for index, line in known if index < state.round_index))
+            kept = [line for index, line in known if index < state.round_index]
+            durable.write(self.path / METRICS, "".join(kept))
+            self.rounds_before = [json.loads(line) for line in kept]
             self.facts = _stored_facts(self.path / SETTINGS) if self.facts is None else self.facts
             if training.privacy.noise_source == "system":
                 state = replace(state, ledger=charged)
