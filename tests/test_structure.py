@@ -123,7 +123,17 @@ def test_a_round_fits_on_one_screen():
 
 # Lines of Python, as the formatter leaves them. A budget only falls: see docs/scope.md, which says why.
 BUDGETS = {
-    "root": 0,
+    "cli": 2237,
+    "clipline_paper": 5105,
+    "data": 4018,
+    "engine": 13219,
+    "federated": 1613,
+    "privacy": 4442,
+    "root files": 1885,
+    "serve": 930,
+    "study": 5458,
+    "tasks": 2410,
+    "training": 3855,
 }
 
 
