@@ -87,13 +87,13 @@ def test_the_page_sets_the_figures_of_two_commits_side_by_side(run, tmp_path):
     assert "| the same by two workers, clips | not measured | 1 + 2e-08 | at most 1 |" in lines
     assert any("commit aaa, torch 2.0, 7 s" in line for line in lines)
     assert any("commit bbb, 2026-11-16, torch 2.1, 8 s" in line for line in lines)
-    assert sum(line.startswith("## ") for line in lines) == 17
-    assert lines.count("| what | before | after | the promise |") == 17
+    assert sum(line.startswith("## ") for line in lines) == 18
+    assert lines.count("| what | before | after | the promise |") == 18
 
 
 def test_the_stored_figures_of_before_have_every_row():
     record = json.loads((SCRIPTS / "before.json").read_text())
-    assert len(record["figures"]) == 17
+    assert len(record["figures"]) == 18
     assert not any("the attack failed" in str(value) for row in record["figures"].values() for value in row.values())
     assert record["figures"]["1"]["worst"] == pytest.approx(82)  # 41 users, each from one side to the other
     # 63 users who stay, each from -1/2 to 1/2 or back, and the half of the one who leaves.

@@ -11,7 +11,8 @@ ALL = {**FAILING, **HEALTHY}
 
 
 def without_numbers(line):
-    return re.sub(r"\d[\d.]*(e[+-]?\d+)?%?", "#", line)
+    """Machines round otherwise, which decides between hardly any and no gain too."""
+    return re.sub(r"\d[\d.]*(e[+-]?\d+)?%?", "#", line).replace("hardly better", "no better")
 
 
 def test_the_page_has_a_row_for_each_of_at_least_ten_and_ten():

@@ -565,7 +565,7 @@ def test_another_version_or_processor_is_refused_by_name(tmp_path, monkeypatch, 
         training().resume(tmp_path / "r")
 
 
-def test_another_engine_and_other_routines_are_refused_by_name(tmp_path):
+def test_another_engine_is_refused_by_name(tmp_path):
     crashed_run(tmp_path / "r")
     run = training()
     run.trainer = run.one_by_one
@@ -574,10 +574,6 @@ def test_another_engine_and_other_routines_are_refused_by_name(tmp_path):
     run = training()
     run.trainer.compiles = True  # as on a GPU, where another trial batch may decide otherwise
     with pytest.raises(RunError, match="'engine in use: Stacked' then, 'engine in use: Stacked, compiled' now"):
-        run.resume(tmp_path / "r")
-    run = training()
-    run.one_by_one._library = object()  # as where a parameter has row_fields
-    with pytest.raises(RunError, match="'C routines: not in use' then, 'C routines: in use' now"):
         run.resume(tmp_path / "r")
 
 
