@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..data.chunks import is_file, short
+from ..data.packed_field import Field
 from ..engine.batches import in_batch
 from ..engine.working_model import uncompiled
 from ..errors import ModuleError, PopulationError, RunError, SettingError, check_whole, nearest, refuse
 from ..federated.local_sgd import Batch
-from ..packed_field import Field
 from ..privacy.guarantee import Guarantee
 from ..training.storage.circumstances import layers_text
 from ..training.storage.model_card import CARD_KEY, MODEL

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..data.population import Population, share_users
 from ..engine.batches import Examples
 from ..engine.isolation.generators import preserve_generators, preserve_torch_generators
 from ..errors import CliplineError, SettingError, check_whole, failed, refuse
 from ..federated.local_sgd import Batch
-from ..federated.population import Population, share_users
 from ..federated.round import TrainState
 from ..metric_direction import lower_is_better
 from ..settings import SETTINGS

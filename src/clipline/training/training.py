@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..data.population import Population
 from ..engine.choose import choose_trainer
 from ..engine.isolation.value_ranges import warn_of_ranges
 from ..engine.one_by_one import OneByOne
@@ -28,7 +29,6 @@ from ..errors import HopelessNoiseWarning, refuse
 from ..federated.clip_controllers import ClipController, QuantileClip
 from ..federated.local_sgd import LocalTraining, Loss, OnError
 from ..federated.mechanism import GaussianMechanism
-from ..federated.population import Population
 from ..federated.round import Algorithm, TrainState
 from ..federated.sampling import relation_for, sampler_named, warn_of_declared_users
 from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi, scheduled

@@ -12,10 +12,10 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..array_checks import check_field, check_finite, check_user_ids, checked_offsets, overlapping
 from ..errors import PopulationError
-from ..packed_field import Field, is_mapped
 from ..privacy.events import GaussianEvent
+from .array_checks import check_field, check_finite, check_user_ids, checked_offsets, overlapping
+from .packed_field import Field, is_mapped
 
 
 class ColumnKeywords(TypedDict, total=False):
@@ -363,12 +363,8 @@ def _given(options: ColumnKeywords) -> dict[str, Any]:
 
 
 def _data() -> ModuleType:
-    """The code that reads and writes populations.
-
-    The one import of the library that goes up, from `federated/` to `data/`: users expect `open` and `from_table` on
-    the class itself, and Algorithm 1 should not contain file formats. It is late, so `data/` can import this module.
-    """
-    from ..data import population_io
+    """The code that reads and writes populations, imported late, as it imports this module."""
+    from . import population_io
 
     return population_io
 
