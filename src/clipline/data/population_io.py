@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import PopulationError, SettingError, check_number, check_whole, refuse
 from ..privacy.events import GaussianEvent
-from ..streams import Streams
+from ..random.streams import Streams
 from .array_checks import check_finite, check_ids
 from .chunks import Text, short
 from .column_options import ZERO_UPDATE, ColumnOptions, charges_of

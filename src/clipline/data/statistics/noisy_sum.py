@@ -17,7 +17,7 @@ from torch import Tensor
 from ...federated.clipping import PartialSums
 from ...federated.mechanism import GaussianMechanism
 from ...privacy.events import GaussianEvent, NoSampling
-from ...streams import NormalGenerator
+from ...random.streams import NormalGenerator
 from ..population import Population
 
 _GRID = 2.0**-24
