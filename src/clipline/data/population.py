@@ -89,14 +89,9 @@ class Population:
         `scale={"age": (40, 20)}` subtracts and divides. All are stored as `column_options`.
         """
         options = ColumnKeywords(
-            missing=missing,
-            fill=fill,
-            categories=categories,
-            timestamps=timestamps,
-            lengths=lengths,
-            pad=pad,
+            missing=missing, fill=fill, categories=categories, timestamps=timestamps, lengths=lengths, pad=pad,
             scale=scale,
-        )
+        )  # fmt: skip
         population: Population = _data().population_from_arrays(user_ids, fields, known_users, _given(options))
         return population
 
@@ -211,14 +206,9 @@ class Population:
         "x" and "y" as `fields` unless given, and rows and options of columns as in `from_dataframe`.
         """
         options = ColumnKeywords(
-            missing=missing,
-            fill=fill,
-            categories=categories,
-            timestamps=timestamps,
-            lengths=lengths,
-            pad=pad,
+            missing=missing, fill=fill, categories=categories, timestamps=timestamps, lengths=lengths, pad=pad,
             scale=scale,
-        )
+        )  # fmt: skip
         population: Population = _data().population_one_each(dataset, fields, arrays, _given(options))
         return population
 
