@@ -19,7 +19,7 @@ from clipline.engine.one_by_one import OneByOne
 from clipline.engine.problem import Problem
 from clipline.errors import ModuleError, PopulationError
 from clipline.packed_field import PackedField, stored_values
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 LISTS = [[1, 2, 3], [], [4], [5, 6], [], [7, 8, 9, 10], []]
 WIDTH = 4

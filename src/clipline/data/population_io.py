@@ -18,7 +18,7 @@ from ..errors import PopulationError, SettingError, check_number, check_whole, r
 from ..federated.population import Population
 from ..packed_field import Field, PackedField, is_mapped, offsets_of
 from ..privacy.events import GaussianEvent
-from ..streams import Streams
+from ..random.streams import Streams
 from .chunks import Text, short
 from .column_options import ZERO_UPDATE, ColumnOptions, charges_of
 from .fields import fields_of_arrays

@@ -41,8 +41,8 @@ from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 from ..privacy.noise_split import default_count_stddev
 from ..privacy.relations import Relation
+from ..random.streams import NoiseSource, Streams
 from ..settings import check
-from ..streams import NoiseSource, Streams
 from .callbacks import Callback
 from .diagnosis import hopeless_text
 from .keywords import says_where_keywords_belong
