@@ -27,7 +27,7 @@ from clipline.federated.clipping import ClippedSum, clip_rows, join_bit
 from clipline.federated.mechanism import GaussianMechanism
 from clipline.federated.sampling import FixedSizeSampler, PoissonSampler
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 SAMPLING = PoissonSampling(0.01)
 

@@ -14,12 +14,12 @@ from .lazy_names import lazily
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
 if TYPE_CHECKING:
+    from .data.population import Population
     from .data.statistics.private_statistics import PrivateStatistics
     from .engine.fast_parts import FastParts
     from .errors import CliplineError, HopelessNoiseWarning, SettingError
     from .federated.clip_controllers import FixedClip, QuantileClip, ScheduledClip
     from .federated.local_sgd import LocalAdam, LocalSGD
-    from .federated.population import Population
     from .federated.server_optimisers import ServerAdam, ServerSGD, ServerYogi
     from .privacy.guarantee import Guarantee
     from .privacy.planning import plan
@@ -54,7 +54,7 @@ __getattr__, __dir__ = lazily(
         ".errors": "CliplineError HopelessNoiseWarning SettingError",
         ".federated.clip_controllers": "FixedClip QuantileClip ScheduledClip",
         ".federated.local_sgd": "LocalAdam LocalSGD",
-        ".federated.population": "Population",
+        ".data.population": "Population",
         ".federated.server_optimisers": "ServerAdam ServerSGD ServerYogi",
         ".privacy.guarantee": "Guarantee",
         ".privacy.planning": "plan",

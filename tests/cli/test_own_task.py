@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from samples import ROOT
 
 import clipline as cl
+from clipline.data.population import Population
 from clipline.data.store import write_store
-from clipline.federated.population import Population
 from clipline.privacy.ledger import Ledger
 from clipline.study.report.collect import collect
 from clipline.study.report.content import content

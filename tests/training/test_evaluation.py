@@ -8,9 +8,9 @@ from samples import LOCAL, cross_entropies, cross_entropy, population_of, small_
 from samples import linear_float32 as linear
 
 from clipline import Population, RunDirectory, Training
+from clipline.data.population import share_users
 from clipline.engine.precision import PRECISIONS
 from clipline.errors import ModuleError, SettingError
-from clipline.federated.population import share_users
 from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate
 from clipline.training.options import Compute, Privacy

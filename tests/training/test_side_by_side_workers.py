@@ -16,7 +16,7 @@ from clipline.engine.parallel import forked as local_workers
 from clipline.engine.parallel.forked import ManyWorkersWarning
 from clipline.engine.parallel.torchrun import TorchrunBackend
 from clipline.errors import ModuleError, WorkerError
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 from clipline.training.callbacks import StopOnInterrupt
 
 pytestmark = [

@@ -152,6 +152,6 @@ def summary_json(
 
 def _seed_guessable(settings: TrainSettings) -> bool:
     """Whether the noise comes from a seed that somebody may try."""
-    from ..streams import GUESSABLE
+    from ..random.streams import GUESSABLE
 
     return settings.noise_source == "seed" and settings.seed < GUESSABLE

@@ -264,7 +264,7 @@ def _check_early_stopping(metric: str, evaluate: EvaluateModel, training: Traini
 def _can_it_train(training: Training) -> str:
     """The planner's line on the noise; empty where there is none, or where a warning says that it is hopeless."""
     from ..privacy.feasibility.noise_norm import Verdict, verdict
-    from ..privacy.feasibility.remedy_text import noise_rows
+    from .plan_text import noise_rows
 
     ratio = training.noise_norm
     if ratio == 0 or verdict(ratio) is Verdict.HOPELESS:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..data.chunks import is_file, short
 from ..data.column_options import ColumnOptions
+from ..data.packed_field import Field
 from ..engine.batches import in_batch
 from ..engine.working_model import uncompiled
 from ..errors import (
@@ -36,7 +37,6 @@ from ..errors import (
     refuse,
 )
 from ..federated.local_sgd import Batch
-from ..packed_field import Field
 from ..privacy.guarantee import Guarantee
 from ..settings import SETTINGS, STAND_IN
 from ..tasks import is_task_file, task_named

@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..array_checks import check_finite
+from ..data.array_checks import check_finite
 from ..data.chunks import Text, is_file, is_folder, short
 from ..data.column_options import NO_OPTIONS, ZERO_UPDATE, ColumnOptions
 from ..data.fields import fields_of_arrays
+from ..data.packed_field import Field, PackedField, stored_values
+from ..data.population import Population
 from ..data.readers.dataframes import column_names, read_column, read_fields
 from ..data.readers.tables import whole_table
 from ..data.sequences import without_lengths
 from ..errors import PopulationError, SettingError, nearest, refuse
-from ..federated.population import Population
-from ..packed_field import Field, PackedField, stored_values
 
 _WAY_OUT = "give a dataframe, a table file, a Population, or arrays by field name"
 _WAYS = {  # ways out of the training's errors, and what they are here

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..federated.round import TrainState
 from ..plotting import new_figure, plain_log_labels, save_figure
 from ..privacy.guarantee import Guarantee
-from ..streams import GUESSABLE
+from ..random.streams import GUESSABLE
 from .callbacks import Callback
 from .diagnosis import RELEASED
 from .result import RoundReport, round_json

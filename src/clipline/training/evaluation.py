@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..data.population import Population, share_users
 from ..engine.batches import Examples
 from ..engine.isolation.generators import preserve_generators, preserve_torch_generators
 from ..errors import CliplineError, SettingError, check_choice, check_number, check_whole, failed, nearest, refuse
 from ..federated.local_sgd import Batch
-from ..federated.population import Population, share_users
 from ..federated.round import TrainState
 from ..metric_direction import lower_is_better
 from ..settings import SETTINGS

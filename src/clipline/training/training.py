@@ -16,6 +16,7 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor, nn
 
+from ..data.population import Population
 from ..engine.choose import choose_trainer
 from ..engine.isolation.value_ranges import warn_of_ranges
 from ..engine.one_by_one import OneByOne
@@ -30,7 +31,6 @@ from ..errors import HopelessNoiseWarning, SettingError, refuse, shown
 from ..federated.clip_controllers import ClipController, QuantileClip
 from ..federated.local_sgd import LocalSGD, LocalTraining, Loss, OnError
 from ..federated.mechanism import GaussianMechanism
-from ..federated.population import Population
 from ..federated.round import Algorithm, TrainState
 from ..federated.sampling import relation_for, sampler_named, warn_of_declared_users
 from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi, scheduled
@@ -43,8 +43,8 @@ from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 from ..privacy.noise_split import default_count_stddev
 from ..privacy.relations import Relation
+from ..random.streams import NoiseSource, Streams
 from ..settings import check
-from ..streams import NoiseSource, Streams
 from ..synonyms import SYNONYMS, meant
 from .callbacks import Callback
 from .diagnosis import hopeless_text

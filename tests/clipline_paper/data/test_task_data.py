@@ -12,8 +12,8 @@ from safetensors import safe_open
 from tff_layouts import TINY, WORDS, write_original
 
 from clipline.data.manifest import read_manifest
+from clipline.data.population import Population
 from clipline.data.store import write_store
-from clipline.federated.population import Population
 from clipline.privacy.ledger import Ledger
 from clipline.training.progress import Progress
 from clipline.training.run_directory import RunDirectory
