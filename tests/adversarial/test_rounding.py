@@ -9,7 +9,7 @@ from torch import nn
 
 from clipline import LocalSGD, Population
 from clipline.engine.stacked.trainer import Stacked
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 USERS, FEATURES, CLASSES = 24, 36, 3
 MODELS = {

@@ -20,13 +20,12 @@ LEVELS = [
     {"accountant"},
     {"calibration", "selection"},
     {"feasibility"},
-    {"plan_text"},
     {"planning"},
 ]
 WITHIN = {
     "numerics": [["gaussian", "quadrature", "monotone_search"]],
     "renyi": [["curves", "wang2019", "conversion"]],
-    "feasibility": [["noise_norm"], ["remedies"], ["remedy_text"], ["table_text"], ["noise_table"]],
+    "feasibility": [["noise_norm"], ["remedies"], ["noise_table"]],
     "pld": [["one_round"], ["discretised"], ["fft", "window", "total"], ["rare_losses"], ["compose"]],
 }
 FILES = sorted(path for path in ROOM.rglob("*.py") if path.name != "__init__.py")
@@ -64,7 +63,6 @@ def test_imports_inside_the_room_go_one_way(path):
 def test_the_reader_of_imports_sees_them():
     assert {"events", "pld.one_round", "renyi.curves"} <= set(imported(ROOM / "dominating_pairs.py"))
     assert {"numerics", "one_round"} & {name.split(".")[-1] for name in imported(ROOM / "pld" / "discretised.py")}
-    assert "planning" not in set(imported(ROOM / "plan_text.py"))  # for type checkers only
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOM).as_posix())

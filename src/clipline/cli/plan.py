@@ -85,7 +85,10 @@ def answer(settings: dict[str, Any], scale: str | None, plot: Path | None, as_js
 def _shown(result: Plan | NoiseTable, as_json: bool, explain: bool) -> str:
     if as_json:
         return json.dumps(result.to_json(), allow_nan=False)
-    return result.explained() if explain else str(result)
+    from ..privacy.planning import Plan
+    from .plan_text import plan_text, table_text
+
+    return plan_text(result, explain) if isinstance(result, Plan) else table_text(result, explain)
 
 
 def _parameters_of(model: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
 from ..errors import SettingError, check_number, refuse
@@ -22,7 +23,6 @@ from .feasibility.remedies import Remedies, Setup, find_remedies
 from .guarantee import Guarantee, rounded_up
 from .ledger import Ledger
 from .noise_split import DeltaNoise, default_count_stddev, split_noise
-from .plan_text import plan_text
 from .relations import Relation
 
 CURVE_POINTS = 8
@@ -108,11 +108,9 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        return plan_text(self)
-
-    def explained(self) -> str:
-        """The same text with a line of explanation below every line."""
-        return plan_text(self, explain=True)
+        # By name, as the words stand above the numbers.
+        text: str = import_module("clipline.cli.plan_text").plan_text(self)
+        return text
 
 
 def plan(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipline import Population
-from clipline.streams import Streams, counter_bits
+from clipline.random import Streams, counter_bits
 
 from ..paper_task import STAND_IN_SEED
 from ..preprocessing.pachinko import pachinko_labels

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipline import Population
-from clipline.streams import Streams, counter_bits
+from clipline.random import Streams, counter_bits
 
 from ..paper_task import STAND_IN_SEED
 from ..preprocessing.text import CHARACTER_BOS, CHARACTER_EOS, CHARACTERS, PAD, ROW

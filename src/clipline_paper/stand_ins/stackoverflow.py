@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipline import Population
-from clipline.streams import Streams
+from clipline.random import Streams
 
 from ..paper_task import STAND_IN_SEED
 from ..preprocessing.text import BAG, BAG_PAD, PAD, SENTENCE, TAG_PAD, TAGS, TAGS_KEPT, WORD_BOS, WORD_EOS, WORDS

@@ -17,7 +17,7 @@ from clipline.errors import RunError
 from clipline.federated import ClippedSum, GaussianMechanism, clip_rows, join_bit
 from clipline.plotting import LineEnd, label_ends, new_figure, ordered_colours, plain_log_labels, save_figure
 from clipline.privacy import PoissonSampling
-from clipline.streams import Streams
+from clipline.random import Streams
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 FIGURE1_VALUES = (15.0, 25.0, 28.0, 40.0, 45.0, 48.0)

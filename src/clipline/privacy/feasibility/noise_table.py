@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 from ..calibration import rough_noise_multiplier_for
@@ -12,7 +13,6 @@ from ..events import sampling_named
 from ..relations import Relation
 from .noise_norm import Verdict, most_parameters, noise_norm, update_noise, verdict
 from .remedies import Remedies
-from .table_text import table_text
 
 ROUNDS = (100, 300, 1000, 3000)
 _COHORTS = 6
@@ -101,11 +101,9 @@ class NoiseTable:
         return numbers
 
     def __str__(self) -> str:
-        return table_text(self)
-
-    def explained(self) -> str:
-        """The same text with a line of explanation below every line."""
-        return table_text(self, explain=True)
+        # By name, as the words stand above the numbers.
+        text: str = import_module("clipline.cli.plan_text").table_text(self)
+        return text
 
 
 def usual_cohorts(population_size: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...privacy.guarantee import delta_rounded_up, rounded_up
 from ...privacy.relations import Relation
-from ...streams import GUESSABLE
+from ...random.streams import GUESSABLE
 from .run import UNPRIVATE, ReportedRun
 
 MUCH = 10.0  # an epsilon above which little is promised

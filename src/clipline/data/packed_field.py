@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import PopulationError
+from ..errors import PopulationError
 
 _STEP = 1 << 16  # offsets to look at in one go: those of a store are a memory map
 _LONG = 100  # entries of a row on average, from which copying row by row is faster than by an index of all entries

@@ -11,15 +11,16 @@ import torch
 from samples import flat_training, rows_of
 from torch import nn
 
-from clipline import LocalSGD, Population, packed_field
-from clipline.array_checks import check_finite
+from clipline import LocalSGD, Population
+from clipline.data import packed_field
+from clipline.data.array_checks import check_finite
+from clipline.data.packed_field import PackedField, stored_values
 from clipline.engine.batches import Examples
 from clipline.engine.choose import choose_trainer
 from clipline.engine.one_by_one import OneByOne
 from clipline.engine.problem import Problem
 from clipline.errors import ModuleError, PopulationError
-from clipline.packed_field import PackedField, stored_values
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 LISTS = [[1, 2, 3], [], [4], [5, 6], [], [7, 8, 9, 10], []]
 WIDTH = 4

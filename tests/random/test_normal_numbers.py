@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from clipline import normal_numbers
 from clipline.errors import RunError
-from clipline.normal_numbers import SystemNormal, from_words, numpy_layers, words_for
+from clipline.random import normal_numbers
+from clipline.random.normal_numbers import SystemNormal, from_words, numpy_layers, words_for
 
 
 def one_after_the_other(words, count):

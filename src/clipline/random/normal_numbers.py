@@ -21,7 +21,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import RunError
+from ..errors import RunError
 
 try:
     from ssl import RAND_bytes as _random_bytes  # AES-256 in counter mode, 20 times as fast as os.urandom

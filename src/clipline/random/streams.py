@@ -18,10 +18,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..settings import check
 from .normal_numbers import SystemNormal
-from .settings import check
-
-__all__ = ["Streams", "counter_bits"]
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the step of the splitmix64 sequence
 _MASK = (1 << 64) - 1

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import PopulationError
+from ..errors import PopulationError
 from .packed_field import Field, PackedField
 
 _STEP = 1 << 16  # entries of a long array to look at in one go: few enough for the cache

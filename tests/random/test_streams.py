@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from clipline import SettingError
-from clipline.streams import Streams, counter_bits, keys_of, user_bits, user_order
+from clipline.random.streams import Streams, counter_bits, keys_of, user_bits, user_order
 
 
 def test_the_counter_stream_is_splitmix64():

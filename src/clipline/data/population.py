@@ -12,10 +12,10 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..array_checks import check_field, check_finite, check_user_ids, checked_offsets, overlapping
 from ..errors import PopulationError
-from ..packed_field import Field, is_mapped
 from ..privacy.events import GaussianEvent
+from .array_checks import check_field, check_finite, check_user_ids, checked_offsets, overlapping
+from .packed_field import Field, is_mapped
 
 
 class ColumnKeywords(TypedDict, total=False):
@@ -89,14 +89,9 @@ class Population:
         `scale={"age": (40, 20)}` subtracts and divides. All are stored as `column_options`.
         """
         options = ColumnKeywords(
-            missing=missing,
-            fill=fill,
-            categories=categories,
-            timestamps=timestamps,
-            lengths=lengths,
-            pad=pad,
+            missing=missing, fill=fill, categories=categories, timestamps=timestamps, lengths=lengths, pad=pad,
             scale=scale,
-        )
+        )  # fmt: skip
         population: Population = _data().population_from_arrays(user_ids, fields, known_users, _given(options))
         return population
 
@@ -211,14 +206,9 @@ class Population:
         "x" and "y" as `fields` unless given, and rows and options of columns as in `from_dataframe`.
         """
         options = ColumnKeywords(
-            missing=missing,
-            fill=fill,
-            categories=categories,
-            timestamps=timestamps,
-            lengths=lengths,
-            pad=pad,
+            missing=missing, fill=fill, categories=categories, timestamps=timestamps, lengths=lengths, pad=pad,
             scale=scale,
-        )
+        )  # fmt: skip
         population: Population = _data().population_one_each(dataset, fields, arrays, _given(options))
         return population
 
@@ -363,12 +353,8 @@ def _given(options: ColumnKeywords) -> dict[str, Any]:
 
 
 def _data() -> ModuleType:
-    """The code that reads and writes populations.
-
-    The one import of the library that goes up, from `federated/` to `data/`: users expect `open` and `from_table` on
-    the class itself, and Algorithm 1 should not contain file formats. It is late, so `data/` can import this module.
-    """
-    from ..data import population_io
+    """The code that reads and writes populations, imported late, as it imports this module."""
+    from . import population_io
 
     return population_io
 
