@@ -22,7 +22,7 @@ from ...engine.isolation.value_ranges import check_ranges
 from ...errors import ModuleError, PopulationError, SettingError, check_choice, nearest, refuse
 from ...federated.local_sgd import Batch, Loss, per_example, takes_reference
 from ...settings import SETTINGS
-from ...training.reports import RELEASED
+from ...training.diagnosis import RELEASED
 from .. import is_task_file, short_name, task_named
 from ..initialisers import initialised
 from ..metrics import held_out_users

@@ -17,14 +17,12 @@ from clipline import FixedClip, Population, QuantileClip, ServerSGD, Training, r
 from clipline.errors import ModuleError, RunError, SettingError
 from clipline.federated.clip_controllers import ClipState
 from clipline.privacy import Ledger
-from clipline.training.callbacks import Callback
+from clipline.training.callbacks import Callback, StopOnInterrupt
+from clipline.training.checkpoint import Circumstances, model_fingerprint, save_checkpoint
+from clipline.training.durable import DirectoryLock
 from clipline.training.evaluation import Evaluate
-from clipline.training.interrupt import StopOnInterrupt
 from clipline.training.options import Compute, Privacy
-from clipline.training.storage.checkpoint import save_checkpoint
-from clipline.training.storage.circumstances import Circumstances, model_fingerprint
-from clipline.training.storage.directory_lock import DirectoryLock
-from clipline.training.storage.run_directory import (
+from clipline.training.run_directory import (
     CHECKPOINT,
     CURVES,
     LEDGER,
@@ -241,7 +239,7 @@ def test_the_ledger_line_comes_before_the_metrics_line_and_the_checkpoint(tmp_pa
     def fails(report, timing):
         raise Crash
 
-    monkeypatch.setattr("clipline.training.storage.run_directory.round_json", fails)
+    monkeypatch.setattr("clipline.training.run_directory.round_json", fails)
     with pytest.raises(Crash):
         training("system").run([RunDirectory(tmp_path / "r")])
     assert Ledger.read(tmp_path / "r" / LEDGER).rounds == 1
@@ -553,8 +551,8 @@ def test_what_changes_no_release_may_differ(tmp_path):
     [
         ("numpy.__version__", "0.9", r"'numpy version: .*' then, 'numpy version: 0\.9' now"),
         ("torch.__version__", "0.9.0", r"'torch version: .*' then, 'torch version: 0\.9\.0' now"),
-        ("clipline.training.storage.circumstances.__version__", "0.9", r"then, 'clipline version: 0\.9' now"),
-        ("clipline.training.storage.circumstances.draws_on_device", lambda _: True, "'noise: drawn by the GPU' now"),
+        ("clipline.training.checkpoint.__version__", "0.9", r"then, 'clipline version: 0\.9' now"),
+        ("clipline.training.checkpoint.draws_on_device", lambda _: True, "'noise: drawn by the GPU' now"),
         ("torch.backends.cpu.get_cpu_capability", lambda: "ABACUS", "'device in use: cpu, .* ABACUS' now"),
     ],
 )  # fmt: skip

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from clipline.errors import RunError
-from clipline.training.storage import directory_lock
-from clipline.training.storage.directory_lock import DirectoryLock, UnlockedWarning
+from clipline.training import durable
+from clipline.training.durable import DirectoryLock, UnlockedWarning
 
-pytestmark = pytest.mark.skipif(directory_lock.fcntl is None, reason="needs fcntl")
+pytestmark = pytest.mark.skipif(durable.fcntl is None, reason="needs fcntl")
 TAKEN = "must be free, and another process is at work there: wait until it has ended, or stop it"
 
 
@@ -55,7 +55,7 @@ def test_what_is_no_folder_is_refused(tmp_path, name):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from clipline.training.storage.directory_lock import DirectoryLock
+from clipline.training.durable import DirectoryLock
 lock = DirectoryLock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(120)
@@ -102,10 +102,10 @@ def test_where_there_are_no_locks_a_warning_says_so(tmp_path, monkeypatch):
 
     before = descriptors()
     with monkeypatch.context() as patch:
-        patch.setattr(directory_lock.fcntl, "flock", refuses)
+        patch.setattr(durable.fcntl, "flock", refuses)
         with pytest.warns(UnlockedWarning, match="cannot be locked .*Bad file descriptor.*: start no second process"):
             DirectoryLock(tmp_path).close()
-    monkeypatch.setattr(directory_lock, "fcntl", None)
+    monkeypatch.setattr(durable, "fcntl", None)
     with pytest.warns(UnlockedWarning, match="the system has no such locks"):
         DirectoryLock(tmp_path).close()
     assert descriptors() == before

@@ -6,27 +6,35 @@ uninterrupted one would have drawn.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ...engine.personal import PersonalStore
-from ...errors import ModuleError, RunError, check_number, check_whole
-from ...federated.clip_controllers import ClipState, LateClip
-from ...federated.round import TrainState
-from ...privacy.events import GaussianEvent
-from ...privacy.ledger import Ledger
+from .. import __version__
+from ..engine.personal import PersonalStore
+from ..engine.prefetch import draws_on_device
+from ..errors import RunError, check_number, check_whole
+from ..federated.clip_controllers import ClipState, LateClip
+from ..federated.round import TrainState
+from ..privacy.events import GaussianEvent
+from ..privacy.ledger import Ledger
 from . import durable
+from .model_card import describe, device_name, in_use, layers_text, toml_value
+
+if TYPE_CHECKING:
+    from .training import Training
 
 _VERSION = "2"
 _PERSONAL = "unprivate personal."  # begins the names of tensors that are outside the release
@@ -70,19 +78,7 @@ def _contents(
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    _save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, path, metadata)
-
-
-def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    unfinished = durable.partial_path(path)
-    try:
-        save_file(tensors, unfinished, metadata)
-        durable.sync_file(unfinished)
-        durable.put(unfinished, path)
-    except SafetensorError as error:  # as of a full disk
-        raise RunError(
-            f"{str(path)!r} cannot be written ({error}): make room, then resume the run or save again"
-        ) from None
+    durable.save_tensors({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, path, metadata)
 
 
 class CheckpointWriter:
@@ -211,30 +207,78 @@ def _by_name(circumstances: str) -> dict[str, str]:
     return {re.split(" = |: ", line, maxsplit=1)[0]: line for line in circumstances.splitlines()}
 
 
-def save_model(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
-    """The model's state as safetensors: `model.load_state_dict(safetensors.torch.load_file(path))` reads it.
+# Either changes no release (the device's name, which `device in use` stands for) or rounding alone; of the seed a hash
+# is compared, since error messages show what has changed.
+_MAY_DIFFER = ("seed", "compute.workers", "compute.device")
 
-    Adapters of PEFT are also written beside it in PEFT's own format, for `PeftModel.from_pretrained(base, folder)`.
-    Quantised weights of a class of their own (torchao) are written as the numbers that they stand for: the file is for
-    the model as it was before it was quantised.
+
+class Circumstances:
+    """What must be the same when a run is resumed, as text, a line each.
+
+    With noise from the seed, a round that is run again has the same noise. Had anything of this changed in between, the
+    difference of its two releases would show the data. The lines are those of `describe` and of `same` (what the caller
+    adds, such as a name for the loss), the versions, what computes, and checksums of the model and the data.
+
+    Left out is what changes no release, or rounding alone: the number of workers. Where the data lie makes no
+    difference either. The code of a model and of a loss cannot be seen from here; of a model, layers and values that
+    are not trained can. The checksums are computed in a thread, which is waited for when the text is asked for.
     """
-    state = model.state_dict()
-    for name, value in state.items():
-        if not isinstance(value, torch.Tensor):
-            raise ModuleError(
-                f"{name!r} of the model's state_dict is a {type(value).__name__} but must be a tensor, since nothing "
-                "is pickled: keep it out of get_extra_state"
-            )
-    if hasattr(model, "peft_config") and hasattr(model, "save_pretrained"):
-        readme = path.with_name("README.md")
-        kept = readme.exists()
-        model.save_pretrained(str(path.parent))  # type: ignore[operator]
-        if not kept:
-            readme.unlink(missing_ok=True)  # PEFT's template; the guarantee stands in card.md
-    tensors = {name: _dequantised(tensor).contiguous().clone() for name, tensor in state.items()}
-    _save(tensors, path, metadata)
+
+    def __init__(self, training: Training, same: Mapping[str, object] | None = None) -> None:
+        settings = {name: value for name, value in _flat(describe(training)) if name not in _MAY_DIFFER}
+        facts = {
+            "clipline version": __version__,
+            "torch version": torch.__version__,
+            "numpy version": np.__version__,
+            "device in use": device_name(training.device),
+            "engine in use": in_use(training),
+        }
+        if draws_on_device(training.problem):  # its logarithms, in numbers of the tail, are rounded otherwise
+            facts["noise"] = "drawn by the GPU"
+        if training.privacy.noise_source == "seed":  # else a round that is run again draws afresh, whatever the seed
+            facts["hash of the seed"] = hashlib.sha256(f"clipline seed {training.seed}".encode()).hexdigest()[:16]
+        chosen = {**(same or {}), **settings}
+        self._text = "".join(f"{name} = {toml_value(value)}\n" for name, value in chosen.items() if value is not None)
+        self._text += "".join(f"{name}: {value}\n" for name, value in facts.items())
+        model = training.problem.model.evaluated(training.problem.model.initial)
+        self._model = _in_thread(lambda: model_fingerprint(model))
+        self._data = _in_thread(training.population.fingerprint)
+
+    def __str__(self) -> str:
+        model, data = self._model.result(), self._data.result()
+        return f"{self._text}checksum of the model: {model}\n{DATA_FINGERPRINT}: {data}\n"
 
 
-def _dequantised(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that holds its numbers itself, which safetensors needs: others are made of several."""
-    return tensor.dequantize() if hasattr(tensor, "__tensor_flatten__") else tensor
+def model_fingerprint(model: nn.Module) -> str:
+    """A checksum of a model's layers, of its parameters' names, types and shapes, and of all values not trained."""
+    digest = hashlib.sha256(layers_text(model).encode("utf-8", "surrogatepass"))
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in tensors:
+        digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape), tensor.requires_grad)).encode())
+        if not tensor.requires_grad:
+            values = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(values.view(torch.uint8).numpy().data if values.numel() else b"")
+    return digest.hexdigest()[:32]
+
+
+def _flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Values of tables as `table.name`."""
+    for name, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{key}", entry) for key, entry in value.items())
+        else:
+            yield name, value
+
+
+def _in_thread(work: Callable[[], str]) -> Future[str]:
+    """What this will give, from a thread that does not keep the process alive when a run ends before."""
+    future: Future[str] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # for whoever waits
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="clipline-fingerprint", daemon=True).start()
+    return future

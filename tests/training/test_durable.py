@@ -17,11 +17,11 @@ from samples import LOCAL, cross_entropies, linear_float32, small_population
 from clipline import RunDirectory, Training
 from clipline.errors import RunError
 from clipline.privacy import Ledger
+from clipline.training import durable, run_directory
 from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate
 from clipline.training.options import Privacy
-from clipline.training.storage import durable, run_directory
-from clipline.training.storage.run_directory import CHECKPOINT, LEDGER, METRICS, MODEL, SETTINGS
+from clipline.training.run_directory import CHECKPOINT, LEDGER, METRICS, MODEL, SETTINGS
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="looks at descriptors through /proc or by inode")
 

@@ -10,10 +10,11 @@ from samples import linear_float32 as linear
 
 from clipline import QuantileClip, ServerAdam, ServerSGD, ServerYogi, Training
 from clipline.errors import ModuleError, RunError
+from clipline.training import checkpoint
 from clipline.training.callbacks import Callback
+from clipline.training.checkpoint import CheckpointWriter, load_checkpoint, save_checkpoint
+from clipline.training.model_card import save_model
 from clipline.training.options import Privacy
-from clipline.training.storage import checkpoint
-from clipline.training.storage.checkpoint import CheckpointWriter, load_checkpoint, save_checkpoint, save_model
 
 
 @pytest.mark.parametrize("server", [ServerSGD(0.5), ServerAdam(0.1), ServerYogi(0.1)])
@@ -178,6 +179,6 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
     def full(*given):
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(RunError, match=r"cannot be written \(No space left on device\): make room, then resume"):
         save_model(tmp_path / "model.safetensors", linear(), {})

@@ -13,22 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...errors import RunError, SettingError, check_whole, refuse
-from ...federated.round import TrainState
-from ...metric_direction import HIGHER, LOWER
-from ...privacy.ledger import Ledger, ledger_line
-from ..callbacks import Callback
-from ..curves import draw_curves, quantile_of, why_void
-from ..reports import RoundReport, round_json
+from ..errors import RunError, SettingError, check_whole, refuse
+from ..federated.round import TrainState
+from ..metric_direction import HIGHER, LOWER
+from ..privacy.ledger import Ledger, ledger_line
 from . import durable
-from .checkpoint import CheckpointWriter, load_checkpoint, load_personal, save_checkpoint, save_model
-from .circumstances import Circumstances, describe, resolved, to_toml, where_it_ran
-from .directory_lock import DirectoryLock
-from .model_card import MODEL, card_metadata, card_of
+from .callbacks import Callback
+from .checkpoint import CheckpointWriter, Circumstances, load_checkpoint, load_personal, save_checkpoint
+from .curves import draw_curves, quantile_of, why_void
+from .durable import DirectoryLock
+from .model_card import MODEL, card_metadata, card_of, describe, resolved, save_model, to_toml, where_it_ran
+from .result import RoundReport, round_json
 
 if TYPE_CHECKING:
-    from ..result import TrainResult
-    from ..training import Training
+    from .result import TrainResult
+    from .training import Training
 
 SETTINGS, METRICS, LEDGER = "settings.toml", "metrics.jsonl", "ledger.jsonl"
 CURVES = "curves.png"

@@ -10,7 +10,7 @@ from samples import cross_entropies, linear_float32, small_population, small_tra
 from clipline import Evaluate, FixedClip, LocalSGD, Privacy, Training
 from clipline.errors import RunError
 from clipline.privacy.accountant import account
-from clipline.training.storage.model_card import guarantee_from, guarantee_json
+from clipline.training.model_card import guarantee_from, guarantee_json
 
 SEED = 914_237_555
 
