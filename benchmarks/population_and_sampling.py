@@ -14,7 +14,7 @@ import numpy as np
 
 from clipline import Population
 from clipline.federated.sampling import FixedSizeSampler, PoissonSampler
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 
 def milliseconds(work: Callable[[], object], repeats: int = 15) -> float:

@@ -27,7 +27,7 @@ from clipline.federated.clipping import ClippedSum, clip_rows, join_bit
 from clipline.federated.mechanism import GaussianMechanism
 from clipline.federated.sampling import FixedSizeSampler, PoissonSampler
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 SAMPLING = PoissonSampling(0.01)
 
@@ -400,7 +400,7 @@ def test_pitfall_the_abort_is_an_output(engine):
 
 
 def test_pitfall_time_is_an_output():
-    from clipline.training.storage.run_directory import round_json
+    from clipline.training.run_directory import round_json
 
     report = training().run().reports[0]
     assert report.unprivate_seconds > 0

@@ -27,7 +27,7 @@ def cohorts_of(stored: StoredUsers, cohort_size: int, rounds: int, batch_size: i
     A peer cannot train nobody: in a round without anybody it has the first user who has examples.
     """
     from clipline.federated.sampling import sampler_named
-    from clipline.streams import Streams
+    from clipline.random.streams import Streams
 
     sampler, streams, sizes = sampler_named("poisson", len(stored), cohort_size, None), Streams(seed), stored.sizes()
     first = int(np.flatnonzero(sizes)[0])

@@ -64,7 +64,7 @@ arrow(135, 211, 135, 234, "Release", PUBLIC, dx=32, dy=4)
 text(260, 262, "red: PRIVATE, opened by", 12, PRIVATE)
 text(260, 278, "the mechanism alone", 12, PRIVATE)
 text(260, 298, "green: PUBLIC, and charged", 12, PUBLIC)
-text(40, 330, "streams.py: all randomness, by purpose and by user id", 12, GREY)
+text(40, 330, "random/: all randomness, by purpose and by user id", 12, GREY)
 
 box(
     20,
@@ -72,7 +72,7 @@ box(
     290,
     76,
     "privacy/: what is promised",
-    ("accountant, ledger, calibration, planning;", "renyi/ pld/ numerics/ feasibility/"),
+    ("accountant, ledger, calibration, planning;", "renyi, feasibility; pld/"),
     PAPER,
 )
 box(

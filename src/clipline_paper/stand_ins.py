@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipline import Population
-from clipline.streams import Streams, counter_bits
+from clipline.random import Streams, counter_bits
 from clipline.tasks import writers_population
 
 from .paper_task import STAND_IN_SEED

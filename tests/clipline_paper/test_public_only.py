@@ -10,7 +10,7 @@ from samples import ROOT
 PAPER = sorted((ROOT / "src" / "clipline_paper").rglob("*.py"))
 PUBLIC = {  # docs/packages.md lists these
     "clipline", "clipline.cli", "clipline.data", "clipline.errors", "clipline.federated", "clipline.layers",
-    "clipline.plotting", "clipline.privacy", "clipline.settings", "clipline.streams", "clipline.study",
+    "clipline.plotting", "clipline.privacy", "clipline.random", "clipline.settings", "clipline.study",
     "clipline.tasks",
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ import torch
 
 from clipline import LocalSGD, Population
 from clipline.engine.batches import Examples, Steps, padded_width, plan_steps
-from clipline.streams import Streams, keys_of, user_order
+from clipline.random.streams import Streams, keys_of, user_order
 
 STREAMS = Streams(3)
 SIZES = [5, 0, 1, 23, 8, 0, 16, 3, 0]  # users with none at the start of the next one, in between and at the end

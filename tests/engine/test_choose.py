@@ -13,7 +13,7 @@ from clipline.engine.one_by_one import OneByOne
 from clipline.engine.stacked.probe import CannotStack
 from clipline.engine.stacked.step import SlowEngineWarning
 from clipline.engine.stacked.trainer import Stacked
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 
 def plain(model=None):

@@ -16,7 +16,7 @@ from clipline.engine.kernels import convolution, lstm
 from clipline.engine.problem import Problem
 from clipline.engine.stacked.step import StackStep
 from clipline.engine.stacked.trainer import Stacked
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 NAMES = [field.name for field in fields(FastParts)]
 

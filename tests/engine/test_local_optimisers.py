@@ -17,7 +17,7 @@ from clipline.engine.stacked.step import StackStep
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.working_model import WorkingModel
 from clipline.errors import ModuleError
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 SIZES = [9, 0, 14, 1, 6]
 USERS = np.arange(len(SIZES))

@@ -8,7 +8,7 @@ from torch import nn
 
 from clipline import LocalSGD, Population, SettingError
 from clipline.errors import ModuleError
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 STREAMS = Streams(0)
 

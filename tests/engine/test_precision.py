@@ -5,7 +5,7 @@ from samples import Mixed, cross_entropies, flat_training, one_by_one, one_round
 from clipline import LocalSGD
 from clipline.engine.precision import PRECISIONS, precision_context
 from clipline.engine.stacked.trainer import Stacked
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 CPU = torch.device("cpu")
 USERS = torch.arange(5).numpy()

@@ -30,7 +30,7 @@ from clipline.engine.stacked.trainer import Stacked
 from clipline.errors import RunError
 from clipline.federated.draws import PART, NoiseNow, PlainDraws
 from clipline.federated.sampling import FixedSizeSampler, PoissonSampler
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 from clipline.training import loop
 from clipline.training.callbacks import Callback
 

@@ -13,7 +13,7 @@ from clipline.engine.one_by_one import OneByOne
 from clipline.engine.problem import LocalRun, Problem
 from clipline.engine.stacked.trainer import Stacked
 from clipline.errors import ModuleError, PopulationError, SettingError
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 POPULATION = population_of([5, 0, 9])
 

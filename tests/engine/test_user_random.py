@@ -10,7 +10,7 @@ from torch.func import functional_call, vmap
 
 from clipline.engine.stacked.vmap_layers import Dropout, replace_layers
 from clipline.engine.user_random import UserRandom, random_layer_keys
-from clipline.streams import counter_bits
+from clipline.random.streams import counter_bits
 
 KEYS = torch.from_numpy(random_layer_keys(counter_bits(np.array([2026], np.uint64), np.arange(64)), 1, 1)[:, 0, 0])
 

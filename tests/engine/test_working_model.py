@@ -13,7 +13,7 @@ from torch import nn
 from clipline import Evaluate, LocalSGD
 from clipline.engine.working_model import WorkingModel, check_module, uncompiled
 from clipline.errors import ModuleError
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 
 @pytest.mark.parametrize(

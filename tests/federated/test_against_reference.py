@@ -10,7 +10,7 @@ from samples import LOCAL, ROOT, cross_entropies, cross_entropy, flat_training, 
 
 from clipline import QuantileClip, ServerSGD
 from clipline.federated.sampling import sampler_named
-from clipline.streams import Streams, user_order
+from clipline.random.streams import Streams, user_order
 
 SEED, ROUNDS, COHORT, NOISE, START = 7, 6, 20, 0.3, 0.3
 FEATURES, CLASSES = 6, 3

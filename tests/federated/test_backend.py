@@ -16,7 +16,7 @@ from clipline.federated.backend import CohortRequest
 from clipline.federated.clipping import ClippedSum, clip_rows, join_bit
 from clipline.federated.sampling import Cohort
 from clipline.privacy.events import FixedSizeSampling, PoissonSampling
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 POPULATION = population_of([6, 3, 9, 1, 0, 14, 7, 5, 30, 2])
 SAMPLINGS = [PoissonSampling(0.5), FixedSizeSampling(4, 10), PoissonSampling(0.1)]

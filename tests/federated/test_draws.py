@@ -9,7 +9,7 @@ from clipline.errors import RunError
 from clipline.federated.draws import PART, NoiseNow, PlainDraws
 from clipline.federated.sampling import FixedSizeSampler, PoissonSampler
 from clipline.privacy.events import FixedSizeSampling
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 COUNT = 3 * PART + 5
 

@@ -11,7 +11,7 @@ from clipline.federated.draws import NoiseNow
 from clipline.federated.mechanism import GaussianMechanism, grid_of, rounding_slack
 from clipline.privacy import split_noise
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 SAMPLING = FixedSizeSampling(100, 10_000)
 

@@ -10,7 +10,7 @@ from clipline.federated.clipping import ClippedSum
 from clipline.federated.draws import NoiseNow
 from clipline.federated.mechanism import GaussianMechanism
 from clipline.privacy.events import PoissonSampling
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 
 def test_noise_hides_one_release_and_must_be_as_long_as_the_sum():

@@ -17,7 +17,7 @@ from clipline.federated.mechanism import GaussianMechanism, Release
 from clipline.federated.round import Algorithm, TrainState
 from clipline.federated.sampling import PoissonSampler
 from clipline.privacy.events import GaussianEvent, PoissonSampling
-from clipline.streams import Streams, user_order
+from clipline.random.streams import Streams, user_order
 
 DIM, COHORT, NOISE, START = 18, 20, 0.3, 0.02
 STREAMS = Streams(7)

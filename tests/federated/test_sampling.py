@@ -6,7 +6,7 @@ import pytest
 from clipline import SettingError
 from clipline.federated.sampling import FixedSizeSampler, PoissonSampler, sampler_named
 from clipline.privacy.events import FixedSizeSampling, PoissonSampling
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 BOTH = [FixedSizeSampler, PoissonSampler]
 

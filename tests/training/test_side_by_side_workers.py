@@ -16,8 +16,8 @@ from clipline.engine.parallel import forked as local_workers
 from clipline.engine.parallel.forked import ManyWorkersWarning
 from clipline.engine.parallel.torchrun import TorchrunBackend
 from clipline.errors import ModuleError, WorkerError
-from clipline.streams import Streams
-from clipline.training.interrupt import StopOnInterrupt
+from clipline.random.streams import Streams
+from clipline.training.callbacks import StopOnInterrupt
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),

@@ -116,7 +116,7 @@ def summary_json(
 
     So is a seed that is a secret: what programs print is kept in logs. It stands in the run directory.
     """
-    from ..training.reports import finite_or_none
+    from ..training.result import finite_or_none
 
     guarantee = result.guarantee
     return {
@@ -152,6 +152,6 @@ def summary_json(
 
 def _seed_guessable(settings: TrainSettings) -> bool:
     """Whether the noise comes from a seed that somebody may try."""
-    from ..streams import GUESSABLE
+    from ..random.streams import GUESSABLE
 
     return settings.noise_source == "seed" and settings.seed < GUESSABLE

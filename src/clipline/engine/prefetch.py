@@ -18,7 +18,7 @@ from ..cuda_streams import side_stream
 from ..errors import RunError
 from ..federated.draws import Noise, part_generators
 from ..federated.sampling import Cohort, Sampler
-from ..streams import NormalGenerator, Streams
+from ..random.streams import NormalGenerator, Streams
 from .kernels import noise as device_noise
 from .kernels.noise import DeviceNoise
 from .problem import Problem

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..streams import counter_bits
+from ..random.streams import counter_bits
 from .stacked.vmap_axis import is_batched
 
 BITS = 31  # of a drawn number: 32 minus the sign

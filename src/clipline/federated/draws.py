@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError
-from ..streams import NormalGenerator, Streams
+from ..random.streams import NormalGenerator, Streams
 from .sampling import Cohort, Sampler
 
 PART = 1 << 18  # numbers drawn from one generator

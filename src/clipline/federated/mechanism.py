@@ -14,8 +14,8 @@ from ..cuda_streams import LateScalar
 from ..errors import check_number, refuse
 from ..privacy.events import GaussianEvent
 from ..privacy.noise_split import DeltaNoise, split_noise
+from ..random.streams import NormalGenerator
 from ..settings import check
-from ..streams import NormalGenerator
 from .clipping import ClippedSum
 from .draws import Noise, NoiseNow
 

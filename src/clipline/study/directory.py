@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from .. import registry
 from ..errors import RunError
-from ..training.storage import durable
+from ..training import durable
 from .record import ID_DIGITS, RunRecord
 
 

@@ -33,9 +33,9 @@ from ..tasks.task import LoadedTask, Task
 from ..training.callbacks import Callback, Measuring
 from ..training.evaluation import Evaluate
 from ..training.loop import Run, drive
-from ..training.reports import Metrics, RoundReport, finite_or_none
+from ..training.model_card import device_name
+from ..training.result import Metrics, RoundReport, finite_or_none
 from ..training.side_by_side import SharedNoiseWarning, run_together
-from ..training.storage.circumstances import device_name
 from ..training.training import Training
 from .record import QUANTILES, Outcome, RunRecord, RunSpec
 

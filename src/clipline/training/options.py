@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ..engine.fast_parts import FastParts
 from ..errors import SettingError, nearest, refuse
 from ..privacy.relations import Relation
+from ..random.streams import NoiseSource
 from ..settings import SETTINGS, check_declared, declared
-from ..streams import NoiseSource
 from ..synonyms import refuses_unknown_keywords
 
 if TYPE_CHECKING:  # torch is loaded when it is needed: settings can be checked without it

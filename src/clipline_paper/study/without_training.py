@@ -28,7 +28,7 @@ from clipline.privacy import (
     rounded_up,
     sampling_named,
 )
-from clipline.streams import Streams
+from clipline.random import Streams
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 FIGURE1_VALUES = (15.0, 25.0, 28.0, 40.0, 45.0, 48.0)

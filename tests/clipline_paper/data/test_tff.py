@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tff_layouts import example, write_hdf5, write_sqlite
 
+from clipline.data.population import Population
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
-from clipline.federated.population import Population
 from clipline_paper.data import tff_files
 from clipline_paper.data.tff_files import read_tff_hdf5, read_tff_sqlite
 

@@ -7,7 +7,7 @@ import torch
 from samples import one_by_one
 
 from clipline import LocalSGD, Population
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 from clipline_paper.facts import FACTS
 from clipline_paper.tasks.so_nwp import TASK, WordLSTM, count, loss
 

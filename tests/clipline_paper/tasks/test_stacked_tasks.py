@@ -6,7 +6,7 @@ from samples import one_by_one, rows_of
 
 from clipline import LocalSGD, Population, task_named
 from clipline.engine.stacked.trainer import Stacked
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 from clipline_paper.facts import ENTRIES
 
 # Numbers of examples of the users, batch size, epochs, and a learning rate of the task's own size. The first user takes

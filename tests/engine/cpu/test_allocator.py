@@ -17,7 +17,7 @@ from clipline import LocalSGD
 from clipline.engine import one_by_one
 from clipline.engine.cpu.allocator import keep_freed_memory
 from clipline.engine.fast_parts import FastParts
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 PROGRAM = """
 import resource, sys, torch

@@ -14,7 +14,7 @@ from torch import nn
 
 from clipline import LocalSGD
 from clipline.errors import ModuleError
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 pytestmark = pytest.mark.filterwarnings("ignore::clipline.engine.one_by_one.RetainedStateWarning")
 MARK = 50.0  # of the first user; nothing made up is so large

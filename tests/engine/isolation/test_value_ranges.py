@@ -16,7 +16,7 @@ from clipline.engine.isolation.value_ranges import ValueRangeWarning, _loss_of_o
 from clipline.engine.one_by_one import RetainedStateWarning
 from clipline.engine.problem import Problem
 from clipline.errors import PopulationError
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 
 def checked(run, categories=(), most_bytes=2**20, **fields):

@@ -31,8 +31,8 @@ from clipline.engine.prefetch import Prefetch, draws_on_device
 from clipline.errors import RunError
 from clipline.federated.draws import PART, NoiseNow, PlainDraws
 from clipline.federated.sampling import PoissonSampler
-from clipline.normal_numbers import SystemNormal, from_words, numpy_layers
-from clipline.streams import Streams
+from clipline.random.normal_numbers import SystemNormal, from_words, numpy_layers
+from clipline.random.streams import Streams
 from clipline.training.loop import draws_of
 
 CPU = torch.device("cpu")

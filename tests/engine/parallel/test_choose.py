@@ -12,7 +12,7 @@ from clipline.engine.parallel.choose import choose_backend
 from clipline.engine.parallel.forked import ForkedBackend, ManyWorkersWarning, usable_cores
 from clipline.engine.parallel.single import SingleProcess
 from clipline.privacy.events import PoissonSampling
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 needs_fork = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
 

@@ -14,7 +14,7 @@ from clipline.federated.backend import CohortRequest
 from clipline.federated.clipping import PartialSums, clip_rows, join_bit
 from clipline.federated.sampling import Cohort
 from clipline.privacy.events import PoissonSampling
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 USERS = np.array([0, 1, 3, 4, 5])
 

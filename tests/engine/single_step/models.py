@@ -6,7 +6,7 @@ from samples import cross_entropies, one_by_one, population_of
 from torch import nn
 
 from clipline import LocalSGD
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 
 class Convolutional(nn.Module):

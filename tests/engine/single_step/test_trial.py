@@ -15,7 +15,7 @@ from clipline.engine.single_step import step as single_step
 from clipline.engine.single_step import trial
 from clipline.engine.stacked.agreement import WrongStack
 from clipline.engine.stacked.probe import CannotStack
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 
 def test_a_wrong_gradient_is_found_before_any_training(monkeypatch):

@@ -18,7 +18,7 @@ from clipline.engine.batches import plan_steps
 from clipline.engine.fast_parts import FastParts
 from clipline.engine.sparse.recorded_weight import StepRecord, bag
 from clipline.errors import ModuleError
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 USERS = np.arange(len(SIZES))
 

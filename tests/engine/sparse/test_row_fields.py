@@ -21,7 +21,7 @@ from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.updates import Dense, Rows, Updates
 from clipline.engine.working_model import WorkingModel
 from clipline.errors import ModuleError
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 HEIGHT = 40
 

@@ -11,7 +11,7 @@ from clipline.engine.sparse.outer_products import SparseOuterProducts
 from clipline.engine.sparse.updates import OuterProductUpdates
 from clipline.engine.updates import Updates
 from clipline.federated.clipping import clip_factors
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 HEIGHT = 12
 

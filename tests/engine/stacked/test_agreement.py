@@ -27,7 +27,7 @@ from clipline.engine.single_step.trainer import SingleStep
 from clipline.engine.stacked.agreement import WrongStack, compare_neighbours, other_last_batch
 from clipline.engine.stacked.step import SlowEngineWarning, StackStep
 from clipline.engine.stacked.trainer import Stacked
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 SIZES = [5, 0, 1, 23, 8]
 

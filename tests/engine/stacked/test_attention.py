@@ -12,7 +12,7 @@ from clipline.engine.choose import choose_trainer
 from clipline.engine.stacked.attention import explicit_attention, use_stackable_attention
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.working_model import WorkingModel
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 USERS = np.arange(6)
 

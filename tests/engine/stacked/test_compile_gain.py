@@ -13,7 +13,7 @@ from clipline.engine.stacked.compile_gain import CountWork, StepWork
 from clipline.engine.stacked.probe import probe
 from clipline.engine.stacked.step import StackStep
 from clipline.engine.stacked.trainer import Stacked
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 POPULATION = population_of([5, 3, 8], 6)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: only there are steps compiled")

@@ -17,7 +17,7 @@ from clipline.engine.stacked.probe import CannotStack, probe
 from clipline.engine.stacked.step import StackStep
 from clipline.engine.stacked.trainer import Stacked
 from clipline.errors import ModuleError
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 SIZES = [5, 0, 1, 23, 8]
 USERS = np.arange(len(SIZES))

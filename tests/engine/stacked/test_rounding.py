@@ -17,7 +17,7 @@ from clipline.engine.stacked import rounding
 from clipline.engine.stacked.probe import CannotStack
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.stacked.vmap_layers import StackSafe
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 # Of x and y, (rows, columns) of one user: operations of which 8 users are enough, and what their backward passes use.
 IN_FEW = {

@@ -14,7 +14,7 @@ from clipline.engine.stacked.probe import CannotStack
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.stacked.vmap_layers import replace_layers
 from clipline.engine.working_model import WorkingModel
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 DOUBLE = torch.float64
 USERS = 3

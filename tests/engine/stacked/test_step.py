@@ -14,7 +14,7 @@ from clipline.engine.stacked import trainer
 from clipline.engine.stacked.step import CompiledStep, GraphedStep, SlowEngineWarning, StackStep
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.working_model import WorkingModel
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or convolution.convolution_kernels is None, reason="needs a GPU and Triton"

@@ -14,7 +14,7 @@ from clipline.engine.programs.program_cache import forget_programs
 from clipline.engine.stacked import step, stragglers
 from clipline.engine.stacked.step import CompiledStep, graph_width
 from clipline.engine.stacked.trainer import Stacked
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 SIZES = [3, 60, 5, 4, 0, 6, 33, 2, 5, 12, 1, 4, 3, 13, 5, 2]
 USERS = np.arange(len(SIZES))

@@ -16,7 +16,7 @@ from clipline.engine.stacked import trainer as stacked
 from clipline.engine.stacked.stragglers import StragglerStreams
 from clipline.engine.stacked.trainer import Stacked
 from clipline.errors import ModuleError
-from clipline.streams import Streams
+from clipline.random.streams import Streams
 
 SIZES = [5, 0, 1, 23, 8, 12, 16, 3, 0, 11]
 USERS = np.arange(len(SIZES))

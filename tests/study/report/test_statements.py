@@ -6,7 +6,7 @@ from reported_runs import add_rounds, write_record, write_run
 import clipline as cl
 from clipline.study.report.content import basis, cautions, content, shown_settings, warnings, words
 from clipline.study.report.reading import collect
-from clipline.training.storage.run_directory import resolved_comments
+from clipline.training.run_directory import resolved_comments
 
 
 def read(path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clipline.errors import SettingError
-from clipline.streams import counter_bits, user_bits
+from clipline.random.streams import counter_bits, user_bits
 from clipline.tasks.handwriting import writers
 from clipline.tasks.handwriting.strokes import CHARACTERS, skeletons
 from clipline.tasks.handwriting.writers import draw_writers, writer_sizes

@@ -30,8 +30,8 @@ from torch import Tensor
 from ...cuda_streams import SideStreamTensor
 from ...errors import RunError
 from ...federated.draws import PART
-from ...normal_numbers import SystemNormal, from_words, numpy_layers, words_for
-from ...streams import NormalGenerator
+from ...random.normal_numbers import SystemNormal, from_words, numpy_layers, words_for
+from ...random.streams import NormalGenerator
 
 try:
     from . import noise_triton

@@ -132,7 +132,7 @@ def numbers_from(
 ) -> None:
     """Fill numbers (count,) float64: part p of `part_size` numbers from row p of words (parts, width) int64.
 
-    `width` is a multiple of `SEGMENT`. For units, limits and heights see `clipline.normal_numbers.Layers`.
+    `width` is a multiple of `SEGMENT`. For units, limits and heights see `clipline.random.normal_numbers.Layers`.
     """
     parts, width = words.shape
     spans = torch.empty(parts, width, dtype=torch.int8, device=words.device)

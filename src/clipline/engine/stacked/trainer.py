@@ -19,7 +19,7 @@ from ...cuda_streams import side_stream
 from ...errors import CliplineError, ModuleError
 from ...federated.backend import CohortRequest
 from ...federated.local_sgd import Batch
-from ...streams import keys_of
+from ...random.streams import keys_of
 from ..batches import Steps, padded_width, plan_steps
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import IsolationError, exhausted, users_own

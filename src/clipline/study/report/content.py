@@ -13,7 +13,7 @@ from ...metric_direction import lower_is_better
 from ...plotting import ACCENT, ORDERED, ORDERED_DARK, PALETTE, PALETTE_DARK
 from ...privacy.guarantee import delta_rounded_up, rounded_up
 from ...privacy.relations import Relation
-from ...streams import GUESSABLE
+from ...random.streams import GUESSABLE
 from .reading import UNPRIVATE, Collected, ReportedRun
 from .tables import Figure, number_in
 

@@ -19,7 +19,7 @@ from ...errors import CliplineError, RunError
 from ...metric_direction import better_facts
 from ...privacy.accountant import account
 from ...privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling, sampling_named
-from ...privacy.feasibility.noise_norm import noise_norm
+from ...privacy.feasibility import noise_norm
 from ...privacy.guarantee import Guarantee
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation

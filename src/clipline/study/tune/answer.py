@@ -20,7 +20,7 @@ from ...privacy.guarantee import Guarantee, delta_rounded_up, rounded_up
 from ...privacy.planning import plan
 from ...tasks import title_name
 from ...tasks.settings import read_toml, toml_line
-from ...training.storage import durable
+from ...training import durable
 from ..directory import CLAIMS, STUDY
 from .private_search import FOLDER, PrivatelyTuned
 from .question import Question, final_settings, least_cohort

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...data.population import Population
 from ...errors import CliplineError, SettingError, check_choice, check_number, check_whole, refuse
-from ...federated.population import Population
 from ...privacy.accountant import account, check_delta
 from ...privacy.calibration import least_scale, noise_multiplier_for, rounds_within
 from ...privacy.events import GaussianEvent, PoissonSampling

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import SettingError, check_number, check_whole
-from ...streams import Streams, counter_bits
+from ...random.streams import Streams, counter_bits
 from .strokes import CHARACTERS, MARGIN, distance_fields
 
 SIDE = 28  # pixels

@@ -1,0 +1,128 @@
+"""Independent random streams from one seed, each named by its purpose.
+
+Server-side randomness (who is sampled, the noise) comes as NumPy generators keyed by seed, purpose and round; noise
+from the system comes from a cryptographic generator.
+A user's randomness (order of examples, dropout) is counter-based: a hash of seed, purpose, round, the user's identity
+(`Population.identities`: the user's own id, not the position in a list) and index. What a user draws does not depend on
+blocks, workers or devices, nor on other users who are added, removed or renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..settings import check
+from .normal_numbers import SystemNormal
+
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the step of the splitmix64 sequence
+_MASK = (1 << 64) - 1
+GUESSABLE = 1 << 40  # below this a seed is found by trying all of them; seeds that clipline draws have 62 bits
+
+NoiseSource = Literal["seed", "system"]
+NormalGenerator = np.random.Generator | SystemNormal  # of the noise
+
+
+@dataclass(frozen=True)
+class Streams:
+    """All randomness of a run.
+
+    `noise_source="seed"` makes cohorts and noise repeatable, for simulations; whoever knows the seed can then tell who
+    took part, and subtract the noise. `noise_source="system"` keys both from the operating system's entropy and stores
+    the keys nowhere: use it when the model will be published; the noise then comes from a cryptographic generator.
+    Users' own randomness then depends on such a key as well, drawn when the streams are made. Never use one seed twice
+    on different data.
+    """
+
+    seed: int
+    noise_source: NoiseSource = "seed"
+    secret: str = field(default="", repr=False)  # part of the keys of users' randomness; drawn for "system"
+
+    def __post_init__(self) -> None:
+        check("seed", self.seed)
+        check("noise_source", self.noise_source)
+        if self.noise_source == "system" and not self.secret:
+            object.__setattr__(self, "secret", secrets.token_hex(16))
+
+    def sampling(self, round_index: int) -> np.random.Generator:
+        """The generator that samples this round's cohort. As secret as the noise: amplification needs it."""
+        return self._fresh() if self.noise_source == "system" else self._generator("sampling", round_index)
+
+    def noise(self, round_index: int) -> NormalGenerator:
+        """The generator of the noise on this round's release; a cryptographic one for "system"."""
+        return SystemNormal() if self.noise_source == "system" else self._generator("noise", round_index)
+
+    def statistic(self, identity: str) -> NormalGenerator:
+        """The generator of the noise on one private statistic; no round's noise, whatever the seed."""
+        return SystemNormal() if self.noise_source == "system" else self._generator(f"statistic {identity}", 0)
+
+    def initial(self) -> int:
+        """The 63-bit seed of the model's initial parameters."""
+        return int.from_bytes(self._digest("initial", 0)[:8], "little") >> 1
+
+    def user_key(self, purpose: str, round_index: int, identity: int) -> int:
+        """The 64-bit key of one user's randomness for one purpose in one round, for `user_bits`."""
+        return _mix(self._users_base(purpose, round_index) ^ _mix((identity + 1) * _GOLDEN & _MASK))
+
+    def user_keys(self, purpose: str, round_index: int, identities: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """`user_key` of many users at once."""
+        return keys_of([(self, round_index)], purpose, identities, np.zeros(len(identities), np.int64))
+
+    @staticmethod
+    def _fresh() -> np.random.Generator:
+        # Not cryptographic, but nobody sees what it draws, and every round has a key of its own.
+        return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
+
+    def _generator(self, purpose: str, round_index: int) -> np.random.Generator:
+        key = int.from_bytes(self._digest(purpose, round_index), "little")
+        return np.random.Generator(np.random.Philox(key=key))
+
+    def _users_base(self, purpose: str, round_index: int) -> int:
+        return int.from_bytes(self._digest(self.secret + purpose, round_index)[:8], "little")
+
+    def _digest(self, purpose: str, round_index: int) -> bytes:
+        return hashlib.blake2b(f"clipline/{self.seed}/{purpose}/{round_index}".encode(), digest_size=16).digest()
+
+
+def keys_of(
+    rounds: Sequence[tuple[Streams, int]], purpose: str, identities: NDArray[np.uint64], owners: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """`user_key` of users of several runs at once: user i takes part in `rounds[owners[i]]`, a round of one run."""
+    bases = np.array([streams._users_base(purpose, round_index) for streams, round_index in rounds], np.uint64)
+    words = (identities.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    return _mix_words(bases[owners] ^ _mix_words(words))
+
+
+def user_bits(key: int, count: int) -> NDArray[np.uint64]:
+    """`count` pseudo-random 64-bit words; word i depends on the key and i alone (splitmix64 as a counter)."""
+    return counter_bits(np.array([key], np.uint64), np.arange(count))
+
+
+def counter_bits(keys: NDArray[np.uint64], index: NDArray[np.int64] | int) -> NDArray[np.uint64]:
+    """Word `index` of each key, broadcast together: `user_bits(key, index + 1)[index]` for many at once."""
+    return _mix_words((np.atleast_1d(index).astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + keys)
+
+
+def user_order(key: int, count: int) -> NDArray[np.intp]:
+    """A uniformly random order of `count` examples: the order of their random words."""
+    return np.argsort(user_bits(key, count), kind="stable")
+
+
+def _mix_words(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The splitmix64 finaliser on arrays; multiplication wraps around."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def _mix(word: int) -> int:
+    """The splitmix64 finaliser on one word, in Python integers."""
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB & _MASK
+    return word ^ (word >> 31)
