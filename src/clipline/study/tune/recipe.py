@@ -12,7 +12,6 @@ from ..record import RunRecord, RunSpec
 from ..study import Study
 from .question import Question, Scaled, Unreachable, scale_up
 
-LEAST = 0.01  # of the search for rates; the paper's
 GRID = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _SHORT_STEP = 1.5  # a step by less than this factor is not halved
 
