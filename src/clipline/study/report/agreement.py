@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ...privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling
+from ...privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSampling, PoissonSampling
 from ...privacy.ledger import Ledger
 from .run import Promise, finite
 
@@ -113,8 +113,9 @@ def _drawn(event: GaussianEvent, cohort: int, users: int) -> bool:
     """Whether an event is of the sampling that settings tell of; of others than Poisson and fixed size, unknown."""
     if isinstance(event.sampling, FixedSizeSampling):
         return (event.sampling.cohort_size, event.sampling.population_size) == (cohort, users)
-    is_poisson = isinstance(event.sampling, PoissonSampling)
-    return not is_poisson or math.isclose(event.sampling.rate, cohort / users, rel_tol=_SAME)
+    groups = event.sampling.bands if isinstance(event.sampling, GroupedPoissonSampling) else 1
+    is_poisson = isinstance(event.sampling, PoissonSampling | GroupedPoissonSampling)
+    return not is_poisson or math.isclose(event.sampling.rate, groups * cohort / users, rel_tol=_SAME)
 
 
 def _differing(name: str, values: Mapping[str, float]) -> list[str]:

@@ -176,7 +176,7 @@ def _with_planned(ledger: Ledger, card: Mapping[str, Any]) -> Ledger:
     events = [event for event in ledger.events if event.statistic is None]
     if not isinstance(covered, int) or len(events) != 1 or not ledger.rounds < covered < 1 << 40:
         return ledger
-    return ledger.add(events[0], covered - ledger.rounds)
+    return ledger.add(ledger.next_event, covered - ledger.rounds)
 
 
 @lru_cache(maxsize=512)
