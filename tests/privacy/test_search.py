@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from clipline.privacy.numerics.monotone_search import least_within, most_within
+from clipline.privacy.search import least_within, most_within
 
 
 def counted(function, calls):

@@ -23,9 +23,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...errors import check_number
-from . import Array
+from ..errors import check_number
+
+Array = NDArray[np.float64]
 
 _MIDDLE = 3.75
 _COEFFICIENTS = (

@@ -8,7 +8,7 @@ import pytest
 from scipy.special import ndtr
 
 from clipline.errors import SettingError
-from clipline.privacy.numerics.gaussian import (
+from clipline.privacy.numerics import (
     gaussian_delta,
     gaussian_epsilon,
     gaussian_mu,
