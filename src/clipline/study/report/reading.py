@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from ...errors import CliplineError, RunError
 from ...metric_direction import better_facts
 from ...privacy.accountant import account
-from ...privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling, sampling_named
+from ...privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSampling, PoissonSampling, sampling_named
 from ...privacy.feasibility import noise_norm
 from ...privacy.guarantee import Guarantee
 from ...privacy.ledger import Ledger
@@ -246,8 +246,9 @@ def _drawn(event: GaussianEvent, cohort: int, users: int) -> bool:
     """Whether an event is of the sampling that settings tell of; of others than Poisson and fixed size, unknown."""
     if isinstance(event.sampling, FixedSizeSampling):
         return (event.sampling.cohort_size, event.sampling.population_size) == (cohort, users)
-    is_poisson = isinstance(event.sampling, PoissonSampling)
-    return not is_poisson or math.isclose(event.sampling.rate, cohort / users, rel_tol=_SAME)
+    groups = event.sampling.bands if isinstance(event.sampling, GroupedPoissonSampling) else 1
+    is_poisson = isinstance(event.sampling, PoissonSampling | GroupedPoissonSampling)
+    return not is_poisson or math.isclose(event.sampling.rate, groups * cohort / users, rel_tol=_SAME)
 
 
 def _differing(name: str, values: Mapping[str, float]) -> list[str]:
@@ -413,7 +414,7 @@ def _with_planned(ledger: Ledger, card: Mapping[str, Any]) -> Ledger:
     events = [event for event in ledger.events if event.statistic is None]
     if not isinstance(covered, int) or len(events) != 1 or not ledger.rounds < covered < 1 << 40:
         return ledger
-    return ledger.add(events[0], covered - ledger.rounds)
+    return ledger.add(ledger.next_event, covered - ledger.rounds)
 
 
 @lru_cache(maxsize=512)
