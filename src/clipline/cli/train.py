@@ -263,7 +263,7 @@ def _check_early_stopping(metric: str, evaluate: EvaluateModel, training: Traini
 
 def _can_it_train(training: Training) -> str:
     """The planner's line on the noise; empty where there is none, or where a warning says that it is hopeless."""
-    from ..privacy.feasibility.noise_norm import Verdict, verdict
+    from ..privacy.feasibility import Verdict, verdict
     from .plan_text import noise_rows
 
     ratio = training.noise_norm

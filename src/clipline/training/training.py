@@ -37,9 +37,8 @@ from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD
 from ..lr_schedules import tabulated
 from ..privacy.accountant import account
 from ..privacy.calibration import noise_multiplier_for, rounds_within
-from ..privacy.delta import default_delta, warn_of_delta
-from ..privacy.feasibility.noise_norm import Verdict, noise_norm, verdict
-from ..privacy.guarantee import Guarantee
+from ..privacy.feasibility import Verdict, noise_norm, verdict
+from ..privacy.guarantee import Guarantee, default_delta, warn_of_delta
 from ..privacy.ledger import Ledger
 from ..privacy.noise_split import default_count_stddev
 from ..privacy.relations import Relation
