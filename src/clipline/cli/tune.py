@@ -168,7 +168,7 @@ def _resolved(
 
 def _answered(question: Question, path: Path, cluster: str | None) -> Any:
     """Run the steps."""
-    from ..engine.cpu.allocator import keep_freed_memory
+    from ..engine.core.allocator import keep_freed_memory
     from ..study.runs.directory import StudyDirectory
     from ..study.runs.progress import StudyProgress
     from ..study.runs.study import Study

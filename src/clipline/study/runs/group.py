@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ...engine.choose import SMALL_MODEL
-from ...engine.parallel.single import SingleProcess
 from ...engine.stacked.probe import CannotStack
+from ...engine.workers.single import SingleProcess
 from ...tasks.settings import TrainSettings
 from ...tasks.task import LoadedTask, Task
 from ...training.callbacks import Callback

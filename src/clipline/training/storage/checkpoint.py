@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ...engine.personal import PersonalStore
+from ...engine.core.personal import PersonalStore
 from ...errors import ModuleError, RunError, check_number, check_whole
 from ...federated.clip_controllers import ClipState, LateClip
 from ...federated.round import TrainState
