@@ -14,7 +14,7 @@ from rich.live import Live
 
 from ..federated.round import TrainState
 from .callbacks import Callback
-from .reports import Metrics, RoundReport
+from .result import Metrics, RoundReport
 
 if TYPE_CHECKING:
     from .result import TrainResult

@@ -16,8 +16,8 @@ from clipline.data.population import Population
 from clipline.data.store import write_store
 from clipline.privacy.ledger import Ledger
 from clipline.training.progress import Progress
-from clipline.training.storage.run_directory import RunDirectory
-from clipline_paper.preprocessing.text import CHARACTERS
+from clipline.training.run_directory import RunDirectory
+from clipline_paper.preprocessing import CHARACTERS
 
 # Stores of a few users, for which a hundred and more are declared.
 pytestmark = pytest.mark.filterwarnings("ignore::clipline.federated.sampling.DeclaredUsersWarning")
