@@ -110,7 +110,7 @@ BUDGETS = {
     "data": 4705,
     "engine": 13219,
     "federated": 1243,
-    "privacy": 3991,
+    "privacy": 4063,
     "random": 310,
     "root files": 1251,
     "serve": 773,
