@@ -20,13 +20,11 @@ from .dominating_pairs import check_supported, dominating_pair, renyi_curve
 from .events import FixedSizeSampling, GaussianEvent, NoSampling, Sampling
 from .guarantee import AccountantName, Guarantee
 from .ledger import Ledger
-from .numerics import Array
-from .numerics.gaussian import gaussian_delta, gaussian_epsilon
+from .numerics import Array, gaussian_delta, gaussian_epsilon
 from .pld.compose import delta_of, epsilon_of, quick_epsilon_of, rough_epsilon_of
 from .pld.one_round import Direction, MixturePair, PositiveLossPart, Rounds
 from .relations import Relation
-from .renyi.conversion import deltas, epsilon_at, epsilons
-from .renyi.wang2019 import PAPER_ORDERS
+from .renyi import PAPER_ORDERS, deltas, epsilon_at, epsilons
 
 Events = tuple[tuple[GaussianEvent, int], ...]
 Bounds = tuple[Callable[[Rounds, float], float], ...]
@@ -102,7 +100,7 @@ def default_relation(sampling: Sampling) -> Relation:
 def _guarantee(
     ledger: Ledger, events: Events, delta: float, relation: Relation, spent: tuple[float, AccountantName, float | None]
 ) -> Guarantee:
-    rounds = [event for event, _ in events if event.statistic is None]
+    rounds = [event for event in ledger.events if event.statistic is None]
     kinds = {event.sampling.name for event in rounds} or {NoSampling.name}
     sampler = kinds.pop() if len(kinds) == 1 else "mixed"
     noisy = all(event.noise_multiplier > 0 for event, _ in events)
@@ -145,12 +143,11 @@ def check_delta(delta: float) -> float:
 
 
 def _read(ledger: Ledger, relation: Relation) -> tuple[Relation, Events]:
-    """The relation, and the events in an order that depends on nothing but the events."""
+    """The relation, and what the ledger costs, in an order that depends on nothing but the events."""
     relation = Relation.named(relation)
-    events = tuple(sorted(ledger.events.items(), key=lambda item: repr(item[0])))
-    for event, _ in events:
+    for event in sorted(ledger.events, key=repr):
         check_supported(event, relation)
-    return relation, events
+    return relation, tuple(sorted(ledger.costs.items(), key=lambda item: repr(item[0])))
 
 
 @lru_cache(maxsize=4096)
