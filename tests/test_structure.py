@@ -15,6 +15,7 @@ LEVELS = {
     "errors": 0,
     "lazy_names": 0,
     "registry": 1,
+    "console": 0.5,
     "lr_schedules": 0.5,
     "synonyms": 0.5,
     "metric_direction": 0.5,
