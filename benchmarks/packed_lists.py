@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from clipline import Population
-from clipline.packed_field import PackedField
+from clipline.data.packed_field import PackedField
 
 WIDTH = 512
 

@@ -83,7 +83,7 @@ def _no_curves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     def drawn(*args: object, **kwargs: object) -> None:
         inspect.signature(draw_curves).bind(*args, **kwargs).arguments["path"].touch()
 
-    monkeypatch.setattr("clipline.training.storage.run_directory.draw_curves", drawn)
+    monkeypatch.setattr("clipline.training.run_directory.draw_curves", drawn)
 
 
 @pytest.fixture(scope="session")

@@ -400,7 +400,7 @@ def test_pitfall_the_abort_is_an_output(engine):
 
 
 def test_pitfall_time_is_an_output():
-    from clipline.training.storage.run_directory import round_json
+    from clipline.training.run_directory import round_json
 
     report = training().run().reports[0]
     assert report.unprivate_seconds > 0

@@ -19,26 +19,21 @@ LEVELS = {
     "lr_schedules": 0.5,
     "synonyms": 0.5,
     "metric_direction": 0.5,
-    "packed_field": 0.5,
-    "array_checks": 0.6,
     "settings": 1,
     "random": 2,
     "cuda_streams": 2,
     "plotting": 1,
     "privacy": 2,
     "federated": 3,
-    "engine": 4,
-    "training": 5,
-    "data": 6,
+    "data": 4,
+    "engine": 5,
+    "training": 6,
     "tasks": 7,
     "layers": 8,
     "serve": 8,
     "study": 8,
     "cli": 9,
 }
-# The one import that goes up: `Population.open`, `from_table` and the like belong on the public class, and the code
-# that reads files belongs in `data/`, which builds populations. It stands in one function, so there is no circle.
-UPWARDS = ("federated/population.py", "_data", "data")
 FILES = sorted(SOURCE.rglob("*.py"))
 PAPER = SOURCE.parent / "clipline_paper"  # above all rooms: tests/clipline_paper/test_public_only.py reads its imports
 ALL_FILES = [*FILES, *sorted(PAPER.rglob("*.py"))]
@@ -69,18 +64,8 @@ def imported_rooms(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", [p for p in FILES if room(p) not in ("__init__", "__main__")], ids=str)
 def test_imports_go_down_only(path):
     mine = LEVELS[room(path)]
-    allowed = {UPWARDS[2]} if path.relative_to(SOURCE).as_posix() == UPWARDS[0] else set()
-    for other in imported_rooms(path) - {room(path), "__version__"} - allowed:
+    for other in imported_rooms(path) - {room(path), "__version__"}:
         assert LEVELS[other] < mine, f"{path.name} is on level {mine} and imports {other}, on level {LEVELS[other]}"
-
-
-def test_the_one_import_that_goes_up_is_one_line_in_one_function():
-    file, name, room_above = UPWARDS
-    tree = ast.parse((SOURCE / file).read_text())
-    (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
-    upwards = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level and n.module == room_above]
-    assert [n.lineno for n in upwards] == [n.lineno for n in function.body if isinstance(n, ast.ImportFrom)]
-    assert len(upwards) == 1
 
 
 def test_the_import_reader_sees_imports():
@@ -121,18 +106,18 @@ def test_a_round_fits_on_one_screen():
 
 # Lines of Python, as the formatter leaves them. A budget only falls: see docs/scope.md, which says why.
 BUDGETS = {
-    "cli": 2627,
+    "cli": 2624,
     "clipline_paper": 5105,
-    "data": 4018,
+    "data": 4705,
     "engine": 13219,
-    "federated": 1613,
-    "privacy": 4031,
+    "federated": 1243,
+    "privacy": 3915,
     "random": 310,
-    "root files": 1581,
-    "serve": 930,
+    "root files": 1251,
+    "serve": 892,
     "study": 5458,
     "tasks": 2410,
-    "training": 3855,
+    "training": 3747,
 }
 
 
@@ -204,8 +189,8 @@ def test_a_package_says_what_it_is_for_and_where_to_begin(folder):
 def test_federated_is_algorithm_1_and_nothing_else():
     files = {path.stem for path in (SOURCE / "federated").glob("*.py")} - {"__init__"}
     assert files == {
-        "backend", "clip_controllers", "clipping", "draws", "local_sgd", "mechanism", "population", "round",
-        "sampling", "server_optimisers",
+        "backend", "clip_controllers", "clipping", "draws", "local_sgd", "mechanism", "round", "sampling",
+        "server_optimisers",
     }  # fmt: skip
 
 

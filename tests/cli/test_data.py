@@ -13,8 +13,8 @@ from tff_layouts import write_original
 
 import clipline as cl
 from clipline.data.manifest import verify_store
+from clipline.data.population import Population
 from clipline.errors import SettingError
-from clipline.federated.population import Population
 from clipline_paper.data.catalogue import CATALOGUE
 
 

@@ -15,15 +15,15 @@ from safetensors.torch import load_file
 from samples import ROOT
 
 import clipline as cl
+from clipline.data.population import Population
 from clipline.data.store import write_store
-from clipline.federated.population import Population
 from clipline.privacy.ledger import Ledger
 from clipline.study.report.collect import collect
 from clipline.study.report.content import content
 from clipline.tasks.own.own_task import own_task
 from clipline.tasks.settings import TrainSettings
 from clipline.tasks.sweep import train_many
-from clipline.training import loggers
+from clipline.training import callbacks
 from clipline.training.callbacks import Callback
 from clipline.training.progress import Progress
 
@@ -178,7 +178,7 @@ def test_flags_override_the_file_which_overrides_what_the_task_says(mine, tmp_pa
 
 
 def test_an_interrupted_run_of_ones_own_is_resumed(mine, tmp_path, monkeypatch):
-    monkeypatch.setattr(loggers, "TensorBoard", lambda *_, **__: Callback())  # which need not be installed
+    monkeypatch.setattr(callbacks, "TensorBoard", lambda *_, **__: Callback())  # which need not be installed
     flags = ["train", "mine.py", "--data", "store", "--workers", 1, "--seed", 1, "--rounds", 9]
     mine(*flags, "--out", "whole")
 

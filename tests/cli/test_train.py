@@ -314,7 +314,7 @@ def test_two_processes_cannot_resume_one_run_and_a_killed_one_leaves_it_free_wit
 
 
 def test_a_new_run_in_a_folder_where_another_begins_is_refused_and_writes_nothing(clipline, tmp_path):
-    from clipline.training.storage.directory_lock import DirectoryLock
+    from clipline.training.durable import DirectoryLock
 
     (tmp_path / "run").mkdir()
     with DirectoryLock(tmp_path / "run"):

@@ -11,10 +11,10 @@ import pyarrow.parquet
 import pytest
 from tff_layouts import TABLES, delimited, example, feature
 
+from clipline.data.population import Population
 from clipline.data.readers.tables import read_table
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
-from clipline.federated.population import Population
 from clipline_paper.data.catalogue import CATALOGUE
 from clipline_paper.data.tff_hdf5 import read_tff_hdf5
 from clipline_paper.data.tff_sqlite import read_tff_sqlite

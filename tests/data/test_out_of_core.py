@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from clipline.federated.population import Population
+from clipline.data.population import Population
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="reads how much memory a process took from /proc, not here"

@@ -15,11 +15,11 @@ from clipline.data import fingerprint as fingerprint_module
 from clipline.data import population_io
 from clipline.data.chunks import converted
 from clipline.data.column_options import ColumnOptions
+from clipline.data.packed_field import PackedField, is_mapped
 from clipline.data.population_io import scaled_population
 from clipline.data.sequences import packed
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
-from clipline.packed_field import PackedField, is_mapped
 
 WIDTH = 5
 

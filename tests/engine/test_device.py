@@ -7,7 +7,7 @@ from samples import LOCAL, Observer, cross_entropy, flat_training, one_round, sm
 from torch import nn
 
 from clipline import QuantileClip, ServerAdam, ServerSGD
-from clipline.training.storage.checkpoint import load_checkpoint, save_checkpoint
+from clipline.training.checkpoint import load_checkpoint, save_checkpoint
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

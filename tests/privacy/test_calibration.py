@@ -20,9 +20,7 @@ from clipline.privacy.calibration import (
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent, NoSampling, PoissonSampling
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.relations import Relation
-from clipline.privacy.renyi.conversion import epsilons
-from clipline.privacy.renyi.curves import poisson_curve
-from clipline.privacy.renyi.wang2019 import wang2019_curve
+from clipline.privacy.renyi import epsilons, poisson_curve, wang2019_curve
 
 DELTA = 10**-6.6
 ADD, REPLACE = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE

@@ -20,8 +20,7 @@ from clipline.privacy.events import (
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.pld.one_round import loss_tails
 from clipline.privacy.relations import Relation
-from clipline.privacy.renyi.curves import fixed_size_curve, gaussian_curve, poisson_curve
-from clipline.privacy.renyi.wang2019 import wang2019_curve
+from clipline.privacy.renyi import fixed_size_curve, gaussian_curve, poisson_curve, wang2019_curve
 
 ADD, REPLACE, ZERO_OUT = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE, Relation.ZERO_OUT
 ORDERS = 1 + np.logspace(-4, 6, 31)

@@ -19,7 +19,7 @@ from clipline.privacy.noise_split import (
     quantile_bound,
     split_noise,
 )
-from clipline.privacy.renyi.curves import gaussian_curve
+from clipline.privacy.renyi import gaussian_curve
 
 PAPER = [
     (1.0, 5.0),

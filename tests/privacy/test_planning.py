@@ -6,7 +6,7 @@ import pytest
 
 from clipline import SettingError, plan
 from clipline.privacy import Plan
-from clipline.privacy.delta import LargeDeltaWarning
+from clipline.privacy.guarantee import LargeDeltaWarning
 
 
 def test_the_missing_noise_is_found_on_the_private_side():

@@ -10,8 +10,7 @@ from clipline.privacy.accountant import account
 from clipline.privacy.events import GaussianEvent, NoSampling, PoissonSampling
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.relations import Relation
-from clipline.privacy.renyi.curves import gaussian_curve, poisson_curve
-from clipline.privacy.renyi.wang2019 import wang2019_curve
+from clipline.privacy.renyi import gaussian_curve, poisson_curve, wang2019_curve
 from clipline.privacy.selection import (
     PoissonRuns,
     TruncatedNegativeBinomial,

@@ -16,8 +16,8 @@ from torch import nn
 
 import clipline as cl
 from clipline.errors import CliplineError, ModuleError, RunError, SettingError
-from clipline.serve.rebuild import code_of
-from clipline.training.storage.model_card import CARD_KEY, MODEL
+from clipline.serve.load import code_of
+from clipline.training.model_card import CARD_KEY, MODEL
 
 ODD = [None, [], {}, -1, 10**400, 1e308, True, "x", "\x1b[31m", "9" * 5000, [["x"]]]
 

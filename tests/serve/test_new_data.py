@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from clipline.data.column_options import ColumnOptions
+from clipline.data.packed_field import PackedField
+from clipline.data.population import Population
 from clipline.errors import PopulationError, SettingError
-from clipline.federated.population import Population
-from clipline.packed_field import PackedField
 from clipline.serve.new_data import arrays_of, field_like
 
 COLUMNS = {"rider": ["b", "a", "b"], "km": [3.5, 1.0, 2.0], "stops": [1, 2, 3]}

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import clipline as cl
 from clipline.cli import main
 from clipline.errors import RunError, SettingError
-from clipline.serve.rebuild import OtherCodeWarning, code_of
+from clipline.serve.load import OtherCodeWarning, code_of
 
 TASK = """
 import torch

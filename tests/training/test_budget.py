@@ -6,8 +6,8 @@ from samples import flat_training
 from torch import nn
 
 from clipline import LocalSGD
+from clipline.data.population import Population
 from clipline.errors import SettingError
-from clipline.federated.population import Population
 
 USERS, EXAMPLES = 200, 5
 RNG = np.random.default_rng(20240601)

@@ -17,7 +17,7 @@ from clipline.engine.parallel.forked import ManyWorkersWarning
 from clipline.engine.parallel.torchrun import TorchrunBackend
 from clipline.errors import ModuleError, WorkerError
 from clipline.random.streams import Streams
-from clipline.training.interrupt import StopOnInterrupt
+from clipline.training.callbacks import StopOnInterrupt
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),

@@ -20,7 +20,7 @@ from ..tasks import is_task_file, task_entry, task_names
 from .parser import Command, Option, flags_for
 
 if TYPE_CHECKING:
-    from ..privacy.feasibility.noise_table import NoiseTable
+    from ..privacy.feasibility import NoiseTable
     from ..privacy.planning import Plan
 
 ASKED = (  # the keyword arguments of `clipline.plan` that are settings
@@ -108,7 +108,7 @@ def _parameters_of(model: str) -> Any:
     if not trained:
         raise refuse("model", model, "one with a parameter to train", "let some parameters require a gradient")
     if len(trained) < len(tensors):  # partly frozen, such as adapters: no adapters on these
-        from ..privacy.feasibility.noise_norm import count_parameters
+        from ..privacy.feasibility import count_parameters
 
         return count_parameters(trained)
     return trained

@@ -32,8 +32,7 @@ def predict(
     check_choice("ending of out", out.suffix, _ENDINGS)
     if out.exists():
         raise RunError(f"out={str(out)!r} is there already: give a new file")
-    from ..serve.error_advice import COMMAND_LINE
-    from ..serve.load import load_for
+    from ..serve.load import COMMAND_LINE, load_for
 
     given = next(csv.reader([classes], skipinitialspace=True)) if classes else []
     named = given if len(given) > 1 else classes

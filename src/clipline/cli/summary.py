@@ -116,7 +116,7 @@ def summary_json(
 
     So is a seed that is a secret: what programs print is kept in logs. It stands in the run directory.
     """
-    from ..training.reports import finite_or_none
+    from ..training.result import finite_or_none
 
     guarantee = result.guarantee
     return {

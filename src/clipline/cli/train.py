@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from ..federated.round import TrainState
     from ..tasks.settings import TrainSettings
     from ..tasks.task import Task
-    from ..training.early_stopping import EarlyStopping
-    from ..training.evaluation import EvaluateModel
-    from ..training.storage.directory_lock import DirectoryLock
+    from ..training.durable import DirectoryLock
+    from ..training.evaluation import EarlyStopping, EvaluateModel
     from ..training.training import Training
 
 _WHERE_DATA_ARE = ("data", "user_column", "test_users", "evaluate_on")  # no model depends on these
@@ -132,7 +131,7 @@ def resolve(
 def _locked(path: Path) -> AbstractContextManager[DirectoryLock | None]:
     """The lock on a run directory; none on torchrun's ranks above 0, which write nothing."""
     from ..engine.parallel.torchrun import torchrun_rank
-    from ..training.storage.directory_lock import DirectoryLock
+    from ..training.durable import DirectoryLock
 
     rank = torchrun_rank()
     return DirectoryLock(path) if rank is None or rank.leads else nullcontext()
@@ -158,12 +157,10 @@ def run(
     from ..engine.choose import SMALL_MODEL
     from ..engine.cpu.allocator import keep_freed_memory
     from ..engine.parallel.torchrun import agree, from_rank_0, torchrun_rank
-    from ..training.callbacks import Callback
+    from ..training.callbacks import Callback, StopOnInterrupt, TensorBoard
     from ..training.evaluation import Evaluate
-    from ..training.interrupt import StopOnInterrupt
-    from ..training.loggers import TensorBoard
     from ..training.progress import Progress
-    from ..training.storage.run_directory import RunDirectory, check_free
+    from ..training.run_directory import RunDirectory, check_free
     from .summary import summary, summary_json
 
     rank = torchrun_rank()
@@ -246,7 +243,7 @@ def _facts(task: Task, settings: TrainSettings, used: DataUsed, metric: str, bas
 
 def _early_stopping(metric: str, task: Task) -> EarlyStopping:
     """Stops by this metric, in the direction that the task says, and gives the best model."""
-    from ..training.early_stopping import EarlyStopping
+    from ..training.evaluation import EarlyStopping
 
     lower = lower_is_better(metric, better_facts(task.better))
     return EarlyStopping(metric, mode="min" if lower else "max", restore_best=True)
@@ -267,7 +264,7 @@ def _check_early_stopping(metric: str, evaluate: EvaluateModel, training: Traini
 
 def _can_it_train(training: Training) -> str:
     """The planner's line on the noise; empty where there is none, or where a warning says that it is hopeless."""
-    from ..privacy.feasibility.noise_norm import Verdict, verdict
+    from ..privacy.feasibility import Verdict, verdict
     from .plan_text import noise_rows
 
     ratio = training.noise_norm

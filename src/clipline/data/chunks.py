@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError, nearest
-from ..packed_field import Field
+from .packed_field import Field
 
 Chunk = tuple[NDArray[Any], dict[str, NDArray[Any]]]  # ids (rows,), whole numbers or text; name -> (rows, ...)
 FieldChunk = tuple[NDArray[Any], Mapping[str, Field]]  # the same where fields may be lists

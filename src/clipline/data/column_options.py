@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError, SettingError, check_whole, nearest, refuse
-from ..packed_field import Field, PackedField, stored_values
 from ..privacy.events import GaussianEvent
 from .chunks import FieldChunk
+from .packed_field import Field, PackedField, stored_values
 
 ZERO_UPDATE = "zero-update"
 _SINCE = re.compile(r"(seconds|minutes|hours|days) since (\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?)")

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError, SettingError
-from ..packed_field import Field
 from .column_options import ZERO_UPDATE, ColumnOptions, number_for
+from .packed_field import Field
 from .sequences import check_length_fields, entries_of, packed
 from .user_ids import is_missing
 

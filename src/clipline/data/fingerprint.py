@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError
-from ..packed_field import Field, PackedField, stored_values
 from .manifest import read_manifest
+from .packed_field import Field, PackedField, stored_values
 
 LARGEST_READ = 1 << 30  # bytes of a file: larger memory maps are not read through
 _CHUNK = 1 << 22  # bytes hashed at a time, while other threads may use the interpreter

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..array_checks import check_finite, check_ids
 from ..errors import PopulationError, SettingError, check_number, check_whole, refuse
-from ..federated.population import Population
-from ..packed_field import Field, PackedField, is_mapped, offsets_of
 from ..privacy.events import GaussianEvent
 from ..random.streams import Streams
+from .array_checks import check_finite, check_ids
 from .chunks import Text, short
 from .column_options import ZERO_UPDATE, ColumnOptions, charges_of
 from .fields import fields_of_arrays
@@ -33,6 +31,8 @@ from .manifest import (
     read_entries,
     write_manifest,
 )
+from .packed_field import Field, PackedField, is_mapped, offsets_of
+from .population import Population
 from .readers.dataframes import (
     column_names,
     is_dataframe,

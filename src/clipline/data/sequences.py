@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError, SettingError
-from ..packed_field import Field, PackedField, entry_places, offsets_of
 from .column_options import ColumnOptions
+from .packed_field import Field, PackedField, entry_places, offsets_of
 
 _LENGTH = "_length"
 

@@ -9,12 +9,12 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array_checks import check_finite
 from ..errors import PopulationError
-from ..packed_field import Field, PackedField, stored_values
+from .array_checks import check_finite
 from .chunks import FieldChunk, text_array
 from .fields import not_numbers
 from .manifest import check_field_names
+from .packed_field import Field, PackedField, stored_values
 from .user_ids import check_text_id
 
 _NUMBERS = "biuf"  # NumPy's kinds of numbers that a store can hold

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError
-from ..packed_field import entry_places, offsets_of
 from ..privacy.events import GaussianEvent
 from .chunks import FieldChunk, Progress, no_progress, short
 from .column_options import ZERO_UPDATE
 from .manifest import Manifest, Origin, packed_entry, write_manifest
+from .packed_field import entry_places, offsets_of
 from .spill import Spill
 
 _INDEX_BYTES = 64  # working memory per row beside the row itself: owner, rank, order, position

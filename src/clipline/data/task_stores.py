@@ -17,7 +17,7 @@ from .data_sets import data_set_of
 from .manifest import MANIFEST, Manifest, read_manifest, verify_store
 
 if TYPE_CHECKING:
-    from ..federated.population import Population
+    from .population import Population
 
 HOME_VARIABLE, HOME = "CLIPLINE_DATA", "clipline-data"
 CHECKSUM_BYTES = 1 << 30  # larger files are not read through when a run begins; `verify_store` reads all
@@ -114,7 +114,7 @@ def read_store(folder: str | Path, task: str) -> TaskStore:
 
 def open_store(folder: str | Path, task: str) -> tuple[Population, Population]:
     """The users to train on and those to measure on, as memory maps, after every file up to 1 GiB was checked."""
-    from ..federated.population import Population
+    from .population import Population
 
     store = read_store(folder, task)
     opened = []

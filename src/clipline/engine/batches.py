@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..data.packed_field import Field, PackedField
+from ..data.population import Population
 from ..federated.local_sgd import Batch, LocalTraining
-from ..federated.population import Population
-from ..packed_field import Field, PackedField
 from ..random.streams import counter_bits
 
 KeysFor = Callable[[str], NDArray[np.uint64]]  # the keys of a block's users, one each, for one purpose

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..data.population import Population
 from ..errors import ModuleError, check_choice
 from ..federated.backend import PersonalRows
 from ..federated.local_sgd import Batch, LocalTraining, Loss, OnError, Reference, per_example, takes_reference
-from ..federated.population import Population
 from ..lr_schedules import tabulated
 from ..random.streams import Streams
 from .batches import Examples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,19 @@ from ..errors import ModuleError, check_choice, check_number, refuse
 from ..lr_schedules import LrSchedule, lr_factor
 from ..settings import check_declared, declared
 from ..synonyms import refuses_unknown_keywords
-from .population import Population
 
 Batch = dict[str, Tensor]
 Loss = Callable[..., Tensor]  # (model, batch), or (model, batch, reference): see `takes_reference`
 Reference = Mapping[str, Tensor]  # the round's parameters, by name; copies, without gradients
 OnError = Literal["zero", "raise"]  # what becomes of a user whose training fails
+
+
+class Users(Protocol):
+    """What is asked of a population: user i has `offsets[i + 1] - offsets[i]` examples."""
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Running totals, one more than there are users."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +68,12 @@ class LocalTraining:
         """Whether a step is w - lr * gradient and no more: fast parts of the engine can do that alone."""
         return False
 
-    def examples_of(self, population: Population, users: NDArray[np.int64]) -> NDArray[np.int64]:
+    def examples_of(self, population: Users, users: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many examples each of these users trains on."""
         sizes = np.asarray(population.offsets[users + 1] - population.offsets[users], np.int64)
         return sizes if self.max_examples is None else np.minimum(sizes, self.max_examples)
 
-    def steps_of(self, population: Population, users: NDArray[np.int64]) -> NDArray[np.int64]:
+    def steps_of(self, population: Users, users: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many SGD steps each of these users takes in a round."""
         return -(-self.examples_of(population, users) // self.batch_size) * self.epochs
 

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
         TruncatedPoissonSampling,
         sampling_named,
     )
-    from .feasibility.noise_table import NoiseTable
+    from .feasibility import NoiseTable
     from .guarantee import Guarantee, rounded_up
     from .ledger import Ledger
     from .noise_split import DeltaNoise, join_noise, quantile_bound, split_noise
-    from .numerics.gaussian import gaussian_mu
+    from .numerics import gaussian_mu
     from .planning import Plan, plan, plan_table
     from .relations import Relation
     from .selection import PoissonRuns, TruncatedNegativeBinomial, account_grid, account_search
@@ -45,11 +45,11 @@ __getattr__, __dir__ = lazily(
         ".calibration": "cohort_within least_scale noise_multiplier_for rounds_within",
         ".events": "FixedSizeSampling GaussianEvent NoSampling PoissonSampling Statistic TruncatedPoissonSampling "
         "sampling_named",
-        ".feasibility.noise_table": "NoiseTable",
+        ".feasibility": "NoiseTable",
         ".guarantee": "Guarantee rounded_up",
         ".ledger": "Ledger",
         ".noise_split": "DeltaNoise join_noise quantile_bound split_noise",
-        ".numerics.gaussian": "gaussian_mu",
+        ".numerics": "gaussian_mu",
         ".planning": "Plan plan plan_table",
         ".relations": "Relation",
         ".selection": "PoissonRuns TruncatedNegativeBinomial account_grid account_search",

@@ -20,13 +20,11 @@ from .dominating_pairs import check_supported, dominating_pair, renyi_curve
 from .events import FixedSizeSampling, GaussianEvent, NoSampling, Sampling
 from .guarantee import AccountantName, Guarantee
 from .ledger import Ledger
-from .numerics import Array
-from .numerics.gaussian import gaussian_delta, gaussian_epsilon
+from .numerics import Array, gaussian_delta, gaussian_epsilon
 from .pld.compose import delta_of, epsilon_of, quick_epsilon_of, rough_epsilon_of
 from .pld.one_round import Direction, MixturePair, PositiveLossPart, Rounds
 from .relations import Relation
-from .renyi.conversion import deltas, epsilon_at, epsilons
-from .renyi.wang2019 import PAPER_ORDERS
+from .renyi import PAPER_ORDERS, deltas, epsilon_at, epsilons
 
 Events = tuple[tuple[GaussianEvent, int], ...]
 Bounds = tuple[Callable[[Rounds, float], float], ...]

@@ -15,8 +15,8 @@ from .accountant import account, check_delta, quick_epsilon, rough_epsilon
 from .events import GaussianEvent, Sampling, sampling_named
 from .guarantee import Guarantee
 from .ledger import Ledger
-from .numerics.monotone_search import least_within, most_within
 from .relations import Relation
+from .search import least_within, most_within
 
 _LEAST, _MOST = 0.05, 1e9  # noise multipliers considered
 _SLACK = 2e-5  # how far below its target, relative, an epsilon may end

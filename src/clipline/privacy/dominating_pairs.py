@@ -48,8 +48,7 @@ from .numerics import Array
 from .pld.discretised import coarse_curve
 from .pld.one_round import Direction, MixturePair, PositiveLoss, PositiveLossPart
 from .relations import Relation
-from .renyi.curves import fixed_size_curve, gaussian_curve, poisson_curve
-from .renyi.wang2019 import wang2019_curve
+from .renyi import fixed_size_curve, gaussian_curve, poisson_curve, wang2019_curve
 
 Curve = Callable[[Array], Array]  # orders -> Renyi divergences
 

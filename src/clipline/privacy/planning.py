@@ -15,12 +15,23 @@ from ..errors import SettingError, check_number, refuse
 from ..settings import check
 from .accountant import account, account_renyi, default_relation, rough_epsilon
 from .calibration import cohort_within, least_scale, noise_multiplier_for, rounds_within
-from .delta import default_delta, warn_of_delta
 from .events import GaussianEvent, sampling_named
-from .feasibility.noise_norm import Parameters, Verdict, count_parameters, noise_norm, slowdown, verdict
-from .feasibility.noise_table import ROUNDS, NoiseTable, noise_cells, usual_cohorts
-from .feasibility.remedies import Remedies, Setup, find_remedies
-from .guarantee import Guarantee, rounded_up
+from .feasibility import (
+    ROUNDS,
+    NoiseTable,
+    Parameters,
+    Remedies,
+    Setup,
+    Verdict,
+    count_parameters,
+    find_remedies,
+    noise_cells,
+    noise_norm,
+    slowdown,
+    usual_cohorts,
+    verdict,
+)
+from .guarantee import Guarantee, default_delta, rounded_up, warn_of_delta
 from .ledger import Ledger
 from .noise_split import DeltaNoise, default_count_stddev, split_noise
 from .relations import Relation

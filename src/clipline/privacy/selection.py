@@ -24,7 +24,7 @@ from .guarantee import Guarantee
 from .ledger import Ledger
 from .numerics import Array
 from .relations import Relation
-from .renyi.conversion import deltas, epsilons
+from .renyi import deltas, epsilons
 
 _ORDERS: Array = 1 + np.logspace(-2, 5, 7 * 48 + 1)
 

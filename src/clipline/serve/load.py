@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import fnmatch
 import inspect
+import json
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +21,62 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..data.chunks import is_file, short
+from ..data.column_options import ColumnOptions
+from ..data.packed_field import Field
 from ..engine.batches import in_batch
 from ..engine.working_model import uncompiled
-from ..errors import ModuleError, PopulationError, RunError, SettingError, check_whole, nearest, refuse
+from ..errors import (
+    CliplineError,
+    ModuleError,
+    PopulationError,
+    RunError,
+    SettingError,
+    check_number,
+    check_whole,
+    nearest,
+    refuse,
+)
 from ..federated.local_sgd import Batch
-from ..packed_field import Field
 from ..privacy.guarantee import Guarantee
-from ..training.storage.circumstances import layers_text
-from ..training.storage.model_card import CARD_KEY, MODEL
-from ..training.storage.run_directory import checked_path
-from .checked_card import CheckedCard, checked_card, described
-from .classes import PREDICTION, class_names, named_columns
-from .error_advice import PYTHON, WaysOut
-from .new_data import arrays_of, field_like, perhaps_renamed
-from .rebuild import Code, OtherCodeWarning, code_of
+from ..settings import SETTINGS, STAND_IN
+from ..tasks import is_task_file, task_named
+from ..tasks.own.own_task import model_of
+from ..tasks.own.task_file import file_checksum
+from ..tasks.task import Task
+from ..training.model_card import CARD_KEY, MODEL, guarantee_from, layers_text
+from ..training.run_directory import checked_path
+from .new_data import PREDICTION, arrays_of, class_names, field_like, named_columns, perhaps_renamed
 
+_DTYPE = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
+_MOST_AXES = 32
+_LONGEST = 300  # letters of what is wrong: an entry may be of any length
 Predict = Callable[[nn.Module, Batch], Tensor | Mapping[str, Tensor]]  # (examples, ...) of a batch, or several by name
 _WITH_PERSONAL = "; it does not cover the personal parameters of one user, which this model holds"
 _ONLY = ""  # the name of an array that was given without one
+
+
+@dataclass(frozen=True)
+class WaysOut:
+    """What an error message advises, in each case of missing code."""
+
+    file: str  # to name the file that defines the model
+    module: str  # to bring the model itself
+    predict: str  # to say how the model predicts
+    saved: str  # where the model was stored without saying what makes it
+
+
+PYTHON = WaysOut(
+    file='give load(path, model="FILE.py")',
+    module="give load(path, model=MyModel())",
+    predict='give load(..., predict=lambda model, batch: model(batch["x"])), say',
+    saved="give load(path, model=MyModel()), an untrained one of the same class and shapes",
+)
+COMMAND_LINE = WaysOut(
+    file="give --model FILE.py",
+    module="load it in Python, with clipline.load(path, model=MyModel())",
+    predict="define predict(model, batch) in FILE.py and give --model FILE.py",
+    saved="give --model FILE.py, a file with a function model() that makes an untrained one",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -399,3 +440,131 @@ def _tensor(array: NDArray[Any], like: Tensor) -> Tensor:
 def _numpy(tensor: Tensor) -> NDArray[Any]:
     tensor = tensor.detach().cpu()
     return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
+
+
+@dataclass(frozen=True)
+class CheckedCard:
+    """What `load` goes by; `entries` is the whole card."""
+
+    guarantee: Guarantee
+    layers: str
+    metrics: dict[str, float | None]
+    task: dict[str, Any]
+    entries: dict[str, Any]
+
+
+def checked_card(text: str, file: Path) -> CheckedCard:
+    """The card of a file; RunError, which names the first entry that cannot be, without quoting it."""
+    try:
+        entries = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise RunError(f"{str(file)!r} has a damaged card (no JSON): save the model again") from None
+    try:
+        card = _mapping("the card", entries)
+        fields = _mapping("fields", card.get("fields", {}))
+        for name, field in fields.items():
+            _check_field(f"fields[{name[:80]!r}]", field)
+        ColumnOptions.of(_mapping("columns", card.get("columns", {})))
+        task = _mapping("task", card.get("task", {}))
+        if not isinstance(task.get("name", ""), str):
+            raise ValueError("the name of the task is no text")
+        layers = _mapping("model", card.get("model")).get("layers")
+        if not isinstance(layers, str):
+            raise ValueError("the layers of the model are no text")
+        guarantee = guarantee_from(_mapping("guarantee", card.get("guarantee")))
+        return CheckedCard(guarantee, layers, _checked_metrics(card.get("metrics")), task, card)
+    except (CliplineError, ValueError) as error:
+        said = str(error) if len(str(error)) <= _LONGEST else f"{str(error)[:_LONGEST]}..."
+        raise RunError(f"{str(file)!r} has a damaged card ({said}): save the model again") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _mapping(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {'missing' if value is None else f'{type(value).__name__} and no object'}")
+    return value
+
+
+def _checked_metrics(value: object) -> dict[str, float | None]:
+    way_out = "measure it again"
+    return {
+        name: None if number is None else check_number(f"metrics[{name[:80]!r}]", _plain(number), way_out=way_out)
+        for name, number in _mapping("metrics", value).items()
+    }
+
+
+def _check_field(name: str, field: object) -> None:
+    entry = _mapping(name, field)
+    if not isinstance(dtype := entry.get("dtype"), str) or not _DTYPE.fullmatch(dtype):
+        raise ValueError(f"the dtype of {name} is none of NumPy's numbers")
+    shape = entry.get("shape")
+    if not isinstance(shape, list) or len(shape) > _MOST_AXES:
+        raise ValueError(f"the shape of {name} is no list of at most {_MOST_AXES}")
+    for axis in shape:
+        check_whole(f"an axis of {name}", _plain(axis), at_least=0, way_out="prepare the data again")
+
+
+def _plain(number: object) -> object:
+    """What may be shown in a message: a number, or else the name of its type, whatever it holds."""
+    return number if isinstance(number, int | float) and not isinstance(number, bool) else type(number).__name__
+
+
+def described(card: Mapping[str, Any]) -> ColumnOptions:
+    """The column options of the training's population."""
+    return ColumnOptions.of(card.get("columns", {}))
+
+
+class OtherCodeWarning(UserWarning):
+    """A model is loaded with another file, or with other layers, than it was trained with."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """What makes an untrained model, how it predicts, and what, if that is known."""
+
+    make: Callable[[], nn.Module]
+    predict: Callable[[nn.Module, Batch], Tensor | Mapping[str, Tensor]] | None = None
+    label: str | None = None  # the field that is predicted, if that is known
+
+
+def code_of(task: Mapping[str, Any], named: str | None, folder: Path, ways_out: WaysOut = PYTHON) -> Code:
+    """The code of a task by name or of a task's file: `named` by the caller, or else what the card says in `task`.
+
+    A file is run only if the caller names it: who wrote the card also wrote the name and the checksum in it, and may
+    have put a file of that name beside the folder.
+    """
+    name = named or task.get("name")
+    if not isinstance(name, str):
+        raise SettingError(
+            f"path={str(folder)!r} does not say what makes its model, as it was not written by clipline train: "
+            f"{ways_out.saved}"
+        )
+    if not is_task_file(name):
+        options = task.get("options") if isinstance(task.get("options"), dict) else {}
+        return Code(partial(_built_in, task_named(name), dict(options or {})))
+    if named is None:
+        raise RunError(
+            f"the model was defined in the file {name[:200]!r}, and no code is run that you have not named: read that "
+            f"file, then {ways_out.file}"
+        )
+    code = Code(*model_of(name, ways_out.module))
+    if isinstance(stored := task.get("code"), str) and file_checksum(name) != stored:
+        warnings.warn(
+            f"{name!r} is not the file that the model was trained with, or has changed since: compare what it predicts "
+            "with the metrics of the card",
+            OtherCodeWarning,
+            stacklevel=5,
+        )
+    return code
+
+
+def _built_in(task: Task, options: Mapping[str, Any]) -> nn.Module:
+    """The model of a task of clipline with these options, made on as few generated users as will do."""
+    chosen = {name: value for name, value in options.items() if name in SETTINGS}
+    few: dict[str, Any] = {"population_size": task.settings.cohort_size}
+    if task.settings.test_users is not None:
+        few |= {"test_users": 2, "data": STAND_IN}  # one to validate on, one to test on
+    return task.load(task.settings.overridden({**chosen, **few}, "the card")).make(0)

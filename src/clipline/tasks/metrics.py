@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..data.population import Population
 from ..errors import check_choice
 from ..federated.local_sgd import Batch
-from ..federated.population import Population
 from ..training.evaluation import EvaluateModel
 
 GPU_BATCH = 2000  # examples: 1.6 GB of logits of so_nwp

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import nn
 
+from ..data.population import Population
 from ..data.task_stores import DataUsed, data_used
 from ..engine.parallel.torchrun import torchrun_rank
 from ..engine.sparse.row_fields import RowFields
 from ..errors import refuse
 from ..federated.local_sgd import Loss
-from ..federated.population import Population
 from ..training.evaluation import EvaluateModel
 from ..training.options import Compute
 from ..training.training import Training

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..console import QUIET_SECONDS, Bar, clock
 from ..federated.round import TrainState
 from .callbacks import Callback
-from .reports import Metrics, RoundReport
+from .result import Metrics, RoundReport
 
 if TYPE_CHECKING:
     from .result import TrainResult

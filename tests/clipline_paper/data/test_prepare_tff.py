@@ -6,8 +6,8 @@ import pytest
 from tff_layouts import example, write_hdf5, write_original, write_sqlite
 
 from clipline.data.manifest import verify_store
+from clipline.data.population import Population
 from clipline.errors import CliplineError, PopulationError
-from clipline.federated.population import Population
 from clipline_paper.data.catalogue import CATALOGUE, data_set
 from clipline_paper.data.prepare_tff import prepare, prepare_task
 

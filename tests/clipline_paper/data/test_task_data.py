@@ -12,11 +12,11 @@ from safetensors import safe_open
 from tff_layouts import TINY, WORDS, write_original
 
 from clipline.data.manifest import read_manifest
+from clipline.data.population import Population
 from clipline.data.store import write_store
-from clipline.federated.population import Population
 from clipline.privacy.ledger import Ledger
 from clipline.training.progress import Progress
-from clipline.training.storage.run_directory import RunDirectory
+from clipline.training.run_directory import RunDirectory
 from clipline_paper.preprocessing.text import CHARACTERS
 
 # Stores of a few users, for which a hundred and more are declared.

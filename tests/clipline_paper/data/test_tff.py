@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tff_layouts import example, write_hdf5, write_sqlite
 
+from clipline.data.population import Population
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
-from clipline.federated.population import Population
 from clipline_paper.data import tff_hdf5, tff_sqlite
 from clipline_paper.data.tff_hdf5 import read_tff_hdf5
 from clipline_paper.data.tff_sqlite import read_tff_sqlite

@@ -15,10 +15,10 @@ import pytest
 from tff_layouts import example, write_hdf5, write_sqlite
 
 from clipline.data.chunks import converted
+from clipline.data.population import Population
 from clipline.data.readers import npz, tables
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
-from clipline.federated.population import Population
 from clipline.serve.new_data import arrays_of
 from clipline_paper.data.tff_hdf5 import read_tff_hdf5
 from clipline_paper.data.tff_sqlite import read_tff_sqlite

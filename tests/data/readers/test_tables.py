@@ -13,11 +13,11 @@ import pyarrow.parquet
 import pytest
 
 from clipline.data.column_options import ColumnOptions
+from clipline.data.population import Population
 from clipline.data.readers import npz, tables
 from clipline.data.readers.tables import read_table, separator, whole_table
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
-from clipline.federated.population import Population
 from clipline.serve.new_data import arrays_of
 from clipline.tasks.own.table_columns import table_columns
 

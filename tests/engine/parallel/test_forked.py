@@ -18,7 +18,7 @@ from clipline import SettingError
 from clipline.engine.parallel.forked import ForkedBackend
 from clipline.errors import ModuleError, WorkerError
 from clipline.privacy.events import PoissonSampling
-from clipline.training.interrupt import StopOnInterrupt
+from clipline.training.callbacks import StopOnInterrupt
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),

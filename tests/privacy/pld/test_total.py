@@ -1,11 +1,24 @@
-"""A total loss, read at an epsilon or a delta: by hand, and against the sum written out."""
+"""Many rounds on a lattice: sums by hand, transforms against exact ones, readings against the sum written out."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from clipline.privacy.pld.total import TotalLoss, block_of, untilt
+from clipline.privacy.pld.discretised import DiscretisedLoss
+from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLossPart
+from clipline.privacy.pld.total import (
+    TotalLoss,
+    block_of,
+    convolve,
+    fft_rounding,
+    on_lattice,
+    spectrum,
+    spectrum_of,
+    untilt,
+    wrapped,
+)
 
 
 def total_of(masses, start=0.0, step=0.5, **changes):
@@ -101,3 +114,100 @@ def test_untilting_does_not_overflow():
     untilt(masses, 1e4, -5.0, 0.1)  # exp(50000) is cut off at exp(600)
     assert np.all(np.isfinite(masses))
     assert np.all(masses >= 0)
+
+
+def remove(rate, shift):
+    part, reverse = (PositiveLossPart(pair, rate, shift) for pair in (MixturePair.REMOVE, MixturePair.ADD))
+    return Direction((part,), (reverse,))
+
+
+def coin(chance, step=0.25):
+    """A loss of `step` with this chance, else of 0."""
+    return DiscretisedLoss(np.array([0.0, step]), np.array([1 - chance, chance]), 0.0)
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.0625])
+@pytest.mark.parametrize("count", [1, 10, 60])
+def test_the_sum_of_coins_is_binomial_within_the_stated_error(chance, count):
+    size, exact_chance = 64, Fraction(chance)  # a power of two, so that the float is exact
+    one = spectrum_of(coin(chance), 0, 1e-300, 1.0, size)  # a tilt of next to nothing
+    masses, error = convolve([(one, count)], size)
+    exact = [math.comb(count, k) * exact_chance**k * (1 - exact_chance) ** (count - k) for k in range(count + 1)]
+    assert 0 < error < 1e-10
+    np.testing.assert_allclose(masses[: count + 1], [float(mass) for mass in exact], rtol=0, atol=error)
+    np.testing.assert_allclose(masses[count + 1 :], 0, atol=error)
+
+
+def test_rounds_of_different_kinds_are_convolved_with_each_other():
+    size = 32
+    spectra = [(spectrum_of(coin(chance), 0, 1e-300, 1.0, size), n) for chance, n in ((0.5, 3), (0.25, 4), (0.125, 1))]
+    masses, error = convolve(spectra, size)
+    direct = np.ones(1)
+    for chance, number in ((0.5, 3), (0.25, 4), (0.125, 1)):
+        for _ in range(number):
+            direct = np.convolve(direct, [1 - chance, chance])
+    np.testing.assert_allclose(masses[: len(direct)], direct, rtol=0, atol=error)
+
+
+def test_a_tilt_is_a_factor_of_exp_of_tilt_times_loss_and_its_total_is_kept_apart():
+    # E exp(2 L) of a fair coin for a loss of 1/4 is (1 + e^(1/2)) / 2.
+    one = spectrum_of(coin(0.5), 0, 2.0, 8.0, 16)
+    assert one.log_moment == pytest.approx(math.log((1 + math.exp(0.5)) / 2), rel=1e-14)
+    assert one.tail_log_moment == pytest.approx(math.log((1 + math.exp(2.0)) / 2), rel=1e-14)
+    masses, error = convolve([(one, 1)], 16)
+    odds = math.exp(0.5)
+    np.testing.assert_allclose(masses[:2], [1 / (1 + odds), odds / (1 + odds)], rtol=0, atol=error)
+    assert masses.sum() == pytest.approx(1, abs=1e-14)
+
+
+def test_a_tilt_beyond_the_range_of_exp_keeps_its_masses():
+    loss = DiscretisedLoss(np.array([0.0, 1000.0]), np.array([1 - 1e-200, 1e-200]), 0.0)
+    one = spectrum_of(loss, 0, 1.0, 1.0, 16)
+    # e^1000 10^-200 is about 10^234: the greater loss has all the tilted mass.
+    assert one.log_moment == pytest.approx(1000 - 200 * math.log(10), rel=1e-12)
+    masses, error = convolve([(one, 1)], 16)
+    np.testing.assert_allclose(masses[1], 1.0, atol=error)
+
+
+def test_indices_are_taken_around_the_circle():
+    masses = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    assert wrapped(masses, 0, 8).tolist() == [1, 2, 4, 8, 16, 0, 0, 0]
+    assert wrapped(masses, 2, 8).tolist() == [4, 8, 16, 0, 0, 0, 1, 2]
+    assert wrapped(masses, 2, 4).tolist() == [4, 8, 1 + 16, 2]
+    assert wrapped(masses, 2, 2).tolist() == [1 + 4 + 16, 2 + 8]
+
+
+def test_a_total_beyond_the_circle_wraps_around():
+    # Ten certain losses of one step on a circle of eight: 10 = 2 modulo 8.
+    masses, error = convolve([(spectrum_of(coin(1 - 1e-300), 0, 1e-300, 1.0, 8), 10)], 8)
+    np.testing.assert_allclose(masses, np.eye(8)[2], atol=error)
+
+
+@pytest.mark.parametrize("step", [0.5, 0.01])
+def test_a_round_stands_on_the_multiples_of_the_step_with_zero_where_it_is_said_to_be(step):
+    loss, zero = on_lattice(remove(0.1, 2.0), step, 1e-12)
+    assert loss.losses[zero] == 0
+    np.testing.assert_allclose(np.diff(loss.losses), step, rtol=1e-9)
+    assert loss.infinity_mass <= 1e-12
+    assert loss.mass.sum() + loss.infinity_mass == pytest.approx(1, abs=1e-12)
+
+
+def test_a_spectrum_is_kept_and_equals_the_one_computed_from_its_masses():
+    direction = remove(0.1, 1.0)
+    kept = spectrum(direction, 3.0, 9.0, 0.05, 1024, 1e-12)
+    assert spectrum(direction, 3.0, 9.0, 0.05, 1024, 1e-12) is kept
+    again = spectrum_of(*on_lattice(direction, 0.05, 1e-12), 3.0, 9.0, 1024)
+    np.testing.assert_array_equal(kept.magnitudes, again.magnitudes)
+    assert kept.log_moment == again.log_moment
+
+
+def test_a_transform_errs_less_than_is_charged():
+    # A random vector of total one, transformed in long double by the definition.
+    rng = np.random.default_rng(3)
+    masses = rng.dirichlet(np.ones(240))
+    k = np.arange(121)
+    angles = (
+        np.longdouble(-2) * np.longdouble("3.14159265358979323846264338327950288") / 240 * np.outer(k, np.arange(240))
+    )
+    exact = np.cos(angles) @ masses.astype(np.longdouble) + 1j * (np.sin(angles) @ masses.astype(np.longdouble))
+    assert np.abs(np.fft.rfft(masses) - exact).max() < fft_rounding(240)

@@ -7,7 +7,7 @@ import clipline as cl
 from clipline.study.report.collect import collect
 from clipline.study.report.content import content
 from clipline.study.report.statements import basis, cautions, shown_settings, warnings, words
-from clipline.training.storage.run_directory import resolved_comments
+from clipline.training.run_directory import resolved_comments
 
 
 def read(path):

@@ -110,7 +110,7 @@ def test_a_crash_while_writing_leaves_no_record(copied, monkeypatch):
         raise KeyboardInterrupt
 
     fresh = StudyDirectory(copied.path)
-    monkeypatch.setattr("clipline.training.storage.durable.sync", crash)
+    monkeypatch.setattr("clipline.training.durable.sync", crash)
     with pytest.raises(KeyboardInterrupt):
         fresh.add(record)
     monkeypatch.undo()

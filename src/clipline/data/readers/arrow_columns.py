@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import PopulationError, SettingError
-from ...packed_field import Field
 from ..chunks import FieldChunk, Text
 from ..column_options import ZERO_UPDATE, ColumnOptions
 from ..fields import list_fields
+from ..packed_field import Field
 from ..sequences import packed
 
 DEEPEST = 32  # nested lists; no version of NumPy allows fewer axes

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import PopulationError
-from ...packed_field import Field
 from ..chunks import CHUNK_BYTES, FieldChunk, Progress, Text, columns_of, short
 from ..column_options import ColumnOptions
 from ..fields import list_fields
+from ..packed_field import Field
 from ..sequences import check_length_fields
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import PopulationError, check_number, nearest, refuse
-from ...federated.population import Population
 from ...privacy.events import GaussianEvent
+from ..population import Population
 from ..population_io import scaled_population
 from .noisy_sum import Vectors, dense, means_by_user, user_blocks
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ...federated.clipping import PartialSums
 from ...federated.mechanism import GaussianMechanism
-from ...federated.population import Population
 from ...privacy.events import GaussianEvent, NoSampling
 from ...random.streams import NormalGenerator
+from ..population import Population
 
 _GRID = 2.0**-24
 _BLOCK = 1 << 20  # numbers looked at in one go, or those of one user

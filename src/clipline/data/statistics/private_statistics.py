@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import check_number, check_whole, refuse
-from ...federated.population import Population
 from ...privacy.accountant import account
 from ...privacy.events import GaussianEvent, NoSampling, Statistic
 from ...privacy.guarantee import Guarantee
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
 from ...random.streams import NormalGenerator, Streams
+from ..population import Population
 from .moments import Moments, Range, checked_ranges, moment_vectors, moments_from, widths
 from .noisy_sum import noisy_sum
 from .ranges import Ranges, histogram_vectors, ranges_from

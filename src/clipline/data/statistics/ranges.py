@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ...federated.population import Population
 from ...privacy.events import GaussianEvent
+from ..population import Population
 from ..population_io import scaled_population
 from .moments import ChargedPair, Range, widths
 from .noisy_sum import Vectors, dense, user_blocks

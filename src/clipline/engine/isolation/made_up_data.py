@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...data.packed_field import Field
 from ...errors import PopulationError
-from ...packed_field import Field
 
 FILLS = ("mixed", "zeros", "ones")
 _SPREADS = (0.0, 0.02, 0.05)  # stddev of the noise added to the initial parameters: more makes recurrences chaotic

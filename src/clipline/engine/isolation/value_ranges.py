@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...data.packed_field import Field
+from ...data.population import Population
 from ...errors import CliplineError, PopulationError, RunError
 from ...federated.local_sgd import Batch
-from ...federated.population import Population
-from ...packed_field import Field
 from ..batches import Examples
 from ..stacked.vmap_layers import StackSafe
 from .guard import enough_resources

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 
 from ... import __version__
+from ...data.population import Population
 from ...errors import SettingError, refuse
 from ...federated.backend import CohortRequest, LocalTrainer
 from ...federated.clipping import ClippedSum
-from ...federated.population import Population
 from ...lr_schedules import schedule_text
 from ...privacy.events import Sampling
 from ..problem import Problem

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...data.population import Population
 from ...errors import ModuleError
 from ...federated.backend import CohortRequest
 from ...federated.local_sgd import LocalSGD, LocalTraining, takes_reference
-from ...federated.population import Population
 from ...federated.sampling import Cohort
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import users_own

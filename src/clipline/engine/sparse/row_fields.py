@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ...data.packed_field import is_mapped
+from ...data.population import Population
 from ...errors import ModuleError
 from ...federated.local_sgd import Batch
-from ...federated.population import Population
-from ...packed_field import is_mapped
 from ..updates import Dense, Piece, Rows, Updates, subtracts_lazily
 from ..working_model import WorkingModel
 from .outer_products import SparseOuterProducts

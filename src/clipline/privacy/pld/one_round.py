@@ -29,8 +29,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..numerics import Array
-from ..numerics.gaussian import normal_tail
+from ..numerics import Array, normal_tail
 
 # Losses at which tails are tabulated: 5 percent apart, and 2 percent where the product of a loss and an order is rarely
 # small.

@@ -34,10 +34,20 @@ from numpy.typing import NDArray
 
 from ..numerics import Array
 from .discretised import TILTS, DiscretisedLoss, coarse_loss
-from .fft import MACHINE_EPSILON, NEGLIGIBLE, convolve, fft_rounding, on_lattice, spectrum_of, wrapped
 from .one_round import Rounds, loss_range
-from .total import TotalLoss, untilt
-from .window import TRUNCATED_SHARE, fast_size
+from .total import (
+    MACHINE_EPSILON,
+    NEGLIGIBLE,
+    TRUNCATED_SHARE,
+    TotalLoss,
+    convolve,
+    fast_size,
+    fft_rounding,
+    on_lattice,
+    spectrum_of,
+    untilt,
+    wrapped,
+)
 
 _Complex = NDArray[np.complex128]
 _MOST_POINTS = 1 << 18

@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import CliplineError
 from ...privacy.accountant import account
 from ...privacy.events import GaussianEvent
-from ...privacy.feasibility.noise_norm import noise_norm
+from ...privacy.feasibility import noise_norm
 from ...privacy.guarantee import Guarantee
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation

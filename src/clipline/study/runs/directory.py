@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RunError
-from ...training.storage import durable
+from ...training import durable
 from .check import contradictions, runs_without_record
 from .claims import Claims, claimed_elsewhere
 from .record import ID_DIGITS, RunRecord

@@ -20,8 +20,8 @@ from ...settings import LARGEST_CLIP
 from ...tasks.task import LoadedTask
 from ...training.callbacks import Measuring
 from ...training.evaluation import Evaluate
-from ...training.reports import Metrics, RoundReport, finite_or_none
-from ...training.storage.circumstances import device_name
+from ...training.model_card import device_name
+from ...training.result import Metrics, RoundReport, finite_or_none
 from .record import QUANTILES, Outcome, RunRecord, RunSpec
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ...errors import RunError
 from ...privacy.guarantee import Guarantee
 from ...privacy.planning import plan
 from ...tasks.settings import read_toml, toml_line
-from ...training.storage import durable
+from ...training import durable
 from ..runs.directory import CLAIMS, STUDY
 from .private_search import FOLDER, PrivatelyTuned
 from .question import Question, final_settings

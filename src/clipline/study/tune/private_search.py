@@ -28,7 +28,7 @@ from ...errors import RunError
 from ...privacy.guarantee import Guarantee, rounded_up
 from ...privacy.ledger import Ledger
 from ...privacy.selection import TruncatedNegativeBinomial, account_grid, account_search
-from ...training.storage import durable
+from ...training import durable
 from ..runs.claims import Claims
 from ..runs.directory import CLAIMS
 from ..runs.record import RunSpec

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...data.population import Population
 from ...errors import CliplineError, SettingError, check_choice, check_number, check_whole, refuse
-from ...federated.population import Population
 from ...privacy.accountant import check_delta
 from ...privacy.relations import Relation
 from ...settings import check

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...data.population import Population
 from ...federated.local_sgd import Batch
-from ...federated.population import Population
 from ..initialisers import initialised
 from ..metrics import held_out
 from ..settings import TrainSettings

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from ...data.chunks import check_exists
 from ...data.column_options import ZERO_UPDATE, ColumnOptions
 from ...data.manifest import MANIFEST, read_entries, verify_store
+from ...data.population import Population, share_users
 from ...data.task_stores import CHECKSUM_BYTES, INSIDERS, OUTSIDERS, DataUsed
 from ...engine.batches import Examples
 from ...engine.isolation.value_ranges import check_ranges
 from ...errors import ModuleError, PopulationError, SettingError, check_choice, nearest, refuse
 from ...federated.local_sgd import Batch, Loss, per_example, takes_reference
-from ...federated.population import Population, share_users
 from ...settings import SETTINGS
-from ...training.reports import RELEASED
+from ...training.diagnosis import RELEASED
 from .. import is_task_file, short_name, task_named
 from ..initialisers import initialised
 from ..metrics import held_out_users

@@ -1,0 +1,388 @@
+"""What is stored with a trained model: its guarantee, settings, metrics and fields, for programs and to read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import numbers
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, is_dataclass
+from dataclasses import fields as fields_of
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from .. import __version__
+from ..errors import ModuleError, RunError, SettingError, check_choice, check_number, check_whole, refuse
+from ..lr_schedules import schedule_text
+from ..privacy.guarantee import ACCOUNTANTS, SAMPLERS, Guarantee
+from ..privacy.relations import Relation
+from . import durable
+from .result import finite_or_none
+
+if TYPE_CHECKING:
+    from .result import TrainResult
+    from .training import Training
+
+MODEL, CARD, PAGE = "model.safetensors", "card.json", "card.md"
+CARD_KEY = "card"  # of the metadata in model.safetensors
+_HIGHEST_EPSILON = 1e100  # beyond, nothing could be computed with it
+_AGAIN = "save the model again"
+Card = Mapping[str, Any]
+
+
+def about_training(training: Training) -> dict[str, Any]:
+    """What a card tells of the training itself: its settings, what followed from them, and the fields of the data.
+
+    The seed is left out, since whoever knows it can subtract the noise. Of the fields it tells names, types and the
+    shape of an example, and how they were made of columns: what the caller has listed. It holds plain values only and
+    can be stored as JSON.
+    """
+    settings = {name: value for name, value in describe(training).items() if name != "seed"}
+    population = training.population
+    fields = {name: {"dtype": str(f.dtype), "shape": list(f.shape[1:])} for name, f in population.fields.items()}
+    columns = population.column_options
+    about: dict[str, Any] = _plain(
+        {
+            "settings": settings,
+            "resolved": resolved(training),
+            "fields": fields,
+            **({"columns": columns} if columns else {}),
+        }
+    )
+    return about
+
+
+def card_of(
+    result: TrainResult, *, facts: Mapping[str, str] | None = None, task: Mapping[str, object] | None = None
+) -> dict[str, Any]:
+    """Everything that is told of a trained model, as JSON can hold it.
+
+    `facts` are the caller's own, `task` says where the model's code is; see `RunDirectory`.
+    """
+    model = result.model
+    return {
+        "clipline": __version__,
+        "guarantee": {**guarantee_json(result.guarantee), "text": str(result.guarantee)},
+        "metrics": {name: finite_or_none(value) for name, value in result.metrics.items()},
+        "rounds": result.state.round_index,
+        "stopped": result.stopped,
+        "model_rounds": result.model_rounds,
+        **({"findings": [str(finding) for finding in result.findings]} if result.findings else {}),
+        "model": {"class": f"{type(model).__module__}.{type(model).__qualname__}", "layers": layers_text(model)},
+        **result.about,
+        **({"facts": dict(facts)} if facts else {}),
+        **({"task": _plain(task)} if task else {}),
+    }
+
+
+def card_metadata(card: Card) -> dict[str, str]:
+    """A card as metadata of model.safetensors."""
+    return {"guarantee": str(card["guarantee"]["text"]), CARD_KEY: json.dumps(card)}
+
+
+def save_result(result: TrainResult, path: Path) -> Path:
+    """Write a result into a folder that is new or empty."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunError(f"path={str(path)!r} must be a folder that is new or empty, and it is in use: give another")
+    card = card_of(result)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / PAGE).write_text(card_page(card), encoding="utf-8")
+    (path / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+    save_model(path / MODEL, result.model, card_metadata(card))  # last: `clipline.load` needs this file alone
+    return path
+
+
+def card_page(card: Card) -> str:
+    """A card to read, as Markdown."""
+    metrics = card["metrics"]
+    shown = {name: "not finite" if value is None else format(value, ".4g") for name, value in metrics.items()}
+    measured = "".join(f"* {name}: {value}\n" for name, value in shown.items())
+    settings = {**card.get("settings", {}), "resolved": card.get("resolved")}
+    fields = "".join(
+        f"* `{name}`: {one['dtype']}, shape {tuple(one['shape'])} for each example\n"
+        for name, one in card.get("fields", {}).items()
+    )
+    last, done = card["rounds"], card.get("model_rounds", card["rounds"])
+    done = str(last) if done == last else f"{done} of {last}"
+    columns = ""
+    if card.get("columns"):
+        columns = f"\nColumns of tables become these fields by:\n\n```json\n{json.dumps(card['columns'])}\n```\n"
+    return f"""# A trained model and its guarantee
+
+{card["guarantee"]["text"]}
+
+`{card["model"]["class"]}`, after {done} rounds ({card["stopped"]}), by clipline {card["clipline"]}.
+
+## Metrics
+
+{measured or "None were measured."}
+Metrics have no noise: the guarantee does not cover the users they were measured on.
+
+## Fields of the data
+
+{fields}{columns}
+## Settings
+
+The seed is not stored.
+
+```toml
+{to_toml(settings).strip()}
+```
+
+## Layers
+
+```
+{card["model"]["layers"]}
+```
+
+## Use
+
+```python
+import clipline
+
+saved = clipline.load("this folder", model=...)  # an untrained model of the same class and shapes
+saved.predict(table)
+```
+"""
+
+
+def guarantee_json(guarantee: Guarantee) -> dict[str, Any]:
+    """The fields of a guarantee; an infinite epsilon is null."""
+    values = {field.name: getattr(guarantee, field.name) for field in fields_of(guarantee)}
+    return {**values, "epsilon": finite_or_none(guarantee.epsilon), "relation": str(guarantee.relation)}
+
+
+def guarantee_from(entries: Mapping[str, Any]) -> Guarantee:
+    """What `guarantee_json` wrote; SettingError for anything else, which never quotes what is no number or name."""
+    known = {field.name: field.default for field in fields_of(Guarantee)}
+    values = {name: default for name, default in known.items() if default is not MISSING}
+    values |= {name: value for name, value in entries.items() if name != "text"}
+    for name in known:
+        if name not in values:
+            raise SettingError(f"the guarantee has no {name}: {_AGAIN}")
+    for name in values:
+        if name not in known:
+            raise SettingError(f"the guarantee has {name[:80]!r}, which is no part of one: {_AGAIN}")
+    epsilon, order = values["epsilon"], values["order"]
+    if epsilon is not None:
+        epsilon = check_number("epsilon", _shown(epsilon), at_least=0, at_most=_HIGHEST_EPSILON, way_out=_AGAIN)
+    if order is not None:
+        check_number("order", _shown(order), above=1, way_out=_AGAIN)
+    check_number("delta", _shown(values["delta"]), above=0, below=1, way_out=_AGAIN)
+    check_whole("rounds", _shown(values["rounds"]), at_least=0, way_out=_AGAIN)
+    for name in ("noisy", "from_seed", "example_level", "shows_errors"):
+        if not isinstance(values[name], bool):
+            raise refuse(name, _shown(values[name]), "true or false", _AGAIN)
+    check_choice("sampler", _shown(values["sampler"]), SAMPLERS)
+    check_choice("accountant", _shown(values["accountant"]), ACCOUNTANTS)
+    statistics = values["statistics"]
+    if not isinstance(statistics, list | tuple) or not all(isinstance(o, str) and o.isprintable() for o in statistics):
+        raise refuse("statistics", type(statistics).__name__, "a list of names", _AGAIN)
+    checked = {
+        "epsilon": math.inf if epsilon is None else epsilon,
+        "relation": Relation.named(_shown(values["relation"])),
+        "statistics": tuple(statistics),
+    }
+    return Guarantee(**{**values, **checked})
+
+
+def _shown(value: object) -> Any:
+    """A number or a short printable text as it is; of anything else the name of its type, for a message."""
+    if isinstance(value, str):
+        return value if len(value) <= 80 and value.isprintable() else "text"
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, text, lists and mappings as JSON has them; an infinite number as text."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(entry) for name, entry in value.items() if entry is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return str(value)
+
+
+def describe(training: Training) -> dict[str, Any]:
+    """Everything that the training was made with, but for model, loss and data: values by name, in tables.
+
+    Tables have the class as `type`, without its module if it is one of ours, and the object's public attributes as far
+    as they are numbers, text or lists of these. What is None is left out.
+    """
+    algorithm = training.algorithm
+    return {
+        "rounds": training.rounds,
+        "cohort_size": training.cohort_size,
+        "seed": training.seed,
+        "personal": training.personal_names or None,
+        "local": _scheduled(training.local, training.rounds),
+        "clip": _attributes(algorithm.controller),
+        "server": _scheduled(training.server, training.rounds),
+        "privacy": _attributes(training.privacy),
+        "compute": _attributes(training.compute),
+    }
+
+
+def to_toml(tables: Mapping[str, Any]) -> str:
+    """Values as `name = value`, a line each, then mappings as tables; what is None is left out."""
+    plain = {name: value for name, value in tables.items() if not isinstance(value, Mapping)}
+    lines = [f"{_key(name)} = {toml_value(value)}" for name, value in plain.items() if value is not None]
+    for name, table in tables.items():
+        if isinstance(table, Mapping):
+            lines += ["", f"[{_key(name)}]"]
+            lines += [f"{_key(key)} = {toml_value(value)}" for key, value in table.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def toml_value(value: object) -> str:
+    """A number, text, list or mapping as TOML, in one line."""
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, numbers.Integral):
+        return repr(int(value))
+    if isinstance(value, numbers.Real):
+        return repr(float(value))
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(str(key))} = {toml_value(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_value(entry) for entry in value) + "]"
+    # JSON's escapes are TOML's but for two: it leaves DEL as it is, and writes an emoji as a pair of surrogates.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def layers_text(model: nn.Module) -> str:
+    """A model's layers as torch prints them, without addresses of functions, which differ between processes."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(model))
+
+
+def resolved(training: Training) -> dict[str, Any]:
+    """What followed from the settings, by name."""
+    mechanism = training.algorithm.mechanism
+    return {
+        "noise_multiplier": training.noise_multiplier,
+        "delta_noise_multiplier": float(mechanism.delta_noise_multiplier),
+        "count_stddev": mechanism.count_stddev,
+        "delta": training.delta,
+        "relation": str(training.relation),
+        **({} if training.declared else {"users": len(training.population)}),  # declared: how many came is private
+        "parameters": training.dim,
+        # What the ledger does not tell of the promise, for reports:
+        **({"example_level": True} if training.planned.example_level else {}),
+        **({"shows_errors": True} if training.planned.shows_errors else {}),
+        "planned": str(training.planned),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """The type of a device and what decides how it rounds: the model of a GPU, the instructions of a processor."""
+    if device.type == "cuda":
+        return f"cuda, {torch.cuda.get_device_name(device)}"
+    return f"{device.type}, {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def where_it_ran(training: Training) -> dict[str, str]:
+    """Versions, device and machine, for the reader of a run; no name of a machine or a user is in it."""
+    return {
+        "clipline": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "device": device_name(training.device),
+        "engine": in_use(training),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+def in_use(training: Training) -> str:
+    """Which trainer is in use, and whether it is compiled, which rounds otherwise."""
+    compiles = getattr(training.trainer, "compiles", False)  # a trial batch has a say in it, and may be another
+    return type(training.trainer).__name__ + ", compiled" * compiles
+
+
+def _attributes(part: object) -> dict[str, Any]:
+    """The class of an object and its public attributes, as far as TOML can hold them."""
+    kind = type(part)
+    ours = kind.__module__.split(".")[0] == __name__.split(".")[0]
+    if is_dataclass(part):
+        named = {field.name: getattr(part, field.name) for field in fields_of(part)}
+    else:
+        named = dict(getattr(part, "__dict__", {}))
+    values = {name: _as_toml(value) for name, value in named.items() if not name.startswith("_")}
+    known = {name: value for name, value in values.items() if value is not None}
+    return {"type": kind.__qualname__ if ours else f"{kind.__module__}.{kind.__qualname__}", **known}
+
+
+def _scheduled(part: object, rounds: int) -> dict[str, Any]:
+    """The same of a part that may have a schedule of its rate: a function as `schedule_text` writes it."""
+    text = schedule_text(getattr(part, "lr_schedule", None), rounds)
+    return {**_attributes(part), **({} if text is None else {"lr_schedule": text})}
+
+
+def _as_toml(value: object) -> Any:
+    """The value as numbers, text, lists and mappings; None for anything else."""
+    if isinstance(value, torch.device):
+        return str(value)
+    if isinstance(value, str | numbers.Real | np.bool_):
+        return value
+    if isinstance(value, np.ndarray | torch.Tensor):
+        array = (
+            value.detach().cpu().contiguous().numpy()
+            if isinstance(value, torch.Tensor)
+            else np.ascontiguousarray(value)
+        )
+        return f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+    if isinstance(value, list | tuple | set | frozenset):
+        entries = [_as_toml(entry) for entry in (value if isinstance(value, list | tuple) else sorted(value, key=repr))]
+        return None if any(entry is None for entry in entries) else entries
+    if isinstance(value, Mapping):
+        entries_by_name = {str(key): _as_toml(entry) for key, entry in value.items()}
+        return None if any(entry is None for entry in entries_by_name.values()) else entries_by_name
+    if is_dataclass(value) or hasattr(value, "__dict__"):  # a part of a part
+        return None if callable(value) else _attributes(value)
+    return None
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
+
+
+def save_model(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
+    """The model's state as safetensors: `model.load_state_dict(safetensors.torch.load_file(path))` reads it.
+
+    Adapters of PEFT are also written beside it in PEFT's own format, for `PeftModel.from_pretrained(base, folder)`.
+    Quantised weights of a class of their own (torchao) are written as the numbers that they stand for: the file is for
+    the model as it was before it was quantised.
+    """
+    state = model.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            raise ModuleError(
+                f"{name!r} of the model's state_dict is a {type(value).__name__} but must be a tensor, since nothing "
+                "is pickled: keep it out of get_extra_state"
+            )
+    if hasattr(model, "peft_config") and hasattr(model, "save_pretrained"):
+        readme = path.with_name("README.md")
+        kept = readme.exists()
+        model.save_pretrained(str(path.parent))  # type: ignore[operator]
+        if not kept:
+            readme.unlink(missing_ok=True)  # PEFT's template; the guarantee stands in card.md
+    tensors = {name: _dequantised(tensor).contiguous().clone() for name, tensor in state.items()}
+    durable.save_tensors(tensors, path, metadata)
+
+
+def _dequantised(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that holds its numbers itself, which safetensors needs: others are made of several."""
+    return tensor.dequantize() if hasattr(tensor, "__tensor_flatten__") else tensor
