@@ -47,19 +47,19 @@ def reproduce(what: str, task: Sequence[str], scale: str, out: Path, seed: int, 
 
 
 def _reproduce_plain(what: str, out: Path, seed: int, overwrite: bool) -> None:
-    from .study import quantile_figures, table1
+    from .study import without_training
 
     if what == "table1":
-        table1.check_table_free(out, overwrite)
-        rows = table1.table1(lambda task: tell(f"accounting {task} ..."))
-        say(table1.table1_text(rows))
-        say(str(table1.write_table1(out, rows, overwrite=overwrite)))
+        without_training.check_table_free(out, overwrite)
+        rows = without_training.table1(lambda task: tell(f"accounting {task} ..."))
+        say(without_training.table1_text(rows))
+        say(str(without_training.write_table1(out, rows, overwrite=overwrite)))
         return
     if what == "fig1":
-        files = quantile_figures.figure1(out, overwrite=overwrite)
+        files = without_training.figure1(out, overwrite=overwrite)
     else:
-        files = quantile_figures.figure2(out, seed=seed, overwrite=overwrite)
-        say(table1.figure2_caption())
+        files = without_training.figure2(out, seed=seed, overwrite=overwrite)
+        say(without_training.figure2_caption())
     for file in files:
         say(str(file))
 

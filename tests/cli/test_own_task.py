@@ -18,8 +18,8 @@ import clipline as cl
 from clipline.data.population import Population
 from clipline.data.store import write_store
 from clipline.privacy.ledger import Ledger
-from clipline.study.report.collect import collect
 from clipline.study.report.content import content
+from clipline.study.report.reading import collect
 from clipline.tasks.own.own_task import own_task
 from clipline.tasks.settings import TrainSettings
 from clipline.tasks.sweep import train_many

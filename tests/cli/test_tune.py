@@ -17,7 +17,7 @@ from samples import ROOT
 
 import clipline as cl
 from clipline.cli.tune import command
-from clipline.study.runs.directory import StudyDirectory
+from clipline.study.directory import StudyDirectory
 
 TASK = """
 from torch import nn

@@ -5,6 +5,7 @@ from clipline.errors import SettingError
 from clipline.privacy.events import (
     FixedSizeSampling,
     GaussianEvent,
+    GroupedPoissonSampling,
     NoSampling,
     PoissonSampling,
     Statistic,
@@ -16,6 +17,7 @@ EVENTS = [
     GaussianEvent(NoSampling(), 0.0),
     GaussianEvent(PoissonSampling(0.1), 1.3958),
     GaussianEvent(FixedSizeSampling(100, 3400), 0.513),
+    GaussianEvent(GroupedPoissonSampling(0.1, 12, 5), 0.9),
     GaussianEvent(TruncatedPoissonSampling(0.1, 3400, 400), 0.7),
     GaussianEvent(NoSampling(), 20.0, Statistic("vocabulary of city", "0f", 1e-8, True)),
     GaussianEvent(NoSampling(), 20.0, Statistic("vocabulary of city", "0f", 1e-8, True, example_level=True)),
@@ -62,7 +64,10 @@ def test_the_json_of_an_event_is_flat():
     ("entries", "message"),
     [
         ({"sampling": "poison", "rate": 0.1, "noise_multiplier": 1}, "sampling='poison'.*did you mean 'poisson'"),
-        ({"rate": 0.1, "noise_multiplier": 1}, "sampling=None must be one of none, poisson, truncated-poisson, fixed"),
+        (
+            {"rate": 0.1, "noise_multiplier": 1},
+            "sampling=None must be one of none, poisson, grouped-poisson, truncated-poisson, fixed",
+        ),
         ({"sampling": "none", "rate": 0.1, "noise_multiplier": 1}, "unknown key 'rate' in an event with none sampling"),
         ({"sampling": "poisson", "noise_multiplier": 1}, "rate is missing"),
         ({"sampling": "poisson", "rate": 0.1}, "noise_multiplier is missing"),

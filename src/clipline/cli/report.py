@@ -22,7 +22,7 @@ def report(paths: tuple[Path, ...], out: Path | None, live: bool, port: int | No
     if port is not None:
         raise SettingError(f"port={port} must be left out where nothing is served: add --live, or drop it")
     from ..study.report import write_report
-    from ..study.report.run_directory import is_run_directory, read_run_directory
+    from ..study.report.reading import is_run_directory, read_run_directory
 
     written = write_report(paths, out)
     for path in filter(is_run_directory, paths):  # what the page says in its yellow box, for who does not open it
@@ -33,7 +33,7 @@ def report(paths: tuple[Path, ...], out: Path | None, live: bool, port: int | No
 
 def follow(paths: tuple[Path, ...], out: Path | None, port: int) -> None:
     """Serve the page of one run until Ctrl-C."""
-    from ..study.report.live import live_server
+    from ..study.report.page import live_server
 
     if len(paths) != 1:
         raise SettingError(f"live follows one run and {len(paths)} paths are given: give one")

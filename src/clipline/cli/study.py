@@ -14,7 +14,7 @@ from ..console import fail, say, tell
 from .parser import Argument, Command, Group, Option
 
 if TYPE_CHECKING:
-    from ..study.runs.directory import StudyDirectory
+    from ..study.directory import StudyDirectory
 
 
 def status(folder: Path, as_json: bool) -> None:
@@ -23,7 +23,7 @@ def status(folder: Path, as_json: bool) -> None:
     It may be asked while others work on the study. Running: a process on this machine, or one that shares the folder,
     has claimed the run.
     """
-    from ..study.runs.directory import StudyDirectory
+    from ..study.directory import StudyDirectory
 
     directory = StudyDirectory.existing(folder)
     done, asked, failures = set(directory.ids()), set(directory.entries()["asked"]), directory.failures()
@@ -78,9 +78,8 @@ def check(folder: Path) -> int:
     and the model's card must agree. Ends with exit code 1 if anything is wrong, and says what.
     """
     from ..errors import RunError
-    from ..study.kinds import experiment_kinds
-    from ..study.report.run_directory import is_run_directory
-    from ..study.runs.directory import StudyDirectory
+    from ..study.directory import StudyDirectory, experiment_kinds
+    from ..study.report.reading import is_run_directory
 
     if not folder.exists():
         raise RunError(f"path={str(folder)!r} does not exist: give a run directory or a study directory")
@@ -106,8 +105,8 @@ def check(folder: Path) -> int:
 
 def _check_run(folder: Path) -> int:
     """Whether the files of one run agree, and what they come to."""
-    from ..study.report.run_directory import read_run_directory
-    from ..study.report.statements import basis, cautions, warnings, words
+    from ..study.report.content import basis, cautions, warnings, words
+    from ..study.report.reading import read_run_directory
 
     run = read_run_directory(folder)
     promised = run.promise is not None and run.promise.epsilon is not None
@@ -143,7 +142,7 @@ def merge(sources: Sequence[Path], into: Path) -> int:
     A run that both have is kept as it is. A damaged one is named, left out, and makes the exit code 1.
     """
     from ..errors import RunError
-    from ..study.runs.directory import StudyDirectory
+    from ..study.directory import StudyDirectory
 
     others = [StudyDirectory.existing(source) for source in sources]
     directory, damaged = StudyDirectory(into), False

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .events import (
         FixedSizeSampling,
         GaussianEvent,
+        GroupedPoissonSampling,
         NoSampling,
         PoissonSampling,
         Statistic,
@@ -32,19 +33,20 @@ if TYPE_CHECKING:
     from .selection import PoissonRuns, TruncatedNegativeBinomial, account_grid, account_search
 
 __all__ = [
-    "DeltaNoise", "FixedSizeSampling", "GaussianEvent", "Guarantee", "Ledger", "NoSampling", "NoiseTable", "Plan",
-    "PoissonRuns", "PoissonSampling", "Relation", "Statistic", "TruncatedNegativeBinomial",
-    "TruncatedPoissonSampling", "account", "account_grid", "account_renyi", "account_search", "cohort_within",
-    "default_relation", "delta_at", "gaussian_mu", "join_noise", "least_scale", "noise_multiplier_for", "plan",
-    "plan_table", "privacy_curve", "quantile_bound", "rounded_up", "rounds_within", "sampling_named", "split_noise",
+    "DeltaNoise", "FixedSizeSampling", "GaussianEvent", "GroupedPoissonSampling", "Guarantee", "Ledger",
+    "NoSampling", "NoiseTable", "Plan", "PoissonRuns", "PoissonSampling", "Relation", "Statistic",
+    "TruncatedNegativeBinomial", "TruncatedPoissonSampling", "account", "account_grid", "account_renyi",
+    "account_search", "cohort_within", "default_relation", "delta_at", "gaussian_mu", "join_noise", "least_scale",
+    "noise_multiplier_for", "plan", "plan_table", "privacy_curve", "quantile_bound", "rounded_up", "rounds_within",
+    "sampling_named", "split_noise",
 ]  # fmt: skip
 __getattr__, __dir__ = lazily(
     __name__,
     {
         ".accountant": "account account_renyi default_relation delta_at privacy_curve",
         ".calibration": "cohort_within least_scale noise_multiplier_for rounds_within",
-        ".events": "FixedSizeSampling GaussianEvent NoSampling PoissonSampling Statistic TruncatedPoissonSampling "
-        "sampling_named",
+        ".events": "FixedSizeSampling GaussianEvent GroupedPoissonSampling NoSampling PoissonSampling Statistic "
+        "TruncatedPoissonSampling sampling_named",
         ".feasibility": "NoiseTable",
         ".guarantee": "Guarantee rounded_up",
         ".ledger": "Ledger",

@@ -100,7 +100,7 @@ def default_relation(sampling: Sampling) -> Relation:
 def _guarantee(
     ledger: Ledger, events: Events, delta: float, relation: Relation, spent: tuple[float, AccountantName, float | None]
 ) -> Guarantee:
-    rounds = [event for event, _ in events if event.statistic is None]
+    rounds = [event for event in ledger.events if event.statistic is None]
     kinds = {event.sampling.name for event in rounds} or {NoSampling.name}
     sampler = kinds.pop() if len(kinds) == 1 else "mixed"
     noisy = all(event.noise_multiplier > 0 for event, _ in events)
@@ -143,12 +143,11 @@ def check_delta(delta: float) -> float:
 
 
 def _read(ledger: Ledger, relation: Relation) -> tuple[Relation, Events]:
-    """The relation, and the events in an order that depends on nothing but the events."""
+    """The relation, and what the ledger costs, in an order that depends on nothing but the events."""
     relation = Relation.named(relation)
-    events = tuple(sorted(ledger.events.items(), key=lambda item: repr(item[0])))
-    for event, _ in events:
+    for event in sorted(ledger.events, key=repr):
         check_supported(event, relation)
-    return relation, events
+    return relation, tuple(sorted(ledger.costs.items(), key=lambda item: repr(item[0])))
 
 
 @lru_cache(maxsize=4096)

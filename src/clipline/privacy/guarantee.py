@@ -18,6 +18,7 @@ AccountantName = Literal["renyi", "privacy loss"]
 SAMPLERS = {
     "none": "no sampling",
     "poisson": "Poisson sampling",
+    "grouped-poisson": "Poisson sampling from groups in turn",
     "truncated-poisson": "Poisson sampling with a cap",
     "fixed": "fixed-size sampling",
     "mixed": "mixed sampling",
@@ -31,7 +32,7 @@ ACCOUNTANTS = {"renyi": "Renyi accountant", "privacy loss": "privacy-loss accoun
 class Guarantee:
     """(epsilon, delta) differential privacy for one user.
 
-    `sampler` is "none", "poisson", "truncated-poisson" or "fixed", or "mixed" when the rounds differ in it.
+    `sampler` is "none", "poisson", "grouped-poisson", "truncated-poisson" or "fixed", or "mixed" where rounds differ.
     `accountant` says which of the two gave epsilon. `order` is the Renyi order that gave it, and None for the
     privacy-loss accountant. `noisy` is whether every round had noise. `from_seed` is whether cohorts and noise were
     drawn from a seed: the guarantee then holds against those who do not know it, and says so. `statistics` names what

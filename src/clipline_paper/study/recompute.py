@@ -16,9 +16,7 @@ from clipline.errors import CliplineError, RunError
 from clipline.study import RunRecord, RunSpec, StudyDirectory
 from clipline.tasks import TrainSettings
 
-from .experiments import EXPERIMENTS, run_experiment
-from .findings import Findings, disagreements
-from .grid import Grid
+from .experiments import EXPERIMENTS, Findings, Grid, disagreements, run_experiment
 from .protocol import Protocol
 
 KIND = "paper"  # of an experiment in `study.json` that this room made

@@ -14,10 +14,8 @@ from clipline.settings import STAND_IN
 from clipline.study import NoProgress, Study, StudyDirectory, data_checksum
 from clipline.tasks import Task, task_named
 
-from .experiments import run_experiment
+from .experiments import Findings, Grid, run_experiment
 from .figures import draw
-from .findings import Findings
-from .grid import Grid
 from .protocol import Protocol
 from .recompute import facts_of
 

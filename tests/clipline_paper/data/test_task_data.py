@@ -17,7 +17,7 @@ from clipline.data.store import write_store
 from clipline.privacy.ledger import Ledger
 from clipline.training.progress import Progress
 from clipline.training.run_directory import RunDirectory
-from clipline_paper.preprocessing.text import CHARACTERS
+from clipline_paper.preprocessing import CHARACTERS
 
 # Stores of a few users, for which a hundred and more are declared.
 pytestmark = pytest.mark.filterwarnings("ignore::clipline.federated.sampling.DeclaredUsersWarning")

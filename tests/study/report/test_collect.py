@@ -9,9 +9,8 @@ from scipy.stats import norm
 
 from clipline import EarlyStopping, Evaluate, RunDirectory
 from clipline.errors import RunError
-from clipline.study.report.collect import collect
-from clipline.study.report.content import content
-from clipline.study.report.statements import warnings
+from clipline.study.report.content import content, warnings
+from clipline.study.report.reading import collect
 
 
 def gaussian_epsilon(mu, delta):

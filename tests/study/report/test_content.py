@@ -1,8 +1,8 @@
 from reported_runs import write_record, write_run
 
-from clipline.study.report.collect import collect
 from clipline.study.report.content import content, drawn
 from clipline.study.report.page import page
+from clipline.study.report.reading import collect
 
 
 def test_few_rounds_are_all_drawn():

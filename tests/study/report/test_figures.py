@@ -2,9 +2,9 @@ import json
 
 from reported_runs import write_record
 
-from clipline.study.report.collect import collect
 from clipline.study.report.content import content
-from clipline.study.report.figures import read_figures
+from clipline.study.report.reading import collect
+from clipline.study.report.tables import read_figures
 
 OF_RUN = "method,quantile,clip,noise_at_100,noise_multiplier,client_lr,server_lr"
 FIG5 = f"""{OF_RUN},value,outcome,chosen,runs

@@ -9,7 +9,7 @@ from reported_runs import add_rounds, end_run, write_record, write_run
 
 from clipline.plotting import PALETTE, PALETTE_DARK, ordered_colours
 from clipline.study.report import write_report
-from clipline.study.report.live import live_server
+from clipline.study.report.page import live_server
 
 CHARTS = ("chart-metric", "chart-clip", "chart-within", "chart-epsilon")
 ATTACK = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>"

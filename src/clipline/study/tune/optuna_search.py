@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .question import Question
-from .rates import STEP
-from .recipe import Rates, RateTrial, Tell, Trials, check_learnt, told
+from .recipe import STEP, Rates, RateTrial, Tell, Trials, check_learnt, told
 
 if TYPE_CHECKING:
     import optuna

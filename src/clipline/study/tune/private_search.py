@@ -29,14 +29,11 @@ from ...privacy.guarantee import Guarantee, rounded_up
 from ...privacy.ledger import Ledger
 from ...privacy.selection import TruncatedNegativeBinomial, account_grid, account_search
 from ...training import durable
-from ..runs.claims import Claims
-from ..runs.directory import CLAIMS
-from ..runs.record import RunSpec
-from ..runs.study import Study
-from .question import Question
-from .rates import RateGrid, runs_with_fixed_clips
-from .recipe import Metric, RateTrial, Tell, Trials, check_learnt
-from .scale import Alternative, Target, Unreachable, least_cohort
+from ..directory import CLAIMS, Claims
+from ..record import RunSpec
+from ..study import Study
+from .question import Alternative, Question, Target, Unreachable, least_cohort
+from .recipe import Metric, RateGrid, RateTrial, Tell, Trials, check_learnt, runs_with_fixed_clips
 
 FOLDER = "private"  # in the directory of the tuning: it holds seeds, and nothing in it may leave
 _DRAWN = "drawn.json"

@@ -100,14 +100,14 @@ def own_model(task: str) -> tuple[nn.Module, list[str]]:
     return model, [name for pattern in _personal_in(file) for name in fnmatch.filter(names, pattern)]
 
 
-def model_of(task: str, way_out: str) -> tuple[Callable[[], nn.Module], Any, str | None]:
-    """What makes the model of a task's file, its `predict(model, batch)` and its `LABEL`, or None. The file is run.
-
-    `way_out` ends the message where the file makes a `Task` itself.
-    """
+def model_of(task: str) -> tuple[Callable[[], nn.Module], Any, str | None]:
+    """What makes the model of a task's file, its `predict(model, batch)` and its `LABEL`, or None. The file is run."""
     file = TaskFile(task)
     if file.makes_task:
-        raise SettingError(f"task={task!r} defines TASK, whose model cannot be made without its data: {way_out}")
+        raise SettingError(
+            f"task={task!r} defines TASK, whose model cannot be made without its data: load it in Python, with "
+            "clipline.load(path, model=MyModel())"
+        )
     label = file.value("LABEL")
     return file.make_model(), file.optional("predict"), label if isinstance(label, str) else None
 

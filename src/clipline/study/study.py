@@ -1,0 +1,177 @@
+"""A study: ask for runs, get their records. What is there is read, what is missing is run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import CliplineError, check_whole, refuse
+from ..tasks.settings import TrainSettings
+from ..tasks.task import Task
+from .directory import Claims, StudyDirectory
+from .execution import Executor, Failure, LocalExecutor, PlannedRun, shape_key
+from .record import RunRecord, RunSpec, data_checksum, identity_of
+from .study_progress import NoProgress
+
+_POLL_SECONDS = 0.2  # how often to look for what another process makes
+_MOST_CLAIMED = 512  # runs at a time, on a large cluster: every claim is an open file
+
+
+class FailedRunsError(CliplineError, RuntimeError):
+    """Some runs of a study ended with an error; all others were made and are kept."""
+
+    def __init__(self, failures: Sequence[Failure]) -> None:
+        self.failures = list(failures)
+        named = "; ".join(
+            f"run {failure.run.id} ({describe(failure.run.parts)}): {failure.error}" for failure in failures
+        )
+        super().__init__(f"{len(failures)} of the runs failed and the others are kept: {named}")
+
+
+class Study:
+    """Runs of one task, kept in a directory: an interrupted, extended or merged study repeats nothing.
+
+    Several processes may work on one directory, each with a `Study` of its own: none makes a run that another has or
+    is making. `side_by_side` limits how many runs train as one program; left out, what fits memory and gains speed.
+
+        study = Study("studies/first", task_named("handwriting"))
+        records = study.results([RunSpec(replace(base, seed=seed)) for seed in range(20)])
+    """
+
+    def __init__(
+        self,
+        directory: StudyDirectory | str | Path,
+        task: Task,
+        *,
+        cluster: str | None = None,
+        progress: NoProgress | None = None,
+        side_by_side: int | None = None,
+    ) -> None:
+        self.directory = directory if isinstance(directory, StudyDirectory) else StudyDirectory(directory)
+        self.task = task
+        self.progress = NoProgress() if progress is None else progress
+        self._side_by_side = side_by_side
+        if side_by_side is not None:
+            check_whole("side_by_side", side_by_side, at_least=1, way_out="1 makes one run after the other")
+        self._checksums: dict[str | None, str] = {}
+        self._executor: Executor
+        if cluster is None:
+            self._executor = LocalExecutor(task, self._add, self.progress.round)
+        else:
+            from .cluster import ClusterExecutor
+
+            self._executor = ClusterExecutor(task, self._add, self.progress.round, cluster)
+
+    def results(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
+        """The records of these runs, in order; those that are missing are made, or waited for if another makes them.
+
+        If some fail, a `FailedRunsError` names them once all others have ended. Ctrl-C raises KeyboardInterrupt, and
+        what has ended is kept.
+        """
+        planned = [self.planned(spec) for spec in specs]
+        wanted = {run.id: run for run in planned}
+        self.directory.note_asked(wanted)
+        done = [run.id for run in wanted.values() if self._done(run)]
+        self.progress.begin({run.id: run.spec.settings.rounds for run in wanted.values()}, done)
+        try:
+            failures = self._make([run for run in wanted.values() if run.id not in done])
+        finally:
+            self.progress.close()
+        if failures:
+            raise FailedRunsError(failures)
+        records = [self.directory.record(run.id) for run in planned]
+        return [record for record in records if record is not None]
+
+    def close(self) -> None:
+        """Leave the cluster, if there is one."""
+        self._executor.close()
+
+    def planned(self, spec: RunSpec) -> PlannedRun:
+        """The run with its identity; refused where it is one of another task."""
+        if spec.settings.task != self.task.settings.task:
+            raise refuse(
+                "task", spec.settings.task, f"{self.task.settings.task!r}, the task of this study", "change it"
+            )
+        data = spec.settings.data
+        if data not in self._checksums:
+            self._checksums[data] = data_checksum(spec.settings)
+        parts = spec.parts(self._checksums[data], self.task.code)
+        return PlannedRun(spec, identity_of(parts), parts)
+
+    def _make(self, missing: list[PlannedRun]) -> list[Failure]:
+        """Make all of these, or wait until another process has; give those that failed here."""
+        failures: list[Failure] = []
+        running: set[str] = set()
+        with self.directory.claims() as claims:
+            try:
+                while missing or running:
+                    while len(running) < min(len(missing), _MOST_CLAIMED) and self._executor.free_slots() > 0:
+                        group = self._claimed_group(claims, [run for run in missing if run.id not in running])
+                        if not group:
+                            break
+                        running |= {run.id for run in group}
+                        self.progress.start(run.id for run in group)
+                        self._executor.start(group)
+                    if not running:
+                        self.progress.wait(len(missing))
+                        time.sleep(_POLL_SECONDS)
+                    for made, failed in self._executor.wait() if running else ():
+                        running -= {run.id for run in made}
+                        for failure in failed:
+                            self._note(failure)
+                        failures += failed
+                        claims.release(run.id for run in made)
+                    lost = {failure.run.id for failure in failures}
+                    ended = {run.id for run in missing if run.id not in running and self._done(run)}
+                    self.progress.end(ended)
+                    missing = [run for run in missing if run.id not in ended | lost]
+            except BaseException:
+                self._executor.close()
+                raise
+        return failures
+
+    def _claimed_group(self, claims: Claims, missing: Sequence[PlannedRun]) -> list[PlannedRun]:
+        """Runs of one shape that are claimed now, as many as go side by side; none if others have claimed all."""
+        group: list[PlannedRun] = []
+        most = 1
+        for run in missing:
+            if group and shape_key(run.spec) != shape_key(group[0].spec):
+                continue
+            if not claims.take(run.id):
+                continue
+            if self._done(run):  # another has ended it since we looked
+                claims.release([run.id])
+                continue
+            group.append(run)
+            most = self._most(run.spec.settings, len(missing)) if len(group) == 1 else most
+            if len(group) >= most:
+                break
+        return group
+
+    def _most(self, settings: TrainSettings, left: int) -> int:
+        """As many as asked for or as gain speed, but so that every free slot gets some."""
+        most = self._side_by_side or self._executor.most(settings)
+        return max(1, min(most, -(-left // max(1, self._executor.free_slots()))))
+
+    def _done(self, run: PlannedRun) -> bool:
+        return self.directory.record(run.id) is not None
+
+    def _add(self, record: RunRecord) -> None:
+        self.directory.add(record)
+        self.progress.end([record.id])
+
+    def _note(self, failure: Failure) -> None:
+        what = describe(failure.run.parts)
+        self.directory.note_failure(failure.run.id, what, failure.trace)
+        self.progress.fail(what, failure.run.id, failure.error)
+
+
+def describe(parts: Mapping[str, Any]) -> str:
+    """A run in a few words, for people."""
+    settings = parts["settings"]
+    clip = f"quantile {settings['quantile']:g}" if settings["clip"] == "quantile" else f"clip {settings['clip']}"
+    noise = f"epsilon {settings['epsilon']:g}" if "epsilon" in settings else f"noise {settings['noise_multiplier']:g}"
+    rates = f"rates {settings['client_lr']:.3g} and {settings['server_lr']:.3g}"
+    return f"{parts['task']}, {clip}, {noise}, {rates}, seed {settings['seed']}"
