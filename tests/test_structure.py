@@ -111,7 +111,7 @@ BUDGETS = {
     "data": 4705,
     "engine": 13219,
     "federated": 1243,
-    "privacy": 3991,
+    "privacy": 3929,
     "random": 310,
     "root files": 1251,
     "serve": 773,
