@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from .. import console
 from ..errors import CliplineError, RunError, SettingError, nearest, refuse
 from ..metric_direction import better_facts, lower_is_better
 from ..settings import GROUPS, RUN, SETTINGS
@@ -105,7 +106,7 @@ def resolve(
     Flags that name other data drop what the file says of its own, unless they are the `same_data` at another place.
     """
     from ..data.task_stores import find_store
-    from ..engine.parallel.torchrun import from_rank_0
+    from ..engine.workers.torchrun import from_rank_0
     from ..tasks.own.own_task import own_task
     from ..tasks.settings import check_given, merged, read_toml
 
@@ -129,7 +130,7 @@ def resolve(
 
 def _locked(path: Path) -> AbstractContextManager[DirectoryLock | None]:
     """The lock on a run directory; none on torchrun's ranks above 0, which write nothing."""
-    from ..engine.parallel.torchrun import torchrun_rank
+    from ..engine.workers.torchrun import torchrun_rank
     from ..training.durable import DirectoryLock
 
     rank = torchrun_rank()
@@ -154,8 +155,8 @@ def run(
     import torch
 
     from ..engine.choose import SMALL_MODEL
-    from ..engine.cpu.allocator import keep_freed_memory
-    from ..engine.parallel.torchrun import agree, from_rank_0, torchrun_rank
+    from ..engine.core.allocator import keep_freed_memory
+    from ..engine.workers.torchrun import agree, from_rank_0, torchrun_rank
     from ..training.callbacks import Callback, StopOnInterrupt, TensorBoard
     from ..training.evaluation import Evaluate
     from ..training.progress import Progress
@@ -173,7 +174,7 @@ def run(
         check_free(path, "out")
     boards = [TensorBoard(path, unprivate_timing=settings.unprivate_timing)] if tensorboard else []
     used = task.data_used(settings)
-    print(f"preparing {used.title} ...", file=sys.stderr, flush=True)
+    console.tell(f"preparing {used.title} ...")
     settings.compute().check_device()
     loaded = task.load(settings)
     metric = loaded.metric_name or task.metric_name
@@ -194,7 +195,7 @@ def run(
         """Says what begins, once nothing has refused it."""
 
         def on_start(self, training: Training, state: TrainState) -> None:
-            print(announced, *filter(None, [_can_it_train(training)]), sep="\n", file=sys.stderr, flush=True)
+            console.tell("\n".join(filter(None, [announced, _can_it_train(training)])))
             if done := state.round_index:
                 charged = max(state.ledger, directory.charged, key=lambda ledger: ledger.rounds)
                 spent = f"; what was released so far spent epsilon {training.guarantee_of(charged).epsilon_text}"
@@ -202,7 +203,7 @@ def run(
                 anew = (
                     "" if settings.early_stopping is None else "; the best is sought among the rounds after the resume"
                 )
-                print(f"going on after {done} of {settings.rounds} rounds{was}{anew}", file=sys.stderr, flush=True)
+                console.tell(f"going on after {done} of {settings.rounds} rounds{was}{anew}")
 
     facts = _facts(task, settings, used, metric, loaded.baseline)
     directory = RunDirectory(
@@ -227,7 +228,7 @@ def run(
         print(json.dumps(summary_json(task, settings, used, result, metric, users, path, page)))
     else:
         flags = " --tensorboard" * tensorboard + " --no-report" * (not report)
-        print(summary(settings, used, result, metric, path, page, training.planned, flags))
+        console.say(summary(settings, used, result, metric, path, page, training.planned, flags))
     return 130 if result.stopped == "interrupted" else 0
 
 
@@ -281,7 +282,7 @@ def _write_report(path: Path) -> Path | None:
     try:
         return write_report([path])
     except (CliplineError, OSError) as error:
-        print(f"no report was written: {error}", file=sys.stderr)
+        console.tell(f"warning: no report was written: {error}")
         return None
 
 

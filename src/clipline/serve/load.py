@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from ..data.chunks import is_file, short
 from ..data.column_options import ColumnOptions
 from ..data.packed_field import Field
-from ..engine.batches import in_batch
-from ..engine.working_model import uncompiled
+from ..engine.core.batches import in_batch
+from ..engine.core.working_model import uncompiled
 from ..errors import CliplineError, ModuleError, PopulationError, RunError, SettingError, check_whole, nearest, refuse
 from ..federated.local_sgd import Batch
 from ..privacy.guarantee import Guarantee

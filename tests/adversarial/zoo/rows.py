@@ -5,8 +5,7 @@ import torch.nn.functional as F
 from adversarial.entry import EITHER, ISOLATED, Zoo
 from torch import nn
 
-from clipline.engine.layers import BagLinear
-from clipline.engine.sparse.recorded_weight import bag
+from clipline.layers import BagLinear, bag
 
 HEIGHT = 600
 

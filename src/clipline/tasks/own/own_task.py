@@ -17,8 +17,8 @@ from ...data.column_options import ZERO_UPDATE, ColumnOptions
 from ...data.manifest import MANIFEST, read_entries, verify_store
 from ...data.population import Population, share_users
 from ...data.task_stores import CHECKSUM_BYTES, INSIDERS, OUTSIDERS, DataUsed
-from ...engine.batches import Examples
-from ...engine.isolation.value_ranges import check_ranges
+from ...engine.core.batches import Examples
+from ...engine.value_ranges import check_ranges
 from ...errors import ModuleError, PopulationError, SettingError, check_choice, nearest, refuse
 from ...federated.local_sgd import Batch, Loss, per_example, takes_reference
 from ...settings import SETTINGS
