@@ -109,7 +109,7 @@ BUDGETS = {
     "cli": 2575,
     "clipline_paper": 4986,
     "data": 4705,
-    "engine": 13211,
+    "engine": 12700,
     "federated": 1243,
     "privacy": 4063,
     "random": 310,
