@@ -114,9 +114,9 @@ BUDGETS = {
     "privacy": 4063,
     "random": 310,
     "root files": 1512,
-    "serve": 773,
+    "serve": 772,
     "study": 5195,
-    "tasks": 2382,
+    "tasks": 2320,
     "training": 3652,
 }
 
