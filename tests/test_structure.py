@@ -111,7 +111,7 @@ BUDGETS = {
     "data": 4705,
     "engine": 12700,
     "federated": 1243,
-    "privacy": 4063,
+    "privacy": 3986,
     "random": 310,
     "root files": 1512,
     "serve": 772,
