@@ -212,8 +212,3 @@ def test_the_curve_of_a_cap_is_the_moment_of_the_mixture(order):
 
 def test_no_noise_costs_infinitely_much():
     assert np.all(np.isinf(curve_of(PoissonSampling(0.1), Relation.ADD_OR_REMOVE, 0.0)))
-
-
-def test_a_kept_curve_cannot_be_altered():
-    with pytest.raises(ValueError, match="read-only"):
-        curve_of(NoSampling(), Relation.ADD_OR_REMOVE)[0] = 0

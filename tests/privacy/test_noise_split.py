@@ -33,10 +33,6 @@ PAPER = [
 ]
 
 
-def test_counting_costs_half_a_percent_more_noise_at_100_users():
-    assert float(split_noise(1.0, 5.0)) == pytest.approx(1.00503781525921, rel=1e-14)
-
-
 def test_pitfall_uncentred_bit_needs_its_own_formula():
     # A bit that is not centred moves the count by 1, not by 1/2; the centred formula would add too little noise.
     uncentred = split_noise(1.0, 5.0, bit_bound=1.0)

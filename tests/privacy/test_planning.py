@@ -168,13 +168,6 @@ def test_a_question_without_an_answer_is_refused(settings, words):
     assert words in str(error.value)
 
 
-def test_the_curve_rises_to_the_answer():
-    found = plan(population_size=10_000, cohort_size=100, rounds=300, noise_multiplier=1.0)
-    epsilons = [epsilon for _, epsilon in found.curve]
-    assert epsilons == sorted(epsilons)
-    assert found.curve[-1] == (300, found.guarantee.epsilon)
-
-
 def test_a_small_cohort_gets_the_noise_on_its_count_that_costs_least():
     """By hand: z (z + sqrt(z^2 + 32 m^2)) / 8 at z = 2, m = 10 is 14.6510, and its root 3.82766."""
     found = plan(population_size=10_000, cohort_size=10, rounds=10, noise_multiplier=2.0)
