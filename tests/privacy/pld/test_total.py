@@ -28,7 +28,9 @@ def total_of(masses, start=0.0, step=0.5, **changes):
         "rounding_gain": 0.0,
         "charged": 0.0,
     }
-    return TotalLoss(start=start, step=step, masses=np.asarray(masses, dtype=float), **{**known, **changes})
+    return TotalLoss(
+        start=start, step=step, masses=np.asarray(masses, dtype=float), **{**known, "charged": 0.0, **changes}
+    )
 
 
 def test_delta_is_the_hockey_stick_sum():
