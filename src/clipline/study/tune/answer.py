@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ...errors import RunError
+from ...errors import RunError, first_line
 from ...privacy.guarantee import Guarantee, delta_rounded_up, rounded_up
 from ...privacy.planning import plan
 from ...settings import toml_text
@@ -588,7 +588,7 @@ def _private(answer: PrivatelyTuned) -> str:
 def _statement(answer: Tuned) -> str:
     if answer.scaled is None:
         assert answer.refusal is not None
-        first = str(answer.refusal).partition("\n")[0]
+        first = first_line(answer.refusal)
         rows = [(one.change, one.meaning) for one in answer.refusal.alternatives]
         return (
             f'<div class="banner"><h2>The target cannot be met</h2><p>{_text(first)}</p>'
