@@ -60,7 +60,7 @@ def _programs_of_the_tests_alone(tmp_path_factory: pytest.TempPathFactory) -> No
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs are traced but not compiled."""
-    monkeypatch.setattr("clipline.engine.programs.inductor.compiled", Uncompiled)
+    monkeypatch.setattr("clipline.engine.gpu.programs.inductor.compiled", Uncompiled)
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import clipline
 from clipline import LocalSGD, Population
-from clipline.engine.layers import MatrixLSTM, MaxPool2d, PatchConv2d
-from clipline.engine.one_by_one import OneByOne
-from clipline.engine.problem import Problem
+from clipline.engine.core.one_by_one import OneByOne
+from clipline.engine.core.problem import Problem
+from clipline.engine.stacked.layers import MatrixLSTM, MaxPool2d, PatchConv2d
 from clipline.engine.stacked.trainer import Stacked
 from clipline.federated.backend import CohortRequest
 from clipline.federated.clipping import PartialSums

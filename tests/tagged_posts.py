@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from clipline import Population
-from clipline.engine.layers import BagLinear
-from clipline.engine.sparse.recorded_weight import bag
+from clipline.engine.core.recorded_weight import bag
+from clipline.engine.stacked.layers import BagLinear
 
 HEIGHT, TAGS, SIZES = 12, 5, (4, 0, 23, 1, 9)
 

@@ -20,8 +20,8 @@ from samples import (
 )
 
 from clipline import Evaluate, FixedClip, LocalAdam, LocalSGD, Population, QuantileClip, SettingError
-from clipline.engine.isolation.value_ranges import ValueRangeWarning
-from clipline.engine.updates import Dense, Updates
+from clipline.engine.core.updates import Dense, Updates
+from clipline.engine.value_ranges import ValueRangeWarning
 from clipline.errors import ModuleError
 from clipline.federated.clipping import ClippedSum, clip_rows, join_bit
 from clipline.federated.mechanism import GaussianMechanism

@@ -173,7 +173,7 @@ def test_objects_are_made_from_settings_by_name():
 def test_choices_are_those_that_there_are():
     assert SETTINGS["relation"].choices == tuple(relation.value for relation in Relation)
     from clipline.engine.choose import ENGINES
-    from clipline.engine.precision import PRECISIONS
+    from clipline.engine.core.precision import PRECISIONS
 
     assert (SETTINGS["engine"].choices, SETTINGS["precision"].choices) == (ENGINES, PRECISIONS)
     assert SETTINGS["classes"].limits["at_most"] == len(CHARACTERS)
@@ -193,7 +193,7 @@ def test_compute_is_resolved_to_what_is_there(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("clipline.engine.parallel.forked.usable_cores", lambda: 8)
+    monkeypatch.setattr("clipline.engine.workers.forked.usable_cores", lambda: 8)
     auto = Compute(device="auto", workers=None)
     assert auto.resolved(parameters=10**7, cohort_size=100) == Compute(torch.device("cpu"), workers=8)
     assert auto.resolved(parameters=10**7, cohort_size=3).workers == 3  # no more than users come

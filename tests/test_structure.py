@@ -108,15 +108,15 @@ BUDGETS = {
     "cli": 2621,
     "clipline_paper": 4987,
     "data": 4705,
-    "engine": 13219,
+    "engine": 13211,
     "federated": 1243,
-    "privacy": 3989,
+    "privacy": 4063,
     "random": 310,
     "root files": 1251,
-    "serve": 892,
+    "serve": 773,
     "study": 5219,
     "tasks": 2410,
-    "training": 3747,
+    "training": 3824,
 }
 
 

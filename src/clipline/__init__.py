@@ -16,7 +16,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 if TYPE_CHECKING:
     from .data.population import Population
     from .data.statistics.private_statistics import PrivateStatistics
-    from .engine.fast_parts import FastParts
+    from .engine.core.fast_parts import FastParts
     from .errors import CliplineError, HopelessNoiseWarning, SettingError
     from .federated.clip_controllers import FixedClip, QuantileClip, ScheduledClip
     from .federated.local_sgd import LocalAdam, LocalSGD
@@ -50,7 +50,7 @@ __getattr__, __dir__ = lazily(
     __name__,
     {
         ".data.statistics.private_statistics": "PrivateStatistics",
-        ".engine.fast_parts": "FastParts",
+        ".engine.core.fast_parts": "FastParts",
         ".errors": "CliplineError HopelessNoiseWarning SettingError",
         ".federated.clip_controllers": "FixedClip QuantileClip ScheduledClip",
         ".federated.local_sgd": "LocalAdam LocalSGD",

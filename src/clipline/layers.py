@@ -1,7 +1,7 @@
 """Layers and initial weights for models that train fast: the same numbers as torch's, in forms that stack well."""
 
-from .engine.layers import BagLinear, GroupNormReLU, MatrixLSTM, MaxPool2d, PatchConv2d
-from .engine.user_random import UserRandom
+from .engine.core.user_random import UserRandom
+from .engine.stacked.layers import BagLinear, GroupNormReLU, MatrixLSTM, MaxPool2d, PatchConv2d
 from .tasks.initialisers import he_normal_, keras_embedding, keras_linear
 
 __all__ = [

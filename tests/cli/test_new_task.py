@@ -277,7 +277,7 @@ def test_predictions_are_the_same_in_every_kind_of_file(sales, tmp_path):
             ["run", "--data", "sales.csv", "--out", "new.csv"],
             "the file 'mine.py', and no code is run that you have not",
         ),
-        (["run", "--data", "sales.csv", "--out", "new.csv"], "then give --model FILE.py"),
+        (["run", "--data", "sales.csv", "--out", "new.csv"], "or --model FILE.py"),
         (["run", *mine, "--data", "header.csv", "--out", "new.csv"], "'header.csv' has no rows"),
         (["run", *mine, "--data", "empty.npz", "--out", "new.csv"], "data='empty.npz' has no rows"),
         (
@@ -291,7 +291,7 @@ def test_predictions_are_the_same_in_every_kind_of_file(sales, tmp_path):
         (["run", *mine, "--data", "others.csv", "--out", "new.csv"], "data has Kind and none of the fields trained on"),
         (
             ["run", "--model", "plain.py", "--data", "sales.csv", "--out", "new.csv"],
-            "define predict(model, batch) in FILE",
+            "or --model FILE.py with such a function",
         ),
         (
             ["run", "--model", "plain.py", "--data", "late.csv", "--out", "new.csv"],

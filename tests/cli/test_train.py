@@ -259,7 +259,7 @@ def waited_for(path, process):
     raise AssertionError(f"{path} never came")
 
 
-@pytest.mark.filterwarnings("ignore::clipline.engine.parallel.forked.ManyWorkersWarning")
+@pytest.mark.filterwarnings("ignore::clipline.engine.workers.forked.ManyWorkersWarning")
 def test_two_processes_cannot_resume_one_run_and_a_killed_one_leaves_it_free_with_its_workers(
     clipline, tmp_path, monkeypatch
 ):
@@ -350,7 +350,7 @@ def test_a_run_may_be_resumed_with_another_number_of_workers(clipline, tmp_path,
 
 
 def test_by_default_there_is_a_worker_for_every_core_but_no_more_than_users(clipline, monkeypatch):
-    monkeypatch.setattr("clipline.engine.parallel.forked.usable_cores", lambda: 2)
+    monkeypatch.setattr("clipline.engine.workers.forked.usable_cores", lambda: 2)
     flags = ["--population-size", "300", "--rounds", "1", "--noise-multiplier", "0"]
     _, _, err = clipline("train", *flags, "--cohort-size", "30")
     assert "by 2 workers" in err

@@ -9,7 +9,7 @@ from samples import linear_float32 as linear
 
 from clipline import Population, RunDirectory, Training
 from clipline.data.population import share_users
-from clipline.engine.precision import PRECISIONS
+from clipline.engine.core.precision import PRECISIONS
 from clipline.errors import ModuleError, SettingError
 from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate

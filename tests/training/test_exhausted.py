@@ -195,7 +195,7 @@ def test_a_run_that_lacks_something_ends_and_is_resumed_to_the_same_model(tmp_pa
 
 
 @pytest.mark.skipif(not FORKS, reason="needs fork")
-@pytest.mark.filterwarnings("ignore::clipline.engine.parallel.forked.ManyWorkersWarning")
+@pytest.mark.filterwarnings("ignore::clipline.engine.workers.forked.ManyWorkersWarning")
 @pytest.mark.parametrize("where", ["MainProcess", "clipline worker 1"])
 def test_a_process_that_lacks_memory_ends_the_run_of_all(tmp_path, where):
     run_lacks_and_resumes(tmp_path, "workers", "allocator", where)

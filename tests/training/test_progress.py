@@ -5,10 +5,10 @@ import pytest
 from rich.console import Console
 from samples import ROOT, small_training
 
-from clipline.engine.parallel.single import SingleProcess
-from clipline.engine.programs.notices import Notices
-from clipline.engine.programs.program_cache import forget_programs
+from clipline.engine.gpu.programs.notices import Notices
+from clipline.engine.gpu.programs.program_cache import forget_programs
 from clipline.engine.stacked.trainer import Stacked
+from clipline.engine.workers.single import SingleProcess
 from clipline.training import progress
 from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate

@@ -539,7 +539,7 @@ def test_equal_data_are_resumed_wherever_they_lie(tmp_path):
         assert reopened(tmp_path / "r", training(population=same)).round_index == 4
 
 
-@pytest.mark.filterwarnings("ignore::clipline.engine.parallel.forked.ManyWorkersWarning")
+@pytest.mark.filterwarnings("ignore::clipline.engine.workers.forked.ManyWorkersWarning")
 def test_what_changes_no_release_may_differ(tmp_path):
     crashed_run(tmp_path / "r")
     run = training(compute=Compute(workers=2, device=torch.device("cpu")))

@@ -31,11 +31,11 @@ def predict(
     check_choice("ending of out", out.suffix, _ENDINGS)
     if out.exists():
         raise RunError(f"out={str(out)!r} is there already: give a new file")
-    from ..serve.load import COMMAND_LINE, load_for
+    from ..serve.load import load
 
     given = next(csv.reader([classes], skipinitialspace=True)) if classes else []
     named = given if len(given) > 1 else classes
-    saved = load_for(COMMAND_LINE, run, model, predict=None, classes=named, device="cpu")
+    saved = load(run, model, classes=named)
     answer = saved.predict(data, keep=[name for one in keep for name in next(csv.reader([one], skipinitialspace=True))])
     rows = len(next(iter(answer.values())) if isinstance(answer, dict) else answer)
     if rows == 0:

@@ -105,7 +105,7 @@ def resolve(
     Flags that name other data drop what the file says of its own, unless they are the `same_data` at another place.
     """
     from ..data.task_stores import find_store
-    from ..engine.parallel.torchrun import from_rank_0
+    from ..engine.workers.torchrun import from_rank_0
     from ..tasks.own.own_task import own_task
     from ..tasks.settings import check_given, merged, read_toml
 
@@ -129,7 +129,7 @@ def resolve(
 
 def _locked(path: Path) -> AbstractContextManager[DirectoryLock | None]:
     """The lock on a run directory; none on torchrun's ranks above 0, which write nothing."""
-    from ..engine.parallel.torchrun import torchrun_rank
+    from ..engine.workers.torchrun import torchrun_rank
     from ..training.durable import DirectoryLock
 
     rank = torchrun_rank()
@@ -154,8 +154,8 @@ def run(
     import torch
 
     from ..engine.choose import SMALL_MODEL
-    from ..engine.cpu.allocator import keep_freed_memory
-    from ..engine.parallel.torchrun import agree, from_rank_0, torchrun_rank
+    from ..engine.core.allocator import keep_freed_memory
+    from ..engine.workers.torchrun import agree, from_rank_0, torchrun_rank
     from ..training.callbacks import Callback, StopOnInterrupt, TensorBoard
     from ..training.evaluation import Evaluate
     from ..training.progress import Progress

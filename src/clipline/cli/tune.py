@@ -167,7 +167,7 @@ def _resolved(
 
 def _answered(question: Question, path: Path, cluster: str | None) -> Any:
     """Run the steps."""
-    from ..engine.cpu.allocator import keep_freed_memory
+    from ..engine.core.allocator import keep_freed_memory
     from ..study.directory import StudyDirectory
     from ..study.study import Study
     from ..study.study_progress import StudyProgress

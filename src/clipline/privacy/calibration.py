@@ -8,7 +8,7 @@ answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import SettingError, check_number, check_whole
 from .accountant import account, check_delta, quick_epsilon, rough_epsilon
@@ -16,20 +16,13 @@ from .events import GaussianEvent, Sampling, sampling_named
 from .guarantee import Guarantee
 from .ledger import Ledger
 from .relations import Relation
-from .search import least_within, most_within
+from .search import least_whole_within, least_within, most_within
 
 _LEAST, _MOST = 0.05, 1e9  # noise multipliers considered
 _SLACK = 2e-5  # how far below its target, relative, an epsilon may end
 _ROUGH_SLACK = 5e-4  # the same in tables, of which three digits are printed
+_QUICK_SLACK = 1e-3
 _MOST_ROUNDS = 10**12
-
-
-class Accountant(Protocol):
-    """`account` or `account_renyi`."""
-
-    def __call__(self, ledger: Ledger, *, delta: float, relation: Relation) -> Guarantee:
-        """The guarantee of a ledger."""
-        ...
 
 
 def noise_multiplier_for(
@@ -39,7 +32,7 @@ def noise_multiplier_for(
     epsilon: float,
     delta: float,
     relation: Relation,
-    accountant: Accountant = account,
+    accountant: Callable[..., Guarantee] = account,
     after: Ledger | None = None,
 ) -> float:
     """The least noise multiplier of the whole round with which `rounds` rounds stay within (epsilon, delta).
@@ -78,6 +71,14 @@ def rough_noise_multiplier_for(
     check_delta(delta)
     bounds = _bounds(lambda z: Ledger().add(GaussianEvent(sampling, z), rounds), delta, relation)
     return _least_noise(bounds[:-1], _ROUGH_SLACK, sampling, rounds, epsilon, delta)
+
+
+def quick_noise_multiplier_for(
+    *, sampling: Sampling, rounds: int, epsilon: float, delta: float, relation: Relation
+) -> float:
+    """A noise multiplier at or above that of `noise_multiplier_for` by a few percent: to compare choices by."""
+    bounds = _bounds(lambda z: Ledger().add(GaussianEvent(sampling, z), rounds), delta, relation)
+    return _least_noise(bounds[:1], _QUICK_SLACK, sampling, rounds, epsilon, delta)
 
 
 def _least_noise(
@@ -149,21 +150,13 @@ def least_scale(
     def ledger(cohort: int) -> Ledger:
         return Ledger().add(GaussianEvent(sampling_named(sampling, cohort, population_size), z * cohort / m), rounds)
 
-    quick, rough, spent = _bounds(ledger, delta, relation)
-    if spent(m) <= epsilon:
-        return m
-    enough = min(2 * m, population_size)
-    while quick(enough) > epsilon and rough(enough) > epsilon:
-        if enough == population_size:
-            if spent(enough) <= epsilon:
-                break
-            raise SettingError(
-                f"{epsilon=} at {delta=} needs a cohort above the {population_size} users there are, with noise scaled "
-                f"along from {noise_multiplier=} at {cohort_size=}: raise epsilon or noise_multiplier, or lower rounds"
-            )
-        enough = min(2 * enough, population_size)
-    # `most_within` looks for the greatest number: with signs reversed it is the least cohort.
-    return -most_within([lambda down: rough(-down), lambda down: spent(-down)], epsilon, -enough, -m)
+    scaled = least_whole_within(_bounds(ledger, delta, relation), epsilon, m, population_size)
+    if scaled is None:
+        raise SettingError(
+            f"{epsilon=} at {delta=} needs a cohort above the {population_size} users there are, with noise scaled "
+            f"along from {noise_multiplier=} at {cohort_size=}: raise epsilon or noise_multiplier, or lower rounds"
+        )
+    return scaled
 
 
 def cohort_within(

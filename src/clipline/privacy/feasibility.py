@@ -22,11 +22,11 @@ from ..errors import SettingError, check_whole, refuse
 from .accountant import quick_epsilon, rough_epsilon
 from .calibration import rough_noise_multiplier_for
 from .events import GaussianEvent, sampling_named
-from .guarantee import rounded_up
+from .guarantee import default_delta, rounded_up
 from .ledger import Ledger
 from .noise_split import DeltaNoise, default_count_stddev, join_noise, split_noise
 from .relations import Relation
-from .search import most_within
+from .search import least_whole_within
 
 Parameters = int | Sequence[Sequence[int]]  # how many are trained, or the shape of each tensor of them
 
@@ -135,7 +135,7 @@ _MOST_USERS = 10**12
 
 @dataclass(frozen=True)
 class Setup:
-    """The training that is to be helped. `delta` is given for every number of users, since it may depend on it."""
+    """The training that is to be helped."""
 
     population_size: int
     cohort_size: int
@@ -143,14 +143,15 @@ class Setup:
     epsilon: float
     sampling: str
     relation: Relation
-    delta: Callable[[int], float]
+    delta: float | None  # None: `default_delta` of the number of users
     count_stddev: float | None  # None: what `default_count_stddev` says
 
     def spent(self, bound: Callable[..., float], population_size: int, cohort_size: int, noise: float) -> float:
         """Epsilon, by this bound, with so many users and this noise on the summed updates."""
         z = whole_round_noise(noise, cohort_size, self.count_stddev)
         event = GaussianEvent(sampling_named(self.sampling, cohort_size, population_size), z)
-        return bound(Ledger().add(event, self.rounds), delta=self.delta(population_size), relation=self.relation)
+        delta = default_delta(population_size) if self.delta is None else self.delta
+        return bound(Ledger().add(event, self.rounds), delta=delta, relation=self.relation)
 
 
 @dataclass(frozen=True)
@@ -187,20 +188,30 @@ class Remedies:
         }
 
 
-def find_remedies(setup: Setup, delta_noise_multiplier: float, parameters: Parameters, ratio: float) -> Remedies:
-    """What brings noise of this multiplier, which is too much, down to `ratio` clips on the mean update."""
-    n, m = setup.population_size, setup.cohort_size
-    a_user = ratio / math.sqrt(count_parameters(parameters))  # multiplier of the summed updates, for each user in it
+def find_remedies(setup: Setup, delta_noise_multiplier: float, parameters: Parameters) -> Remedies | None:
+    """What brings noise of this multiplier down to a feasible norm on the mean update; None where it is feasible."""
+    n, m, count, ratio = setup.population_size, setup.cohort_size, count_parameters(parameters), Verdict.FEASIBLE.most
+    if noise_norm(delta_noise_multiplier, m, count) <= ratio:
+        return None
+    a_user = ratio / math.sqrt(count)  # multiplier of the summed updates, for each user in it
 
-    def users(cohort: int) -> int:
+    def least_cohort(users: Callable[[int], int], most: int) -> int | None:
+        """The least cohort, drawn from `users(cohort)`, that keeps the promise with noise `a_user` for each user."""
+        bounds = [
+            lambda cohort, bound=bound: setup.spent(bound, users(cohort), cohort, a_user * cohort)
+            for bound in (quick_epsilon, rough_epsilon)
+        ]
+        return least_whole_within(bounds, setup.epsilon, m, most)
+
+    def same_share(cohort: int) -> int:
         return -(-cohort * n // m)  # rounded up
 
-    cohort = _least_cohort(setup, a_user, users, most=_MOST_USERS * m // n)
+    cohort = least_cohort(same_share, _MOST_USERS * m // n)
     fitting = math.floor(most_parameters(delta_noise_multiplier, m, ratio))
     return Remedies(
         ratio=ratio,
-        cohort_size=_least_cohort(setup, a_user, lambda _: n, most=n),
-        users=None if cohort is None else (users(cohort), cohort),
+        cohort_size=least_cohort(lambda _: n, n),
+        users=None if cohort is None else (same_share(cohort), cohort),
         parameters=fitting,
         adapters=None if isinstance(parameters, int) else adapters_within(parameters, fitting),
         epsilon=setup.spent(rough_epsilon, n, m, a_user * m),
@@ -216,25 +227,6 @@ def adapters_within(shapes: Sequence[Sequence[int]], most: int) -> Adapters | No
     each_rank = sum(rows + columns for rows, columns in sizes)
     rank = min(most // each_rank, *(min(size) // 2 for size in sizes)) if sizes else 0
     return Adapters(rank, len(sizes), rank * each_rank) if rank >= 1 else None
-
-
-def _least_cohort(setup: Setup, a_user: float, users: Callable[[int], int], most: int) -> int | None:
-    """The least cohort above that of `setup` that keeps the promise with noise `a_user` for each user of it.
-
-    `users(cohort)` is the population that it is drawn from. None if not even `most` do.
-    """
-
-    def bound(of: Callable[..., float]) -> Callable[[int], float]:
-        return lambda cohort: setup.spent(of, users(cohort), cohort, a_user * cohort)
-
-    quick, rough = bound(quick_epsilon), bound(rough_epsilon)
-    enough = setup.cohort_size
-    while quick(enough) > setup.epsilon and rough(enough) > setup.epsilon:
-        if enough >= most:
-            return None
-        enough = min(2 * enough, most)
-    # `most_within` looks for the greatest number: with signs reversed it is the least cohort.
-    return -most_within([lambda down: rough(-down)], setup.epsilon, -enough, -setup.cohort_size)
 
 
 def whole_round_noise(delta_noise_multiplier: float, cohort_size: int, count_stddev: float | None) -> float:

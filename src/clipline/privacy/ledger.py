@@ -97,14 +97,16 @@ class Ledger:
             yield from (event.at(event.index + place) for place in range(count))
 
     @staticmethod
-    def read(path: str | Path) -> Ledger:
+    def read(path: str | Path, *, unfinished: bool = False) -> Ledger:
         """The ledger in a file of `ledger_line`s; an empty file is an empty ledger.
 
         A line that cannot be parsed, is of another version or breaks the numbering 0, 1, 2, ... is refused: a ledger
-        with a hole would understate what was spent.
+        with a hole would understate what was spent. In a file that is `unfinished` the last line may be cut short: its
+        round was never released.
         """
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            text = Path(path).read_text(encoding="utf-8")
+            lines = text.split("\n")[:-1] if unfinished else text.splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise RunError(f"ledger {path} cannot be read ({error}): give the ledger of a run") from error
         ledger = Ledger()

@@ -106,6 +106,23 @@ def most_within(bounds: Sequence[WholeBound], target: float, first: int, last: i
     return enough
 
 
+def least_whole_within(bounds: Sequence[WholeBound], target: float, first: int, last: int) -> int | None:
+    """The least whole number from `first` to `last` at which the last bound is at most `target`; None if there is none.
+
+    The bounds fall as the number grows. It is doubled until a bound but the last one meets the target.
+    """
+    enough = first
+    while all(bound(enough) > target for bound in bounds[:-1]):
+        if enough == last:
+            if bounds[-1](last) > target:
+                return None
+            break
+        enough = min(2 * enough, last)
+    # With signs reversed it is the greatest number.
+    mirrored = [lambda down, bound=bound: bound(-down) for bound in bounds[1:]]
+    return -most_within(mirrored, target, -enough, -first)
+
+
 def _most(
     bound: WholeBound, target: float, inside: tuple[int, float], outside: tuple[int, float], spread: float
 ) -> tuple[int, float]:

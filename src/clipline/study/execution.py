@@ -22,8 +22,8 @@ from torch import Tensor
 
 from .. import __version__
 from ..engine.choose import SMALL_MODEL
-from ..engine.parallel.single import SingleProcess
 from ..engine.stacked.probe import CannotStack
+from ..engine.workers.single import SingleProcess
 from ..federated.backend import CohortRequest, LocalTrainer
 from ..federated.clipping import UserUpdates
 from ..federated.round import TrainState

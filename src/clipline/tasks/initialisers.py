@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..engine.layers import glorot_uniform_
+from ..engine.stacked.layers import glorot_uniform_
 from ..random.streams import Streams
 
 _SPREAD_OF_CUT_NORMAL = 0.87962566103423978  # standard deviation of a normal number cut at two standard deviations

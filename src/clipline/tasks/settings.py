@@ -11,7 +11,7 @@ from dataclasses import MISSING, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from ..engine.fast_parts import FastParts
+from ..engine.core.fast_parts import FastParts
 from ..errors import SettingError, refuse
 from ..federated.clip_controllers import ClipController, FixedClip, QuantileClip
 from ..federated.local_sgd import LocalAdam, LocalSGD, LocalTraining

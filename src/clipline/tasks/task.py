@@ -10,8 +10,8 @@ from torch import nn
 
 from ..data.population import Population
 from ..data.task_stores import DataUsed, data_used
-from ..engine.parallel.torchrun import torchrun_rank
-from ..engine.sparse.row_fields import RowFields
+from ..engine.core.row_fields import RowFields
+from ..engine.workers.torchrun import torchrun_rank
 from ..errors import refuse
 from ..federated.local_sgd import Loss
 from ..training.evaluation import EvaluateModel

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from .. import __version__
-from ..engine.personal import PersonalStore
+from ..engine.core.personal import PersonalStore
 from ..engine.prefetch import draws_on_device
 from ..errors import RunError, check_number, check_whole
 from ..federated.clip_controllers import ClipState, LateClip

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.population import Population, share_users
-from ..engine.batches import Examples
+from ..engine.core.batches import Examples
 from ..engine.isolation.generators import preserve_generators, preserve_torch_generators
 from ..errors import CliplineError, SettingError, check_choice, check_number, check_whole, failed, nearest, refuse
 from ..federated.local_sgd import Batch

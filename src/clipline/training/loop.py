@@ -13,11 +13,11 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..engine.core.precision import tf32_switched
+from ..engine.core.problem import Problem
+from ..engine.gpu.kernels.noise import DeviceNoise
 from ..engine.isolation.guard import enough_resources, users_own
-from ..engine.kernels.noise import DeviceNoise
-from ..engine.precision import tf32_switched
 from ..engine.prefetch import Prefetch, draws_on_device
-from ..engine.problem import Problem
 from ..errors import CliplineError, failed, refuse
 from ..federated.backend import Backend, CohortRequest
 from ..federated.clipping import ClippedSum

@@ -10,8 +10,8 @@ import os
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, is_dataclass
 from dataclasses import fields as fields_of
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +20,19 @@ import torch
 from torch import nn
 
 from .. import __version__
-from ..errors import ModuleError, RunError, SettingError, check_choice, check_number, check_whole, refuse
+from ..errors import ModuleError, RunError, check_choice, check_number, check_whole
 from ..lr_schedules import schedule_text
 from ..privacy.guarantee import ACCOUNTANTS, SAMPLERS, Guarantee
 from ..privacy.relations import Relation
 from . import durable
 from .result import finite_or_none
+from .run_files import CARD_KEY, MODEL
 
 if TYPE_CHECKING:
     from .result import TrainResult
     from .training import Training
 
-MODEL, CARD, PAGE = "model.safetensors", "card.json", "card.md"
-CARD_KEY = "card"  # of the metadata in model.safetensors
-_HIGHEST_EPSILON = 1e100  # beyond, nothing could be computed with it
+CARD, PAGE = "card.json", "card.md"
 _AGAIN = "save the model again"
 Card = Mapping[str, Any]
 
@@ -161,44 +160,22 @@ def guarantee_json(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def guarantee_from(entries: Mapping[str, Any]) -> Guarantee:
-    """What `guarantee_json` wrote; SettingError for anything else, which never quotes what is no number or name."""
-    known = {field.name: field.default for field in fields_of(Guarantee)}
-    values = {name: default for name, default in known.items() if default is not MISSING}
-    values |= {name: value for name, value in entries.items() if name != "text"}
-    for name in known:
-        if name not in values:
-            raise SettingError(f"the guarantee has no {name}: {_AGAIN}")
-    for name in values:
-        if name not in known:
-            raise SettingError(f"the guarantee has {name[:80]!r}, which is no part of one: {_AGAIN}")
-    epsilon, order = values["epsilon"], values["order"]
-    if epsilon is not None:
-        epsilon = check_number("epsilon", _shown(epsilon), at_least=0, at_most=_HIGHEST_EPSILON, way_out=_AGAIN)
-    if order is not None:
-        check_number("order", _shown(order), above=1, way_out=_AGAIN)
-    check_number("delta", _shown(values["delta"]), above=0, below=1, way_out=_AGAIN)
-    check_whole("rounds", _shown(values["rounds"]), at_least=0, way_out=_AGAIN)
-    for name in ("noisy", "from_seed", "example_level", "shows_errors"):
-        if not isinstance(values[name], bool):
-            raise refuse(name, _shown(values[name]), "true or false", _AGAIN)
-    check_choice("sampler", _shown(values["sampler"]), SAMPLERS)
-    check_choice("accountant", _shown(values["accountant"]), ACCOUNTANTS)
-    statistics = values["statistics"]
-    if not isinstance(statistics, list | tuple) or not all(isinstance(o, str) and o.isprintable() for o in statistics):
-        raise refuse("statistics", type(statistics).__name__, "a list of names", _AGAIN)
-    checked = {
-        "epsilon": math.inf if epsilon is None else epsilon,
-        "relation": Relation.named(_shown(values["relation"])),
-        "statistics": tuple(statistics),
-    }
-    return Guarantee(**{**values, **checked})
-
-
-def _shown(value: object) -> Any:
-    """A number or a short printable text as it is; of anything else the name of its type, for a message."""
-    if isinstance(value, str):
-        return value if len(value) <= 80 and value.isprintable() else "text"
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+    """What `guarantee_json` wrote; a SettingError, TypeError or KeyError for anything else."""
+    values = {"statistics": (), **{name: value for name, value in entries.items() if name != "text"}}
+    for name, limits in (("epsilon", {"at_least": 0, "at_most": 1e100}), ("order", {"above": 1})):
+        if values[name] is not None:
+            check_number(name, values[name], way_out=_AGAIN, **limits)
+    check_number("delta", values["delta"], above=0, below=1, way_out=_AGAIN)
+    check_whole("rounds", values["rounds"], at_least=0, way_out=_AGAIN)
+    check_choice("sampler", values["sampler"], SAMPLERS)
+    check_choice("accountant", values["accountant"], ACCOUNTANTS)
+    values["epsilon"] = math.inf if values["epsilon"] is None else values["epsilon"]
+    values |= {"relation": Relation.named(values["relation"]), "statistics": tuple(values["statistics"])}
+    guarantee = Guarantee(**values)
+    flags = (guarantee.noisy, guarantee.from_seed, guarantee.example_level, guarantee.shows_errors)
+    if not all(isinstance(one, bool) for one in flags) or not str(guarantee).isprintable():
+        raise TypeError("a flag is not true or false, or a statistic has no name")
+    return guarantee
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -22,16 +21,14 @@ from .callbacks import Callback
 from .checkpoint import CheckpointWriter, Circumstances, load_checkpoint, load_personal, save_checkpoint
 from .curves import draw_curves, quantile_of, why_void
 from .durable import DirectoryLock
-from .model_card import MODEL, card_metadata, card_of, describe, resolved, save_model, to_toml, where_it_ran
+from .model_card import card_metadata, card_of, describe, resolved, save_model, to_toml, where_it_ran
 from .result import RoundReport, round_json
+from .run_files import CHECKPOINT, CURVES, LEDGER, METRICS, MODEL, SETTINGS, read_facts, read_rounds
 
 if TYPE_CHECKING:
     from .result import TrainResult
     from .training import Training
 
-SETTINGS, METRICS, LEDGER = "settings.toml", "metrics.jsonl", "ledger.jsonl"
-CURVES = "curves.png"
-CHECKPOINT = "checkpoint.safetensors"
 # Rounds of a small model take milliseconds, and a sync would be some percent of one: these are charged ahead. How many
 # follows from the settings alone, never from a clock, as times tell of users.
 _AHEAD, _SHARE = 8, 50  # so many rounds at most, and no more than this part of the run
@@ -146,21 +143,19 @@ class RunDirectory(Callback):
                 raise RunError(f"{str(checkpoint)!r} holds tensors of another model: start the run again")
             if training.personal is not None:
                 load_personal(checkpoint, state.round_index, training.personal)
-            durable.write(self.path / LEDGER, "".join(_whole_lines(self.path / LEDGER)))
-            written = Ledger.read(self.path / LEDGER)
+            file = self.path / LEDGER
+            written = Ledger.read(file, unfinished=True) if file.exists() else Ledger()
             if set(written.events) - {training.algorithm.event, *training.preprocessing.events}:
-                raise RunError(
-                    f"{str(self.path / LEDGER)!r} holds rounds of another run: restore it, or start a new run"
-                )
-            known = _metrics(self.path / METRICS, training.rounds)
-            after = max([0, *(index + 1 - state.round_index for index, _ in known)])  # rounds after the checkpoint
+                raise RunError(f"{str(file)!r} holds rounds of another run: restore it, or start a new run")
+            known = [one for one in read_rounds(self.path / METRICS) if one["round"] < training.rounds]
+            after = max([0, *(one["round"] + 1 - state.round_index for one in known)])  # rounds after the checkpoint
             seen = state.ledger.add(training.algorithm.event, after)
             charged = max(seen, written, key=lambda ledger: ledger.rounds)
-            durable.write(self.path / LEDGER, _ledger_lines(charged))
-            kept = [line for index, line in known if index < state.round_index]
-            durable.write(self.path / METRICS, "".join(kept))
-            self.rounds_before = [json.loads(line) for line in kept]
-            self.facts = _stored_facts(self.path / SETTINGS) if self.facts is None else self.facts
+            durable.write(file, _ledger_lines(charged))
+            self.rounds_before = [one for one in known if one["round"] < state.round_index]
+            durable.write(self.path / METRICS, _json_lines(self.rounds_before))
+            if self.facts is None:
+                self.facts = read_facts(self.path)
             if training.privacy.noise_source == "system":
                 state = replace(state, ledger=charged)
             self._open(training, state, lock, charged, circumstances)
@@ -205,12 +200,12 @@ class RunDirectory(Callback):
         guarantee, facts = result.guarantee, self.facts or {}
         card = card_of(result, facts=facts, task=self.task)
         save_model(self.path / MODEL, result.model, {**facts, **card_metadata(card)})
-        rounds = [json.loads(line) for line in (self.path / METRICS).read_text(encoding="utf-8").splitlines()]
+        rounds = read_rounds(self.path / METRICS)
         if result.reports and rounds:  # of a run that was stopped, the last round was measured and accounted after it
             last = round_json(result.reports[-1], self.unprivate_timing)
             if last != rounds[-1]:
                 rounds[-1] = last
-                durable.write(self.path / METRICS, "".join(json.dumps(line) + "\n" for line in rounds))
+                durable.write(self.path / METRICS, _json_lines(rounds))
         if rounds:
             draw_curves(
                 self.path / CURVES,
@@ -324,15 +319,6 @@ def _comments(title: str, values: Mapping[str, object]) -> str:
     return f"\n# {title}:\n{lines}" if lines else ""
 
 
-def _stored_facts(path: Path) -> dict[str, str]:
-    """The facts that a run was started with, of a settings file that `RunDirectory` has written itself."""
-    try:
-        facts = tomllib.loads(path.read_text(encoding="utf-8")).get("facts", {}) if path.exists() else {}
-    except (ValueError, RecursionError, OSError) as error:
-        raise RunError(f"{str(path)!r} cannot be read as TOML ({error}): restore it, or give the facts again") from None
-    return {name: str(value) for name, value in facts.items()} if isinstance(facts, dict) else {}
-
-
 def _shapes(state: TrainState) -> dict[str, tuple[torch.Size, torch.dtype]]:
     tensors = {"params": state.params, **{f"server.{name}": tensor for name, tensor in state.server.items()}}
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
@@ -344,7 +330,7 @@ def _ledger_lines(ledger: Ledger) -> str:
 
 def _spent(ledger: Path, noise_source: str | None) -> str:
     """What to do about the rounds of a run that cannot be resumed: they were released, whoever starts again."""
-    rounds = len(_whole_lines(ledger))
+    rounds = ledger.read_bytes().count(b"\n") if ledger.exists() else 0
     if not rounds:
         return ""
     if noise_source == "seed":
@@ -355,19 +341,5 @@ def _spent(ledger: Path, noise_source: str | None) -> str:
     return f"; the {rounds} rounds in its ledger were released and add to the new run's"
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """The lines of a file, less a last one that a crash cut short; none if there is no file."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.exists() else []
-    return [line for line in lines if line.endswith("\n")]
-
-
-def _metrics(path: Path, rounds: int) -> list[tuple[int, str]]:
-    """The lines with their rounds; damaged ones are left out, as is what is no round of so many."""
-    found = []
-    for line in _whole_lines(path):
-        try:
-            if (index := json.loads(line)["round"]) in range(rounds):
-                found.append((int(index), line))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
-    return found
+def _json_lines(rounds: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(one) + "\n" for one in rounds)

@@ -17,16 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from ..data.population import Population
-from ..engine.choose import choose_trainer
-from ..engine.isolation.value_ranges import warn_of_ranges
-from ..engine.one_by_one import OneByOne
-from ..engine.parallel.choose import choose_backend
-from ..engine.parallel.torchrun import TorchrunBackend, from_rank_0
-from ..engine.personal import PersonalStore
-from ..engine.problem import Problem
-from ..engine.programs.program_cache import ProgramCounts
+from ..engine.choose import choose_backend, choose_trainer
+from ..engine.core.one_by_one import OneByOne
+from ..engine.core.personal import PersonalStore
+from ..engine.core.problem import Problem
+from ..engine.core.working_model import check_module, uncompiled
+from ..engine.gpu.programs.program_cache import ProgramCounts
 from ..engine.stacked.trainer import Stacked
-from ..engine.working_model import check_module, uncompiled
+from ..engine.value_ranges import warn_of_ranges
+from ..engine.workers.torchrun import TorchrunBackend, from_rank_0
 from ..errors import HopelessNoiseWarning, SettingError, refuse, shown
 from ..federated.clip_controllers import ClipController, QuantileClip
 from ..federated.local_sgd import LocalSGD, LocalTraining, Loss, OnError

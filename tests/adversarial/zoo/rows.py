@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from adversarial.entry import EITHER, ISOLATED, Zoo
 from torch import nn
 
-from clipline.engine.layers import BagLinear
-from clipline.engine.sparse.recorded_weight import bag
+from clipline.engine.core.recorded_weight import bag
+from clipline.engine.stacked.layers import BagLinear
 
 HEIGHT = 600
 

@@ -25,7 +25,7 @@ from clipline import (
     causal_lm_loss,
     load,
 )
-from clipline.engine.working_model import WorkingModel
+from clipline.engine.core.working_model import WorkingModel
 from clipline.tasks.language import causal_lm
 
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...data.population import Population
-from ...engine.batches import Examples
-from ...engine.kernels.token_losses import token_losses
-from ...engine.stacked.vmap_axis import is_batched
+from ...engine.core.batches import Examples
+from ...engine.core.vmap_axis import is_batched
+from ...engine.gpu.kernels.token_losses import token_losses
 from ...errors import SettingError, check_whole
 from ...federated.local_sgd import Batch
 

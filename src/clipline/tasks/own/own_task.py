@@ -17,8 +17,8 @@ from ...data.column_options import ZERO_UPDATE, ColumnOptions
 from ...data.manifest import MANIFEST, read_entries, verify_store
 from ...data.population import Population, share_users
 from ...data.task_stores import CHECKSUM_BYTES, INSIDERS, OUTSIDERS, DataUsed
-from ...engine.batches import Examples
-from ...engine.isolation.value_ranges import check_ranges
+from ...engine.core.batches import Examples
+from ...engine.value_ranges import check_ranges
 from ...errors import ModuleError, PopulationError, SettingError, check_choice, nearest, refuse
 from ...federated.local_sgd import Batch, Loss, per_example, takes_reference
 from ...settings import SETTINGS
@@ -100,14 +100,14 @@ def own_model(task: str) -> tuple[nn.Module, list[str]]:
     return model, [name for pattern in _personal_in(file) for name in fnmatch.filter(names, pattern)]
 
 
-def model_of(task: str, way_out: str) -> tuple[Callable[[], nn.Module], Any, str | None]:
-    """What makes the model of a task's file, its `predict(model, batch)` and its `LABEL`, or None. The file is run.
-
-    `way_out` ends the message where the file makes a `Task` itself.
-    """
+def model_of(task: str) -> tuple[Callable[[], nn.Module], Any, str | None]:
+    """What makes the model of a task's file, its `predict(model, batch)` and its `LABEL`, or None. The file is run."""
     file = TaskFile(task)
     if file.makes_task:
-        raise SettingError(f"task={task!r} defines TASK, whose model cannot be made without its data: {way_out}")
+        raise SettingError(
+            f"task={task!r} defines TASK, whose model cannot be made without its data: load it in Python, with "
+            "clipline.load(path, model=MyModel())"
+        )
     label = file.value("LABEL")
     return file.make_model(), file.optional("predict"), label if isinstance(label, str) else None
 
