@@ -209,9 +209,7 @@ class NoiseSearch:
     def losses(self, metric: Metric) -> list[tuple[float, float]]:
         """(noise, degradation) of each trial, from the least noise upwards."""
         reference, lower = self.rising[0].value, metric.lower_is_better
-        return [
-            (one.noise_multiplier, degradation(reference, one.value, lower_is_better=lower)) for one in self.rising
-        ]
+        return [(one.noise_multiplier, degradation(reference, one.value, lower_is_better=lower)) for one in self.rising]
 
 
 @dataclass(frozen=True)
