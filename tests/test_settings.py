@@ -131,7 +131,7 @@ def test_a_value_outside_its_limit_gets_the_same_sentence_from_a_file_a_flag_and
         with pytest.raises(SystemExit) as stop:
             main()
         out, err = capsys.readouterr()
-        assert (stop.value.code, out, err) == (2, "", f"clipline: {sentence}\n")
+        assert (stop.value.code, out, err) == (2, "", f"error: {sentence}\n")
 
 
 def test_epsilon_or_noise_multiplier_is_decided_in_one_place():

@@ -324,7 +324,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_sentence(mine, tmp_path, old, 
     assert (code, out) == (2, "")
     assert words in err.splitlines()[-1]
     assert "import beside" not in new or "beside.py', line 2: '(' was never closed" in err
-    assert err.splitlines()[-1].startswith("clipline: ")
+    assert err.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in err
     assert not (tmp_path / "run").exists()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..console import say, tell
 from ..errors import RunError, SettingError, check_choice, refuse
 from ..settings import SETTINGS, STAND_IN
 from ..tasks import is_task_file, task_entry, task_names
@@ -55,7 +55,11 @@ def plan(
         settings["parameters"] = _parameters_of(model)
     elif parameters is not None:
         settings["parameters"] = parameters
-    click.echo(answer(settings, scale, plot, as_json, explain))
+    text = answer(settings, scale, plot, as_json, explain)
+    if as_json:
+        print(text)
+    else:
+        say(text)
 
 
 def answer(settings: dict[str, Any], scale: str | None, plot: Path | None, as_json: bool, explain: bool = False) -> str:
@@ -151,19 +155,19 @@ def _patience() -> Iterator[None]:
     """Say on standard error that a search is still on, after one second and then every two; most end before."""
     done = threading.Event()
 
-    def tell() -> None:
+    def watch() -> None:
         seconds = 1
         while not done.wait(1 if seconds == 1 else 2):
-            print(f"searching, {seconds} s so far ...", file=sys.stderr, flush=True)
+            tell(f"searching, {seconds} s so far ...")
             seconds += 2
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     try:
         yield
     finally:
         done.set()
-        teller.join()
+        watcher.join()
 
 
 def _parse_scale(text: str) -> tuple[int, float]:

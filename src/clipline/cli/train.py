@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from .. import console
 from ..errors import CliplineError, RunError, SettingError, nearest, refuse
 from ..metric_direction import better_facts, lower_is_better
 from ..settings import GROUPS, RUN, SETTINGS
@@ -173,7 +174,7 @@ def run(
         check_free(path, "out")
     boards = [TensorBoard(path, unprivate_timing=settings.unprivate_timing)] if tensorboard else []
     used = task.data_used(settings)
-    print(f"preparing {used.title} ...", file=sys.stderr, flush=True)
+    console.tell(f"preparing {used.title} ...")
     settings.compute().check_device()
     loaded = task.load(settings)
     metric = loaded.metric_name or task.metric_name
@@ -194,7 +195,7 @@ def run(
         """Says what begins, once nothing has refused it."""
 
         def on_start(self, training: Training, state: TrainState) -> None:
-            print(announced, *filter(None, [_can_it_train(training)]), sep="\n", file=sys.stderr, flush=True)
+            console.tell("\n".join(filter(None, [announced, _can_it_train(training)])))
             if done := state.round_index:
                 charged = max(state.ledger, directory.charged, key=lambda ledger: ledger.rounds)
                 spent = f"; what was released so far spent epsilon {training.guarantee_of(charged).epsilon_text}"
@@ -202,7 +203,7 @@ def run(
                 anew = (
                     "" if settings.early_stopping is None else "; the best is sought among the rounds after the resume"
                 )
-                print(f"going on after {done} of {settings.rounds} rounds{was}{anew}", file=sys.stderr, flush=True)
+                console.tell(f"going on after {done} of {settings.rounds} rounds{was}{anew}")
 
     facts = _facts(task, settings, used, metric, loaded.baseline)
     directory = RunDirectory(
@@ -227,7 +228,7 @@ def run(
         print(json.dumps(summary_json(task, settings, used, result, metric, users, path, page)))
     else:
         flags = " --tensorboard" * tensorboard + " --no-report" * (not report)
-        print(summary(settings, used, result, metric, path, page, training.planned, flags))
+        console.say(summary(settings, used, result, metric, path, page, training.planned, flags))
     return 130 if result.stopped == "interrupted" else 0
 
 
@@ -281,7 +282,7 @@ def _write_report(path: Path) -> Path | None:
     try:
         return write_report([path])
     except (CliplineError, OSError) as error:
-        print(f"no report was written: {error}", file=sys.stderr)
+        console.tell(f"warning: no report was written: {error}")
         return None
 
 

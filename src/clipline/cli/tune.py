@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..console import say, tell
 from ..errors import SettingError, check_choice, refuse
 from ..settings import STAND_IN
 from .parser import Argument, Command, Option, flags_for
@@ -213,14 +213,12 @@ def _finish(answer: Any, path: Path, as_json: bool) -> None:
     content = files.facts(answer, path)
     files.write_facts(named.facts, content)
     files.write_file(named.page, files.page(answer, named))
-    print(json.dumps(content) if as_json else files.summary(answer, named))
+    if as_json:
+        print(json.dumps(content))
+    else:
+        say(files.summary(answer, named))
     if settings is None:
         raise answer.refusal
-
-
-def tell(line: str) -> None:
-    """A line on standard error."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def _share(value: object) -> float:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import rich.progress
-from rich.console import Console
+from ..console import QUIET_SECONDS, Bar, clock, tell
 
-_QUIET_SECONDS = 10.0  # without a terminal, a line at least this often while rounds are trained,
-_ENDED_SECONDS = 1.0  # and at most this often when runs end
+_ENDED_SECONDS = 1.0  # without a terminal, between the lines for runs that end
 
 
 @dataclass
@@ -62,7 +59,7 @@ class Tally:
         parts += [f"{len(self.failed)} failed"] if self.failed else []
         parts += [f"waiting for {self.elsewhere} of another process"] if self.elsewhere else []
         left = None if self.elsewhere else self.left(now)
-        return "  ".join([*parts, "" if left is None else f"{_clock(left)} left"]).rstrip()
+        return "  ".join([*parts, "" if left is None else f"{clock(left)} left"]).rstrip()
 
 
 class NoProgress:
@@ -101,22 +98,14 @@ class StudyProgress(NoProgress):
     def __init__(self, label: str = "") -> None:
         self.label = label
         self._tally: Tally | None = None
-        self._live: rich.progress.Progress | None = None
+        self._bar: Bar | None = None
 
     def begin(self, rounds: Mapping[str, int], done: Iterable[str]) -> None:
         """Show what was asked for and what of it is done already."""
         ended = set(done)
         left = {run: count for run, count in rounds.items() if run not in ended}
         self._tally = Tally(left, len(rounds))
-        self._printed = time.perf_counter()
-        self._console = Console(stderr=True, highlight=False)
-        if self._console.is_terminal and left:
-            columns = rich.progress.TextColumn("{task.description}"), rich.progress.BarColumn(bar_width=None)
-            self._live = rich.progress.Progress(
-                *columns, console=self._console, expand=True, refresh_per_second=5, transient=True
-            )
-            self._bar = self._live.add_task("", total=max(1, sum(left.values())))
-            self._live.start()
+        self._bar = Bar(max(1, sum(left.values())), transient=True)
         self._show(0.0)
 
     def start(self, ids: Iterable[str]) -> None:
@@ -124,19 +113,19 @@ class StudyProgress(NoProgress):
         if self._tally is not None:
             self._tally.running |= set(ids)
             self._tally.elsewhere = 0
-            self._show(_QUIET_SECONDS)
+            self._show(QUIET_SECONDS)
 
     def round(self, run: str) -> None:
         """Count one round."""
         if self._tally is not None:
             self._tally.add_round(run, time.perf_counter())
-            self._show(_QUIET_SECONDS)
+            self._show(QUIET_SECONDS)
 
     def wait(self, count: int) -> None:
         """Say at once that others are waited for, then every ten seconds."""
         if self._tally is not None:
             first, self._tally.elsewhere = not self._tally.elsewhere, count
-            self._show(0.0 if first else _QUIET_SECONDS)
+            self._show(0.0 if first else QUIET_SECONDS)
 
     def end(self, ids: Iterable[str]) -> None:
         """Count these as done."""
@@ -154,29 +143,16 @@ class StudyProgress(NoProgress):
         if self._tally is not None:
             self._tally.drop(run)
             self._tally.failed.add(run)
-        print(f"run {run} ({what}) failed: {error}", file=sys.stderr, flush=True)
+        tell(f"run {run} ({what}) failed: {error}")
 
     def close(self) -> None:
         """Leave the terminal as it was, below a last line."""
-        if self._tally is not None and self._live is not None:
-            self._live.stop()
-            print(self._line(), file=sys.stderr, flush=True)
-        self._tally = self._live = None
+        if self._bar is not None:
+            self._bar.close()
+        self._tally = self._bar = None
 
-    def _line(self) -> str:
+    def _show(self, quiet: float) -> None:
         assert self._tally is not None, "begin comes first"
-        return f"{self.label + '  ' if self.label else ''}{self._tally.text(time.perf_counter())}"
-
-    def _show(self, seconds: float) -> None:
-        """Update the live line; print a plain one if the last is so many seconds old."""
-        assert self._tally is not None, "begin comes first"
-        if self._live is not None:
-            total = self._live.tasks[0].total or 1
-            self._live.update(self._bar, description=self._line(), completed=total - self._tally.rounds_left())
-        elif time.perf_counter() - self._printed >= seconds:
-            self._printed = time.perf_counter()
-            print(self._line(), file=sys.stderr, flush=True)
-
-
-def _clock(seconds: float) -> str:
-    return f"{int(seconds // 3600)}:{int(seconds // 60 % 60):02d}:{int(seconds % 60):02d}"
+        assert self._bar is not None
+        text = f"{self.label}  {self._tally.text(time.perf_counter())}".strip()
+        self._bar.show(self._bar.total - self._tally.rounds_left(), text, quiet=quiet)

@@ -11,7 +11,6 @@ from torch import Tensor
 from ..isolation.user_sums import squares_by_leaf, sum_columns
 from ..stacked.factored_updates import FactoredUpdates
 from .precision import kernels_in_use
-from .recorded_updates import OuterProductUpdates
 
 try:
     from ..gpu.kernels import block_sums_triton as block_sums
@@ -227,7 +226,7 @@ class ChannelsLast:
         return values.view(-1, out, height, width, channels).permute(0, 1, 4, 2, 3).flatten(1)
 
 
-Piece = Dense | Rows | ChannelsLast | OuterProductUpdates | FactoredUpdates
+Piece = Dense | Rows | ChannelsLast | FactoredUpdates
 
 
 @dataclass(frozen=True, eq=False)

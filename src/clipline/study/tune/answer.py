@@ -17,8 +17,9 @@ from typing import Any
 from ...errors import RunError
 from ...privacy.guarantee import Guarantee, delta_rounded_up, rounded_up
 from ...privacy.planning import plan
+from ...settings import toml_text
 from ...tasks import title_name
-from ...tasks.settings import read_toml, toml_line
+from ...tasks.settings import read_toml
 from ...training import durable
 from ..directory import CLAIMS, STUDY
 from .private_search import FOLDER, PrivatelyTuned
@@ -113,14 +114,13 @@ def write_final(
     Read back and accounted before the file gets its name: one that costs more than `epsilon` is never written. A
     `secret` one, which holds a seed, is for its owner's eyes.
     """
-    lines = [f"# {line}" for line in words.splitlines()]
-    lines += [toml_line(name, value) for name, value in settings.items() if value is not None]
+    text = "".join(f"# {line}\n" for line in words.splitlines()) + toml_text(settings)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")  # another process may end now too
     partial.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
+            file.write(text)
             durable.sync(file, path)
         guarantee = promised_by(partial)
         if not guarantee.epsilon <= epsilon:
