@@ -14,9 +14,9 @@ from clipline.cli import main
 from clipline.cli.train import command
 from clipline.privacy.relations import Relation
 from clipline.settings import GROUPS, SETTINGS, Settings, check, keywords_for
-from clipline.tasks.handwriting.strokes import CHARACTERS
-from clipline.tasks.handwriting.task import TASK
-from clipline.tasks.settings import TrainSettings, settings_from
+from clipline.tasks.handwriting import TASK
+from clipline.tasks.strokes import CHARACTERS
+from clipline.tasks.train_settings import TrainSettings, settings_from
 from clipline.training.options import Compute, Privacy
 
 TAKERS = (Privacy, Compute, FastParts, LocalSGD, LocalAdam, QuantileClip, ServerSGD)

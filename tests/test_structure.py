@@ -111,12 +111,12 @@ BUDGETS = {
     "data": 4705,
     "engine": 12700,
     "federated": 1243,
-    "privacy": 4063,
+    "privacy": 3986,
     "random": 310,
     "root files": 1512,
-    "serve": 773,
+    "serve": 772,
     "study": 5195,
-    "tasks": 2382,
+    "tasks": 2320,
     "training": 3652,
 }
 

@@ -20,9 +20,9 @@ from clipline.data.store import write_store
 from clipline.privacy.ledger import Ledger
 from clipline.study.report.content import content
 from clipline.study.report.reading import collect
-from clipline.tasks.own.own_task import own_task
-from clipline.tasks.settings import TrainSettings
+from clipline.tasks.own_task import own_task
 from clipline.tasks.sweep import train_many
+from clipline.tasks.train_settings import TrainSettings
 from clipline.training import callbacks
 from clipline.training.callbacks import Callback
 from clipline.training.progress import Progress

@@ -18,7 +18,7 @@ from samples import ROOT
 from clipline import HopelessNoiseWarning
 from clipline.privacy.accountant import account
 from clipline.privacy.ledger import Ledger
-from clipline.tasks.handwriting.task import HandwritingNet
+from clipline.tasks.handwriting import HandwritingNet
 
 SMALL = ["--population-size", "300", "--cohort-size", "30", "--rounds", "4", "--workers", "1"]
 FILES = ["curves.png", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "report.html", "settings.toml"]

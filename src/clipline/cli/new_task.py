@@ -22,7 +22,7 @@ def new_task(folder: Path, table: Path | None, user: str | None, label: str | No
 
     Of the table only the names and types of its columns are read, no values.
     """
-    from ..tasks.own.new_task import new_task
+    from ..tasks.task_template import new_task
 
     commands = new_task(folder, table, user, label, _classes(classes))
     scales = (

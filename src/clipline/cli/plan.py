@@ -99,7 +99,7 @@ def _parameters_of(model: str) -> Any:
     """How many parameters a task trains; of a file the shape of each, so that adapters can be counted."""
     if not is_task_file(model):
         return task_entry(check_choice("model", model, task_names())).parameters
-    from ..tasks.own.own_task import own_model
+    from ..tasks.own_task import own_model
 
     module, personal = own_model(model)
     tensors = dict(module.named_parameters())
@@ -117,7 +117,7 @@ def _parameters_of(model: str) -> Any:
 def _from_file(config: Path, flags: dict[str, Any], scale: str | None) -> dict[str, Any]:
     """What a file of `clipline train` says of privacy, less what the flags ask for instead."""
     from ..privacy.relations import Relation
-    from ..tasks.settings import check_given, merged, read_toml
+    from ..tasks.train_settings import check_given, merged, read_toml
 
     file = read_toml(config)
     check_given(file, f"config {str(config)!r}")
@@ -144,7 +144,7 @@ def _users_in_store(data: str, *, own: bool) -> int:
         flag = SETTINGS["population_size"].flag
         raise SettingError(f"population_size is missing, and plan counts no users in the table {data!r}: give {flag}")
     if own:
-        from ..tasks.own.own_task import users_of_store
+        from ..tasks.own_task import users_of_store
 
         return users_of_store(data)
     return read_manifest(data).users

@@ -12,8 +12,8 @@ from ..tasks import is_task_file
 if TYPE_CHECKING:
     from ..data.task_stores import DataUsed
     from ..privacy.guarantee import Guarantee
-    from ..tasks.settings import TrainSettings
     from ..tasks.task import Task
+    from ..tasks.train_settings import TrainSettings
     from ..training.result import TrainResult
 
 
@@ -91,7 +91,7 @@ def summary(
 
 def _moved_data(settings: TrainSettings, path: Path) -> str:
     """The flag that names the data, where these lie elsewhere than the run directory says."""
-    from ..tasks.settings import read_toml
+    from ..tasks.train_settings import read_toml
 
     stored = read_toml(path / "settings.toml").get("data")
     return "" if settings.data is None or settings.data == stored else f" --data {shlex.quote(settings.data)}"

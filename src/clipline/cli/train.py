@@ -26,8 +26,8 @@ from .parser import Argument, Command, Option, flags_for
 if TYPE_CHECKING:
     from ..data.task_stores import DataUsed
     from ..federated.round import TrainState
-    from ..tasks.settings import TrainSettings
     from ..tasks.task import Task
+    from ..tasks.train_settings import TrainSettings
     from ..training.durable import DirectoryLock
     from ..training.evaluation import EarlyStopping, EvaluateModel
     from ..training.training import Training
@@ -71,7 +71,7 @@ def _check_named(task: str | None, run: Path, flags: str) -> None:
     The checksum beside it proves nothing either, as the same hand wrote it. A file that is named may lie elsewhere now,
     or be named from another folder: that its code is the same is checked with the checkpoint.
     """
-    from ..tasks.settings import read_toml
+    from ..tasks.train_settings import read_toml
 
     settings = read_toml(run / "settings.toml")
     if "local" in settings:  # as a `Training` writes it
@@ -107,8 +107,8 @@ def resolve(
     """
     from ..data.task_stores import find_store
     from ..engine.workers.torchrun import from_rank_0
-    from ..tasks.own.own_task import own_task
-    from ..tasks.settings import check_given, merged, read_toml
+    from ..tasks.own_task import own_task
+    from ..tasks.train_settings import check_given, merged, read_toml
 
     file = {} if config is None else read_toml(config)
     check_given(file, f"config {str(config)!r}")

@@ -51,7 +51,7 @@ def tune(task: str, out: Path | None, cluster: str | None, as_json: bool, **flag
 def asked(task: str, given: dict[str, Any]) -> Question:
     """The question that the command line asks, checked before any work: nothing is loaded yet."""
     from ..study.tune.question import COHORT, DEGRADATION, LEAST, MOST_RUNS, Question, target_for
-    from ..tasks.settings import check_given, read_toml
+    from ..tasks.train_settings import check_given, read_toml
 
     file: dict[str, Any] = {}
     if task.endswith(".toml"):

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import CliplineError, RunError, SettingError
-from ..tasks.own.own_task import task_of
-from ..tasks.settings import TrainSettings
+from ..tasks.own_task import task_of
 from ..tasks.task import Task
+from ..tasks.train_settings import TrainSettings
 from .execution import Failure, LocalExecutor, PlannedRun, shape_key
 from .record import RunRecord, RunSpec, data_checksum, identity_of
 

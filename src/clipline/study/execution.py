@@ -24,8 +24,8 @@ from ..federated.backend import CohortRequest, LocalTrainer
 from ..federated.clipping import UserUpdates
 from ..federated.round import TrainState
 from ..settings import LARGEST_CLIP
-from ..tasks.settings import TrainSettings
 from ..tasks.task import LoadedTask, Task
+from ..tasks.train_settings import TrainSettings
 from ..training.callbacks import Callback, Measuring
 from ..training.evaluation import Evaluate
 from ..training.loop import Run, drive

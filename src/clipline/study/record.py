@@ -16,7 +16,7 @@ from ..errors import RunError, check_whole, refuse
 from ..metric_direction import lower_is_better
 from ..settings import SETTINGS
 from ..tasks import short_name
-from ..tasks.settings import TrainSettings
+from ..tasks.train_settings import TrainSettings
 
 # Raise the number when the results of a run change by more than rounding: its record is then computed anew.
 COMPUTES = f"clipline {__version__}/1"

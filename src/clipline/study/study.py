@@ -10,8 +10,8 @@ from typing import Any
 
 from ..console import QUIET_SECONDS, Bar, clock, tell
 from ..errors import CliplineError, check_whole, refuse
-from ..tasks.settings import TrainSettings
 from ..tasks.task import Task
+from ..tasks.train_settings import TrainSettings
 from .directory import Claims, StudyDirectory
 from .execution import Executor, Failure, LocalExecutor, PlannedRun, shape_key
 from .record import RunRecord, RunSpec, data_checksum, identity_of

@@ -19,12 +19,12 @@ from .entry import HANDWRITING, TaskEntry
 if TYPE_CHECKING:
     from ..federated.local_sgd import Batch
     from ..metric_direction import better_facts, lower_is_better
-    from .handwriting.task import writers_population
+    from .handwriting import writers_population
     from .initialisers import initialised
     from .metrics import Counts, evaluator, hits_without, sequence_loss
-    from .own.own_task import own_task
-    from .settings import TrainSettings
+    from .own_task import own_task
     from .task import LoadedTask, Task
+    from .train_settings import TrainSettings
 
 __all__ = [
     "DEFAULT_TASK",
@@ -121,11 +121,11 @@ def title_name(name: str, task: str) -> str:
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        ".handwriting.task": "writers_population",
+        ".handwriting": "writers_population",
         ".initialisers": "initialised",
         ".metrics": "Counts evaluator hits_without sequence_loss",
-        ".own.own_task": "own_task",
-        ".settings": "TrainSettings",
+        ".own_task": "own_task",
+        ".train_settings": "TrainSettings",
         ".task": "LoadedTask Task",
         "..federated.local_sgd": "Batch",
         "..metric_direction": "better_facts lower_is_better",

@@ -17,7 +17,7 @@ from ..federated.local_sgd import Loss
 from ..training.evaluation import EvaluateModel
 from ..training.options import Compute
 from ..training.training import Training
-from .settings import TrainSettings
+from .train_settings import TrainSettings
 
 
 @dataclass(frozen=True, eq=False)

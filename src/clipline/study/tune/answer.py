@@ -19,7 +19,7 @@ from ...privacy.guarantee import Guarantee, delta_rounded_up, rounded_up
 from ...privacy.planning import plan
 from ...settings import toml_text
 from ...tasks import title_name
-from ...tasks.settings import read_toml
+from ...tasks.train_settings import read_toml
 from ...training import durable
 from ..directory import CLAIMS, STUDY
 from .private_search import FOLDER, PrivatelyTuned

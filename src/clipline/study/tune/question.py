@@ -19,8 +19,8 @@ from ...privacy.guarantee import Guarantee, rounded_up
 from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
 from ...settings import check
-from ...tasks.settings import TrainSettings
 from ...tasks.task import Task
+from ...tasks.train_settings import TrainSettings
 from ..record import data_checksum
 
 _MOST_USERS = 10**12

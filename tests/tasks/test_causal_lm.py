@@ -26,7 +26,7 @@ from clipline import (
     load,
 )
 from clipline.engine.core.working_model import WorkingModel
-from clipline.tasks.language import causal_lm
+from clipline.tasks import causal_lm
 
 
 class Answer:
