@@ -115,7 +115,7 @@ BUDGETS = {
     "random": 310,
     "root files": 1512,
     "serve": 772,
-    "study": 5195,
+    "study": 4854,
     "tasks": 2320,
     "training": 3652,
 }
