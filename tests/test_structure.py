@@ -111,11 +111,11 @@ BUDGETS = {
     "data": 4705,
     "engine": 12700,
     "federated": 1243,
-    "privacy": 4063,
+    "privacy": 3986,
     "random": 310,
     "root files": 1512,
     "serve": 772,
-    "study": 5195,
+    "study": 4854,
     "tasks": 2320,
     "training": 3652,
 }

@@ -11,7 +11,6 @@ from clipline.privacy.accountant import (
     account_renyi,
     default_relation,
     delta_at,
-    privacy_curve,
     quick_epsilon,
     rough_epsilon,
 )
@@ -215,17 +214,9 @@ def test_each_sampling_has_the_relation_under_which_it_can_be_accounted():
 )
 def test_delta_for_an_epsilon_undoes_epsilon_for_a_delta(sampling, relation):
     ledger = Ledger().add(GaussianEvent(sampling, 3.0), 100)
-    points = privacy_curve(ledger, relation=relation, deltas=[1e-9, 1e-6, 1e-3])
-    assert [delta for _, delta in points] == [1e-9, 1e-6, 1e-3]
-    for epsilon, delta in points:
+    for delta in (1e-9, 1e-6, 1e-3):
+        epsilon = account(ledger, delta=delta, relation=relation).epsilon
         assert delta_at(ledger, epsilon=epsilon, relation=relation) == pytest.approx(delta, rel=1e-3)
-    ((_, delta),) = privacy_curve(ledger, relation=relation, epsilons=[points[1][0]])
-    assert delta == pytest.approx(1e-6, rel=1e-3)
-
-
-def test_a_curve_is_read_at_deltas_or_at_epsilons():
-    with pytest.raises(SettingError, match="exactly one of them"):
-        privacy_curve(Ledger(), relation=ADD)
 
 
 def test_rounds_may_change_and_their_order_and_grouping_do_not_matter_to_the_last_digit():

@@ -138,7 +138,7 @@ def make_on_node(group: Sequence[PlannedRun]) -> tuple[list[str], list[tuple[str
     """On a node: make a group. The records as text, and (id, error, trace) of those that failed."""
     records: list[str] = []
     executor = _executor_for(group[0].spec.settings)
-    executor.divert(lambda record: records.append(record.to_json()))
+    executor.add = lambda record: records.append(record.to_json())
     task = executor.task
     data = data_checksum(group[0].spec.settings)
     for run in group:

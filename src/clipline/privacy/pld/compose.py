@@ -33,7 +33,7 @@ from ..numerics import Array
 from .discretised import TILTS, coarse_log_moments
 from .one_round import Rounds, loss_range, one_round_deltas, one_round_epsilon
 from .rare_losses import compose_rare_losses
-from .total import MACHINE_EPSILON, TRUNCATED_SHARE, TotalLoss, convolve, fast_size, spectrum, untilt
+from .total import TRUNCATED_SHARE, TotalLoss, fast_size, spectrum, tilted_sum
 
 _ROUGH = 8.0  # how many times wider the lattice of a rough answer is
 _LEAST_DELTA = 1e-250  # no smaller delta is computed
@@ -195,21 +195,10 @@ def _compose(
     size = fast_size(window.width / step + 2)
     first = math.floor(window.bottom / step)
     spectra = [(spectrum(direction, tilt, tail_tilt, step, size, truncation), n) for direction, n in rounds]
-    masses, per_point = convolve(spectra, size)
-    masses = np.roll(masses, -(first % size))
-    log_moment = sum(number * one.log_moment for one, number in spectra)
+    masses, log_scale, rounding = tilted_sum(spectra, size, first, step, tilt, epsilon)
     tail = sum(number * one.tail_log_moment for one, number in spectra)
     infinity_mass = sum(number * one.infinity_mass for one, number in spectra)
-
-    # A rounding error at every point of the lattice adds at most this many times itself to a sum over the lattice: the
-    # integral of the weights, and their greatest value for the first point.
-    weights = 1 / (tilt * (tilt + 1) * step) + 1 / (tilt + 1)
-    rounding = per_point * weights
     start = first * step
-    log_scale = log_moment - tilt * epsilon
-    log_scale += MACHINE_EPSILON * (32 * count + 4 * abs(log_moment) + 4 * tilt * abs(epsilon))
-    np.maximum(masses, 0.0, out=masses)
-    untilt(masses, tilt, start - epsilon, step)
     above = math.exp(min(tail - tail_tilt * (start + step * size), 0.0))
     lowest = max(start, epsilon - margin / float(TILTS[best]))
     charged = infinity_mass + above
