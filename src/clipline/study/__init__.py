@@ -13,11 +13,10 @@ if TYPE_CHECKING:
     from .directory import ExperimentKind, StudyDirectory
     from .record import RunRecord, RunSpec, data_checksum
     from .report.page import write_report
-    from .study import Study
-    from .study_progress import NoProgress, StudyProgress
+    from .study import Study, StudyProgress
 
 __all__ = [
-    "ExperimentKind", "NoProgress", "RunRecord", "RunSpec", "Study", "StudyDirectory", "StudyProgress", "data_checksum",
+    "ExperimentKind", "RunRecord", "RunSpec", "Study", "StudyDirectory", "StudyProgress", "data_checksum",
     "write_report",
 ]  # fmt: skip
 __getattr__, __dir__ = lazily(
@@ -26,7 +25,6 @@ __getattr__, __dir__ = lazily(
         ".directory": "ExperimentKind StudyDirectory",
         ".record": "RunRecord RunSpec data_checksum",
         ".report.page": "write_report",
-        ".study": "Study",
-        ".study_progress": "NoProgress StudyProgress",
+        ".study": "Study StudyProgress",
     },
 )

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -176,7 +175,6 @@ def _opened(path: Path) -> int:
         return os.open(path, os.O_RDONLY)
 
 
-_RUNS = "runs"  # the column of a table that names the runs behind each row
 _ID = re.compile(rf"\b[0-9a-f]{{{ID_DIGITS}}}\b")
 
 
@@ -204,14 +202,12 @@ def runs_without_record(table: Path, records: Collection[str]) -> list[str]:
     """Rows of a CSV file that name no run, or one that has no record. A table without the column `runs` has none."""
     try:
         with table.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+            rows = [row["runs"] or "" for row in csv.DictReader(file) if "runs" in row]
     except (OSError, ValueError, csv.Error) as error:
         return [f"it cannot be read ({error})"]
     found = list[str]()
-    for line, row in enumerate(rows, start=2):
-        if _RUNS not in row:
-            break
-        named = _ID.findall(row[_RUNS] or "")
+    for line, runs in enumerate(rows, start=2):
+        named = _ID.findall(runs)
         found += [] if named else [f"line {line} names no run"]
         found += [f"line {line} names run {run}, which has no sound record" for run in named if run not in records]
     return found
@@ -389,18 +385,8 @@ class StudyDirectory:
             self._write(self.path / STUDY, json.dumps(entries, indent=1) + "\n")
 
     def _write(self, path: Path, text: str) -> None:
-        """Write all of a file at once, and have it on the disk before it gets its name."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                durable.sync(file, path)
-            Path(partial).chmod(0o644)
-            durable.put(Path(partial), path)
-        except BaseException:
-            Path(partial).unlink(missing_ok=True)
-            raise
+        durable.write(path, text)
 
 
 def _is_id(run: object) -> bool:

@@ -26,8 +26,9 @@ from socketserver import BaseServer
 from typing import Any
 
 from ...errors import RunError, refuse
+from ...training.run_files import is_run_directory
 from .content import content
-from .reading import Collected, ReportedRun, collect, is_run_directory, read_run_directory
+from .reading import Collected, ReportedRun, collect, read_run_directory
 
 REPORT = "report.html"
 POLL_SECONDS = 2.0

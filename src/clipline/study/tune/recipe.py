@@ -61,13 +61,7 @@ def borne(trials: Sequence[NoiseTrial], allowed: float, *, lower_is_better: bool
 
 
 def next_noises(
-    trials: Sequence[NoiseTrial],
-    allowed: float,
-    *,
-    enough: float,
-    most: float,
-    lower_is_better: bool,
-    at_once: int = 1,
+    trials: Sequence[NoiseTrial], allowed: float, *, enough: float, most: float, lower_is_better: bool, at_once: int = 1
 ) -> list[float]:
     """The noises to try next, `at_once` of them at most; none if step 2 is at its end.
 
@@ -142,9 +136,9 @@ def best_point(scores: Mapping[Offsets, float], *, lower_is_better: bool) -> Off
     return min(scores, key=order)
 
 
-def runs_with_fixed_clips(runs: int, clips: Sequence[float] | int = 5) -> int:
+def runs_with_fixed_clips(runs: int) -> int:
     """How many runs the same search takes where the clip is one more thing to try: the paper tries five clips."""
-    return runs * (clips if isinstance(clips, int) else len(clips))
+    return 5 * runs
 
 
 Tell = Callable[[str], None]
@@ -201,16 +195,21 @@ class NoiseSearch:
     chosen: NoiseTrial
     enough: float
 
+    @property
+    def rising(self) -> list[NoiseTrial]:
+        """The trials, from the least noise upwards: the first is the reference."""
+        return sorted(self.trials, key=lambda trial: trial.noise_multiplier)
+
+    @property
+    def next_above(self) -> float | None:
+        """The least noise tried above the chosen one, if there is one."""
+        above = (trial.noise_multiplier for trial in self.rising)
+        return next((z for z in above if z > self.chosen.noise_multiplier), None)
+
     def losses(self, metric: Metric) -> list[tuple[float, float]]:
         """(noise, degradation) of each trial, from the least noise upwards."""
-        rising = sorted(self.trials, key=lambda trial: trial.noise_multiplier)
-        return [
-            (
-                trial.noise_multiplier,
-                degradation(rising[0].value, trial.value, lower_is_better=metric.lower_is_better),
-            )
-            for trial in rising
-        ]
+        reference, lower = self.rising[0].value, metric.lower_is_better
+        return [(one.noise_multiplier, degradation(reference, one.value, lower_is_better=lower)) for one in self.rising]
 
 
 @dataclass(frozen=True)
@@ -227,8 +226,7 @@ class Tuned:
     @property
     def more_noise_untried(self) -> bool:
         """Whether step 2 ended because the target was met, so that the model may tolerate more noise than was tried."""
-        z = self.noise.chosen.noise_multiplier
-        return z == max(trial.noise_multiplier for trial in self.noise.trials) and z < self.question.most_noise
+        return self.noise.next_above is None and self.noise.chosen.noise_multiplier < self.question.most_noise
 
 
 def tune(question: Question, study: Study, tell: Tell = lambda line: None) -> Tuned:
