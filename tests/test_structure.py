@@ -111,7 +111,7 @@ BUDGETS = {
     "data": 4705,
     "engine": 12702,
     "federated": 1243,
-    "privacy": 3986,
+    "privacy": 3963,
     "random": 310,
     "root files": 1548,
     "serve": 782,
