@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 from samples import ROOT, small_training
 
-from clipline.engine.gpu.programs.notices import Notices
+from clipline.engine.core.notices import Notices
 from clipline.engine.gpu.programs.program_cache import forget_programs
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.workers.single import SingleProcess

@@ -67,7 +67,7 @@ class Isolation:
     `after_user` restores plain attributes, containers, closures and global variables, so that every user finds the
     model as the caller gave it, and refuses other changes. `seed` reseeds NumPy's and Python's global generators, and
     those that the model holds, with a user's own key. reachable.py says what is found. `shared` are tensors whose
-    memory is the caller's: a change of a long one is refused, and stays.
+    memory is the caller's: a change of a long one is refused, and stays. `seeded` are layers that the engine seeds.
     """
 
     def __init__(
@@ -76,8 +76,9 @@ class Isolation:
         loss: Callable[..., Any],
         trainable: Mapping[str, nn.Parameter],
         shared: Sequence[Tensor] = (),
+        seeded: Sequence[nn.Module] = (),
     ) -> None:
-        self._module, self._loss, self._shared = module, loss, shared
+        self._module, self._loss, self._shared, self._seeded = module, loss, shared, seeded
         self._trainable = dict(trainable)
         self._spoilt = ""  # what a user has changed for good, in words
         self._snapshot_all()
@@ -92,7 +93,7 @@ class Isolation:
         ]
         self._data = [param.data for param in self._params]  # keeps the memory alive
         self._dtype = torch.get_default_dtype()
-        self._state = find_mutable_state(self._module, self._loss, self._params, self._shared)
+        self._state = find_mutable_state(self._module, self._loss, self._params, self._shared, self._seeded)
         self._quick = QuickCheck(chain(self._state.structure, self._state.restorable))
         # torch counts how often a tensor was written to. Anybody can read that: it would tell a user of those before.
         self._counted = tuple(self._state.counted)
@@ -198,7 +199,8 @@ class Isolation:
     def __deepcopy__(self, memo: dict[int, Any]) -> Isolation:
         """A snapshot of the copied module."""
         module, loss = copy.deepcopy(self._module, memo), copy.deepcopy(self._loss, memo)
-        return Isolation(module, loss, copy.deepcopy(self._trainable, memo), copy.deepcopy(self._shared, memo))
+        trainable, shared = copy.deepcopy(self._trainable, memo), copy.deepcopy(self._shared, memo)
+        return Isolation(module, loss, trainable, shared, copy.deepcopy(self._seeded, memo))
 
     def _replaced(self) -> str:
         """An error message if a parameter has other memory, or the model other parts; else ""."""

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ModuleError
-from ..core.user_random import UserRandom
 from .constants import Constant
 from .generators import beginning
 from .packages import add_caller, from_installed, installed
@@ -87,14 +86,19 @@ class MutableState:
 
 
 def find_mutable_state(
-    module: nn.Module, loss: Callable[..., Any], trainable: Iterable[Tensor], shared: Iterable[Tensor] = ()
+    module: nn.Module,
+    loss: Callable[..., Any],
+    trainable: Iterable[Tensor],
+    shared: Iterable[Tensor] = (),
+    seeded: Iterable[nn.Module] = (),
 ) -> MutableState:
     """A snapshot of all that can be reached; the values of `trainable` parameters are left out.
 
-    Of long tensors that are `shared` with the caller no copy is made.
+    Of long tensors that are `shared` with the caller no copy is made. Of the `seeded` modules `key` and `draws` are set
+    by the engine.
     """
     add_caller(loss)
-    walk = _Walk(module, trainable, shared)
+    walk = _Walk(trainable, shared, seeded)
     try:
         walk.visit(module, "model")
         walk.visit(loss, "loss")
@@ -104,12 +108,13 @@ def find_mutable_state(
 
 
 class _Walk:
-    def __init__(self, module: nn.Module, trainable: Iterable[Tensor], shared: Iterable[Tensor]) -> None:
+    def __init__(self, trainable: Iterable[Tensor], shared: Iterable[Tensor], seeded: Iterable[nn.Module]) -> None:
         self.found = MutableState()
         self._seen: dict[int, object] = {}
         self._trainable_ids = {id(param) for param in trainable}
         self._shared_ids = {id(tensor) for tensor in shared}
-        self._key_ids = {id(part.key) for part in module.modules() if isinstance(part, UserRandom)}
+        self._seeded = set(seeded)
+        self._key_ids = {id(part.key) for part in self._seeded}
 
     def visit(self, value: Any, label: str) -> None:
         """Snapshot everything mutable that can be reached from `value`."""
@@ -220,7 +225,7 @@ class _Walk:
             self.visit(hooks, f"a hook on {label}")
 
     def _visit_module(self, module: nn.Module, label: str) -> None:
-        skipped = ("draws",) if isinstance(module, UserRandom) else ()  # set by the engine
+        skipped = ("draws",) if module in self._seeded else ()  # set by the engine
         self._add_special(label, module, "__class__", "__dict__")
         self._add(Container(label, vars(module), skipped))
         for name, entry in list(vars(module).items()):
