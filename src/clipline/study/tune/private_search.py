@@ -200,10 +200,7 @@ def _selected(target: Target, ledger: Ledger, runs: int) -> Guarantee:
     return account_search(ledger, TruncatedNegativeBinomial.with_mean(runs), **target.terms)
 
 
-_METHODS: dict[Method, Callable[[Target, Ledger, int], Guarantee]] = {
-    "composition": _composed,
-    "selection": _selected,
-}
+_METHODS: dict[Method, Callable[[Target, Ledger, int], Guarantee]] = {"composition": _composed, "selection": _selected}
 
 
 def _least_cohort(target: Target, noise_multiplier: float, runs: int, method: Method) -> int | None:
