@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ..engine.choose import SMALL_MODEL
 from ..engine.stacked.probe import CannotStack
 from ..engine.workers.single import SingleProcess
+from ..errors import first_line
 from ..federated.backend import CohortRequest, LocalTrainer
 from ..federated.clipping import UserUpdates
 from ..federated.round import TrainState
@@ -318,7 +319,7 @@ def run_group(
             raise
         left = [run for run in group if run.id not in done]
         if len(group) == 1:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            first = first_line(error)
             trace = "".join(traceback.format_exception(error))
             return [Failure(run, f"{type(error).__name__}: {first}", trace) for run in left]
     else:
