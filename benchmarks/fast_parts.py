@@ -45,7 +45,6 @@ class Bench:
 
 ON_CORES = {
     "prefetch": Bench("so_lr", 20, 9, workers=2),
-    "recorded_weights": Bench("so_lr", 20, 9, workers=2),  # changes recorded, rows not formed
     "keep_freed_memory": Bench("emnist_cr", 6, 5, workers=2),
 }
 ON_GPU = {

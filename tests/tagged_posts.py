@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from clipline import Population
-from clipline.engine.core.recorded_weight import bag
-from clipline.engine.stacked.layers import BagLinear
+from clipline.layers import BagLinear, bag
 
 HEIGHT, TAGS, SIZES = 12, 5, (4, 0, 23, 1, 9)
 

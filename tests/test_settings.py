@@ -14,9 +14,9 @@ from clipline.cli import main
 from clipline.cli.train import command
 from clipline.privacy.relations import Relation
 from clipline.settings import GROUPS, SETTINGS, Settings, check, keywords_for
-from clipline.tasks.handwriting.strokes import CHARACTERS
-from clipline.tasks.handwriting.task import TASK
-from clipline.tasks.settings import TrainSettings, settings_from
+from clipline.tasks.handwriting import TASK
+from clipline.tasks.strokes import CHARACTERS
+from clipline.tasks.train_settings import TrainSettings, settings_from
 from clipline.training.options import Compute, Privacy
 
 TAKERS = (Privacy, Compute, FastParts, LocalSGD, LocalAdam, QuantileClip, ServerSGD)
@@ -131,7 +131,7 @@ def test_a_value_outside_its_limit_gets_the_same_sentence_from_a_file_a_flag_and
         with pytest.raises(SystemExit) as stop:
             main()
         out, err = capsys.readouterr()
-        assert (stop.value.code, out, err) == (2, "", f"clipline: {sentence}\n")
+        assert (stop.value.code, out, err) == (2, "", f"error: {sentence}\n")
 
 
 def test_epsilon_or_noise_multiplier_is_decided_in_one_place():

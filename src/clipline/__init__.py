@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .privacy.relations import Relation
     from .serve.load import load
     from .tasks import task_named
-    from .tasks.language.causal_lm import Perplexity, causal_lm_loss
+    from .tasks.causal_lm import Perplexity, causal_lm_loss
     from .tasks.sweep import train_many
     from .training.callbacks import Callback, Log, StopOnInterrupt, TensorBoard
     from .training.curves import Curves
@@ -61,7 +61,7 @@ __getattr__, __dir__ = lazily(
         ".privacy.relations": "Relation",
         ".serve.load": "load",
         ".tasks": "task_named",
-        ".tasks.language.causal_lm": "Perplexity causal_lm_loss",
+        ".tasks.causal_lm": "Perplexity causal_lm_loss",
         ".tasks.sweep": "train_many",
         ".training.callbacks": "Callback Log StopOnInterrupt TensorBoard",
         ".training.curves": "Curves",

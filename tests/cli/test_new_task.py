@@ -15,7 +15,7 @@ import pytest
 from samples import ROOT
 
 import clipline as cl
-from clipline.tasks.own.own_task import own_task
+from clipline.tasks.own_task import own_task
 
 SECRETS = ("zanzibar", "987654", "1999")
 ROWS = [
@@ -110,7 +110,7 @@ def test_a_full_disk_is_told_with_what_to_do(sales, monkeypatch):
     monkeypatch.setattr("pathlib.Path.mkdir", full)
     code, _, err = sales("new-task", "mine")
     assert (code, err) == (
-        2, "clipline: a file cannot be written: No space left on device: make room, or give another path\n"
+        2, "error: a file cannot be written: No space left on device: make room, or give another path\n"
     )  # fmt: skip
 
 

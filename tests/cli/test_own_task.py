@@ -20,9 +20,9 @@ from clipline.data.store import write_store
 from clipline.privacy.ledger import Ledger
 from clipline.study.report.content import content
 from clipline.study.report.reading import collect
-from clipline.tasks.own.own_task import own_task
-from clipline.tasks.settings import TrainSettings
+from clipline.tasks.own_task import own_task
 from clipline.tasks.sweep import train_many
+from clipline.tasks.train_settings import TrainSettings
 from clipline.training import callbacks
 from clipline.training.callbacks import Callback
 from clipline.training.progress import Progress
@@ -324,7 +324,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_sentence(mine, tmp_path, old, 
     assert (code, out) == (2, "")
     assert words in err.splitlines()[-1]
     assert "import beside" not in new or "beside.py', line 2: '(' was never closed" in err
-    assert err.splitlines()[-1].startswith("clipline: ")
+    assert err.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in err
     assert not (tmp_path / "run").exists()
 

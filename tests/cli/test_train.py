@@ -18,7 +18,7 @@ from samples import ROOT
 from clipline import HopelessNoiseWarning
 from clipline.privacy.accountant import account
 from clipline.privacy.ledger import Ledger
-from clipline.tasks.handwriting.task import HandwritingNet
+from clipline.tasks.handwriting import HandwritingNet
 
 SMALL = ["--population-size", "300", "--cohort-size", "30", "--rounds", "4", "--workers", "1"]
 FILES = ["curves.png", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "report.html", "settings.toml"]
@@ -287,7 +287,7 @@ def test_two_processes_cannot_resume_one_run_and_a_killed_one_leaves_it_free_wit
                 out, err = second.communicate(timeout=60)
             assert (second.returncode, out) == (2, "")
             assert err == (
-                f"clipline: run directory {str(run)!r} must be free, and another process is at work there: "
+                f"error: run directory {str(run)!r} must be free, and another process is at work there: "
                 "wait until it has ended, or stop it\n"
             )
             assert {path.name: path.read_bytes() for path in run.iterdir()} == before
@@ -453,7 +453,7 @@ def test_bad_input_is_one_sentence_exit_code_2_and_no_directory(clipline, tmp_pa
     assert code == 2
     last = err.splitlines()[-1]
     assert words in last
-    assert last.startswith("clipline: ")
+    assert last.startswith("error: ")
     assert "Traceback" not in err
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -306,5 +306,5 @@ def test_the_command_line_says_it_in_one_line_and_ends_as_for_other_runs(tmp_pat
     command = [sys.executable, "-m", "clipline", "train", "task.py", "--data", "store"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1].startswith("clipline: memory ran out while users trained")
+    assert ended.stderr.splitlines()[-1].startswith("error: memory ran out while users trained")
     assert "Traceback" not in ended.stderr

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ..console import say
 from ..errors import PopulationError, RunError, SettingError, check_choice, refuse
 from .parser import Argument, Command, Option
 
@@ -43,10 +44,10 @@ def predict(
     columns = _columns(answer)
     _write(columns, out)
     if as_json:
-        click.echo(json.dumps({"out": str(out), "rows": rows, "columns": list(columns), "guarantee": str(saved)}))
+        print(json.dumps({"out": str(out), "rows": rows, "columns": list(columns), "guarantee": str(saved)}))
         return
-    click.echo(f"{out}: {rows:,} predictions ({', '.join(columns)})")
-    click.echo(f"the model is {saved}")
+    say(f"{out}: {rows:,} predictions ({', '.join(columns)})")
+    say(f"the model is {saved}")
 
 
 def _columns(answer: Any) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..console import say, tell
 from ..errors import SettingError, check_choice, refuse
 from ..settings import STAND_IN
 from .parser import Argument, Command, Option, flags_for
@@ -51,7 +51,7 @@ def tune(task: str, out: Path | None, cluster: str | None, as_json: bool, **flag
 def asked(task: str, given: dict[str, Any]) -> Question:
     """The question that the command line asks, checked before any work: nothing is loaded yet."""
     from ..study.tune.question import COHORT, DEGRADATION, LEAST, MOST_RUNS, Question, target_for
-    from ..tasks.settings import check_given, read_toml
+    from ..tasks.train_settings import check_given, read_toml
 
     file: dict[str, Any] = {}
     if task.endswith(".toml"):
@@ -169,8 +169,7 @@ def _answered(question: Question, path: Path, cluster: str | None) -> Any:
     """Run the steps."""
     from ..engine.core.allocator import keep_freed_memory
     from ..study.directory import StudyDirectory
-    from ..study.study import Study
-    from ..study.study_progress import StudyProgress
+    from ..study.study import Study, StudyProgress
     from ..study.tune.answer import data_words
     from ..study.tune.private_search import FOLDER, candidates_of, price_search, tune_privately
     from ..study.tune.recipe import tune as run_recipe
@@ -213,14 +212,12 @@ def _finish(answer: Any, path: Path, as_json: bool) -> None:
     content = files.facts(answer, path)
     files.write_facts(named.facts, content)
     files.write_file(named.page, files.page(answer, named))
-    print(json.dumps(content) if as_json else files.summary(answer, named))
+    if as_json:
+        print(json.dumps(content))
+    else:
+        say(files.summary(answer, named))
     if settings is None:
         raise answer.refusal
-
-
-def tell(line: str) -> None:
-    """A line on standard error."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def _share(value: object) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..lazy_names import lazily
 
 if TYPE_CHECKING:
-    from .accountant import account, account_renyi, default_relation, delta_at, privacy_curve
+    from .accountant import account, account_renyi, default_relation, delta_at
     from .calibration import cohort_within, least_scale, noise_multiplier_for, rounds_within
     from .events import (
         FixedSizeSampling,
@@ -37,13 +37,13 @@ __all__ = [
     "NoSampling", "NoiseTable", "Plan", "PoissonRuns", "PoissonSampling", "Relation", "Statistic",
     "TruncatedNegativeBinomial", "TruncatedPoissonSampling", "account", "account_grid", "account_renyi",
     "account_search", "cohort_within", "default_relation", "delta_at", "gaussian_mu", "join_noise", "least_scale",
-    "noise_multiplier_for", "plan", "plan_table", "privacy_curve", "quantile_bound", "rounded_up", "rounds_within",
+    "noise_multiplier_for", "plan", "plan_table", "quantile_bound", "rounded_up", "rounds_within",
     "sampling_named", "split_noise",
 ]  # fmt: skip
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        ".accountant": "account account_renyi default_relation delta_at privacy_curve",
+        ".accountant": "account account_renyi default_relation delta_at",
         ".calibration": "cohort_within least_scale noise_multiplier_for rounds_within",
         ".events": "FixedSizeSampling GaussianEvent GroupedPoissonSampling NoSampling PoissonSampling Statistic "
         "TruncatedPoissonSampling sampling_named",

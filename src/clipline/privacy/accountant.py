@@ -3,14 +3,13 @@
 Both accountants read the same table (`dominating_pairs`). The privacy-loss distribution is nearly always tighter. The
 Renyi curve wins where a lattice would need more points than are allowed. Rounds without sampling are exact.
 
-`account` may be called after every round of training: the curves and transforms of one round are kept, so that one more
-round costs one or two milliseconds.
+The curves and transforms of one round are kept: after every round of training `account` takes one or two milliseconds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -67,25 +66,6 @@ def delta_at(ledger: Ledger, *, epsilon: float, relation: Relation) -> float:
     mu, directions = _composed_directions(events, relation)
     noise = max(delta_of(rounds, epsilon) for rounds in directions) if directions else gaussian_delta(mu, epsilon)
     return min(noise + threshold_delta(events, relation), 1.0)
-
-
-def privacy_curve(
-    ledger: Ledger,
-    *,
-    relation: Relation,
-    deltas: Sequence[float] | None = None,
-    epsilons: Sequence[float] | None = None,
-) -> tuple[tuple[float, float], ...]:
-    """Points (epsilon, delta) that the rounds satisfy, at the given deltas or at the given epsilons.
-
-    All points hold at once: they are one promise, read at several places.
-    """
-    if (deltas is None) == (epsilons is None):
-        raise SettingError(f"{deltas=} and {epsilons=}, but exactly one of them must be given: give one of them")
-    if deltas is not None:
-        return tuple((account(ledger, delta=delta, relation=relation).epsilon, delta) for delta in deltas)
-    assert epsilons is not None
-    return tuple((epsilon, delta_at(ledger, epsilon=epsilon, relation=relation)) for epsilon in epsilons)
 
 
 def default_relation(sampling: Sampling) -> Relation:

@@ -7,7 +7,7 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import SettingError, check_number, check_whole
@@ -23,6 +23,7 @@ _SLACK = 2e-5  # how far below its target, relative, an epsilon may end
 _ROUGH_SLACK = 5e-4  # the same in tables, of which three digits are printed
 _QUICK_SLACK = 1e-3
 _MOST_ROUNDS = 10**12
+Bounds = tuple[Callable[[Any], float], ...]  # each at or below the one before
 
 
 def noise_multiplier_for(
@@ -37,11 +38,10 @@ def noise_multiplier_for(
 ) -> float:
     """The least noise multiplier of the whole round with which `rounds` rounds stay within (epsilon, delta).
 
-    With what was released before, `after`, all together.
-
-    For the answer `accountant` (`account` or `account_renyi`) gives at most `epsilon`, and at least 99.998 percent of
-    it; or else a millionth less noise would give more than `epsilon`. The answer is never below 0.05: a target so loose
-    that less noise would do protects nobody. A target that no noise reaches is refused.
+    What was released before, `after`, counts too. For the answer `accountant` (`account` or `account_renyi`) gives at
+    most `epsilon`, and at least 99.998 percent of it; or else a millionth less noise would give more than `epsilon`.
+    The answer is never below 0.05: a target so loose that less noise would do protects nobody. A target that no noise
+    reaches is refused.
     """
     check_delta(delta)
     before = Ledger() if after is None else after
@@ -57,7 +57,7 @@ def noise_multiplier_for(
     def spent(noise_multiplier: float) -> float:
         return accountant(ledger(noise_multiplier), delta=delta, relation=relation).epsilon
 
-    bounds = _bounds(ledger, delta, relation) if accountant is account else (spent,)
+    bounds: Bounds = _bounds(ledger, delta, relation) if accountant is account else (spent,)
     return _least_noise(bounds, _SLACK, sampling, rounds, epsilon, delta)
 
 
@@ -81,14 +81,7 @@ def quick_noise_multiplier_for(
     return _least_noise(bounds[:1], _QUICK_SLACK, sampling, rounds, epsilon, delta)
 
 
-def _least_noise(
-    bounds: Sequence[Callable[[float], float]],
-    slack: float,
-    sampling: Sampling,
-    rounds: int,
-    epsilon: float,
-    delta: float,
-) -> float:
+def _least_noise(bounds: Bounds, slack: float, sampling: Sampling, rounds: int, epsilon: float, delta: float) -> float:
     check_whole("rounds", rounds, at_least=1, way_out="give the number of rounds to train")
     check_number("epsilon", epsilon, above=0, way_out="give a target such as 5")
     high = 1.0
@@ -117,12 +110,10 @@ def rounds_within(
     """
     check_number("epsilon", epsilon, above=0, way_out="give a target such as 5")
     check_whole("at_most", at_most, at_least=0, way_out="give the number of rounds planned")
-    before = Ledger() if after is None else after
-
     if at_most == 0:
         return 0
-    bounds = _bounds(lambda rounds: before.add(event, rounds), delta, relation)
-    return most_within(bounds, epsilon, 1, at_most)
+    before = Ledger() if after is None else after
+    return most_within(_bounds(lambda rounds: before.add(event, rounds), delta, relation), epsilon, 1, at_most)
 
 
 def least_scale(
@@ -141,9 +132,8 @@ def least_scale(
     The third step of the paper's recipe: the noise on the mean, and with it the quality of the model, stays the same
     while privacy improves. Refused if not even the whole population reaches the target.
     """
-    m = check_whole(
-        "cohort_size", cohort_size, at_least=1, at_most=population_size, way_out="give the cohort of the trial"
-    )
+    way_out = "give the cohort of the trial"
+    m = check_whole("cohort_size", cohort_size, at_least=1, at_most=population_size, way_out=way_out)
     z = check_number("noise_multiplier", noise_multiplier, above=0, way_out="give the noise that the model tolerates")
     check_number("epsilon", epsilon, above=0, way_out="give a target such as 5")
 
@@ -178,9 +168,7 @@ def cohort_within(
     return most_within(_bounds(ledger, delta, relation), epsilon, 1, population_size)
 
 
-def _bounds(
-    ledger: Callable[[Any], Ledger], delta: float, relation: Relation
-) -> tuple[Callable[[Any], float], Callable[[Any], float], Callable[[Any], float]]:
+def _bounds(ledger: Callable[[Any], Ledger], delta: float, relation: Relation) -> Bounds:
     """Epsilon of `ledger(number)` as bounds for a search: the quick one, the rough one, and that of `account`."""
     return (
         lambda number: quick_epsilon(ledger(number), delta=delta, relation=relation),

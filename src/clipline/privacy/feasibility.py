@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from importlib import import_module
 from typing import Any
 
 from ..errors import SettingError, check_whole, refuse
 from .accountant import quick_epsilon, rough_epsilon
-from .calibration import rough_noise_multiplier_for
 from .events import GaussianEvent, sampling_named
 from .guarantee import default_delta, rounded_up
 from .ledger import Ledger
@@ -30,12 +29,16 @@ from .search import least_whole_within
 
 Parameters = int | Sequence[Sequence[int]]  # how many are trained, or the shape of each tensor of them
 
+_MOST_USERS = 10**12
+# Of the table of noise. More users than the largest cohort are rarely trained in one round.
+ROUNDS, _COHORTS, _LARGEST_COHORT = (100, 300, 1000, 3000), 6, 10_000
+
 # Of two users' updates, after clipping: in the first rounds of generated handwriting (studies/noise_norm.py), where
 # users agree more than later on.
 TYPICAL_COSINE = 0.02
 
 
-class Verdict(Enum):
+class Verdict(StrEnum):
     """Whether training can work, by the norm of the noise on the mean update in clips, up to `most`.
 
     The limits are evidence, not theory (docs/plan.md). Comfortable: the paper's six tasks lose at most 5% at z*, where
@@ -54,9 +57,6 @@ class Verdict(Enum):
     def most(self) -> float:
         """The largest ratio that has this verdict."""
         return _MOST[self]
-
-    def __str__(self) -> str:
-        return self.value
 
 
 _MOST = {Verdict.COMFORTABLE: 0.2, Verdict.FEASIBLE: 1.0, Verdict.DOUBTFUL: 2.0, Verdict.HOPELESS: math.inf}
@@ -128,9 +128,6 @@ def slowdown(ratio: float) -> float:
     1 + (R / |g|)^2, and |g| is at most the clip.
     """
     return 1 + ratio**2
-
-
-_MOST_USERS = 10**12
 
 
 @dataclass(frozen=True)
@@ -244,11 +241,6 @@ def whole_round_noise(delta_noise_multiplier: float, cohort_size: int, count_std
     return low
 
 
-ROUNDS = (100, 300, 1000, 3000)
-_COHORTS = 6
-_LARGEST_COHORT = 10_000  # more users than this are rarely trained in one round
-
-
 @dataclass(frozen=True)
 class NoiseCell:
     """One cohort and number of rounds, and the noise that they need. Noise multipliers are a few 10^-4 too large."""
@@ -318,13 +310,7 @@ class NoiseTable:
         }
 
     def _cell_json(self, cell: NoiseCell) -> dict[str, Any]:
-        numbers: dict[str, Any] = {
-            "cohort_size": cell.cohort_size,
-            "rounds": cell.rounds,
-            "noise_multiplier": cell.noise_multiplier,
-            "delta_noise_multiplier": cell.delta_noise_multiplier,
-            "most_parameters": cell.most_parameters,
-        }
+        numbers = {**asdict(cell), "most_parameters": cell.most_parameters}
         if self.parameters is not None:
             norm = cell.noise_norm(self.parameters)
             numbers |= {"noise_norm": norm, "verdict": str(verdict(norm))}
@@ -341,29 +327,3 @@ def usual_cohorts(population_size: int) -> tuple[int, ...]:
     largest = max(min(population_size // 2, _LARGEST_COHORT), 1)
     steps = [digit * 10**power for power in range(5) for digit in (1, 2, 5)]
     return tuple(step for step in steps if step <= largest)[-_COHORTS:]
-
-
-def noise_cells(
-    *,
-    population_size: int,
-    cohorts: Sequence[int],
-    rounds: Sequence[int],
-    epsilon: float,
-    delta: float,
-    sampling: str,
-    relation: Relation,
-    count_stddev: float | None,
-) -> tuple[NoiseCell, ...]:
-    """The least noise of every cohort and number of rounds within (epsilon, delta)."""
-    cells = []
-    for cohort_size in cohorts:
-        for count in rounds:
-            z = rough_noise_multiplier_for(
-                sampling=sampling_named(sampling, cohort_size, population_size),
-                rounds=count,
-                epsilon=epsilon,
-                delta=delta,
-                relation=relation,
-            )
-            cells.append(NoiseCell(cohort_size, count, z, update_noise(z, cohort_size, count_stddev)))
-    return tuple(cells)

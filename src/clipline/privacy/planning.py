@@ -13,19 +13,20 @@ from typing import Any
 from ..errors import SettingError, check_number, refuse
 from ..settings import check
 from .accountant import account, account_renyi, default_relation, rough_epsilon
-from .calibration import cohort_within, least_scale, noise_multiplier_for, rounds_within
+from .calibration import cohort_within, least_scale, noise_multiplier_for, rough_noise_multiplier_for, rounds_within
 from .events import GaussianEvent, sampling_named
 from .feasibility import (
     ROUNDS,
+    NoiseCell,
     NoiseTable,
     Parameters,
     Remedies,
     Setup,
     count_parameters,
     find_remedies,
-    noise_cells,
     noise_norm,
     slowdown,
+    update_noise,
     usual_cohorts,
     verdict,
 )
@@ -93,21 +94,13 @@ class Plan:
             "renyi_epsilon": self.renyi_epsilon if math.isfinite(self.renyi_epsilon) else None,
             "mu": guarantee.mu if guarantee.private else None,
             "comparison": [
-                {
-                    "sampling": sampling,
-                    "relation": str(relation),
-                    "epsilon": epsilon if math.isfinite(epsilon) else None,
-                }
-                for sampling, relation, epsilon in self.comparison
+                {"sampling": name, "relation": str(other), "epsilon": epsilon if math.isfinite(epsilon) else None}
+                for name, other, epsilon in self.comparison
             ],
             "curve": [{"rounds": rounds, "epsilon": epsilon} for rounds, epsilon in self.curve],
-            **self._model_json(),
-        }
+        } | ({} if self.noise_norm is None else self._model_json(self.noise_norm))
 
-    def _model_json(self) -> dict[str, Any]:
-        norm = self.noise_norm
-        if norm is None:
-            return {}
+    def _model_json(self, norm: float) -> dict[str, Any]:
         return {
             "parameters": self.parameters,
             "noise_norm": norm,
@@ -218,12 +211,13 @@ def plan_table(
     population_size, terms = _terms(population_size, delta, sampling, relation, epsilon, rounds, cohort_size)
     count = None if parameters is None else count_parameters(parameters)
     check("count_stddev", count_stddev)
-    cells = noise_cells(
-        population_size=population_size, epsilon=epsilon, sampling=sampling, count_stddev=count_stddev,
-        cohorts=usual_cohorts(population_size) if cohort_size is None else (cohort_size,),
-        rounds=ROUNDS if rounds is None else (rounds,), **terms,
-    )  # fmt: skip
-    table = NoiseTable(population_size, epsilon, terms["delta"], terms["relation"], sampling, cells, count)
+    cells = []
+    for m in usual_cohorts(population_size) if cohort_size is None else (cohort_size,):
+        sampled = sampling_named(sampling, m, population_size)
+        for last in ROUNDS if rounds is None else (rounds,):
+            z = rough_noise_multiplier_for(sampling=sampled, rounds=last, epsilon=epsilon, **terms)
+            cells.append(NoiseCell(m, last, z, update_noise(z, m, count_stddev)))
+    table = NoiseTable(population_size, epsilon, terms["delta"], terms["relation"], sampling, tuple(cells), count)
     if parameters is None:
         return table
     best = table.best

@@ -26,13 +26,22 @@ from ..data.column_options import ColumnOptions
 from ..data.packed_field import Field
 from ..engine.core.batches import in_batch
 from ..engine.core.working_model import uncompiled
-from ..errors import CliplineError, ModuleError, PopulationError, RunError, SettingError, check_whole, nearest, refuse
+from ..errors import (
+    CliplineError,
+    ModuleError,
+    PopulationError,
+    RunError,
+    SettingError,
+    check_whole,
+    first_line,
+    nearest,
+    refuse,
+)
 from ..federated.local_sgd import Batch
 from ..privacy.guarantee import Guarantee
 from ..settings import SETTINGS, STAND_IN
 from ..tasks import is_task_file, task_named
-from ..tasks.own.own_task import model_of
-from ..tasks.own.task_file import file_checksum
+from ..tasks.own_task import file_checksum, model_of
 from ..tasks.task import Task
 from ..training.model_card import guarantee_from, layers_text
 from ..training.run_directory import checked_path
@@ -183,7 +192,7 @@ class SavedModel:
         except SettingError:
             raise
         except Exception as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            first = first_line(error)
             for name, array in fields.items():
                 shape = tuple(trained.get(name, {}).get("shape", array.shape[1:]))
                 if array.shape[1:] != shape:

@@ -31,7 +31,7 @@ from ..federated.round import TrainState
 from ..privacy.events import GaussianEvent
 from ..privacy.ledger import Ledger
 from . import durable
-from .model_card import describe, device_name, in_use, layers_text, toml_value
+from .model_card import describe, device_name, in_use, layers_text
 
 if TYPE_CHECKING:
     from .training import Training
@@ -238,7 +238,8 @@ class Circumstances:
         if training.privacy.noise_source == "seed":  # else a round that is run again draws afresh, whatever the seed
             facts["hash of the seed"] = hashlib.sha256(f"clipline seed {training.seed}".encode()).hexdigest()[:16]
         chosen = {**(same or {}), **settings}
-        self._text = "".join(f"{name} = {toml_value(value)}\n" for name, value in chosen.items() if value is not None)
+        lines = {name: json.dumps(value, ensure_ascii=False, default=str) for name, value in chosen.items()}
+        self._text = "".join(f"{name} = {text}\n" for name, text in lines.items() if text != "null")
         self._text += "".join(f"{name}: {value}\n" for name, value in facts.items())
         model = training.problem.model.evaluated(training.problem.model.initial)
         self._model = _in_thread(lambda: model_fingerprint(model))

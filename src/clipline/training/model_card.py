@@ -24,6 +24,7 @@ from ..errors import ModuleError, RunError, check_choice, check_number, check_wh
 from ..lr_schedules import schedule_text
 from ..privacy.guarantee import ACCOUNTANTS, SAMPLERS, Guarantee
 from ..privacy.relations import Relation
+from ..settings import toml_text
 from . import durable
 from .result import finite_or_none
 from .run_files import CARD_KEY, MODEL
@@ -133,7 +134,7 @@ Metrics have no noise: the guarantee does not cover the users they were measured
 The seed is not stored.
 
 ```toml
-{to_toml(settings).strip()}
+{toml_text(settings).strip()}
 ```
 
 ## Layers
@@ -213,33 +214,6 @@ def describe(training: Training) -> dict[str, Any]:
     }
 
 
-def to_toml(tables: Mapping[str, Any]) -> str:
-    """Values as `name = value`, a line each, then mappings as tables; what is None is left out."""
-    plain = {name: value for name, value in tables.items() if not isinstance(value, Mapping)}
-    lines = [f"{_key(name)} = {toml_value(value)}" for name, value in plain.items() if value is not None]
-    for name, table in tables.items():
-        if isinstance(table, Mapping):
-            lines += ["", f"[{_key(name)}]"]
-            lines += [f"{_key(key)} = {toml_value(value)}" for key, value in table.items() if value is not None]
-    return "\n".join(lines) + "\n"
-
-
-def toml_value(value: object) -> str:
-    """A number, text, list or mapping as TOML, in one line."""
-    if isinstance(value, bool | np.bool_):
-        return "true" if value else "false"
-    if isinstance(value, numbers.Integral):
-        return repr(int(value))
-    if isinstance(value, numbers.Real):
-        return repr(float(value))
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(str(key))} = {toml_value(entry)}" for key, entry in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(toml_value(entry) for entry in value) + "]"
-    # JSON's escapes are TOML's but for two: it leaves DEL as it is, and writes an emoji as a pair of surrogates.
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def layers_text(model: nn.Module) -> str:
     """A model's layers as torch prints them, without addresses of functions, which differ between processes."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(model))
@@ -312,7 +286,9 @@ def _as_toml(value: object) -> Any:
     """The value as numbers, text, lists and mappings; None for anything else."""
     if isinstance(value, torch.device):
         return str(value)
-    if isinstance(value, str | numbers.Real | np.bool_):
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, str | numbers.Real):
         return value
     if isinstance(value, np.ndarray | torch.Tensor):
         array = (
@@ -330,10 +306,6 @@ def _as_toml(value: object) -> Any:
     if is_dataclass(value) or hasattr(value, "__dict__"):  # a part of a part
         return None if callable(value) else _attributes(value)
     return None
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
 
 
 def save_model(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:

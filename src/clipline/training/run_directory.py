@@ -16,12 +16,13 @@ from ..errors import RunError, SettingError, check_whole, refuse
 from ..federated.round import TrainState
 from ..metric_direction import HIGHER, LOWER
 from ..privacy.ledger import Ledger, ledger_line
+from ..settings import toml_text
 from . import durable
 from .callbacks import Callback
 from .checkpoint import CheckpointWriter, Circumstances, load_checkpoint, load_personal, save_checkpoint
 from .curves import draw_curves, quantile_of, why_void
 from .durable import DirectoryLock
-from .model_card import card_metadata, card_of, describe, resolved, save_model, to_toml, where_it_ran
+from .model_card import card_metadata, card_of, describe, resolved, save_model, where_it_ran
 from .result import RoundReport, round_json
 from .run_files import CHECKPOINT, CURVES, LEDGER, METRICS, MODEL, SETTINGS, read_facts, read_rounds
 
@@ -267,7 +268,7 @@ class RunDirectory(Callback):
         if text is None:
             tables = describe(training)
             tables["facts"] = self.facts or None
-            text = to_toml(tables)
+            text = toml_text(tables)
         else:  # settings of the caller's own have no place for facts
             facts = {f"facts.{' '.join(name.split())}": value for name, value in (self.facts or {}).items()}
             text += _comments("What it is about", facts)

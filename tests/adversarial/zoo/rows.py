@@ -5,8 +5,7 @@ import torch.nn.functional as F
 from adversarial.entry import EITHER, ISOLATED, Zoo
 from torch import nn
 
-from clipline.engine.core.recorded_weight import bag
-from clipline.engine.stacked.layers import BagLinear
+from clipline.layers import BagLinear, bag
 
 HEIGHT = 600
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from samples import Mixed, cross_entropies, flat_training, one_by_one, population_of, rows_of
-from tagged_posts import Tags, loss, posts
 
 from clipline import LocalSGD, SettingError
 from clipline.engine.core import updates
@@ -71,19 +70,6 @@ def test_users_with_many_steps_train_the_same_with_the_others_or_beside_them(unc
         rows.append(rows_of(stack, users))
         assert {lane for lane, _ in stack._stragglers._recordings} == ({0, 1} if apart else {0})
     torch.testing.assert_close(*rows, rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("recorded", [True, False])
-def test_sparse_rows_train_the_same_recorded_or_on_a_small_matrix(recorded):
-    def made(on):
-        torch.manual_seed(0)
-        return one_by_one(Tags().double(), loss, posts(), LocalSGD(0.5, 4), Streams(0),
-                          row_fields={"tags.weight": "words"}, fast=FastParts(recorded_weights=on))  # fmt: skip
-
-    trainer = made(recorded)
-    assert trainer.recorded == ({"tags.weight"} if recorded else set())
-    users = np.arange(len(trainer.problem.population))
-    torch.testing.assert_close(rows_of(trainer, users), rows_of(made(True), users), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("engine", ["one-by-one", "stacked"])

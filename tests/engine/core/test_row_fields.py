@@ -2,11 +2,16 @@
 
 import numpy as np
 import pytest
+import tagged_posts
 import torch
-from samples import aggregate, one_by_one, opened, request, rows_of
+import torch.nn.functional as F
+from samples import aggregate, flat_training, one_by_one, opened, request, rows_of
+from tagged_posts import SIZES, TAGS, Tags
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from clipline import LocalSGD, Population
+from clipline import FixedClip, LocalSGD, Population
+from clipline.engine.core.batches import plan_steps
 from clipline.engine.core.row_fields import (
     RowUsage,
     TouchedRows,
@@ -14,13 +19,12 @@ from clipline.engine.core.row_fields import (
     check_row_fields,
     renumber_rows,
     starting_params,
-    together,
     touched,
 )
-from clipline.engine.core.updates import Dense, Rows, Updates
 from clipline.engine.core.working_model import WorkingModel
 from clipline.engine.stacked.trainer import Stacked
 from clipline.errors import ModuleError
+from clipline.layers import bag
 from clipline.random.streams import Streams
 
 HEIGHT = 40
@@ -142,10 +146,93 @@ def test_users_of_several_runs_start_from_the_parameters_of_their_own():
     assert first["b"].flatten().tolist() == [5.0, 50.0, 50.0]
 
 
-def test_updates_of_single_users_as_one_block():
-    one = Updates([Dense(0, torch.tensor([[1.0]])), Rows(1, 3, torch.tensor([[2]]), torch.tensor([[[4.0]]]))])
-    two = Updates([Dense(0, torch.tensor([[2.0]])), Rows(1, 3, torch.tensor([[0, 1]]), torch.tensor([[[5.0], [6.0]]]))])
-    assert together([one]) is one
-    assert together([one, two]).dense(4).tolist() == [[1.0, 0.0, 0.0, 4.0], [2.0, 5.0, 6.0, 0.0]]
-    with pytest.raises(TypeError, match="different kinds"):
-        together([Updates([Dense(0, torch.ones(1, 6))]), Updates([Rows(0, 3, torch.zeros(1, 1), torch.ones(1, 1, 2))])])
+def bag_updates_in_numpy(made):
+    """(users, HEIGHT * TAGS + TAGS): updates of weight and bias by dense rows, softmax and its gradient by hand."""
+    fields = made.problem.examples.population.fields
+    local, streams, users = made.problem.local, made.problem.runs[0].streams, np.arange(len(SIZES))
+    steps = plan_steps(tagged_posts.posts(), users, local, lambda purpose: streams.user_keys(purpose, 0, users))
+    dense = np.zeros((len(fields["y"]), tagged_posts.HEIGHT))
+    for row, (words, weights) in enumerate(zip(fields["words"], fields["weights"], strict=True)):
+        for word, weight in zip(words, weights, strict=True):
+            dense[row, min(word, tagged_posts.HEIGHT - 1)] += weight
+    model = made.problem.model.export(made.problem.model.initial)
+    first, first_bias = (one.detach().double().numpy() for one in (model.tags.weight, model.tags.bias))
+    updates = []
+    for rows_of_steps, counts in zip(steps.rows, steps.counts, strict=True):
+        weight, bias = first.copy(), first_bias.copy()
+        for rows, count in zip(rows_of_steps, counts, strict=True):
+            x, y = dense[rows[:count]], np.eye(TAGS)[fields["y"][rows[:count]]]
+            scores = np.exp(x @ weight + bias)
+            error = scores / scores.sum(axis=1, keepdims=True) - y
+            weight, bias = weight - local.lr * x.T @ error, bias - local.lr * error.sum(axis=0)
+        updates.append(np.concatenate([(weight - first).ravel(), bias - first_bias]))
+    return torch.from_numpy(np.array(updates))
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
+def test_bags_of_words_train_as_dense_rows_do_in_plain_numpy(dtype, tolerance, epochs):
+    torch.manual_seed(0)
+    local, fields = LocalSGD(0.5, 4, epochs, reduction="sum"), {"tags.weight": "words"}
+    model = Tags().to(dtype)
+    made = one_by_one(model, tagged_posts.loss, tagged_posts.posts(), local, Streams(0), row_fields=fields)
+    updates = rows_of(made, np.arange(len(SIZES))).double()  # of the scale first, which is not used
+    torch.testing.assert_close(updates[:, 1:], bag_updates_in_numpy(made), rtol=tolerance, atol=tolerance)
+    assert (updates.norm(dim=1) > 0.1).tolist() == [True, False, True, True, True]
+
+
+def test_a_layer_may_call_bag_by_itself_and_padding_may_have_any_number():
+    weight = torch.randn(4, 3, dtype=torch.float64)
+    features, values = torch.tensor([[1, 1, 9], [3, 0, 0]]), torch.tensor([[0.5, 2.0, 0.0], [1.0, 0.0, 0.0]]).double()
+    assert torch.equal(bag(features, weight, values), torch.stack([2.5 * weight[1], weight[3]]))
+
+
+@pytest.mark.parametrize("values", [(1, 4), (3, 1), (3,)])
+def test_features_and_values_of_different_shapes_are_refused_before_memory_is_read(values):
+    with pytest.raises(ModuleError, match="must both be"):
+        bag(torch.zeros(3, 4, dtype=torch.int64), torch.ones(5, 2), torch.ones(values))
+
+
+class Beside(nn.Module):
+    """Words to classes through `bag`, with something else done beside the product."""
+
+    def __init__(self, use):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.use = nn.Parameter(torch.randn(HEIGHT, 3, dtype=torch.float64)), use
+
+    def forward(self, words):
+        values = torch.linspace(0.5, 1, words.numel(), dtype=torch.float64).view(words.shape)
+        if self.use == "lookup that shortens rows":
+            return F.embedding(words, self.weight, max_norm=1.0).sum(dim=1)
+        if self.use == "writes":
+            with torch.no_grad():
+                self.weight[words] *= 0.9
+        if self.use == "checkpoint":
+            return checkpoint(lambda: bag(words, self.weight, values).tanh(), use_reentrant=False)
+        out = bag(words, self.weight, values)
+        return torch.relu_(out + self.weight[words[:, 0]]) if self.use == "looked up too" else out
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("use", ["lookup that shortens rows", "writes"])
+def test_a_model_that_writes_into_its_weight_does_not_reach_the_model_of_all(use, workers):
+    training = flat_training(
+        Beside(use), loss, posts(), rounds=1, cohort_size=4, local=LocalSGD(0.5, 2), seed=0, noise_multiplier=0.1,
+        clip=FixedClip(1e-6), row_fields={"weight": "words"}, workers=workers, sampling="fixed", delta=0.1,
+    )  # fmt: skip
+    first = Beside(use).weight.detach().flatten()
+    assert torch.equal(training.problem.model.initial, first)  # the trials of the engine have not moved it
+    after = training.run().state.params
+    assert 0 < float((after - first).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("use", ["once", "checkpoint", "looked up too"])
+def test_however_the_weight_is_used_the_updates_are_those_of_the_whole_weight(use):
+    ours, expected = (
+        rows_of(one_by_one(Beside(use), loss, posts(), LocalSGD(0.5, 2, 2), Streams(1), row_fields=rows), np.arange(4))
+        for rows in ({"weight": "words"}, {})
+    )
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-13)
+    assert (ours.norm(dim=1) > 0).tolist() == [True, False, True, True]

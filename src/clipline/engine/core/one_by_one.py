@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...errors import CliplineError, ModuleError, RunError
+from ...errors import CliplineError, ModuleError, RunError, first_line
 from ...federated.backend import CohortRequest, PersonalRows
 from ...federated.local_sgd import Batch
 from ..isolation.guard import IsolationError, enough_resources, users_own
@@ -23,15 +23,13 @@ from .batches import plan_steps
 from .local_optimisers import SingleUser
 from .precision import kernels_switched
 from .problem import Problem, UserSteps, check_finite_loss
-from .row_fields import starting_params, together
+from .row_fields import starting_params
 from .row_steps import check_rows, failed_rows, train_rows
 from .updates import Dense, Updates
 from .user_random import random_layer_keys
 
 _MAX_BLOCK_VALUES = 1 << 24  # numbers in a block of updates: 64 MiB of float32
-_RECORDED_BLOCK = 16  # users in a block if all updates are recorded, which take little memory
 _TRIAL_EXAMPLES = 8  # at most
-_RECORDED_DTYPES = (torch.float32, torch.float64)
 
 
 class RetainedStateWarning(UserWarning):
@@ -50,12 +48,6 @@ class OneByOne:
         self.reason = ""  # why users do not train stacked, where that was the engine's choice
         self._leftover = ""  # what the last user changed in model or loss, if anything
         self._generator = torch.default_generator  # or the device's, while users train
-        # Parameters whose SGD steps are recorded (`StepRecord`): those that the trial sees used through `bag` only.
-        dtype = problem.model.vector.dtype
-        # A record is of plain SGD: momentum, say, would move a row in steps whose batch does not touch it.
-        cpu = problem.device.type == "cpu" and problem.precision != "bf16" and dtype in _RECORDED_DTYPES
-        plain = cpu and problem.local.plain_sgd and problem.fast.recorded_weights
-        self.recorded = frozenset(problem.row_fields) if plain else frozenset[str]()
         self.made_up = self._run_trials()
         if problem.row_fields:
             check_rows(problem, self.made_up, min(problem.local.batch_size, _TRIAL_EXAMPLES))
@@ -65,32 +57,22 @@ class OneByOne:
         if self.problem.fast.keep_freed_memory and self.problem.device.type == "cpu":
             keep_freed_memory()
         with kernels_switched(self.problem.fast.kernels):  # also while the caller measures and sums a block
+            most = 1 if self.problem.row_fields else max(1, min(64, _MAX_BLOCK_VALUES // self.problem.model.dim))
             for request_index, request in enumerate(requests):
                 users = request.cohort.users
-                start = 0
-                while start < len(users):
-                    block_users = users[start : start + self._block_size(len(users) - start)]
+                for start in range(0, len(users), most):
+                    block_users = users[start : start + most]
                     places = np.arange(start, start + len(block_users))
                     personal = None if request.personal is None else request.personal.of_users(places)
                     yield (
                         self.block(request.params, block_users, request.round_index, request.run, personal),
                         np.full(len(block_users), request_index),
                     )
-                    start += len(block_users)
 
     @property
     def in_words(self) -> str:
         """What runs, for the caller to read."""
         return "one by one" + (f": {self.reason}" if self.reason else "")
-
-    def _block_size(self, left: int) -> int:
-        """The number of users in the next block, of `left` users."""
-        if not self.problem.row_fields:
-            return max(1, min(64, _MAX_BLOCK_VALUES // self.problem.model.dim))
-        if self.recorded != set(self.problem.row_fields):
-            return 1
-        # Blocks of equal size: every block costs a pass over the sum, however few its users.
-        return -(-left // -(-left // _RECORDED_BLOCK))
 
     def block(
         self,
@@ -102,7 +84,8 @@ class OneByOne:
     ) -> Updates:
         """The updates of these users, not clipped: PRIVATE. A user without examples gives zeros.
 
-        Personal parameters start as `personal` says, or as they are at first, and end there.
+        Personal parameters start as `personal` says, or as they are at first, and end there. With `row_fields` it is
+        one user.
         """
         population, streams = self.problem.population, self.problem.runs[run].streams
         lr = self.problem.runs[run].rate(round_index)
@@ -113,18 +96,17 @@ class OneByOne:
             self.problem.device
         )
         order = torch.from_numpy(plan.rows - starts[:, None, None]).to(self.problem.device)
-        whole = starting_params(params.unsqueeze(0), self.problem.model.named_shapes, {})
         updates = params.new_empty(len(users), 0 if self.problem.row_fields else self.problem.model.dim)
-        user_updates: list[Updates] = []
+        by_rows: list[Updates] = []
         rows = self.problem.personal_rows(personal, np.arange(len(users)))
         version = params._version
         with self.problem.users_apart() as self._generator:
             for i, key in enumerate(keys.tolist()):
                 examples = self.problem.examples.between(int(starts[i]), int(starts[i] + sizes[i]))
                 batches = [order[i, step, :count] for step, count in enumerate(plan.counts[i].tolist()) if count]
-                steps = UserSteps(params, whole, examples, batches, random_keys[i], lr, rows[i])
+                steps = UserSteps(params, examples, batches, random_keys[i], lr, rows[i])
                 if self.problem.row_fields:
-                    user_updates.append(self._train_by_rows(key, steps))
+                    by_rows.append(self._train_by_rows(key, steps))
                 elif not self._train_isolated(key, partial(self._train_dense, steps, updates[i])):
                     updates[i] = math.nan
             self.problem.isolation.after_block()
@@ -134,7 +116,10 @@ class OneByOne:
             personal.write(np.arange(len(users)), rows)
         if params._version != version:
             raise ModuleError("the round's parameters changed while a user trained: train on the model that is given")
-        return together(user_updates) if self.problem.row_fields else Updates([Dense(0, updates)])
+        if not self.problem.row_fields:
+            return Updates([Dense(0, updates)])
+        (only,) = by_rows
+        return only
 
     def _train_isolated(self, key: int, train: Callable[[], object]) -> bool:
         """Train one user with all generators seeded by the user's key; restore all state after. False if it failed.
@@ -194,24 +179,10 @@ class OneByOne:
         return {name: piece[0] for name, piece in own.items()}
 
     def _train_by_rows(self, key: int, steps: UserSteps) -> Updates:
-        """One user's update if the user touches few rows of some parameters: no other row is read, trained or written.
-
-        If a recorded parameter is used in another way than through `bag`, the user starts again on a matrix of rows.
-        """
+        """One user's update, of the rows alone that the user touches; NaN if training fails."""
         made: list[Updates] = []
-        incomplete: set[str] = set()
-
-        def train() -> None:
-            made[:] = [self._train_rows(steps, self.recorded, incomplete)]
-
-        trained = self._train_isolated(key, lambda: _ignore_errors_if(incomplete, train))
-        if incomplete:
-            incomplete.clear()
-            trained = self._train_isolated(key, lambda: made.append(self._train_rows(steps, frozenset(), incomplete)))
-        return made[-1] if trained and made else failed_rows(self.problem, steps.params, self.recorded)
-
-    def _train_rows(self, steps: UserSteps, recorded: frozenset[str], incomplete: set[str]) -> Updates:
-        return train_rows(self.problem, steps, recorded, incomplete, noted=self.recorded)
+        trained = self._train_isolated(key, lambda: made.append(train_rows(self.problem, steps)))
+        return made[0] if trained else failed_rows(self.problem, steps.params)
 
     def _run_trials(self) -> Callable[[int], Batch]:
         """Train a synthetic user, to find mistakes that every user would run into. Gives a source of such examples."""
@@ -232,7 +203,7 @@ class OneByOne:
         if isinstance(first, CliplineError):
             raise first
         assert first is not None
-        reason = (str(first).strip() or type(first).__name__).splitlines()[0]
+        reason = first_line(first)
         examples = "made-up examples" if given is None else "trial_batch"
         raise ModuleError(
             f"model or loss fails on {examples} ({type(first).__name__}: {reason}): mend it, or give a trial_batch of "
@@ -268,21 +239,13 @@ class OneByOne:
         problem = self.problem
         params, rows = problem.model.initial, torch.arange(count, device=problem.device)
         random_keys = torch.zeros(1, len(problem.model.random_layers), 2, dtype=torch.int32, device=problem.device)
-        whole = starting_params(params.unsqueeze(0), problem.model.named_shapes, {})
         own = problem.model.initial_personal.clone()
-        steps = UserSteps(params, whole, made(count), [rows], random_keys, problem.local.lr, own)
+        steps = UserSteps(params, made(count), [rows], random_keys, problem.local.lr, own)
         on_error, problem.on_error = problem.on_error, "raise"
         try:
             with problem.users_apart() as self._generator:
                 if problem.row_fields:
-                    incomplete: set[str] = set()
-                    recorded = self.recorded
-                    self._train_isolated(
-                        0, lambda: _ignore_errors_if(incomplete, lambda: self._train_rows(steps, recorded, incomplete))
-                    )
-                    if incomplete:
-                        self.recorded -= incomplete
-                        self._train_isolated(0, lambda: self._train_rows(steps, self.recorded, incomplete))
+                    self._train_isolated(0, lambda: train_rows(problem, steps))
                 else:
                     self._train_isolated(0, partial(self._train_dense, steps, torch.empty_like(params)))
                 problem.isolation.after_block()
@@ -298,12 +261,3 @@ class OneByOne:
             problem.on_error = on_error
             problem.isolation.after_user()
             problem.model.load(problem.model.initial)
-
-
-def _ignore_errors_if(incomplete: set[str], train: Callable[[], object]) -> None:
-    """Train. An error is ignored if a record is incomplete: the user then starts again in another way."""
-    try:
-        train()
-    except Exception:
-        if not incomplete:
-            raise

@@ -162,10 +162,9 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class UserSteps:
-    """What one user trains on. `whole`: all parameters by name, all of their rows, from `starting_params`."""
+    """What one user trains on."""
 
     params: Tensor
-    whole: dict[str, Tensor]
     examples: Batch
     batches: Sequence[Tensor]  # of each step: which of the user's examples
     random_keys: Tensor

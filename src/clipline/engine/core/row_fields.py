@@ -14,14 +14,11 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from ...data.packed_field import is_mapped
 from ...data.population import Population
 from ...errors import ModuleError
 from ...federated.local_sgd import Batch
-from .outer_products import SparseOuterProducts
-from .recorded_updates import OuterProductUpdates
 from .updates import Dense, Piece, Rows, Updates, subtracts_lazily
 from .working_model import WorkingModel
 
@@ -142,7 +139,7 @@ def starting_params(
 
 
 def build_updates(
-    stack: Sequence[Tensor | list[SparseOuterProducts]],
+    stack: Sequence[Tensor],
     first: Mapping[str, Tensor],
     shapes: Mapping[str, torch.Size],
     rows: Mapping[str, TouchedRows],
@@ -150,10 +147,6 @@ def build_updates(
     """The updates: trained parameters `stack` (users, ...) minus `first`. May write into the stack."""
     start, pieces = 0, list[Piece]()
     for (name, shape), piece in zip(shapes.items(), stack, strict=True):
-        if isinstance(piece, list):
-            pieces.append(OuterProductUpdates(start, shape[0], [piece]))
-            start += shape.numel()
-            continue
         if subtracts_lazily(piece):
             if name in rows:
                 pieces.append(Rows(start, shape[0], rows[name].rows, piece, rows[name].used, first[name]))
@@ -172,31 +165,4 @@ def build_updates(
                 Dense(start, change.reshape(len(change), -1))
             )  # reshape, not flatten: a scalar parameter has no axis to flatten
         start += shape.numel()
-    return Updates(pieces)
-
-
-def together(users: Sequence[Updates]) -> Updates:
-    """The updates of single users as one block; rows are padded to the user with most."""
-    if len(users) == 1:
-        return users[0]
-    pieces = list[Piece]()
-    for same_piece in zip(*(one.pieces for one in users), strict=True):
-        first = same_piece[0]
-        if any(type(piece) is not type(first) for piece in same_piece):
-            raise TypeError(
-                "updates of one block are of different kinds"
-            )  # zip over one kind would drop users of the other
-        if isinstance(first, OuterProductUpdates):
-            terms = [own for piece in same_piece if isinstance(piece, OuterProductUpdates) for own in piece.users]
-            pieces.append(OuterProductUpdates(first.start, first.height, terms))
-            continue
-        own = [piece.formed()[0] if isinstance(piece, Dense | Rows) else piece.values[0] for piece in same_piece]
-        values = pad_sequence(own, batch_first=True)
-        if isinstance(first, Rows):
-            places = pad_sequence(
-                [piece.places[0] for piece in same_piece if isinstance(piece, Rows)], batch_first=True
-            )
-            pieces.append(Rows(first.start, first.height, places, values))
-        else:
-            pieces.append(Dense(first.start, values))
     return Updates(pieces)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -14,86 +14,52 @@ from ...errors import ModuleError
 from ...federated.local_sgd import Batch
 from ..isolation.made_up_data import parameters_to_try
 from .local_optimisers import SingleUser
-from .outer_products import SparseOuterProducts
 from .problem import Problem, UserSteps, check_finite_loss
-from .recorded_weight import StepRecord
 from .row_fields import TouchedRows, build_updates, renumber_rows, starting_params, touched
 from .updates import Updates
 from .working_model import LossOf
 
 
-def train_rows(
-    problem: Problem,
-    steps: UserSteps,
-    recorded: frozenset[str],
-    incomplete: set[str],
-    *,
-    noted: frozenset[str],
-) -> Updates:
-    """One user's SGD steps. Recorded parameters that were used otherwise go to `incomplete`: start again.
-
-    `noted` are those that the other users of a block have as records.
-    """
-    shapes = problem.model.named_shapes
-    fields = {name: field for name, field in problem.row_fields.items() if name not in recorded}
-    heights = {name: shapes[name][0] for name in fields}
-    one, rows = renumber_rows({name: field.unsqueeze(0) for name, field in steps.examples.items()}, fields, heights)
-    first = starting_params(steps.params.unsqueeze(0), shapes, rows) if rows else steps.whole
-    records = {name: StepRecord(first[name][0], steps.lr) for name in recorded}
-    moving = {name: piece[0].clone().requires_grad_() for name, piece in first.items() if name not in records}
+def train_rows(problem: Problem, steps: UserSteps) -> Updates:
+    """One user's update."""
+    shapes, local = problem.model.named_shapes, problem.local
+    heights = {name: shapes[name][0] for name in problem.row_fields}
+    one = {name: field.unsqueeze(0) for name, field in steps.examples.items()}
+    one, rows = renumber_rows(one, problem.row_fields, heights)
+    first = starting_params(steps.params.unsqueeze(0), shapes, rows)
     of_user = problem.model.personal_pieces(steps.personal.unsqueeze(0))
-    moving |= {name: piece[0].clone().requires_grad_() for name, piece in of_user.items()}
-    held = {name: records[name].stand_in() if name in records else moving[name] for name in (*shapes, *of_user)}
-    finite_marker = steps.params.new_zeros(())
-    takes_reference, local = problem.takes_reference, problem.local
-    reference = {name: piece[0].clone() for name, piece in first.items()} if takes_reference else None
-    shared = len(moving) - len(of_user)
-    optimiser = None if local.plain_sgd else SingleUser(local, list(moving.values()), steps.lr, shared)
-    try:
-        with problem.model.substituting(held):
-            for step, rows_of_batch in enumerate(steps.batches):
-                problem.model.set_keys(steps.random_keys[step])
-                batch = {name: problem.examples.select_rows(field[0], rows_of_batch) for name, field in one.items()}
-                losses = problem.losses(problem.model.module, batch, reference)
-                loss = problem.reduced(losses, len(rows_of_batch))
-                if optimiser is None:
-                    _sgd_step(loss, list(moving.values()), list(records.values()), steps.lr)
-                else:
-                    optimiser.step(torch.autograd.grad(loss, list(moving.values()), allow_unused=True))
-                finite_marker += 0.0 * loss.detach()
-    finally:
-        incomplete.update(name for name, record in records.items() if not record.complete)
+    moving = {name: piece[0].clone().requires_grad_() for name, piece in (first | of_user).items()}
+    leaves, finite_marker = list(moving.values()), steps.params.new_zeros(())
+    reference = {name: piece[0].clone() for name, piece in first.items()} if problem.takes_reference else None
+    optimiser = None if local.plain_sgd else SingleUser(local, leaves, steps.lr, len(first))
+    with problem.model.substituting(moving):
+        for step, rows_of_batch in enumerate(steps.batches):
+            problem.model.set_keys(steps.random_keys[step])
+            batch = {name: problem.examples.select_rows(field[0], rows_of_batch) for name, field in one.items()}
+            loss = problem.reduced(problem.losses(problem.model.module, batch, reference), len(rows_of_batch))
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+            if optimiser is not None:
+                optimiser.step(gradients)
+            else:
+                with torch.no_grad():
+                    for leaf, gradient in zip(leaves, gradients, strict=True):
+                        if gradient is not None:
+                            leaf.sub_(gradient, alpha=steps.lr)
+            finite_marker += 0.0 * loss.detach()
     check_finite_loss(finite_marker)
-    stack: list[Tensor | list[SparseOuterProducts]] = []
-    for name in shapes:
-        if name in records:
-            stack.append(records[name].terms())
-        elif name in noted:  # as outer products too: all users of a block need one kind
-            change = moving[name].detach() - first[name][0]
-            stack.append([SparseOuterProducts.of_rows(rows[name].rows[0], change)])
-        else:
-            stack.append(moving[name].detach().unsqueeze(0))
-    updates = build_updates(stack, first, shapes, rows)
-    if (
-        of_user and not incomplete and bool(updates.norms().isfinite().all())
-    ):  # an update that is not finite counts as failed
+    updates = build_updates([moving[name].detach().unsqueeze(0) for name in shapes], first, shapes, rows)
+    if of_user and bool(updates.norms().isfinite().all()):  # an update that is not finite counts as failed
         steps.personal.copy_(torch.cat([moving[name].detach().reshape(-1) for name in of_user]))
     return updates
 
 
-def failed_rows(problem: Problem, params: Tensor, noted: frozenset[str]) -> Updates:
+def failed_rows(problem: Problem, params: Tensor) -> Updates:
     """An update of NaN, which adds nothing and is not within the clip."""
     shapes = problem.model.named_shapes
-    bad = params.new_full((1, 1), math.nan)
-    rows = {name: TouchedRows(bad.long() * 0, bad != bad) for name in problem.row_fields if name not in noted}
-    stack: list[Tensor | list[SparseOuterProducts]] = []
-    first = {}
-    for name, shape in shapes.items():
-        size = (1, *shape[1:]) if name in problem.row_fields else shape
-        first[name] = params.new_zeros(1, *size)
-        nothing = params.new_full((1, *size), math.nan)
-        stack.append([SparseOuterProducts.of_rows(bad[0].long() * 0, nothing[0])] if name in noted else nothing)
-    return build_updates(stack, first, shapes, rows)
+    row = torch.zeros(1, 1, dtype=torch.int64, device=params.device)
+    rows = {name: TouchedRows(row, row > 0) for name in problem.row_fields}
+    first = starting_params(params.unsqueeze(0), shapes, rows)
+    return build_updates([torch.full_like(piece, math.nan) for piece in first.values()], first, shapes, rows)
 
 
 def check_rows(problem: Problem, made_up: Callable[[int], Batch], count: int) -> None:
@@ -126,16 +92,3 @@ def check_rows(problem: Problem, made_up: Callable[[int], Batch], count: int) ->
                     "leave them out: drop it from row_fields, or take the penalty or the tied weights out of the "
                     "loss"
                 )
-
-
-def _sgd_step(loss: Tensor, moving: Sequence[Tensor], step_records: Sequence[StepRecord], lr: float) -> None:
-    """One SGD step: `moving` parameters are updated in place, for the others the step is recorded."""
-    products = [step_record.products() for step_record in step_records]
-    wanted = [*moving, *(product for of_record in products for product in of_record)]
-    gradients = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
-    with torch.no_grad():
-        for leaf, gradient in zip(moving, gradients, strict=False):
-            if gradient is not None:
-                leaf.sub_(gradient, alpha=lr)
-    for step_record, of_record in zip(step_records, products, strict=True):
-        step_record.step([next(gradients) for _ in of_record])

@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import check_choice, check_whole
+from ...errors import ModuleError, check_choice, check_whole
 from ..core.products import product
-from ..core.recorded_weight import bag
 from ..core.vmap_axis import is_batched
 from ..gpu.kernels import convolution
 from ..gpu.kernels import lstm as lstm_ops
@@ -163,6 +162,23 @@ class MatrixLSTM(nn.Module):
         with_user_axis = (tensor.unsqueeze(0) for tensor in (gate_inputs, self.weight_hh.to(dtype), active))
         outputs: Tensor = lstm_ops.stacked_lstm(*with_user_axis)[0]
         return outputs.squeeze(0).transpose(0, 1)
+
+
+def bag(features: Tensor, weight: Tensor, values: Tensor) -> Tensor:
+    """Features (batch, width), weight (height, out), values (batch, width) -> (batch, out): sums of values times rows.
+
+    As `F.embedding_bag` with `per_sample_weights`. An entry with value 0 is padding, whatever its feature; features
+    beyond the last row are allowed only there.
+    """
+    if features.shape != values.shape or features.ndim != 2:
+        raise ModuleError(
+            f"features of shape {tuple(features.shape)} and values of shape {tuple(values.shape)} must both be (batch, "
+            "width): give every feature its value"
+        )
+    columns = (values != 0).any(dim=0).nonzero()
+    used = int(columns[-1]) + 1 if len(columns) else 1  # drop columns that are all padding: they cost as much as others
+    index = features[:, :used].long().clamp(max=len(weight) - 1)
+    return F.embedding_bag(index, weight, per_sample_weights=values[:, :used], mode="sum")
 
 
 class BagLinear(nn.Module):

@@ -33,7 +33,7 @@ from ..numerics import Array
 from .discretised import TILTS, coarse_log_moments
 from .one_round import Rounds, loss_range, one_round_deltas, one_round_epsilon
 from .rare_losses import compose_rare_losses
-from .total import MACHINE_EPSILON, TRUNCATED_SHARE, TotalLoss, convolve, fast_size, spectrum, untilt
+from .total import TRUNCATED_SHARE, TotalLoss, fast_size, spectrum, tilted_sum
 
 _ROUGH = 8.0  # how many times wider the lattice of a rough answer is
 _LEAST_DELTA = 1e-250  # no smaller delta is computed
@@ -195,21 +195,10 @@ def _compose(
     size = fast_size(window.width / step + 2)
     first = math.floor(window.bottom / step)
     spectra = [(spectrum(direction, tilt, tail_tilt, step, size, truncation), n) for direction, n in rounds]
-    masses, per_point = convolve(spectra, size)
-    masses = np.roll(masses, -(first % size))
-    log_moment = sum(number * one.log_moment for one, number in spectra)
+    masses, log_scale, rounding = tilted_sum(spectra, size, first, step, tilt, epsilon)
     tail = sum(number * one.tail_log_moment for one, number in spectra)
     infinity_mass = sum(number * one.infinity_mass for one, number in spectra)
-
-    # A rounding error at every point of the lattice adds at most this many times itself to a sum over the lattice: the
-    # integral of the weights, and their greatest value for the first point.
-    weights = 1 / (tilt * (tilt + 1) * step) + 1 / (tilt + 1)
-    rounding = per_point * weights
     start = first * step
-    log_scale = log_moment - tilt * epsilon
-    log_scale += MACHINE_EPSILON * (32 * count + 4 * abs(log_moment) + 4 * tilt * abs(epsilon))
-    np.maximum(masses, 0.0, out=masses)
-    untilt(masses, tilt, start - epsilon, step)
     above = math.exp(min(tail - tail_tilt * (start + step * size), 0.0))
     lowest = max(start, epsilon - margin / float(TILTS[best]))
     charged = infinity_mass + above
@@ -285,9 +274,8 @@ def lattice_step(
 ) -> float:
     """`coarseness` times the spacing whose error is at most 10^-5 of epsilon; wider if that takes too many points.
 
-    An epsilon up to 15 is wanted to four digits after the point, and to five in a training of ordinary length. Beyond
-    15, where it protects little, five significant digits are enough, and beyond 1,500, where it protects nothing, four.
-    The error grows with the square of the spacing.
+    Up to 15 epsilon is wanted to four or five digits after the point; beyond, where it protects little, to five
+    significant digits, and beyond 1,500 to four. The error grows with the square of the spacing.
     """
     count = sum(number for _, number in rounds)
     absolute = min(7e-6 * max(count / 2000, 1.0) ** 0.5, 4e-5)

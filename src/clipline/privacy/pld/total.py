@@ -98,6 +98,22 @@ def convolve(spectra: Sequence[tuple[Spectrum, int]], size: int) -> tuple[Array,
     return np.fft.irfft(transform, size), float(per_point)
 
 
+def tilted_sum(
+    spectra: Sequence[tuple[Spectrum, int]], size: int, first: int, step: float, tilt: float, centre: float
+) -> tuple[Array, float, float]:
+    """The `masses`, `log_scale` and `rounding` of a `TotalLoss` that starts at the lattice point with index `first`."""
+    masses, per_point = convolve(spectra, size)
+    masses = np.maximum(np.roll(masses, -(first % size)), 0.0)
+    untilt(masses, tilt, first * step - centre, step)
+    log_moment = sum(number * one.log_moment for one, number in spectra)
+    count = sum(number for _, number in spectra)
+    log_scale = log_moment - tilt * centre
+    log_scale += MACHINE_EPSILON * (32 * count + 4 * abs(log_moment) + 4 * tilt * abs(centre))
+    # A rounding error at every point of the lattice adds at most this many times itself to a sum over the lattice: the
+    # integral of the weights, and their greatest value for the first point.
+    return masses, log_scale, per_point * (1 / (tilt * (tilt + 1) * step) + 1 / (tilt + 1))
+
+
 @dataclass(frozen=True, eq=False)
 class TotalLoss:
     """The total loss at `start`, `start + step`, ..., scaled so that the sums below are near one."""

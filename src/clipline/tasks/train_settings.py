@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import numbers
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, replace
@@ -17,7 +15,7 @@ from ..federated.clip_controllers import ClipController, FixedClip, QuantileClip
 from ..federated.local_sgd import LocalAdam, LocalSGD, LocalTraining
 from ..federated.sampling import sampler_named
 from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
-from ..settings import SETTINGS, STAND_IN, Settings, check, keywords_for
+from ..settings import SETTINGS, STAND_IN, Settings, check, keywords_for, toml_text
 from ..synonyms import meant
 from ..training.options import Compute, Privacy
 
@@ -110,8 +108,7 @@ class TrainSettings(Settings):
 
     def to_toml(self) -> str:
         """One `key = value` a line, for `read_toml`; settings that are None are left out."""
-        lines = [toml_line(name, value) for name, value in asdict(self).items() if value is not None]
-        return "\n".join(lines) + "\n"
+        return toml_text(asdict(self))
 
 
 def settings_from(given: Mapping[str, Any], where: str, without: Iterable[str] = ()) -> TrainSettings:
@@ -164,17 +161,3 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SettingError(
             f"config={str(path)!r} cannot be read as TOML ({error}): write lines such as rounds = 100"
         ) from None
-
-
-def toml_line(name: str, value: str | float) -> str:
-    """`name = value`, for `read_toml`."""
-    return f"{name} = {_toml(value)}"
-
-
-def _toml(value: str | float) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        # JSON's escapes are TOML's but for two: it leaves DEL as it is, and writes an emoji as a pair of surrogates.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(int(value) if isinstance(value, numbers.Integral) else float(value))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ...errors import PopulationError, SettingError
+from ..errors import PopulationError, SettingError
 
 _BY_COLUMN = "fill|categories|timestamps|lengths|scale"
 _GIVEN = re.compile(

@@ -27,7 +27,7 @@ from clipline import (
 )
 from clipline.engine.core.working_model import WorkingModel
 from clipline.engine.stacked.vmap_layers import make_stackable
-from clipline.tasks.language import causal_lm
+from clipline.tasks import causal_lm
 
 
 class Answer:

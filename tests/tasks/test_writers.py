@@ -7,9 +7,9 @@ import pytest
 
 from clipline.errors import SettingError
 from clipline.random.streams import counter_bits, user_bits
-from clipline.tasks.handwriting import writers
-from clipline.tasks.handwriting.strokes import CHARACTERS, skeletons
-from clipline.tasks.handwriting.writers import draw_writers, writer_sizes
+from clipline.tasks import handwriting as writers
+from clipline.tasks.handwriting import draw_writers, writer_sizes
+from clipline.tasks.strokes import CHARACTERS, skeletons
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from clipline import SettingError, task_named
-from clipline.tasks.handwriting.task import TASK, HandwritingNet, loss, writers_population
+from clipline.tasks.handwriting import TASK, HandwritingNet, loss, writers_population
 
 
 def loaded(**changes):
@@ -65,7 +65,7 @@ def test_more_users_keep_the_writers_that_were_there():
 
 
 def test_test_writers_are_nobody_of_the_training_population():
-    from clipline.tasks.handwriting import task as handwriting
+    from clipline.tasks import handwriting
 
     train = writers_population(0, 500, 10).fields["pixels"]
     test = writers_population(handwriting._TEST_FIRST, 500, 10).fields["pixels"]

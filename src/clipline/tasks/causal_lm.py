@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...data.population import Population
-from ...engine.core.batches import Examples
-from ...engine.core.vmap_axis import is_batched
-from ...engine.gpu.kernels.token_losses import token_losses
-from ...errors import SettingError, check_whole
-from ...federated.local_sgd import Batch
+from ..data.population import Population
+from ..engine.core.batches import Examples
+from ..engine.core.vmap_axis import is_batched
+from ..engine.gpu.kernels.token_losses import token_losses
+from ..errors import SettingError, check_whole
+from ..federated.local_sgd import Batch
 
 IGNORED = -100  # a label that does not count, as in transformers
 # Models whose logits are those of the output layer on the last hidden states, and nothing more.

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from clipline import FixedClip, LocalAdam, LocalSGD, QuantileClip, ServerYogi, SettingError
-from clipline.tasks.handwriting.task import TASK
-from clipline.tasks.settings import TrainSettings, read_toml
+from clipline.tasks.handwriting import TASK
+from clipline.tasks.train_settings import TrainSettings, read_toml
 
 BASE = TASK.settings
 

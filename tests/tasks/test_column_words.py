@@ -5,7 +5,7 @@ import json
 import pytest
 
 from clipline.errors import PopulationError, SettingError
-from clipline.tasks.own.column_words import in_flags, in_keys_of
+from clipline.tasks.column_words import in_flags, in_keys_of
 
 SAID = {
     'fill={column: 0} or missing=0 fills them, missing="zero-update" keeps them': (
