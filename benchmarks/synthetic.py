@@ -40,7 +40,7 @@ def training(task: str, sizes: NDArray[np.int64], cohort: int, **options: Any) -
     settings = clipline.task_named(task).settings
     if task == "handwriting":
         from clipline.tasks.handwriting import HandwritingNet, loss
-        from clipline.tasks.initialisers import initialised
+        from clipline.tasks.task import initialised
 
         model, reduction, row_fields = initialised(lambda: HandwritingNet(10), 0), "mean", {}
     else:

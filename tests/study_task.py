@@ -14,9 +14,8 @@ from torch import nn
 from clipline.study.execution import Recorder
 from clipline.study.record import RunSpec
 from clipline.study.study import Study
-from clipline.tasks.initialisers import initialised
 from clipline.tasks.own_task import own_task
-from clipline.tasks.task import LoadedTask, Task
+from clipline.tasks.task import LoadedTask, Task, initialised
 from clipline.tasks.train_settings import TrainSettings
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from clipline.study.study_progress import NoProgress, StudyProgress, Tally
+from clipline.study.study import StudyProgress, Tally
 
 
 def test_time_left_is_that_of_the_rounds_left_at_the_speed_so_far():
@@ -44,8 +44,8 @@ def test_runs_that_another_process_ended_count_as_done(capsys):
     ]
 
 
-def test_no_progress_prints_nothing(capsys):
-    progress = NoProgress()
+def test_progress_that_is_not_shown_prints_nothing(capsys):
+    progress = StudyProgress(shown=False)
     progress.begin({"a": 1}, [])
     progress.start(["a"])
     progress.round("a")

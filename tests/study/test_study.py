@@ -115,7 +115,7 @@ def test_a_budget_ends_a_run_as_a_result(tmp_path):
 
 
 def test_a_run_that_fails_stops_no_other_and_is_named(tmp_path, monkeypatch, capsys):
-    from clipline.study.study_progress import StudyProgress
+    from clipline.study.study import StudyProgress
 
     failing(monkeypatch, 2)
     study = Study(tmp_path, tiny_task(), progress=StudyProgress())

@@ -1,4 +1,4 @@
-"""The command line. Begin with `app`, which names the commands; `parser` makes flags from settings; each has a file.
+"""The command line. Begin with `parser`, which names the commands and makes flags of settings; each has a file.
 
 Every command checks before it works, and fails in one sentence with exit code 2.
 """
@@ -34,7 +34,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     import click
 
-    from .app import app
+    from .parser import app
 
     try:
         code = app.main(prog_name="clipline", standalone_mode=False)  # errors and exit codes are ours

@@ -22,7 +22,8 @@ def report(paths: tuple[Path, ...], out: Path | None, live: bool, port: int | No
     if port is not None:
         raise SettingError(f"port={port} must be left out where nothing is served: add --live, or drop it")
     from ..study.report import write_report
-    from ..study.report.reading import is_run_directory, read_run_directory
+    from ..study.report.reading import read_run_directory
+    from ..training.run_files import is_run_directory
 
     written = write_report(paths, out)
     for path in filter(is_run_directory, paths):  # what the page says in its yellow box, for who does not open it

@@ -79,7 +79,7 @@ def check(folder: Path) -> int:
     """
     from ..errors import RunError
     from ..study.directory import StudyDirectory, experiment_kinds
-    from ..study.report.reading import is_run_directory
+    from ..training.run_files import is_run_directory
 
     if not folder.exists():
         raise RunError(f"path={str(folder)!r} does not exist: give a run directory or a study directory")

@@ -169,8 +169,7 @@ def _answered(question: Question, path: Path, cluster: str | None) -> Any:
     """Run the steps."""
     from ..engine.core.allocator import keep_freed_memory
     from ..study.directory import StudyDirectory
-    from ..study.study import Study
-    from ..study.study_progress import StudyProgress
+    from ..study.study import Study, StudyProgress
     from ..study.tune.answer import data_words
     from ..study.tune.private_search import FOLDER, candidates_of, price_search, tune_privately
     from ..study.tune.recipe import tune as run_recipe

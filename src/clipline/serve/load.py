@@ -26,7 +26,17 @@ from ..data.column_options import ColumnOptions
 from ..data.packed_field import Field
 from ..engine.core.batches import in_batch
 from ..engine.core.working_model import uncompiled
-from ..errors import CliplineError, ModuleError, PopulationError, RunError, SettingError, check_whole, nearest, refuse
+from ..errors import (
+    CliplineError,
+    ModuleError,
+    PopulationError,
+    RunError,
+    SettingError,
+    check_whole,
+    first_line,
+    nearest,
+    refuse,
+)
 from ..federated.local_sgd import Batch
 from ..privacy.guarantee import Guarantee
 from ..settings import SETTINGS, STAND_IN
@@ -182,7 +192,7 @@ class SavedModel:
         except SettingError:
             raise
         except Exception as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            first = first_line(error)
             for name, array in fields.items():
                 shape = tuple(trained.get(name, {}).get("shape", array.shape[1:]))
                 if array.shape[1:] != shape:

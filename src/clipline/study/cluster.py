@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..errors import CliplineError, RunError, SettingError
+from ..errors import CliplineError, RunError, SettingError, first_line
 from ..tasks.own_task import task_of
 from ..tasks.task import Task
 from ..tasks.train_settings import TrainSettings
@@ -67,7 +67,7 @@ class ClusterExecutor:
                     self.start(group[:middle])
                     self.start(group[middle:])
                     continue
-                first = str(error).strip().splitlines()[0]
+                first = first_line(error)
                 ended.append((group, [Failure(group[0], f"{type(error).__name__}: {first}", str(error))]))
                 continue
             for text in texts:
@@ -97,7 +97,7 @@ class ClusterExecutor:
                 self._ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
                 self._began = True
             except (ConnectionError, ValueError, RuntimeError) as error:
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                reason = first_line(error)
                 raise RunError(
                     f"cluster={self._address!r} cannot be reached ({reason}): start one with  ray start --head  and "
                     "give auto there, or HOST:PORT"
@@ -138,7 +138,7 @@ def make_on_node(group: Sequence[PlannedRun]) -> tuple[list[str], list[tuple[str
     """On a node: make a group. The records as text, and (id, error, trace) of those that failed."""
     records: list[str] = []
     executor = _executor_for(group[0].spec.settings)
-    executor.divert(lambda record: records.append(record.to_json()))
+    executor.add = lambda record: records.append(record.to_json())
     task = executor.task
     data = data_checksum(group[0].spec.settings)
     for run in group:

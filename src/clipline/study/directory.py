@@ -8,20 +8,55 @@ import json
 import math
 import os
 import re
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.util import register_after_fork
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from .. import registry
 from ..errors import RunError
 from ..training import durable
 from .record import ID_DIGITS, RunRecord
+
+# How a point or line is drawn: its place among so many that have an order, the line that others are compared with, what
+# is beside the point, or the number of a colour that has no order.
+Look = tuple[int, int] | Literal["accent", "plain"] | int
+
+
+@dataclass(frozen=True)
+class Point:
+    """One number of a figure, with an interval if there is one, and the runs behind it."""
+
+    x: int  # place on the axis
+    value: float
+    low: float | None = None
+    high: float | None = None
+    note: str = ""
+    runs: str = ""
+    look: Look | None = None  # that of its line if None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with named places on the x axis; without lines it is a table only."""
+
+    name: str
+    task: str
+    title: str
+    metric: str
+    x_label: str = ""
+    ticks: tuple[str, ...] = ()
+    lines: tuple[tuple[str, tuple[Point, ...]], ...] = ()
+    looks: tuple[Look, ...] = ()  # of the lines
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    rows_in_file: int = 0
+    lower_is_better: bool = False
 
 
 @runtime_checkable
@@ -33,6 +68,10 @@ class ExperimentKind(Protocol):
 
     def summaries(self, directory: StudyDirectory) -> Mapping[str, Sequence[str]]:
         """What each finished experiment of this kind has found, in sentences, by its name."""
+        ...
+
+    def figures(self, directory: StudyDirectory) -> Sequence[Figure]:
+        """The charts and tables of the finished experiments, for the report."""
         ...
 
     def table_problems(self, directory: StudyDirectory) -> list[str]:
@@ -176,7 +215,6 @@ def _opened(path: Path) -> int:
         return os.open(path, os.O_RDONLY)
 
 
-_RUNS = "runs"  # the column of a table that names the runs behind each row
 _ID = re.compile(rf"\b[0-9a-f]{{{ID_DIGITS}}}\b")
 
 
@@ -204,14 +242,12 @@ def runs_without_record(table: Path, records: Collection[str]) -> list[str]:
     """Rows of a CSV file that name no run, or one that has no record. A table without the column `runs` has none."""
     try:
         with table.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+            rows = [row["runs"] or "" for row in csv.DictReader(file) if "runs" in row]
     except (OSError, ValueError, csv.Error) as error:
         return [f"it cannot be read ({error})"]
     found = list[str]()
-    for line, row in enumerate(rows, start=2):
-        if _RUNS not in row:
-            break
-        named = _ID.findall(row[_RUNS] or "")
+    for line, runs in enumerate(rows, start=2):
+        named = _ID.findall(runs)
         found += [] if named else [f"line {line} names no run"]
         found += [f"line {line} names run {run}, which has no sound record" for run in named if run not in records]
     return found
@@ -389,18 +425,8 @@ class StudyDirectory:
             self._write(self.path / STUDY, json.dumps(entries, indent=1) + "\n")
 
     def _write(self, path: Path, text: str) -> None:
-        """Write all of a file at once, and have it on the disk before it gets its name."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                durable.sync(file, path)
-            Path(partial).chmod(0o644)
-            durable.put(Path(partial), path)
-        except BaseException:
-            Path(partial).unlink(missing_ok=True)
-            raise
+        durable.write(path, text)
 
 
 def _is_id(run: object) -> bool:

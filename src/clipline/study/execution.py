@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
-import platform
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from .. import __version__
 from ..engine.choose import SMALL_MODEL
 from ..engine.stacked.probe import CannotStack
 from ..engine.workers.single import SingleProcess
+from ..errors import first_line
 from ..federated.backend import CohortRequest, LocalTrainer
 from ..federated.clipping import UserUpdates
 from ..federated.round import TrainState
@@ -33,7 +30,7 @@ from ..tasks.train_settings import TrainSettings
 from ..training.callbacks import Callback, Measuring
 from ..training.evaluation import Evaluate
 from ..training.loop import Run, drive
-from ..training.model_card import device_name
+from ..training.model_card import where_it_ran
 from ..training.result import Metrics, RoundReport, finite_or_none
 from ..training.side_by_side import SharedNoiseWarning, run_together
 from ..training.training import Training
@@ -115,7 +112,11 @@ class Recorder(Measuring):
                 rounds=self._columns(result),
                 final={name: _number(result.metrics.get(name)) for name in self._measured(result)},
                 guarantee=self._guarantee(result),
-                circumstances={**circumstances(self._training), **self._facts, **self._seconds()},
+                circumstances={
+                    **circumstances(self._training),
+                    **self._facts,
+                    "unprivate_seconds": round(time.perf_counter() - self._begun, 3),
+                },
             )
         )
 
@@ -152,9 +153,6 @@ class Recorder(Measuring):
         names = dict.fromkeys(name for report in result.reports for name in report.metrics)
         return [name for name in {**names, **dict.fromkeys(result.metrics)} if name != _NOT_FINITE]
 
-    def _seconds(self) -> dict[str, float]:
-        return {"unprivate_seconds": round(time.perf_counter() - self._begun, 3)}
-
     def _columns(self, result: TrainResult) -> dict[str, list[Any]]:
         reports = result.reports
         columns: dict[str, list[Any]] = {
@@ -176,15 +174,8 @@ class Recorder(Measuring):
 
 def circumstances(training: Training) -> dict[str, Any]:
     """Where and by what a run was made: machine, device, versions, date. None of it should decide a number."""
-    return {
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "device": device_name(training.device),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "clipline": __version__,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
+    where = {name: value for name, value in where_it_ran(training).items() if name != "engine"}
+    return {**where, "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
 
 
 def _finite_too(loaded: LoadedTask) -> Callable[[torch.nn.Module], Metrics]:
@@ -215,7 +206,7 @@ class UnprivateNorms:
         """The blocks of the trainer, unchanged."""
         norms: list[list[NDArray[np.float64]]] = [[] for _ in requests]
         for updates, owners in self._trainer.train(requests):
-            values = _numbers(updates.norms())
+            values = updates.norms().detach().to("cpu", torch.float64, copy=True).numpy()
             for index in np.unique(owners):
                 norms[index].append(values[owners == index])
             yield updates, owners
@@ -240,11 +231,6 @@ def unprivate_quantiles_of(norms: NDArray[np.float64]) -> list[float | None]:
     return [float(value) if math.isfinite(value) else None for value in values]
 
 
-def _numbers(norms: Tensor) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = norms.detach().to("cpu", torch.float64).numpy()
-    return values.copy()
-
-
 # What decides which users, which examples and which model: runs that agree in these share one `LoadedTask`.
 OF_DATA = (
     *("task", "data", "user_column", "classes", "population_size", "test_users", "evaluate_on"),
@@ -252,15 +238,8 @@ OF_DATA = (
 )
 # What else runs side by side must have in common.
 _OF_SHAPE = (
-    "batch_size",
-    "client_epochs",
-    "max_examples",
-    "device",
-    "engine",
-    "precision",
-    "compiled_steps",
-    "stored_programs",
-    "workers",
+    *("batch_size", "client_epochs", "max_examples", "device", "engine", "precision"),
+    *("compiled_steps", "stored_programs", "workers"),
 )
 
 _CPU_USERS, _GPU_USERS = 512, 2048  # users a round of all runs of a group: more gain nothing
@@ -331,14 +310,16 @@ def run_group(
     facts = {"data": used.kind, "data_source": used.source, "measured_on": used.measured_on, "side_by_side": len(group)}
     recorder = partial(Recorder, loaded=loaded, add=added, facts=facts, on_round=on_round)
     try:
-        with _quietly():
+        with warnings.catch_warnings():
+            # Runs of a study share seeds on purpose, to be compared: each guarantee is that of its run alone.
+            warnings.simplefilter("ignore", SharedNoiseWarning)
             _run(task, loaded, group, recorder)
     except Exception as error:
         if lost:  # training the others again would not help
             raise
         left = [run for run in group if run.id not in done]
         if len(group) == 1:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            first = first_line(error)
             trace = "".join(traceback.format_exception(error))
             return [Failure(run, f"{type(error).__name__}: {first}", trace) for run in left]
     else:
@@ -352,20 +333,18 @@ def run_group(
 
 
 def _run(task: Task, loaded: LoadedTask, group: Sequence[PlannedRun], recorder: Callable[..., Recorder]) -> None:
-    if len(group) == 1:
-        _run_alone(task, loaded, group[0], recorder)
-        return
-    try:
-        _run_together(task, loaded, group, recorder)
-    except CannotStack:
-        for run in group:
-            _run_alone(task, loaded, run, recorder)
+    if len(group) > 1:
+        with suppress(CannotStack):
+            _run_together(task, loaded, group, recorder)
+            return
+    for run in group:
+        _run_alone(task, loaded, run, recorder)
 
 
 def _run_together(
     task: Task, loaded: LoadedTask, group: Sequence[PlannedRun], recorder: Callable[..., Recorder]
 ) -> None:
-    watched, watch = _watching(group[0].spec)
+    watch = _Watch() if group[0].spec.unprivate_quantiles else None
     trainings: list[Training] = []
     for run in group:
         # One stack for all is made below: none for each. Watching needs all updates in one process.
@@ -376,43 +355,31 @@ def _run_together(
             training.problem.examples = trainings[0].problem.examples
         trainings.append(training)
     callbacks: list[list[Callback]] = [
-        [recorder(run, unprivate_quantiles=partial(_of_run, watched, number) if watch else None)]
+        [recorder(run, unprivate_quantiles=partial(watch.of_run, number) if watch else None)]
         for number, run in enumerate(group)
     ]
     run_together(trainings, callbacks, unprivate_watch=watch)
 
 
 def _run_alone(task: Task, loaded: LoadedTask, run: PlannedRun, recorder: Callable[..., Recorder]) -> None:
-    watched, watch = _watching(run.spec)
-    if watch is None:
+    if not run.spec.unprivate_quantiles:
         task.training(run.spec.settings, loaded).run([recorder(run)])
         return
+    watch = _Watch()
     training = task.training(replace(run.spec.settings, workers=1), loaded)
-    callbacks = [recorder(run, unprivate_quantiles=partial(_of_run, watched, 0))]
+    callbacks = [recorder(run, unprivate_quantiles=partial(watch.of_run, 0))]
     drive([Run(training, callbacks)], SingleProcess(watch(training.trainer)))
 
 
-def _watching(spec: RunSpec) -> tuple[list[UnprivateNorms], Callable[..., UnprivateNorms] | None]:
-    """A place for what watches the updates, and what puts it there; None if nothing is to be watched."""
-    watched: list[UnprivateNorms] = []
+class _Watch:
+    """Puts an `UnprivateNorms` before the trainer, once there is one, and tells what it has seen."""
 
-    def watch(trainer: Any) -> UnprivateNorms:
-        watched[:] = [UnprivateNorms(trainer)]
-        return watched[0]
+    def __call__(self, trainer: Any) -> UnprivateNorms:
+        self._norms = UnprivateNorms(trainer)
+        return self._norms
 
-    return watched, watch if spec.unprivate_quantiles else None
-
-
-def _of_run(watched: list[UnprivateNorms], number: int) -> dict[int, list[float | None]]:
-    return watched[0].of_run(number)
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Runs of a study share seeds on purpose, to be compared: each guarantee is that of its run alone."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SharedNoiseWarning)
-        yield
+    def of_run(self, number: int) -> dict[int, list[float | None]]:
+        return self._norms.of_run(number)
 
 
 class Executor(Protocol):
@@ -443,13 +410,9 @@ class LocalExecutor:
     """Makes one group at a time, in this process. The task's data are loaded once for all that share them."""
 
     def __init__(self, task: Task, add: Callable[[RunRecord], None], on_round: Callable[[str], None]) -> None:
-        self.task, self._add, self._on_round = task, add, on_round
+        self.task, self.add, self._on_round = task, add, on_round
         self._group: Sequence[PlannedRun] = ()
         self._loaded: tuple[Any, LoadedTask] | None = None
-
-    def divert(self, add: Callable[[RunRecord], None]) -> None:
-        """Hand records to `add` from now on."""
-        self._add = add
 
     def free_slots(self) -> int:
         """One, unless it is taken."""
@@ -469,7 +432,7 @@ class LocalExecutor:
         settings = group[0].spec.settings
         loaded = self.load(settings)
         with _threads_for(loaded, settings):
-            return [(group, run_group(self.task, loaded, group, self._add, self._on_round))]
+            return [(group, run_group(self.task, loaded, group, self.add, self._on_round))]
 
     def close(self) -> None:
         """Nothing is left over: what was not made has no record."""

@@ -20,10 +20,9 @@ from ..data.population import Population
 from ..errors import SettingError, check_number, check_whole
 from ..federated.local_sgd import Batch
 from ..random.streams import Streams, counter_bits
-from .initialisers import initialised
 from .metrics import held_out
 from .strokes import CHARACTERS, MARGIN, distance_fields
-from .task import LoadedTask, Task
+from .task import LoadedTask, Task, initialised
 from .train_settings import TrainSettings
 
 SIDE = 28  # pixels

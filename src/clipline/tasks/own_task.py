@@ -33,9 +33,8 @@ from ..settings import SETTINGS
 from ..training.diagnosis import RELEASED
 from . import file_and_name, is_task_file, short_name, task_named, task_names
 from .column_words import in_keys_of
-from .initialisers import initialised
 from .metrics import held_out_users
-from .task import LoadedTask, Task
+from .task import LoadedTask, Task, initialised
 from .train_settings import TrainSettings, check_given, merged, settings_from
 
 _SIGNATURES = {

@@ -88,7 +88,11 @@ def test_lines_that_are_cut_short_or_damaged_are_left_out(tmp_path):
     ("file", "text", "problem"),
     [
         ("ledger.jsonl", "{}\n", "ledger.jsonl cannot be read"),
-        ("ledger.jsonl", '{"version": 1, "round": 1, "sampling": "none", "noise_multiplier": 1.0}\n', "out of order"),
+        (
+            "ledger.jsonl",
+            '{"version": 1, "round": 1, "sampling": "none", "noise_multiplier": 1.0}\n',
+            "round=1 must be 0",
+        ),
         (
             "ledger.jsonl",
             '{"version": 1, "round": 0, "sampling": "none", "noise_multiplier": 1.0}\n',

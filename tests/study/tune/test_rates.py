@@ -56,4 +56,3 @@ def test_no_rate_leaves_what_settings_allow():
 
 def test_a_fixed_clip_multiplies_the_runs_by_the_number_of_clips():
     assert runs_with_fixed_clips(9) == 45
-    assert runs_with_fixed_clips(9, [0.1, 1.0]) == 18

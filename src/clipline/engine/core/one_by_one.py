@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...errors import CliplineError, ModuleError, RunError
+from ...errors import CliplineError, ModuleError, RunError, first_line
 from ...federated.backend import CohortRequest, PersonalRows
 from ...federated.local_sgd import Batch
 from ..isolation.guard import IsolationError, enough_resources, users_own
@@ -203,7 +203,7 @@ class OneByOne:
         if isinstance(first, CliplineError):
             raise first
         assert first is not None
-        reason = (str(first).strip() or type(first).__name__).splitlines()[0]
+        reason = first_line(first)
         examples = "made-up examples" if given is None else "trial_batch"
         raise ModuleError(
             f"model or loss fails on {examples} ({type(first).__name__}: {reason}): mend it, or give a trial_batch of "

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ...errors import ModuleError, nearest, refuse
+from ...errors import ModuleError, first_line, nearest, refuse
 from ...federated.local_sgd import Batch, Loss, Reference, takes_reference
 from ..isolation.constants import SHORT, has_own_memory
 from ..stacked.attention import use_stackable_attention
@@ -307,7 +307,7 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     try:
         copied = copy.deepcopy(module, memo)
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise ModuleError(
             f"model {type(module).__name__} cannot be copied ({reason}), and every engine works on a copy: keep what "
             "cannot be copied out of the module"

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from ...errors import first_line
 from ...federated.local_sgd import Batch
 from ..core.problem import SlowEngineWarning
 from .dynamic_batch import copied, traced, traced_once
@@ -112,7 +113,7 @@ class CompiledStep:
 
     def _leave_compiling(self, error: Exception) -> None:
         """Run as written from now on, and say why."""
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         slow = f"the step of many users cannot be compiled ({reason}); it runs as it is written, which is slower"
         warnings.warn(slow, SlowEngineWarning, stacklevel=3)
         self._compiled = self._as_written
@@ -188,7 +189,7 @@ class GraphedStep:
         self._program.recordable = False
         if self._capturing:
             torch.cuda.synchronize(self.step_index.device)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         slow = f"the step of many users cannot be recorded as a CUDA graph ({reason}); it runs without, which is slower"
         warnings.warn(slow, SlowEngineWarning, stacklevel=2)
 

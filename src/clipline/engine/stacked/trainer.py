@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ...cuda_streams import side_stream
-from ...errors import CliplineError, ModuleError
+from ...errors import CliplineError, ModuleError, first_line
 from ...federated.backend import CohortRequest
 from ...federated.local_sgd import Batch
 from ...random.streams import keys_of
@@ -146,7 +146,7 @@ class Stacked:
             if self.problem.device.type != "cuda":
                 reason = vmap_reason(error)
                 raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             unknown = f"a stacked step could not be compared with plain ones before training ({reason})"
             warnings.warn(unknown, SlowEngineWarning, stacklevel=2)
 

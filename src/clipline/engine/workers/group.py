@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import RunError, WorkerError
+from ...errors import RunError, WorkerError, first_line
 from ...federated.backend import CohortRequest, LocalTrainer, PersonalRows
 from ...federated.clipping import ClippedSum, PartialSums
 from ...federated.sampling import Cohort
@@ -189,5 +189,5 @@ def connected(round_index: int | None = None) -> Iterator[None]:
         when = "" if round_index is None else f" in round {round_index}"
         raise LostConnectionError(
             f"connection to another worker was lost{when} but all must stay: see what ended it, then resume the run "
-            f"({(str(error) or type(error).__name__).splitlines()[0][:200]})"
+            f"({first_line(error)[:200]})"
         ) from None

@@ -7,13 +7,12 @@ import json
 import math
 import os
 import secrets
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import RunError
 from ...privacy.guarantee import Guarantee, delta_rounded_up, rounded_up
@@ -27,19 +26,12 @@ from .private_search import FOLDER, PrivatelyTuned
 from .question import Question, final_settings, least_cohort
 from .recipe import RateTrial, Tuned, change_in_words, runs_with_fixed_clips, told
 
-if TYPE_CHECKING:
-    from .recipe import Tuned
+Answer = Tuned | PrivatelyTuned
 
 FINAL, FACTS, PAGE = "final.toml", "tune.json", "tune.html"
 _NAMED = ("epsilon", "users", "delta", "relation", "degradation", "rounds")  # of what is asked, as file names say it
 _PLANNED = (
-    "population_size",
-    "cohort_size",
-    "rounds",
-    "noise_multiplier",
-    "delta",
-    "sampling",
-    "relation",
+    *("population_size", "cohort_size", "rounds", "noise_multiplier", "delta", "sampling", "relation"),
     "count_stddev",
 )
 
@@ -53,7 +45,7 @@ class Files:
 
     @classmethod
     def of(cls, question: Question, folder: Path) -> Files:
-        """Those of the folder's first question as they are; of another one, named by what it asks otherwise.
+        """Those of the folder's first question have plain names; those of another one say what it asks otherwise.
 
         So `final.toml` stays what it was when the folder is asked for another epsilon: that one's settings are in
         `final-epsilon-1.toml`. A folder whose first question had no answer has no `final.toml`, and the name is free.
@@ -69,7 +61,8 @@ class Files:
         changed = [name for name in _NAMED if first.get(name) != now[name]]
         if question.target.delta is None and "users" in changed and "delta" in changed:
             changed.remove("delta")  # it follows from the users
-        return cls(folder, "".join(f"-{name}-{_in_a_name(now[name])}" for name in changed))
+        values = {name: f"{now[name]:.12g}" if isinstance(now[name], float) else now[name] for name in changed}
+        return cls(folder, "".join(f"-{name}-{value}" for name, value in values.items()))
 
     @property
     def final(self) -> Path:
@@ -95,17 +88,9 @@ def asked(question: Question) -> dict[str, Any]:
     """What the final training must promise, and for whom."""
     target = question.target
     return {
-        "epsilon": target.epsilon,
-        "delta": target.delta_value,
-        "users": target.population_size,
-        "rounds": target.rounds,
-        "relation": target.relation.value,
-        "degradation": question.degradation,
-    }
-
-
-def _in_a_name(value: Any) -> str:
-    return f"{value:.12g}" if isinstance(value, float) else str(value)
+        "epsilon": target.epsilon, "delta": target.delta_value, "users": target.population_size,
+        "rounds": target.rounds, "relation": target.relation.value, "degradation": question.degradation,
+    }  # fmt: skip
 
 
 def check_out(path: Path) -> None:
@@ -153,148 +138,121 @@ def promised_by(path: Path) -> Guarantee:
     return plan(**{name: settings[name] for name in _PLANNED if name in settings}).guarantee
 
 
-def final_of(answer: Tuned | PrivatelyTuned) -> dict[str, Any] | None:
+def final_of(answer: Answer) -> dict[str, Any] | None:
     """The settings of the final training; None where the target cannot be met."""
     if isinstance(answer, PrivatelyTuned):
         return {name: value for name, value in asdict(answer.spec.settings).items() if value is not None}
     if answer.scaled is None:
         return None
-    return final_settings(
-        answer.question,
-        {
-            "client_lr": answer.rates.chosen.client_lr,
-            "server_lr": answer.rates.chosen.server_lr,
-            "cohort_size": answer.scaled.cohort_size,
-            "noise_multiplier": answer.scaled.noise_multiplier,
-        },
-    )
+    chosen, scaled = answer.rates.chosen, answer.scaled
+    found = {"client_lr": chosen.client_lr, "server_lr": chosen.server_lr}
+    found |= {"cohort_size": scaled.cohort_size, "noise_multiplier": scaled.noise_multiplier}
+    return final_settings(answer.question, found)
 
 
-def facts(answer: Tuned | PrivatelyTuned, out: Path) -> dict[str, Any]:
+def facts(answer: Answer, out: Path) -> dict[str, Any]:
     """Everything that was asked, tried and chosen, with the runs behind each number. No infinity: null."""
-    question, target = answer.question, answer.question.target
+    question, metric = answer.question, answer.metric
     common: dict[str, Any] = {
         "task": question.task.name,
         "asked": asked(question),
         "trial": {
-            "data": data_words(question),
-            "cohort_size": target.cohort_size,
+            "data": data_words(question), "cohort_size": question.target.cohort_size,
             "noise_multiplier": question.noise_multiplier,
         },
-        "metric": answer.metric.name,
-        "lower_is_better": answer.metric.lower_is_better,
-        "averaged_over_rounds": answer.metric.window,
+        "metric": metric.name,
+        "lower_is_better": metric.lower_is_better,
+        "averaged_over_rounds": metric.window,
         "final": final_of(answer),
         "out": str(out),
-    }
+    }  # fmt: skip
     if isinstance(answer, PrivatelyTuned):
         price = answer.price
         common["final"] = {name: value for name, value in (common["final"] or {}).items() if name != "seed"}
-        return {
-            **common,
-            "private_search": {
-                "method": price.method,
-                "runs": price.runs,
-                "epsilon": price.guarantee.epsilon,
-                "epsilon_of_one_run": price.one_run.epsilon,
-                "guarantee": str(price.guarantee),
-            },
-            "chosen": _trial(answer.chosen),
-        }
-    losses = dict(answer.noise.losses(answer.metric))
+        search = {
+            "method": price.method, "runs": price.runs, "epsilon": price.guarantee.epsilon,
+            "epsilon_of_one_run": price.one_run.epsilon, "guarantee": str(price.guarantee),
+        }  # fmt: skip
+        return {**common, "private_search": search, "chosen": _trial(answer.chosen)}
+    scaled, refusal = answer.scaled, answer.refusal
+    losses = dict(answer.noise.losses(metric))
     return {
         **common,
         "rates": [_trial(trial) for trial in answer.rates.trials],
         "chosen": _trial(answer.rates.chosen),
         "runs_with_five_fixed_clips": runs_with_fixed_clips(len(answer.rates.trials)),
         "noises": [
-            {
-                "noise_multiplier": trial.noise_multiplier,
-                "value": _finite(trial.value),
-                "degradation": _finite(losses[trial.noise_multiplier]),
-                "run": trial.run,
-            }
+            {"noise_multiplier": trial.noise_multiplier, "value": _finite(trial.value),
+             "degradation": _finite(losses[trial.noise_multiplier]), "run": trial.run}
             for trial in answer.noise.trials
         ],
         "noise_borne": answer.noise.chosen.noise_multiplier,
         "noise_enough_without_scaling": answer.noise.enough,
-        "alpha": None if answer.scaled is None else answer.scaled.alpha,
-        "epsilon": None if answer.scaled is None else answer.scaled.guarantee.epsilon,
-        "guarantee": None if answer.scaled is None else str(answer.scaled.guarantee),
-        "refused": None if answer.refusal is None else str(answer.refusal),
-        "alternatives": []
-        if answer.refusal is None
-        else [{"change": one.change, "meaning": one.meaning} for one in answer.refusal.alternatives],
-    }
+        "alpha": None if scaled is None else scaled.alpha,
+        "epsilon": None if scaled is None else scaled.guarantee.epsilon,
+        "guarantee": None if scaled is None else str(scaled.guarantee),
+        "refused": None if refusal is None else str(refusal),
+        "alternatives": [] if refusal is None else [asdict(one) for one in refusal.alternatives],
+    }  # fmt: skip
 
 
-def data_words(question: Question) -> str:
-    """What the trial ran on, in words."""
-    used = question.task.data_used(question.trial)
-    if question.private_search:
-        return f"the private data themselves, charged: {used.title}"
-    if question.trial.stored:
-        return f"proxy data: {used.title}"
-    return f"generated data in the place of a proxy: {used.title}"
-
-
-def write_file(path: Path, text: str) -> Path:
-    """Write a file at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    Path(partial).chmod(0o644)
-    Path(partial).replace(path)
-    return path
-
-
-def write_facts(path: Path, content: Mapping[str, Any]) -> Path:
+def write_facts(path: Path, content: Mapping[str, Any]) -> None:
     """Write `tune.json`."""
-    return write_file(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_file(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file at once. Two processes may end at the same moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def _trial(trial: RateTrial) -> dict[str, Any]:
-    return {
-        "client_lr": trial.client_lr,
-        "server_lr": trial.server_lr,
-        "value": _finite(trial.value),
-        "pruned": trial.pruned,
-        "run": trial.run,
-    }
+    return {**asdict(trial), "value": _finite(trial.value)}
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+# In words, for the terminal and the page
+
+
+def data_words(question: Question) -> str:
+    """What the trial ran on."""
+    used = question.task.data_used(question.trial)
+    if question.private_search:
+        return f"the private data themselves, charged: {used.title}"
+    return f"{'proxy data' if question.trial.stored else 'generated data in the place of a proxy'}: {used.title}"
+
+
 def rates_words(answer: Tuned) -> str:
     """Step 1 in a sentence or two."""
-    trials, metric = answer.rates.trials, answer.metric
+    trials = answer.rates.trials
     diverged = sum(not math.isfinite(trial.value) for trial in trials)
     pruned = sum(trial.pruned for trial in trials)
     notes = [f"{diverged} diverged" if diverged else "", f"{pruned} were pruned" if pruned else ""]
     pairs = "1 pair of rates was" if len(trials) == 1 else f"{len(trials)} pairs of rates were"
     counted = "; ".join([f"{pairs} tried", *filter(None, notes)])
     edge = " Neighbours of it were not tried for want of --runs." if answer.rates.on_edge else ""
-    return f"{counted}: {told(answer.rates.chosen, metric)}.{edge}"
+    return f"{counted}: {told(answer.rates.chosen, answer.metric)}.{edge}"
 
 
 def noise_words(answer: Tuned) -> str:
     """Step 2 in a sentence or two."""
-    noise, limit = answer.noise, 100 * answer.question.degradation
-    rising = sorted(trial.noise_multiplier for trial in noise.trials)
-    z = noise.chosen.noise_multiplier
-    if z == noise.enough and z == rising[-1]:
-        why = f"with it m = {answer.question.target.cohort_size} meets the target as it is, so that more was not tried"
-    elif z == rising[-1]:
-        why = f"the most that a cohort of {answer.question.target.cohort_size} can have"
+    noise, m = answer.noise, answer.question.target.cohort_size
+    z, above = noise.chosen.noise_multiplier, noise.next_above
+    if above is None and z == noise.enough:
+        why = f"with it m = {m} meets the target as it is, so that more was not tried"
+    elif above is None:
+        why = f"the most that a cohort of {m} can have"
     else:
-        above = min(other for other in rising if other > z)
         loss = dict(noise.losses(answer.metric))[above]
         cost = "diverged" if math.isinf(loss) else f"costs {100 * loss:.3g}% of the {answer.metric.name}"
         why = f"the next one tried, z = {above:.3g}, {cost}"
-    return f"z = {z:.3g} is borne at a loss of at most {limit:g}%; {why}."
+    return f"z = {z:.3g} is borne at a loss of at most {100 * answer.question.degradation:g}%; {why}."
 
 
 def scale_words(answer: Tuned) -> str:
@@ -321,24 +279,22 @@ def clip_words(answer: Tuned) -> str:
     )
 
 
-def privacy_words(answer: Tuned | PrivatelyTuned) -> str:
+def privacy_words(answer: Answer) -> str:
     """What the search and the final training cost."""
-    if isinstance(answer, PrivatelyTuned):
-        price = answer.price
-        way = (
-            f"each of {price.runs} runs charged in full"
-            if price.method == "composition"
-            else f"the best of a random number of runs, {price.runs} on average"
-        )
-        return (
-            f"search and final training together, {way}: {price.guarantee}. One run alone: epsilon "
-            f"{price.one_run.epsilon_text}."
-        )
-    private = "the search used no private data and costs nothing"
-    return private if answer.scaled is None else f"{private}; the final training: {answer.scaled.guarantee}."
+    if isinstance(answer, Tuned):
+        private = "the search used no private data and costs nothing"
+        return private if answer.scaled is None else f"{private}; the final training: {answer.scaled.guarantee}."
+    price = answer.price
+    way = (
+        f"each of {price.runs} runs charged in full"
+        if price.method == "composition"
+        else f"the best of a random number of runs, {price.runs} on average"
+    )
+    one_run = f"One run alone: epsilon {price.one_run.epsilon_text}."
+    return f"search and final training together, {way}: {price.guarantee}. {one_run}"
 
 
-def next_words(answer: Tuned | PrivatelyTuned, files: Files) -> list[str]:
+def next_words(answer: Answer, files: Files) -> list[str]:
     """The commands to run next."""
     if isinstance(answer, Tuned) and answer.scaled is None:
         return []
@@ -348,10 +304,9 @@ def next_words(answer: Tuned | PrivatelyTuned, files: Files) -> list[str]:
     return [f"clipline plan --config {files.final}", f"clipline train --config {files.final}{data}", *curves]
 
 
-def cautions(answer: Tuned | PrivatelyTuned) -> list[str]:
+def cautions(answer: Answer) -> list[str]:
     """What a reader must know before believing the numbers."""
-    found = []
-    question = answer.question
+    question, found = answer.question, list[str]()
     if isinstance(answer, PrivatelyTuned):
         found.append(
             "Runs were compared on the users that the task measures on. The price holds if those are public, or not "
@@ -374,104 +329,34 @@ def cautions(answer: Tuned | PrivatelyTuned) -> list[str]:
     return found
 
 
-def summary(answer: Tuned | PrivatelyTuned, files: Files) -> str:
+def summary(answer: Answer, files: Files) -> str:
     """The whole for a terminal."""
     question, metric = answer.question, answer.metric
     better = "lower" if metric.lower_is_better else "higher"
-    lines = [
-        f"trial     {data_words(question)}",
-        f"measured  {metric.name} ({better} is better), mean over what was measured in the last "
-        f"{metric.window} of {question.trial.rounds} rounds",
-    ]
     if isinstance(answer, PrivatelyTuned):
-        lines.append(f"rates     {len(answer.candidates)} pairs fixed beforehand; {told(answer.chosen, metric)}")
+        steps = [("rates", f"{len(answer.candidates)} pairs fixed beforehand; {told(answer.chosen, metric)}")]
     else:
-        lines += [
-            f"1 rates   {rates_words(answer)}",
-            f"2 noise   {noise_words(answer)}",
-            f"3 scale   {scale_words(answer)}",
-            f"clip      {clip_words(answer)}",
-        ]
-    lines.append(f"privacy   {privacy_words(answer)}")
-    lines += [f"caution   {text}" for text in cautions(answer)]
-    lines += [f"page      {files.page}"]
-    lines += [f"next      {command}" for command in next_words(answer, files)]
-    return "\n".join(lines)
+        steps = [("1 rates", rates_words(answer)), ("2 noise", noise_words(answer))]
+        steps += [("3 scale", scale_words(answer)), ("clip", clip_words(answer))]
+    lines = [
+        ("trial", data_words(question)),
+        ("measured", f"{metric.name} ({better} is better), mean over what was measured in the last {metric.window} of "
+                     f"{question.trial.rounds} rounds"),
+        *steps,
+        ("privacy", privacy_words(answer)),
+        *(("caution", text) for text in cautions(answer)),
+        ("page", str(files.page)),
+        *(("next", command) for command in next_words(answer, files)),
+    ]  # fmt: skip
+    return "\n".join(f"{name:8}  {text}" for name, text in lines)
 
 
-_WIDTH, _HEIGHT = 520, 300
+# The page: one HTML file that needs no script and no network
+
+_GRID_SIDE = 12  # rates on a side: a grid of more is shown as a list
+_WIDTH, _HEIGHT = 520, 300  # of the chart
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 26, 46
-
-
-def noise_chart(answer: Tuned) -> str:
-    """Points joined by a line; the reference is the leftmost. A run that diverged is a cross on the worse edge."""
-    metric, rising = answer.metric, sorted(answer.noise.trials, key=lambda trial: trial.noise_multiplier)
-    reference = rising[0].value
-    sign = 1 if metric.lower_is_better else -1
-    limit = reference + sign * answer.question.degradation * abs(reference)
-    values = [trial.value for trial in rising if math.isfinite(trial.value)]
-    low, high = min(*values, limit, reference), max(*values, limit, reference)
-    spread = (high - low) or abs(high) or 1.0
-    low, high = low - 0.08 * spread, high + 0.08 * spread
-    noises = [trial.noise_multiplier for trial in rising]
-    first, last = math.log10(noises[0]) - 0.1, math.log10(noises[-1]) + 0.1
-
-    def x(z: float) -> float:
-        return _LEFT + (math.log10(z) - first) / (last - first) * (_WIDTH - _LEFT - _RIGHT)
-
-    def y(value: float) -> float:
-        return _HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
-
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-    worst = _TOP if metric.lower_is_better else bottom
-    # On the worse side of the limit, away from the curve, unless the edge of the chart is there.
-    below = bottom - y(limit) > 22 if not metric.lower_is_better else y(limit) - _TOP < 22
-    parts = [
-        f'<line x1="{_LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}" class="axis"/>',
-        f'<line x1="{_LEFT}" y1="{_TOP}" x2="{_LEFT}" y2="{bottom}" class="axis"/>',
-        f'<line x1="{_LEFT}" y1="{y(limit):.1f}" x2="{right}" y2="{y(limit):.1f}" class="limit"/>',
-        f'<text x="{_LEFT + 8}" y="{y(limit) + (15 if below else -6):.1f}" class="limit-text">'
-        f"{100 * answer.question.degradation:g}% worse than with little noise</text>",
-        f'<text x="{(_LEFT + right) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">noise z of a round of '
-        f"{answer.question.target.cohort_size} users</text>",
-        f'<text x="{_LEFT - 50}" y="{_TOP - 10}">{html.escape(metric.name)}</text>',
-    ]
-    digits = max(0, 1 - math.floor(math.log10(0.3 * (high - low))))  # two of the step between two labels
-    parts += [
-        f'<text x="{_LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.{digits}f}</text>'
-        for value in (low + (high - low) * part for part in (0.05, 0.35, 0.65, 0.95))
-    ]
-    parts += [
-        f'<text x="{x(z):.1f}" y="{bottom + 17}" text-anchor="middle">{z:.2g}</text>'
-        for place, z in enumerate(noises)
-        if place == 0 or x(z) - x(noises[place - 1]) > 26
-    ]
-    finite = [trial for trial in rising if math.isfinite(trial.value)]
-    line = " ".join(f"{x(trial.noise_multiplier):.1f},{y(trial.value):.1f}" for trial in finite)
-    parts.append(f'<polyline points="{line}" class="curve"/>')
-    for trial in rising:
-        chosen = trial == answer.noise.chosen
-        title = f"<title>z = {trial.noise_multiplier:.3g}, run {html.escape(trial.run)}</title>"
-        if math.isfinite(trial.value):
-            across, down = x(trial.noise_multiplier), y(trial.value)
-            parts.append(
-                f'<circle cx="{across:.1f}" cy="{down:.1f}" r="{7 if chosen else 4}" class="point">{title}</circle>'
-            )
-            if chosen:
-                parts.append(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="11" class="ring"/>')
-        else:
-            parts.append(
-                f'<text x="{x(trial.noise_multiplier):.1f}" y="{worst:.1f}" text-anchor="middle" class="limit-text">'
-                f"diverged{title}</text>"
-            )
-    label = f"{metric.name} over noise; the chosen noise {answer.noise.chosen.noise_multiplier:.3g} is ringed"
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(label)}" class="noise">'
-        f"{''.join(parts)}</svg>"
-    )
-
-
-_ADDED = """
+_STYLE = """
 pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .7rem 1rem; overflow: auto; }
 .noises { display: grid; gap: 1rem; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 35rem), 1fr)); }
@@ -491,35 +376,33 @@ svg.noise .ring { fill: none; stroke: var(--ink); stroke-width: 2; }
 """
 
 
-def style() -> str:
-    """The style sheet of the page."""
-    report = resources.files("clipline.study.report").joinpath("assets", "page.css")
-    return report.read_text(encoding="utf-8") + _ADDED
-
-
-_TOO_MANY = "more than there are"
-_GRID_SIDE = 12  # rates on a side: a grid of more is shown as a list
-
-
-def page(answer: Tuned | PrivatelyTuned, files: Files) -> str:
+def page(answer: Answer, files: Files) -> str:
     """What was tried, what was chosen and why, what it costs in privacy, what to run next."""
-    target = answer.question.target
-    task = title_name(answer.question.task.name, answer.question.task.settings.task)
+    question, target = answer.question, answer.question.target
+    task = title_name(question.task.name, question.task.settings.task)
     title = f"Tuning {task} for epsilon {target.epsilon:g} with {target.population_size:,} users"
-    body = _private(answer) if isinstance(answer, PrivatelyTuned) else _recipe(answer)
-    parts = [
+    paper = "The paper's recipe for practice (Andrew et al., NeurIPS 2021, last section)."
+    commands = next_words(answer, files)
+    body = [
         f"<h1>{_text(title)}</h1>",
-        f'<p class="quiet">{_text(_trial_words(answer))}</p>',
+        f'<p class="quiet">{_text(f"{paper} Trial on {data_words(question)}.")}</p>',
         *(f'<div class="caution"><p>{_text(text)}</p></div>' for text in cautions(answer)),
-        body,
-        _next(answer, files),
-        _rests_on(answer),
+        *(_private(answer) if isinstance(answer, PrivatelyTuned) else _recipe(answer)),
+        "<h2>What to run next</h2><pre>" + "\n".join(map(_text, commands)) + "</pre>" if commands else "",
+        f"<h2>What it rests on</h2>{_table(('', ''), _rests_on(answer))}",
     ]
-    return _document(title, "\n".join(parts))
+    style = resources.files("clipline.study.report").joinpath("assets", "page.css").read_text(encoding="utf-8")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        'img-src data:">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,"><title>{_text(title)}</title>\n'
+        f"<style>{style}{_STYLE}</style></head>\n<body><main>" + "\n".join(body) + "</main></body></html>\n"
+    )
 
 
-def _recipe(answer: Tuned) -> str:
-    chosen, scale = answer.rates.chosen, answer.scaled
+def _recipe(answer: Tuned) -> list[str]:
+    chosen, scale, metric = answer.rates.chosen, answer.scaled, answer.metric
     tiles = [
         ("client rate and server rate", f"{chosen.client_lr:.3g}, {chosen.server_lr:.3g}"),
         (f"noise z borne at m = {answer.question.target.cohort_size}", f"{answer.noise.chosen.noise_multiplier:.3g}"),
@@ -530,28 +413,26 @@ def _recipe(answer: Tuned) -> str:
             ("cohort, users a round", f"{scale.cohort_size:,}"),
             ("noise multiplier", rounded_up(scale.noise_multiplier, 4)),
             *tiles,
-            (f"{answer.metric.name} of the trial", f"{answer.noise.chosen.value:.4g}"),
+            (f"{metric.name} of the trial", f"{answer.noise.chosen.value:.4g}"),
         ]
-    return "\n".join(
-        [
-            _tiles(tiles),
-            _statement(answer),
-            "<h2>Step 1: client and server rates</h2>",
-            f"<p>{_text(rates_words(answer))} Cells: {_text(answer.metric.name)}, "
-            f"{'lower' if answer.metric.lower_is_better else 'higher'} is better; the chosen pair is framed. "
-            "The darker a cell, the better its value.</p>",
-            _rates(answer.rates.trials, chosen, lower_is_better=answer.metric.lower_is_better),
-            f"<p>{_text(_sentence(clip_words(answer)))}</p>",
-            "<h2>Step 2: how much noise the model bears</h2>",
-            f"<p>{_text(noise_words(answer))}</p>",
-            f'<div class="noises"><div class="chart">{noise_chart(answer)}</div>{_noises(answer)}</div>',
-            "<h2>Step 3: cohort and noise, scaled together</h2>",
-            _scale(answer),
-        ]
-    )
+    better = "lower" if metric.lower_is_better else "higher"
+    cells = f"Cells: {metric.name}, {better} is better; the chosen pair is framed. The darker a cell, the better its"
+    return [
+        _tiles(tiles),
+        _refused(answer) if answer.refusal else _quoted(privacy_words(answer)),
+        "<h2>Step 1: client and server rates</h2>",
+        f"<p>{_text(f'{rates_words(answer)} {cells} value.')}</p>",
+        _rates(answer.rates.trials, chosen, lower_is_better=metric.lower_is_better),
+        f"<p>{_text(_sentence(clip_words(answer)))}</p>",
+        "<h2>Step 2: how much noise the model bears</h2>",
+        f"<p>{_text(noise_words(answer))}</p>",
+        f'<div class="noises"><div class="chart">{_noise_chart(answer)}</div>{_noises(answer)}</div>',
+        "<h2>Step 3: cohort and noise, scaled together</h2>",
+        _scale(answer),
+    ]
 
 
-def _private(answer: PrivatelyTuned) -> str:
+def _private(answer: PrivatelyTuned) -> list[str]:
     price, chosen = answer.price, answer.chosen
     tiles = [
         ("epsilon, search and training", price.guarantee.epsilon_text),
@@ -568,41 +449,34 @@ def _private(answer: PrivatelyTuned) -> str:
         (f"the same, charged by {other}", price.other.epsilon_text),
         ("every run charged, with five fixed clips for each pair of rates", price.with_clips.epsilon_text),
     ]
-    shown = [
+    pairs = "; ".join(f"{client:.3g} and {server:.3g}" for client, server in answer.candidates)
+    lower = answer.metric.lower_is_better
+    return [
         _tiles(tiles),
-        f'<div class="statement"><blockquote>{_text(_sentence(privacy_words(answer)))}</blockquote></div>',
+        _quoted(privacy_words(answer)),
         "<h2>What the search costs</h2>",
         "<p>The search ran on the private data, at the cohort and the noise of the final training. The chosen run is "
         "the final training: made again from its seed it is the same model, at no further charge.</p>",
         _table(("", "epsilon"), rows, numbers=(1,)),
         "<h2>Rates</h2>",
-        f"<p>{len(answer.candidates)} pairs were fixed beforehand: "
-        + _text("; ".join(f"{client:.3g} and {server:.3g}" for client, server in answer.candidates))
-        + ".</p>",
+        f"<p>{len(answer.candidates)} pairs were fixed beforehand: {_text(pairs)}.</p>",
+        _rates(answer.trials, chosen, lower_is_better=lower) if answer.trials else "",
     ]
-    if answer.trials:
-        shown.append(_rates(answer.trials, chosen, lower_is_better=answer.metric.lower_is_better))
-    return "\n".join(shown)
 
 
-def _statement(answer: Tuned) -> str:
-    if answer.scaled is None:
-        assert answer.refusal is not None
-        first = str(answer.refusal).partition("\n")[0]
-        rows = [(one.change, one.meaning) for one in answer.refusal.alternatives]
-        return (
-            f'<div class="banner"><h2>The target cannot be met</h2><p>{_text(first)}</p>'
-            f"{_table(('change', 'what it means'), rows)}</div>"
-        )
-    privacy = _sentence(privacy_words(answer))
-    return f'<div class="statement"><blockquote>{_text(privacy)}</blockquote></div>'
+def _refused(answer: Tuned) -> str:
+    assert answer.refusal is not None
+    rows = [(one.change, one.meaning) for one in answer.refusal.alternatives]
+    return (
+        f'<div class="banner"><h2>The target cannot be met</h2><p>{_text(str(answer.refusal).partition(chr(10))[0])}'
+        f"</p>{_table(('change', 'what it means'), rows)}</div>"
+    )
 
 
 def _rates(trials: Sequence[RateTrial], chosen: RateTrial, *, lower_is_better: bool) -> str:
     """Client rates down, server rates across, the better the darker; a list where the rates are no grid."""
-    clients = sorted({trial.client_lr for trial in trials})
-    servers = sorted({trial.server_lr for trial in trials})
-    if len(clients) > _GRID_SIDE or len(servers) > _GRID_SIDE:
+    clients, servers = sorted({trial.client_lr for trial in trials}), sorted({trial.server_lr for trial in trials})
+    if max(len(clients), len(servers)) > _GRID_SIDE:
         sign = 1 if lower_is_better else -1
         rows = [
             (f"{trial.client_lr:.3g}", f"{trial.server_lr:.3g}", _value(trial), trial.run[:10])
@@ -611,26 +485,25 @@ def _rates(trials: Sequence[RateTrial], chosen: RateTrial, *, lower_is_better: b
         return _table(("client rate", "server rate", "metric", "run"), rows, numbers=(0, 1, 2))
     shares = _shares([trial.value for trial in trials], lower_is_better=lower_is_better)
     by_rates = {(trial.client_lr, trial.server_lr): trial for trial in trials}
+
+    def cell(trial: RateTrial | None) -> str:
+        if trial is None:
+            return '<td class="number quiet" title="not tried">–</td>'
+        # The colour adds to the number, which can be read without it.
+        return (
+            f'<td class="number cell{" chosen" * (trial is chosen)}" '
+            f'style="--share:{100 * shares.get(trial.value, 0.0):.0f}%" title="run {_text(trial.run)}">'
+            f"{_text(_value(trial))}</td>"
+        )
+
     head = "".join(f'<th scope="col" class="number">{server:.3g}</th>' for server in servers)
     lines = [
         f'<tr><th></th><th colspan="{len(servers)}" scope="colgroup">server rate</th></tr>',
         f'<tr><th scope="col">client rate</th>{head}</tr>',
     ]
     for client in clients:
-        cells = []
-        for server in servers:
-            trial = by_rates.get((client, server))
-            if trial is None:
-                cells.append('<td class="number quiet" title="not tried">–</td>')
-                continue
-            share = shares.get(trial.value, 0.0)
-            frame = " chosen" if trial is chosen else ""
-            # The colour adds to the number, which can be read without it.
-            cells.append(
-                f'<td class="number cell{frame}" style="--share:{100 * share:.0f}%" title="run {_text(trial.run)}">'
-                f"{_text(_value(trial))}</td>"
-            )
-        lines.append(f'<tr><th scope="row" class="number">{client:.3g}</th>{"".join(cells)}</tr>')
+        cells = "".join(cell(by_rates.get((client, server))) for server in servers)
+        lines.append(f'<tr><th scope="row" class="number">{client:.3g}</th>{cells}</tr>')
     return f'<div class="scroll"><table class="rates">{"".join(lines)}</table></div>'
 
 
@@ -642,38 +515,32 @@ def _shares(values: Sequence[float], *, lower_is_better: bool) -> dict[float, fl
     """
     finite = [value for value in values if math.isfinite(value)]
     best = (min if lower_is_better else max)(finite, default=0.0)
-    away = {value: abs(value - best) for value in finite}
-    distances = [away[value] for value in finite]
-    span = min(max(distances, default=0.0), 2 * median(distances or [0.0])) or max(distances, default=0.0) or 1.0
-    return {value: max(0.0, 1 - distance / span) for value, distance in away.items()}
+    distances = [abs(value - best) for value in finite] or [0.0]
+    span = min(max(distances), 2 * median(distances)) or max(distances) or 1.0
+    return {value: max(0.0, 1 - abs(value - best) / span) for value in finite}
 
 
 def _value(trial: RateTrial) -> str:
-    if not math.isfinite(trial.value):
-        return "diverged"
-    return f"{trial.value:.4g}" + (" (pruned)" if trial.pruned else "")
+    return f"{trial.value:.4g}{' (pruned)' * trial.pruned}" if math.isfinite(trial.value) else "diverged"
 
 
 def _noises(answer: Tuned) -> str:
     """Each noise tried: what it costs in the metric, and what cohort the target would need with it."""
-    limit, rows = answer.question.degradation, list[tuple[str, ...]]()
+    rows = list[tuple[str, ...]]()
     losses = dict(answer.noise.losses(answer.metric))
-    for trial in sorted(answer.noise.trials, key=lambda trial: trial.noise_multiplier):
-        loss = losses[trial.noise_multiplier]
-        cohort = least_cohort(answer.question.target, trial.noise_multiplier)
-        verdict = "chosen" if trial == answer.noise.chosen else "borne" if loss <= limit else "too much"
-        rows.append(
-            (
-                f"{trial.noise_multiplier:.3g}",
-                f"{trial.value:.4g}" if math.isfinite(trial.value) else "diverged",
-                "" if len(rows) == 0 or not math.isfinite(loss) else change_in_words(loss),
-                _TOO_MANY if cohort is None else f"{cohort:,}",
-                verdict,
-                trial.run[:10],
-            )
-        )
-    heads = ("z", answer.metric.name, "change", "cohort needed", "", "run")
-    return _table(heads, rows, numbers=(0, 1, 2, 3))
+    for trial in answer.noise.rising:
+        z, loss = trial.noise_multiplier, losses[trial.noise_multiplier]
+        cohort = least_cohort(answer.question.target, z)
+        rows.append((
+            f"{z:.3g}",
+            f"{trial.value:.4g}" if math.isfinite(trial.value) else "diverged",
+            change_in_words(loss) if rows and math.isfinite(loss) else "",
+            "more than there are" if cohort is None else f"{cohort:,}",
+            "chosen" if trial == answer.noise.chosen
+            else "borne" if loss <= answer.question.degradation else "too much",
+            trial.run[:10],
+        ))  # fmt: skip
+    return _table(("z", answer.metric.name, "change", "cohort needed", "", "run"), rows, numbers=(0, 1, 2, 3))
 
 
 def _scale(answer: Tuned) -> str:
@@ -681,22 +548,19 @@ def _scale(answer: Tuned) -> str:
     if answer.scaled is None:
         return "<p>No cohort of the users there are meets the target; see above for what would.</p>"
     target, z = answer.question.target, answer.noise.chosen.noise_multiplier
-    variants = [
-        (f"epsilon {target.epsilon * f:g}", replace(target, epsilon=target.epsilon * f)) for f in (0.25, 0.5, 2)
-    ]
-    variants += [
-        (f"{users:,} users", replace(target, population_size=users))
-        for f in (0.1, 10)
-        if (users := int(target.population_size * f)) >= target.cohort_size
-    ]
+    epsilons = [target.epsilon * f for f in (0.25, 0.5, 2)]
+    variants = [(f"epsilon {epsilon:g}", replace(target, epsilon=epsilon)) for epsilon in epsilons]
+    sizes = [int(target.population_size * f) for f in (0.1, 10)]
+    variants += [(f"{n:,} users", replace(target, population_size=n)) for n in sizes if n >= target.cohort_size]
     rows = [("as asked", f"{answer.scaled.cohort_size:,}", rounded_up(answer.scaled.noise_multiplier, 4))]
     untried = answer.more_noise_untried
     for name, other in variants:
         cohort = least_cohort(other, z)
-        noise = "" if cohort is None else rounded_up(z * cohort / target.cohort_size, 4)
-        most = "at most " if untried and cohort is not None and cohort > target.cohort_size else ""
-        none = "not tried" if untried else _TOO_MANY
-        rows.append((name, none if cohort is None else f"{most}{cohort:,}", noise))
+        if cohort is None:
+            rows.append((name, "not tried" if untried else "more than there are", ""))
+            continue
+        most = "at most " if untried and cohort > target.cohort_size else ""
+        rows.append((name, f"{most}{cohort:,}", rounded_up(z * cohort / target.cohort_size, 4)))
     note = (
         f" More noise than z = {z:.3g} at m = {target.cohort_size} was not tried, because it meets the promise that "
         "was asked for. The model may tolerate more: tune for the other promise in the same folder to find out."
@@ -708,19 +572,10 @@ def _scale(answer: Tuned) -> str:
     )
 
 
-def _next(answer: Tuned | PrivatelyTuned, files: Files) -> str:
-    commands = next_words(answer, files)
-    if not commands:
-        return ""
-    listed = "\n".join(_text(command) for command in commands)
-    return f"<h2>What to run next</h2><pre>{listed}</pre>"
-
-
-def _rests_on(answer: Tuned | PrivatelyTuned) -> str:
-    question, target = answer.question, answer.question.target
-    trial = question.trial
-    rows = [
-        ("trial", data_words(question)),
+def _rests_on(answer: Answer) -> list[tuple[str, str]]:
+    trial, target = answer.question.trial, answer.question.target
+    return [
+        ("trial", data_words(answer.question)),
         ("measured", f"{answer.metric.name}, mean over what was measured in the last {answer.metric.window} rounds"),
         ("rounds", f"{trial.rounds}, of the trial and of the final training alike"),
         ("clip", f"tracks quantile {trial.quantile:g} of the update norms, from {trial.clip_start:g} on"),
@@ -731,12 +586,71 @@ def _rests_on(answer: Tuned | PrivatelyTuned) -> str:
         ("users", f"{target.population_size:,}, declared beforehand and not read from the data"),
         ("delta", delta_rounded_up(target.delta_value) + (" = users^-1.1" if target.delta is None else "")),
     ]
-    return f"<h2>What it rests on</h2>{_table(('', ''), rows)}"
 
 
-def _trial_words(answer: Tuned | PrivatelyTuned) -> str:
-    paper = "The paper's recipe for practice (Andrew et al., NeurIPS 2021, last section)."
-    return f"{paper} Trial on {data_words(answer.question)}."
+def _noise_chart(answer: Tuned) -> str:
+    """The metric over the noise as inline SVG, with the limit that is allowed; the reference is the leftmost point.
+
+    A run that diverged is named on the worse edge.
+    """
+    metric, rising = answer.metric, answer.noise.rising
+    reference = rising[0].value
+    allowed = answer.question.degradation
+    limit = reference + (1 if metric.lower_is_better else -1) * allowed * abs(reference)
+    finite = [trial for trial in rising if math.isfinite(trial.value)]
+    values = [*(trial.value for trial in finite), limit, reference]
+    low, high = min(values), max(values)
+    spread = (high - low) or abs(high) or 1.0
+    low, high = low - 0.08 * spread, high + 0.08 * spread
+    noises = [trial.noise_multiplier for trial in rising]
+    first, last = math.log10(noises[0]) - 0.1, math.log10(noises[-1]) + 0.1
+    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+
+    def x(z: float) -> float:
+        return _LEFT + (math.log10(z) - first) / (last - first) * (right - _LEFT)
+
+    def y(value: float) -> float:
+        return bottom - (value - low) / (high - low) * (bottom - _TOP)
+
+    def text(across: float, down: float, words: str, options: str = "") -> str:
+        return f'<text x="{across:.1f}" y="{down:.1f}"{options}>{words}</text>'
+
+    def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+        return f'<line x1="{x1}" y1="{y1:.1f}" x2="{x2}" y2="{y2:.1f}" class="{kind}"/>'
+
+    middle, red = ' text-anchor="middle"', ' class="limit-text"'
+    # On the worse side of the limit, away from the curve, unless the edge of the chart is there.
+    below = bottom - y(limit) > 22 if not metric.lower_is_better else y(limit) - _TOP < 22
+    digits = max(0, 1 - math.floor(math.log10(0.3 * (high - low))))  # two of the step between two labels
+    labels = [low + (high - low) * part for part in (0.05, 0.35, 0.65, 0.95)]
+    users = answer.question.target.cohort_size
+    parts = [
+        line(_LEFT, bottom, right, bottom, "axis"),
+        line(_LEFT, _TOP, _LEFT, bottom, "axis"),
+        line(_LEFT, y(limit), right, y(limit), "limit"),
+        text(_LEFT + 8, y(limit) + (15 if below else -6), f"{100 * allowed:g}% worse than with little noise", red),
+        text((_LEFT + right) / 2, _HEIGHT - 6, f"noise z of a round of {users} users", middle),
+        text(_LEFT - 50, _TOP - 10, _text(metric.name)),
+        *(text(_LEFT - 6, y(value) + 4, f"{value:.{digits}f}", ' text-anchor="end"') for value in labels),
+        *(text(x(z), bottom + 17, f"{z:.2g}", middle)
+          for place, z in enumerate(noises) if place == 0 or x(z) - x(noises[place - 1]) > 26),
+    ]  # fmt: skip
+    curve = " ".join(f"{x(trial.noise_multiplier):.1f},{y(trial.value):.1f}" for trial in finite)
+    parts.append(f'<polyline points="{curve}" class="curve"/>')
+    for trial in rising:
+        title = f"<title>z = {trial.noise_multiplier:.3g}, run {_text(trial.run)}</title>"
+        if not math.isfinite(trial.value):
+            worst = _TOP if metric.lower_is_better else bottom
+            parts.append(text(x(trial.noise_multiplier), worst, f"diverged{title}", middle + red))
+            continue
+        chosen, at = trial == answer.noise.chosen, f'cx="{x(trial.noise_multiplier):.1f}" cy="{y(trial.value):.1f}"'
+        parts.append(f'<circle {at} r="{7 if chosen else 4}" class="point">{title}</circle>')
+        parts += [f'<circle {at} r="11" class="ring"/>'] if chosen else []
+    label = f"{metric.name} over noise; the chosen noise {answer.noise.chosen.noise_multiplier:.3g} is ringed"
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_text(label)}" class="noise">'
+        f"{''.join(parts)}</svg>"
+    )
 
 
 def _tiles(pairs: Iterable[tuple[str, str]]) -> str:
@@ -744,23 +658,19 @@ def _tiles(pairs: Iterable[tuple[str, str]]) -> str:
     return f'<div class="tiles">{tiles}</div>'
 
 
+def _quoted(text: str) -> str:
+    return f'<div class="statement"><blockquote>{_text(_sentence(text))}</blockquote></div>'
+
+
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    def cell(tag: str, place: int, text: str) -> str:
-        return f'<{tag} class="{"number" if place in numbers else "words"}">{_text(text)}</{tag}>'
+    def line(tag: str, row: Sequence[str]) -> str:
+        kinds = ("number" if place in numbers else "words" for place in range(len(row)))
+        cells = (f'<{tag} class="{kind}">{_text(text)}</{tag}>' for kind, text in zip(kinds, row, strict=True))
+        return f"<tr>{''.join(cells)}</tr>"
 
-    head = "".join(cell("th", place, text) for place, text in enumerate(heads)) if any(heads) else ""
-    body = "".join(f"<tr>{''.join(cell('td', place, text) for place, text in enumerate(row))}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _document(title: str, body: str) -> str:
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-        'img-src data:">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,"><title>{_text(title)}</title>\n'
-        f"<style>{style()}</style></head>\n<body><main>{body}</main></body></html>\n"
-    )
+    head = line("th", heads) if any(heads) else "<tr></tr>"
+    body = "".join(line("td", row) for row in rows)
+    return f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
 
 
 def _sentence(text: str) -> str:

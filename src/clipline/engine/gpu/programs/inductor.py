@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter
 
+from ....errors import first_line
 from .repeats import Call, Parts, parted, run_calls
 
 # Operations to compile. 3,300 take two minutes, 9,000 five: longer than it is worth.
@@ -102,7 +103,7 @@ def compiled(graph: GraphModule, inputs: Sequence[Tensor], by_user: int) -> Vers
     except Exception as error:  # another torch may have changed what it calls private
         if parts is None:
             return ThroughDynamo(graph, by_user)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         check_size(len(graph.graph.nodes), f", since its parts cannot be compiled ({reason})")
         graph.meta["parts"] = None
     return compiled(graph, inputs, by_user)

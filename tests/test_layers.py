@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from clipline.tasks.initialisers import he_normal_
+from clipline.layers import he_normal_
 
 
 def test_he_normal_is_cut_at_two_standard_deviations_and_keeps_its_variance() -> None:
