@@ -49,15 +49,9 @@ def test_a_rounded_number_is_at_least_itself_and_at_most_one_digit_more(value, d
 
 @pytest.mark.parametrize(
     ("value", "digits", "text"),
-    [
-        (3.961, 3, "3.97"),
-        (5.0, 3, "5"),
-        (2.5000001, 2, "2.6"),
-        (0.3, 3, "0.300"),
-        (0.1, 3, "0.101"),
-        (math.inf, 3, "infinite"),
-    ],
-)
+    [(3.961, 3, "3.97"), (5.0, 3, "5"), (2.5000001, 2, "2.6"), (0.3, 3, "0.300"), (0.1, 3, "0.101"),
+     (math.inf, 3, "infinite")],
+)  # fmt: skip
 def test_known_numbers_are_rounded_up(value, digits, text):
     # A float is seldom the decimal that it prints as: the float 0.3 lies below three tenths, 0.1 above one tenth.
     assert rounded_up(value, digits) == text

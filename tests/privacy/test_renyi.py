@@ -22,16 +22,8 @@ from clipline.privacy.renyi import (
 SAMPLED = [poisson_curve, fixed_size_curve]
 ORDERS = 1 + np.logspace(-4, 6, 31)
 
-# (curve, rate, stddev, order, divergence): mpmath, 17 digits (rdp.csv; the last five computed for this file with the
-# formulas of the module docstring at 30 digits)
+# (curve, rate, stddev, order, divergence), beside those of rdp.csv: mpmath at 30 digits
 KNOWN = [
-    (poisson_curve, 0.01, 1, 1.5, 0.00012725374332744984),
-    (poisson_curve, 0.01, 1, 32, 11.246275937048069),
-    (poisson_curve, 0.013958, 1.3958, 8, 0.00056183907232439603),
-    (poisson_curve, 0.000513, 0.513, 128, 235.55485516286493),
-    (fixed_size_curve, 0.013958, 0.6979, 3, 0.0036074233772060766),
-    (fixed_size_curve, 0.01, 1, 1.5, 0.00021018790715386805),
-    (fixed_size_curve, 0.1, 3, 32, 0.03130155228690044),
     (poisson_curve, 1e-9, 0.3, 1.0001, 3.0828805137612715e-14),
     (poisson_curve, 0.02, 0.1, 6.25, 307.84282975544265),
     (poisson_curve, 1e-6, 30, 40.5, 2.2512505594842213e-14),
@@ -188,25 +180,6 @@ def test_every_renyi_row_of_the_oracle_table_is_met_and_the_best_order_is_no_wor
         assert on_grid == pytest.approx(float(row["epsilon"]), rel=1e-9), row["row_id"]
 
 
-@pytest.mark.parametrize(
-    ("curve", "rate", "stddev", "rounds", "delta", "on_grid", "exact"),
-    [
-        (CURVES["rdp_gaussian"], 1, 5, 100, 1e-6, 11.85538999316, 10.99715121422),
-        (poisson_curve, 0.01, 1, 1000, 1e-5, 2.107753075452, 1.8282366665),
-        (poisson_curve, 0.013958, 1.3958, 1500, DELTA, 2.392492019652, 2.223353466),
-        (poisson_curve, 0.5, 10, 50, 1e-5, 1.504279312403, 1.3767939512),
-        (fixed_size_curve, 0.01, 1, 1000, 1e-5, 2.472936880045, 2.1989099489),
-        (fixed_size_curve, 0.013958, 0.6979, 1500, DELTA, 12.05489462025, 11.022224779),
-        (fixed_size_curve, 0.1, 3, 2000, 1e-6, 9.58291815159, 8.9981957475),
-    ],
-)
-def test_the_best_real_order_lies_between_the_exact_epsilon_and_a_list_of_orders(
-    curve, rate, stddev, rounds, delta, on_grid, exact
-):
-    best, _ = epsilon_at(lambda orders: rounds * curve(rate, stddev, np.array(orders)), delta)
-    assert exact <= best <= on_grid
-
-
 def test_the_gaussian_epsilon_is_the_minimum_over_a_very_fine_list_of_orders():
     orders = 1 + np.logspace(-3, 3, 200_001)
     for z, rounds in [(1.0, 1), (5.0, 100), (300.0, 10)]:
@@ -261,14 +234,6 @@ def test_a_peak_is_found_wherever_it_is():
     np.testing.assert_allclose(found, LOG_ROOT + orders**2 / 2, rtol=1e-14, atol=1e-13)
 
 
-def test_a_guess_that_is_off_by_less_than_the_width_of_a_peak_is_good_enough():
-    orders = np.array([3.0, 700.0])
-    for error in (-2.0, 0.3, 1.5):
-        peaks = orders[:, None] + error
-        found = log_integral(exponential_tilt, orders, peaks=peaks, left=-10.0, right=orders + 10, step=0.4)
-        np.testing.assert_allclose(found, LOG_ROOT + orders**2 / 2, rtol=1e-13)
-
-
 @pytest.mark.parametrize("distance", [4.0, 300.0, 1e5])
 def test_two_peaks_far_apart_are_both_counted(distance):
     # One normal around 0 and one of three times the mass around `distance`.
@@ -280,24 +245,6 @@ def test_two_peaks_far_apart_are_both_counted(distance):
     assert found[0] == pytest.approx(LOG_ROOT + math.log(4), rel=1e-12)
 
 
-def test_what_lies_eighteen_digits_below_the_highest_peak_is_left_out():
-    def uneven(x, order):
-        return np.logaddexp(-0.5 * x * x, -60.0 - 0.5 * (x - 1e5) ** 2)
-
-    found = log_integral(
-        uneven, np.array([2.0]), peaks=np.array([[0.0, 1e5]]), left=-10.0, right=np.array([1e5 + 10]), step=0.4
-    )
-    assert found[0] == pytest.approx(LOG_ROOT, rel=1e-14)
-
-
-def test_logarithms_beyond_the_range_of_exp_do_no_harm():
-    found = log_integral(
-        lambda x, order: order - 0.5 * x * x, np.array([-5000.0, 5000.0]),
-        peaks=np.zeros((2, 1)), left=-10.0, right=np.full(2, 10.0), step=0.4,
-    )  # fmt: skip
-    np.testing.assert_allclose(found, LOG_ROOT + np.array([-5000.0, 5000.0]), rtol=1e-14)
-
-
 def test_more_than_a_million_nodes_are_answered_with_infinity():
     # exp(-(x / 10^6)^2 / 2) is ten million units wide: too many steps of 0.4.
     found = log_integral(
@@ -306,9 +253,3 @@ def test_more_than_a_million_nodes_are_answered_with_infinity():
     )  # fmt: skip
     assert math.isinf(found[0])
     assert found[0] > 0
-
-
-def test_orders_are_answered_in_their_own_order_whatever_share_a_matrix():
-    orders = np.array([1e6, 0.0, 1e6, 5.0, 0.0])
-    found = log_integral(exponential_tilt, orders, peaks=orders[:, None], left=-10.0, right=orders + 10, step=0.4)
-    np.testing.assert_allclose(found, LOG_ROOT + orders**2 / 2, rtol=1e-14, atol=1e-13)

@@ -3,8 +3,7 @@
 Both accountants read the same table (`dominating_pairs`). The privacy-loss distribution is nearly always tighter. The
 Renyi curve wins where a lattice would need more points than are allowed. Rounds without sampling are exact.
 
-`account` may be called after every round of training: the curves and transforms of one round are kept, so that one more
-round costs one or two milliseconds.
+The curves and transforms of one round are kept: after every round of training `account` takes one or two milliseconds.
 """
 
 from __future__ import annotations

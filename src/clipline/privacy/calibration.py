@@ -38,11 +38,10 @@ def noise_multiplier_for(
 ) -> float:
     """The least noise multiplier of the whole round with which `rounds` rounds stay within (epsilon, delta).
 
-    With what was released before, `after`, all together.
-
-    For the answer `accountant` (`account` or `account_renyi`) gives at most `epsilon`, and at least 99.998 percent of
-    it; or else a millionth less noise would give more than `epsilon`. The answer is never below 0.05: a target so loose
-    that less noise would do protects nobody. A target that no noise reaches is refused.
+    What was released before, `after`, counts too. For the answer `accountant` (`account` or `account_renyi`) gives at
+    most `epsilon`, and at least 99.998 percent of it; or else a millionth less noise would give more than `epsilon`.
+    The answer is never below 0.05: a target so loose that less noise would do protects nobody. A target that no noise
+    reaches is refused.
     """
     check_delta(delta)
     before = Ledger() if after is None else after
@@ -133,9 +132,8 @@ def least_scale(
     The third step of the paper's recipe: the noise on the mean, and with it the quality of the model, stays the same
     while privacy improves. Refused if not even the whole population reaches the target.
     """
-    m = check_whole(
-        "cohort_size", cohort_size, at_least=1, at_most=population_size, way_out="give the cohort of the trial"
-    )
+    way_out = "give the cohort of the trial"
+    m = check_whole("cohort_size", cohort_size, at_least=1, at_most=population_size, way_out=way_out)
     z = check_number("noise_multiplier", noise_multiplier, above=0, way_out="give the noise that the model tolerates")
     check_number("epsilon", epsilon, above=0, way_out="give a target such as 5")
 

@@ -99,16 +99,10 @@ class FixedSizeSampling:
     name: ClassVar[SamplingName] = "fixed"
 
     def __post_init__(self) -> None:
-        population = check_whole(
-            "population_size", self.population_size, at_least=1, way_out="give the number of users in the population"
-        )
-        cohort = check_whole(
-            "cohort_size",
-            self.cohort_size,
-            at_least=1,
-            at_most=population,
-            way_out="a cohort is drawn without replacement, so lower cohort_size or raise population_size",
-        )
+        way_out = "give the number of users in the population"
+        population = check_whole("population_size", self.population_size, at_least=1, way_out=way_out)
+        way_out = "a cohort is drawn without replacement, so lower cohort_size or raise population_size"
+        cohort = check_whole("cohort_size", self.cohort_size, at_least=1, at_most=population, way_out=way_out)
         object.__setattr__(self, "population_size", population)
         object.__setattr__(self, "cohort_size", cohort)
 
@@ -160,10 +154,12 @@ class Statistic:
         way_out = "give far less than delta, such as 1e-8"
         checked = check_number("threshold_delta", self.threshold_delta, at_least=0, below=0.5, way_out=way_out)
         object.__setattr__(self, "threshold_delta", checked)
-        if not isinstance(self.from_seed, bool):
-            raise refuse("from_seed", self.from_seed, "true or false", "say where the noise came from")
-        if not isinstance(self.example_level, bool):
-            raise refuse("example_level", self.example_level, "true or false", "say whom it protects")
+        for name, way_out in (
+            ("from_seed", "say where the noise came from"),
+            ("example_level", "say whom it protects"),
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise refuse(name, getattr(self, name), "true or false", way_out)
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,7 @@ from .numerics import Array
 _LEAST_RATE, _MOST_STDDEV, _LEAST_STDDEV = 1e-12, 1e12, 1e-3
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
-# Of the curve that the paper used.
-MOST_ORDER = 256
+MOST_ORDER = 256  # of the curve that the paper used
 PAPER_ORDERS: Array = np.array([*(k / 10 for k in range(11, 110)), *range(11, MOST_ORDER + 1)])
 
 # Orders are 1 + 10^(i / per_decade). The finest ones are fixed too, and not wherever a minimiser ends: the curve is
@@ -269,8 +268,8 @@ def log_integral(
     """Logarithm of the integral of exp(log_integrand(x, order)) over [left, right], one for each order.
 
     The integrands are a power of a likelihood ratio times exp(-x^2/2): smooth peaks, each at least about one unit wide,
-    near 0, near a / stddev (which may be 10^7), or at both with nothing in between. For such peaks the trapezoid rule
-    converges faster than any power of its step. What remains is to find where the peaks are.
+    near 0, near a / stddev (which may be 10^7), or at both with nothing in between. For these the trapezoid rule
+    converges faster than any power of its step, once the peaks are found.
 
     `peaks` (orders, k) are guesses of the local maxima. Every narrow maximum must be near one of them; a broad one need
     not be. `left` and `right` (orders,) may be generous. `step` is the widest step that the trapezoid rule allows.

@@ -55,10 +55,9 @@ def _bracketed(
 ) -> tuple[float, float]:
     """A number that meets the target, within `slack`, between one that does not and one that does.
 
-    Both ends come with their value. Secants through the two points nearest to the target, on logarithms, since the
-    bounds are nearly power laws. From the fourth step on every second step bisects, and the search ends when the ends
-    are as close as `_RESOLUTION`: where the curve jumps over the target, the answer is the end that meets it, after at
-    most about forty steps. Also returns the power.
+    By secants through the two points nearest to the target, on logarithms, since the bounds are nearly power laws. From
+    the fourth step on every second step bisects, so that a curve which jumps over the target takes about forty steps.
+    Also returns the power.
     """
     aim = target * (1 - slack / 2)
     (low, _), (high, above) = outside, inside

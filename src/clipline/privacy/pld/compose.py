@@ -274,9 +274,8 @@ def lattice_step(
 ) -> float:
     """`coarseness` times the spacing whose error is at most 10^-5 of epsilon; wider if that takes too many points.
 
-    An epsilon up to 15 is wanted to four digits after the point, and to five in a training of ordinary length. Beyond
-    15, where it protects little, five significant digits are enough, and beyond 1,500, where it protects nothing, four.
-    The error grows with the square of the spacing.
+    Up to 15 epsilon is wanted to four or five digits after the point; beyond, where it protects little, to five
+    significant digits, and beyond 1,500 to four. The error grows with the square of the spacing.
     """
     count = sum(number for _, number in rounds)
     absolute = min(7e-6 * max(count / 2000, 1.0) ** 0.5, 4e-5)
