@@ -116,7 +116,7 @@ BUDGETS = {
     "root files": 1559,
     "serve": 782,
     "study": 4577,
-    "tasks": 2274,
+    "tasks": 2225,
     "training": 3731,
 }
 
