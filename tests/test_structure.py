@@ -109,7 +109,7 @@ BUDGETS = {
     "cli": 2534,
     "clipline_paper": 5141,
     "data": 4705,
-    "engine": 12702,
+    "engine": 12604,
     "federated": 1451,
     "privacy": 3963,
     "random": 310,
