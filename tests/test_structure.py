@@ -170,15 +170,15 @@ BUDGETS = {
     "cli": 2534,
     "clipline_paper": 5141,
     "data": 4705,
-    "engine": 12604,
-    "federated": 1451,
+    "engine": 12476,
+    "federated": 1482,
     "privacy": 3963,
     "random": 310,
-    "root files": 1559,
+    "root files": 1461,
     "serve": 782,
     "study": 4577,
     "tasks": 2225,
-    "training": 3731,
+    "training": 3730,
 }
 
 
