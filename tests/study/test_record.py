@@ -35,9 +35,7 @@ def test_an_identity_is_the_hash_of_the_canonical_text_of_its_parts():
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"workers": 2}, {"device": "cuda"}, {"engine": "stacked"}, {"unprivate_timing": True}],
-    ids=str,
+    "changes", [{"workers": 2}, {"device": "cuda"}, {"engine": "stacked"}, {"unprivate_timing": True}], ids=str
 )
 def test_what_changes_no_number_is_no_part_of_the_identity(changes):
     assert spec(**changes).identity("d") == spec().identity("d")

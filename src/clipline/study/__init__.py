@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 from ..lazy_names import lazily
 
 if TYPE_CHECKING:
-    from .directory import ExperimentKind, StudyDirectory
+    from .directory import ExperimentKind, Figure, Look, Point, StudyDirectory
     from .record import RunRecord, RunSpec, data_checksum
     from .report.page import write_report
     from .study import Study, StudyProgress
 
 __all__ = [
-    "ExperimentKind", "RunRecord", "RunSpec", "Study", "StudyDirectory", "StudyProgress", "data_checksum",
-    "write_report",
+    "ExperimentKind", "Figure", "Look", "Point", "RunRecord", "RunSpec", "Study", "StudyDirectory", "StudyProgress",
+    "data_checksum", "write_report",
 ]  # fmt: skip
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        ".directory": "ExperimentKind StudyDirectory",
+        ".directory": "ExperimentKind Figure Look Point StudyDirectory",
         ".record": "RunRecord RunSpec data_checksum",
         ".report.page": "write_report",
         ".study": "Study StudyProgress",

@@ -12,15 +12,51 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.util import register_after_fork
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from .. import registry
 from ..errors import RunError
 from ..training import durable
 from .record import ID_DIGITS, RunRecord
+
+# How a point or line is drawn: its place among so many that have an order, the line that others are compared with, what
+# is beside the point, or the number of a colour that has no order.
+Look = tuple[int, int] | Literal["accent", "plain"] | int
+
+
+@dataclass(frozen=True)
+class Point:
+    """One number of a figure, with an interval if there is one, and the runs behind it."""
+
+    x: int  # place on the axis
+    value: float
+    low: float | None = None
+    high: float | None = None
+    note: str = ""
+    runs: str = ""
+    look: Look | None = None  # that of its line if None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with named places on the x axis; without lines it is a table only."""
+
+    name: str
+    task: str
+    title: str
+    metric: str
+    x_label: str = ""
+    ticks: tuple[str, ...] = ()
+    lines: tuple[tuple[str, tuple[Point, ...]], ...] = ()
+    looks: tuple[Look, ...] = ()  # of the lines
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    rows_in_file: int = 0
+    lower_is_better: bool = False
 
 
 @runtime_checkable
@@ -32,6 +68,10 @@ class ExperimentKind(Protocol):
 
     def summaries(self, directory: StudyDirectory) -> Mapping[str, Sequence[str]]:
         """What each finished experiment of this kind has found, in sentences, by its name."""
+        ...
+
+    def figures(self, directory: StudyDirectory) -> Sequence[Figure]:
+        """The charts and tables of the finished experiments, for the report."""
         ...
 
     def table_problems(self, directory: StudyDirectory) -> list[str]:

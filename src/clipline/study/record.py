@@ -26,16 +26,7 @@ ID_DIGITS = 20
 Outcome = Literal["finished", "diverged", "budget"]
 
 # What changes a result by rounding alone, or where things lie. The task and its data enter by name and checksum.
-_NOT_PART = (
-    "task",
-    "data",
-    "device",
-    "engine",
-    "workers",
-    "compiled_steps",
-    "stored_programs",
-    "unprivate_timing",
-)
+_NOT_PART = ("task", "data", "device", "engine", "workers", "compiled_steps", "stored_programs", "unprivate_timing")
 # These came when there were records: where they have their defaults, a run is what it was and keeps its name.
 _LATER = ("client_optimiser", "client_momentum", "client_weight_decay", "client_proximal")
 
@@ -72,10 +63,9 @@ class RunSpec:
             for name, value in given.items()
             if value is not None and not (name in _LATER and value == SETTINGS[name].default)
         }
-        task = self.settings.task
         return {
             "computes": COMPUTES,
-            "task": short_name(task),
+            "task": short_name(self.settings.task),
             "code": code,
             "unprivate_data_checksum": data,
             "unprivate_quantiles": self.unprivate_quantiles,
@@ -166,11 +156,9 @@ class RunRecord:
 
 def _check_kinds(record: RunRecord) -> None:
     """Refuse what has not the kinds that others rely on. A checksum only says that nothing changed since."""
-    parts: list[tuple[str, Any]] = [
-        (name, getattr(record, name)) for name in ("identity", "rounds", "final", "circumstances")
-    ]
-    parts += [("settings", record.identity["settings"]), ("guarantee", record.guarantee or {})]
-    for name, value in parts:
+    parts = {name: getattr(record, name) for name in ("identity", "rounds", "final", "circumstances")}
+    parts |= {"settings": record.identity["settings"], "guarantee": record.guarantee or {}}
+    for name, value in parts.items():
         if not isinstance(value, dict):
             raise TypeError(f"{name} is no mapping")
     if record.outcome not in get_args(Outcome):

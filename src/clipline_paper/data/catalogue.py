@@ -235,8 +235,7 @@ EMNIST = DataSet(
     },
     (
         Download(
-            f"{_BUCKET}/emnist_all.sqlite.lzma",
-            "c3aaf91b4cf4e69d53d81627ad119eccdc878ff906f68e66063ff10f67faad48",
+            f"{_BUCKET}/emnist_all.sqlite.lzma", "c3aaf91b4cf4e69d53d81627ad119eccdc878ff906f68e66063ff10f67faad48"
         ),
     ),
     _emnist,
@@ -250,12 +249,7 @@ CIFAR100 = DataSet(
         "train": Split(500, 50_000, "train", "fed_cifar100_train.h5"),
         "test": Split(100, 10_000, "test", "fed_cifar100_test.h5"),
     },
-    (
-        Download(
-            f"{_BUCKET}/cifar100.sqlite.lzma",
-            "23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939",
-        ),
-    ),
+    (Download(f"{_BUCKET}/cifar100.sqlite.lzma", "23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939"),),
     _cifar100,
     shared_users=False,
 )
@@ -270,8 +264,7 @@ SHAKESPEARE = DataSet(
     },
     (
         Download(
-            f"{_BUCKET}/shakespeare.sqlite.lzma",
-            "d3d11fceb9e105439ac6f4d52af6efafed5a2a1e1eb24c5bd2dd54ced242f5c4",
+            f"{_BUCKET}/shakespeare.sqlite.lzma", "d3d11fceb9e105439ac6f4d52af6efafed5a2a1e1eb24c5bd2dd54ced242f5c4"
         ),
     ),
 )

@@ -50,7 +50,7 @@ class Table:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.columns)
-        writer.writerows([_cell(row[name]) for name in self.columns] for row in self.rows)
+        writer.writerows([cell(row[name]) for name in self.columns] for row in self.rows)
         return text.getvalue()
 
 
@@ -114,7 +114,8 @@ def _same(mine: str, right: str) -> bool:
         return False
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """A value as tables show it."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     if isinstance(value, bool):
@@ -133,7 +134,7 @@ class Results(Interface):
 
 
 @dataclass(frozen=True)
-class GridRun:
+class GridCell:
     """One run of a grid: what to run, and what its row says of it."""
 
     spec: RunSpec
@@ -156,7 +157,7 @@ class Grid:
             self._kept.update(zip(missing, self.study.results(missing), strict=True))
         return [self._kept[spec] for spec in specs]
 
-    def adaptive(self, quantiles: Sequence[float], noises: Sequence[float]) -> list[GridRun]:
+    def adaptive(self, quantiles: Sequence[float], noises: Sequence[float]) -> list[GridCell]:
         """A run for each quantile, noise and server rate."""
         return [
             self._cell(self.protocol.adaptive(self.base, q, z, f), method="adaptive", quantile=q, noise_at_100=z)
@@ -165,7 +166,7 @@ class Grid:
             for f in self.protocol.server_rates
         ]
 
-    def fixed(self, clips: Sequence[float], noises: Sequence[float]) -> list[GridRun]:
+    def fixed(self, clips: Sequence[float], noises: Sequence[float]) -> list[GridCell]:
         """A run for each clip, noise and server rate."""
         return [
             self._cell(self.protocol.fixed(self.base, c, z, f), method="fixed", clip=c, noise_at_100=z)
@@ -174,12 +175,12 @@ class Grid:
             for f in self.protocol.server_rates
         ]
 
-    def unclipped(self, rates: Sequence[tuple[float, float]]) -> list[GridRun]:
+    def unclipped(self, rates: Sequence[tuple[float, float]]) -> list[GridCell]:
         """A run for each pair of client and server rate, without clipping and noise."""
         runs = [self.protocol.unclipped(self.base, *pair) for pair in rates]
         return [self._cell(run, method="unclipped", noise_at_100=0.0) for run in runs]
 
-    def rows(self, cells: Sequence[GridRun]) -> list[dict[str, Any]]:
+    def rows(self, cells: Sequence[GridCell]) -> list[dict[str, Any]]:
         """A row for each run; the best server rate of each configuration is `chosen`."""
         protocol, rows = self.protocol, []
         for cell, record in zip(cells, self.records([cell.spec for cell in cells]), strict=True):
@@ -203,7 +204,7 @@ class Grid:
         best = best_of_server_rates(rows, by, "value", lower_is_better=protocol.lower_is_better)
         return [{**row, "chosen": any(row is one for one in best)} for row in rows]
 
-    def chosen(self, cells: Sequence[GridRun]) -> list[dict[str, Any]]:
+    def chosen(self, cells: Sequence[GridCell]) -> list[dict[str, Any]]:
         """The rows at their best server rate alone."""
         return chosen(self.rows(cells))
 
@@ -236,10 +237,10 @@ class Grid:
         clips = [math.nan if clip is None else float(clip) for clip in record.rounds["clip"]]
         return ClipCurve(row["quantile"], clips, record.rounds["fraction_within"])
 
-    def _cell(self, settings: TrainSettings, **labels: Any) -> GridRun:
+    def _cell(self, settings: TrainSettings, **labels: Any) -> GridCell:
         """Runs without noise that follow a quantile also record the true quantiles, for Figure 4."""
         unprivate = settings.clip == "quantile" and settings.noise_multiplier == 0
-        return GridRun(RunSpec(settings, unprivate, evaluate_last=self.protocol.evaluate_last), labels)
+        return GridCell(RunSpec(settings, unprivate, evaluate_last=self.protocol.evaluate_last), labels)
 
 
 def chosen(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -138,11 +138,7 @@ _PAPER = "paper's scale"
 
 def _scale(protocol: Protocol) -> str:
     """A scale in words: where rounds, cohort and the clip's start are the paper's, it is the paper's."""
-    if (protocol.rounds, protocol.cohort_size, protocol.clip_start) == (
-        FACTS[protocol.task].rounds,
-        PAPER_COHORT,
-        0.1,
-    ):
+    if (protocol.rounds, protocol.cohort_size, protocol.clip_start) == (FACTS[protocol.task].rounds, PAPER_COHORT, 0.1):
         return _PAPER
     return f"{protocol.rounds:,} rounds of {protocol.cohort_size}"
 

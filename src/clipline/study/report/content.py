@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...metric_direction import lower_is_better
@@ -15,7 +15,9 @@ from ...privacy.guarantee import delta_rounded_up, rounded_up
 from ...privacy.relations import Relation
 from ...random.streams import GUESSABLE
 from .reading import UNPRIVATE, Collected, ReportedRun
-from .tables import Figure, number_in
+
+if TYPE_CHECKING:
+    from ..directory import Figure
 
 MUCH = 10.0  # an epsilon above which little is promised
 _HIDDEN = {  # what a report says in the place of a seed, by where the noise came from
@@ -370,8 +372,10 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _brief(text: str) -> str:
-    number = number_in(text)
-    return text if number is None else f"{number:.4g}"
+    try:
+        return f"{float(text):.4g}"
+    except ValueError:
+        return text
 
 
 def _has_numbers(column: Sequence[float | None] | None) -> bool:

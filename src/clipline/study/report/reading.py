@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import CliplineError, RunError
 from ...metric_direction import better_facts
@@ -24,7 +24,9 @@ from ...privacy.relations import Relation
 from ...tasks import main_metric_of
 from ...training.diagnosis import BestAndLast, Known, best_and_last, diagnose
 from ...training.run_files import CHECKPOINT, LEDGER, METRICS, MODEL, RunFiles, flat, is_run_directory, read_run
-from .tables import Figure, read_figures
+
+if TYPE_CHECKING:
+    from ..directory import Figure
 
 Columns = Mapping[str, Sequence[float | None]]
 
@@ -152,33 +154,31 @@ def collect(paths: Iterable[str | Path]) -> Collected:
     found = tuple(dict.fromkeys(Path(path) for path in paths))
     if not found:
         raise RunError("paths=() must name at least one run: give a run directory or a study directory")
-    runs, figures, problems = list[ReportedRun](), list[Figure](), list[str]()
+    runs, problems = list[ReportedRun](), list[str]()
+    figures: list[Figure] = []
     findings = list[tuple[str, tuple[str, ...]]]()
     for path in found:
-        read_runs, read_tables, read_problems = _read(path)
+        read_runs, read_problems = _read(path)
         runs += read_runs
-        figures += read_tables
         problems += read_problems
-        findings += _findings(path).items() if is_study_directory(path) else ()
+        if is_study_directory(path):
+            said, drawn = _experiments(path)
+            findings += said.items()
+            figures += drawn
     return Collected(found, tuple(_named_apart(runs)), tuple(figures), tuple(problems), tuple(findings))
 
 
-def _read(path: Path) -> tuple[list[ReportedRun], list[Figure], list[str]]:
+def _read(path: Path) -> tuple[list[ReportedRun], list[str]]:
     if not path.exists():
         raise RunError(f"path={str(path)!r} does not exist: give a run directory or a study directory")
     if not path.is_dir():
         raise RunError(f"path={str(path)!r} must be a folder, and it is a file: give the folder that it is in")
     if is_run_directory(path):
-        return [read_run_directory(path)], [], []
+        return [read_run_directory(path)], []
     if is_study_directory(path):
-        runs, problems = _read_records(path)
-        metrics = {run.task: run.metrics[0] for run in reversed(runs) if run.metrics}
-        figures, unread = read_figures(path, metrics, {run.task: run.about for run in runs})
-        return runs, figures, [*problems, *unread]
-    inside = [read_run_directory(folder) for folder in sorted(path.iterdir()) if is_run_directory(folder)]
-    figures, unread = read_figures(path, {})
-    if inside or figures:
-        return inside, figures, unread
+        return _read_records(path)
+    if inside := [read_run_directory(folder) for folder in sorted(path.iterdir()) if is_run_directory(folder)]:
+        return inside, []
     raise RunError(
         f"path={str(path)!r} holds no run: it has neither metrics.jsonl, as clipline train writes it, nor study.json, "
         "as clipline reproduce does, nor folders with one: give a run directory or a study directory"
@@ -419,19 +419,19 @@ def _read_records(path: Path) -> tuple[list[ReportedRun], list[str]]:
     return sorted(runs, key=_order), problems
 
 
-def _findings(path: Path) -> dict[str, tuple[str, ...]]:
-    """What the experiments of a study have found, a sentence each, by name (fig7-emnist_cr): made anew from the runs.
+def _experiments(path: Path) -> tuple[dict[str, tuple[str, ...]], list[Figure]]:
+    """What the experiments of a study have found, made anew from the runs: sentences by name, and charts.
 
     Those that are not finished, or of a kind that no package knows, are left out.
     """
     from ..directory import StudyDirectory, experiment_kinds
 
     try:
-        directory = StudyDirectory(path)
-        found = [kind.summaries(directory) for kind in experiment_kinds().values()]
+        directory, kinds = StudyDirectory(path), experiment_kinds().values()
+        said = {name: tuple(lines) for kind in kinds for name, lines in kind.summaries(directory).items()}
+        return said, [figure for kind in kinds for figure in kind.figures(directory)]
     except CliplineError:
-        return {}
-    return {name: tuple(lines) for one in found for name, lines in one.items()}
+        return {}, []
 
 
 def _order(run: ReportedRun) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -52,10 +53,13 @@ class Target:
         """One round of the final training."""
         return GaussianEvent(PoissonSampling(cohort_size / self.population_size), noise_multiplier)
 
+    def ledger(self, cohort_size: int, noise_multiplier: float) -> Ledger:
+        """All rounds of the final training."""
+        return Ledger().add(self.event(cohort_size, noise_multiplier), self.rounds)
+
     def guarantee(self, cohort_size: int, noise_multiplier: float) -> Guarantee:
         """What the final training promises with this cohort and this noise."""
-        ledger = Ledger().add(self.event(cohort_size, noise_multiplier), self.rounds)
-        return account(ledger, delta=self.delta_value, relation=self.relation)
+        return account(self.ledger(cohort_size, noise_multiplier), **self.terms)
 
     def enough_noise(self) -> float:
         """The noise with which the cohort of the trial itself meets the target: no scaling is needed then."""
@@ -94,7 +98,7 @@ class Unreachable(SettingError):
     """No cohort of the users there are meets the target; `alternatives` are what would."""
 
     def __init__(self, message: str, alternatives: list[Alternative]) -> None:
-        super().__init__(message)
+        super().__init__(message + "".join(f"\n  - {one.change}: {one.meaning}" for one in alternatives))
         self.alternatives = alternatives
 
 
@@ -114,23 +118,20 @@ def scale_up(target: Target, noise_multiplier: float, losses: Losses = ()) -> Sc
 def _unreachable(target: Target, noise_multiplier: float, losses: Losses) -> Unreachable:
     """The refusal, with the nearest changes that would do, each computed with all else kept."""
     n, m = target.population_size, target.cohort_size
-    found = alternatives(target, noise_multiplier, losses)
-    listed = "".join(f"\n  - {one.change}: {one.meaning}" for one in found)
     return Unreachable(
         f"epsilon={target.epsilon:g} at delta={target.delta_value:.3g} must be met with a cohort of at most the "
         f"{n:,} users there are, and is not: scaled from m={m}, z={noise_multiplier:g} over {target.rounds} rounds, "
         f"all {n:,} users in every round reach epsilon "
-        f"{target.guarantee(n, noise_multiplier * n / m).epsilon_text}. Each of these alone would do:{listed}",
-        found,
+        f"{target.guarantee(n, noise_multiplier * n / m).epsilon_text}. Each of these alone would do:",
+        alternatives(target, noise_multiplier, losses),
     )
 
 
 def alternatives(target: Target, noise_multiplier: float, losses: Losses) -> list[Alternative]:
     """The least change of each kind with which the target is met, in the order of what it asks of people."""
     n, m = target.population_size, target.cohort_size
-    every = n  # all users in every round: the most private there is
-    z = noise_multiplier * every / m
-    best = target.guarantee(every, z)
+    z = noise_multiplier * n / m  # all users in every round: the most private there is
+    best = target.guarantee(n, z)
     found = []
     users = _least_users(target, noise_multiplier)
     if users is not None:
@@ -139,19 +140,17 @@ def alternatives(target: Target, noise_multiplier: float, losses: Losses) -> lis
     if best.private:
         epsilon = rounded_up(best.epsilon, 3)
         found.append(Alternative(f"--epsilon {epsilon}", "all users in every round reach it"))
-    terms = target.terms
-    rounds = rounds_within(target.event(every, z), epsilon=target.epsilon, at_most=target.rounds, **terms)
+    rounds = rounds_within(target.event(n, z), epsilon=target.epsilon, at_most=target.rounds, **target.terms)
     if rounds:
         found.append(Alternative(f"--rounds {rounds}", f"of {target.rounds}; the search is made again with these"))
     try:
-        needed = target.least_noise(every) * m / n
+        needed = target.least_noise(n) * m / n
     except SettingError:  # not with any noise
         return found
     # All noise below has to count as borne too.
     enough = [(max(loss for z, loss in losses if z <= tried), tried) for tried, _ in losses if tried >= needed]
-    enough = sorted(pair for pair in enough if pair[0] <= _MOST_DEGRADED)
-    if enough:
-        loss, tried = enough[0]
+    loss, tried = min(enough, default=(math.inf, 0.0))
+    if loss <= _MOST_DEGRADED:
         percent = rounded_up(max(100 * loss, 0.1), 2)
         found.append(Alternative(f"--degradation {percent}%", f"then z = {tried:g} counts as borne, which was tried"))
     else:
@@ -165,14 +164,9 @@ def least_cohort(target: Target, noise_multiplier: float) -> int | None:
     """The least cohort that meets the target when the noise grows with it; None if the users are too few."""
     try:
         return least_scale(
-            cohort_size=target.cohort_size,
-            noise_multiplier=noise_multiplier,
-            population_size=target.population_size,
-            sampling="poisson",
-            rounds=target.rounds,
-            epsilon=target.epsilon,
-            **target.terms,
-        )
+            cohort_size=target.cohort_size, noise_multiplier=noise_multiplier, population_size=target.population_size,
+            sampling="poisson", rounds=target.rounds, epsilon=target.epsilon, **target.terms,
+        )  # fmt: skip
     except SettingError:
         return None
 
@@ -187,17 +181,16 @@ def _least_users(target: Target, noise_multiplier: float) -> int | None:
         larger = replace(target, population_size=users)
         return larger.guarantee(users, noise_multiplier * users / target.cohort_size).epsilon <= target.epsilon
 
-    return _least_above(target.population_size, meets)
-
-
-def _least_above(start: int, meets: Callable[[int], bool]) -> int | None:
-    """The least whole number above `start` with `meets`, which once true stays true; None above a million million."""
-    high = min(2 * start, _MOST_USERS)
+    low, high = target.population_size, min(2 * target.population_size, _MOST_USERS)
     while not meets(high):
         if high == _MOST_USERS:
             return None
         high = min(2 * high, _MOST_USERS)
-    low = start
+    return least(low, high, meets)
+
+
+def least(low: int, high: int, meets: Callable[[int], bool]) -> int:
+    """The least whole number above `low` with `meets`, which `high` does and which once true stays true."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if meets(middle) else (middle, high)
@@ -342,14 +335,8 @@ def target_for(epsilon: object, delta: object, users: object, rounds: int, cohor
     named = Relation.ADD_OR_REMOVE if relation is None else Relation.named(relation)
     if not named.sound:
         raise refuse("relation", named.value, "one that a guarantee can be given for", "leave it out")
-    target = Target(
-        float(epsilon),  # type: ignore[arg-type]
-        None if delta is None else check_delta(delta),  # type: ignore[arg-type]
-        number,
-        rounds,
-        cohort_size,
-        named,
-    )
+    delta_given = None if delta is None else check_delta(delta)  # type: ignore[arg-type]
+    target = Target(float(epsilon), delta_given, number, rounds, cohort_size, named)  # type: ignore[arg-type]
     target.enough_noise()  # refuses what no noise can reach
     return target
 

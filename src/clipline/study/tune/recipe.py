@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...errors import RunError, refuse
 from ...metric_direction import better_facts, lower_is_better
@@ -233,7 +234,12 @@ def tune(question: Question, study: Study, tell: Tell = lambda line: None) -> Tu
     """The recipe on proxy data. `tell` gets a line whenever something was found."""
     trials = Trials(question, study)
     tell(f"step 1 of 3: client and server rates at m = {question.trial.cohort_size}, z = {question.noise_multiplier:g}")
-    found = _searched(question, trials, tell)
+    if question.search == "optuna":
+        from .optuna_search import search_with_optuna
+
+        found = search_with_optuna(question, trials, tell)
+    else:
+        found = search_grid(question, trials, tell)
     tell(f"step 2 of 3: more noise, at rates {found.chosen.client_lr:.3g} and {found.chosen.server_lr:.3g}")
     bearable = raise_noise(question, trials, found.chosen, tell)
     tell(f"step 3 of 3: cohort and noise together, for epsilon {question.target.epsilon:g}")
@@ -287,14 +293,6 @@ def _metric_of(question: Question, records: Sequence[RunRecord]) -> Metric:
     return Metric(name, lower, question.window)
 
 
-def _searched(question: Question, trials: Trials, tell: Tell) -> Rates:
-    if question.search == "optuna":
-        from .optuna_search import search_with_optuna
-
-        return search_with_optuna(question, trials, tell)
-    return search_grid(question, trials, tell)
-
-
 def search_grid(question: Question, trials: Trials, tell: Tell) -> Rates:
     """Step 1 on the lattice of half decades, until the best pair has beaten its neighbours or `runs` are spent."""
     grid = RateGrid(question.trial.client_lr, question.trial.server_lr, question.reach)
@@ -306,33 +304,33 @@ def search_grid(question: Question, trials: Trials, tell: Tell) -> Rates:
         results = trials.run([{"client_lr": client, "server_lr": server} for client, server in pairs])
         for point, (client, server), (value, record) in zip(points, pairs, results, strict=True):
             found[point], scores[point] = RateTrial(client, server, value, record.id), value
-        best = found[best_point(scores, lower_is_better=trials.metric.lower_is_better)]
-        tell(f"  {len(found)} runs: {told(best, trials.metric)}")
-        points = grid.next(scores, lower_is_better=trials.metric.lower_is_better)
-    chosen = found[best_point(scores, lower_is_better=trials.metric.lower_is_better)]
+        lower = trials.metric.lower_is_better
+        chosen = found[best_point(scores, lower_is_better=lower)]
+        tell(f"  {len(found)} runs: {told(chosen, trials.metric)}")
+        points = untried = grid.next(scores, lower_is_better=lower)
     check_learnt(chosen)
-    return Rates(
-        tuple(found.values()), chosen, on_edge=bool(grid.next(scores, lower_is_better=trials.metric.lower_is_better))
-    )
+    return Rates(tuple(found.values()), chosen, on_edge=bool(untried))
 
 
 def raise_noise(question: Question, trials: Trials, chosen: RateTrial, tell: Tell) -> NoiseSearch:
     """Step 2: more noise at these rates until the metric degrades, or until the target needs no more."""
-    metric, enough = trials.metric, question.target.enough_noise()
+    metric, enough, lower = trials.metric, question.target.enough_noise(), trials.metric.lower_is_better
     tried = [NoiseTrial(question.noise_multiplier, chosen.value, chosen.run)]
-    limits = {"enough": enough, "most": question.most_noise}
-    while following := next_noises(
-        tried, question.degradation, **limits, lower_is_better=metric.lower_is_better, at_once=_AT_ONCE
-    ):
+    limits: dict[str, Any] = {
+        "enough": enough,
+        "most": question.most_noise,
+        "lower_is_better": lower,
+        "at_once": _AT_ONCE,
+    }
+    while following := next_noises(tried, question.degradation, **limits):
         pair = {"client_lr": chosen.client_lr, "server_lr": chosen.server_lr}
         results = trials.run([{**pair, "noise_multiplier": z} for z in following])
         for z, (value, record) in zip(following, results, strict=True):
             tried.append(NoiseTrial(z, value, record.id))
-            loss = degradation(tried[0].value, value, lower_is_better=metric.lower_is_better)
+            loss = degradation(tried[0].value, value, lower_is_better=lower)
             shown = "diverged" if math.isinf(loss) else f"{metric.name} {value:.4g}, {change_in_words(loss)}"
             tell(f"  z = {z:.3g}: {shown}")
-    best = borne(tried, question.degradation, lower_is_better=metric.lower_is_better)
-    return NoiseSearch(tuple(tried), best, enough)
+    return NoiseSearch(tuple(tried), borne(tried, question.degradation, lower_is_better=lower), enough)
 
 
 def check_learnt(chosen: RateTrial) -> None:
