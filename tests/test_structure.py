@@ -172,7 +172,7 @@ BUDGETS = {
     "data": 4705,
     "engine": 12476,
     "federated": 1482,
-    "privacy": 3963,
+    "privacy": 3918,
     "random": 310,
     "root files": 1461,
     "serve": 782,
