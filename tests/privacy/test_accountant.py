@@ -192,13 +192,11 @@ def test_rounds_may_change_and_their_order_and_grouping_do_not_matter_to_the_las
     ]
     values = set()
     for order in ([0, 1, 2, 3, 4], [3, 4, 1, 0, 2]):
+        halves = [(event, count // 2) for event, count in (events[index] for index in order)]
+        rest = [(event, count - count // 2) for event, count in (events[index] for index in reversed(order))]
         ledger = Ledger()
-        for index in order:
-            event, count = events[index]
-            ledger = ledger.add(event, count // 2)
-        for index in reversed(order):
-            event, count = events[index]
-            ledger = ledger.add(event, count - count // 2)
+        for event, count in halves + rest:
+            ledger = ledger.add(event, count)
         guarantee = account(ledger, delta=1e-6, relation=ADD)
         values.add(guarantee.epsilon)
         assert (guarantee.sampler, guarantee.rounds) == ("mixed", 555)

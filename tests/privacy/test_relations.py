@@ -16,6 +16,9 @@ def test_every_relation_says_what_it_means():
         "the paper's convention",
     ]
     assert [relation.sound for relation in Relation] == [True, True, True, False]
+    assert "centred count" in Relation.ZERO_OUT.meaning
+    # Clipping bounds each of the two users by one clip norm, and their difference by two.
+    assert "no clipping ensures" in Relation.PAPER.meaning
 
 
 @pytest.mark.parametrize("relation", Relation)
@@ -31,13 +34,3 @@ def test_a_relation_is_found_by_its_name_and_prints_as_it(relation):
 def test_an_unknown_name_is_refused_with_the_nearest(name, words):
     with pytest.raises(SettingError, match=words):
         Relation.named(name)
-
-
-def test_only_zero_out_says_that_the_number_of_users_is_public():
-    assert [relation for relation in Relation if "public" in relation.phrase] == [Relation.ZERO_OUT]
-    assert "centred count" in Relation.ZERO_OUT.meaning
-
-
-def test_the_meaning_of_the_papers_convention_says_what_is_wrong_with_it():
-    # Clipping bounds each of the two users by one clip norm, and their difference by two.
-    assert "no clipping ensures" in Relation.PAPER.meaning

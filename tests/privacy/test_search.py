@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from clipline.privacy.search import least_within, most_within
+from clipline.privacy.search import least_whole_within, least_within, most_within
 
 
 def counted(function, calls):
@@ -70,8 +70,12 @@ def test_none_that_fits_is_one_less_than_the_first():
     assert most_within([lambda n: 2.0 + n], 1.0, 1, 100) == 0
 
 
-def test_negative_numbers_ask_for_the_least():
+@pytest.mark.parametrize("edge", [1, 7, 250, 99_999])
+def test_the_least_whole_number_is_found_to_the_last_one_or_it_is_said_that_there_is_none(edge):
     def spent(cohort):
-        return 1000 / cohort
+        return 4 * (edge - 0.5) / cohort  # the edge itself fits, one less does not
 
-    assert -most_within([lambda n: 1.001 * spent(-n), lambda n: spent(-n)], 4.0, -4000, -1) == 250
+    bounds = [lambda n: 1.2 * spent(n), lambda n: 1.001 * spent(n), spent]
+    assert least_whole_within(bounds, 4.0, 1, 10**6) == least_whole_within(bounds, 4.0, 1, edge) == edge
+    assert least_whole_within(bounds, 4.0, edge + 5, 10**6) == edge + 5
+    assert edge == 1 or least_whole_within(bounds, 4.0, 1, edge - 1) is None

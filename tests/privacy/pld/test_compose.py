@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lower_bounds import presence_lower_bound
-from scipy.special import log_ndtr, ndtr
+from scipy.special import ndtr
 
 from clipline.privacy.accountant import account, default_relation, delta_at
 from clipline.privacy.dominating_pairs import dominating_pair, renyi_curve
@@ -24,12 +24,10 @@ from clipline.privacy.ledger import Ledger
 from clipline.privacy.numerics import gaussian_epsilon
 from clipline.privacy.pld.compose import (
     LOG_CONVERSION,
-    TRUNCATED_SHARE,
     delta_of,
     epsilon_of,
     quick_epsilon_of,
     total_moments,
-    window_around,
 )
 from clipline.privacy.pld.discretised import TILTS
 from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLossPart
@@ -218,20 +216,3 @@ def test_the_conversion_is_that_of_canonne_kamath_and_steinke():
     orders = TILTS + 1
     exact = -np.log(orders - 1) + orders * np.log1p(-1 / orders)
     np.testing.assert_allclose(LOG_CONVERSION, exact, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize(("mu", "count"), [(0.02, 3000), (0.5, 40), (0.003, 10**6)])
-@pytest.mark.parametrize("delta", [1e-12, 1e-6, 0.01])
-def test_a_window_holds_epsilon_and_all_but_a_small_share_of_delta_above_it(mu, count, delta):
-    rounds, total = gaussian_rounds(mu, count), mu * math.sqrt(count)
-    epsilon = gaussian_epsilon(total, delta)
-    bounds = total_moments(rounds)[0] + LOG_CONVERSION - TILTS * epsilon
-    best = int(np.argmin(bounds))
-    window = window_around(rounds, best, epsilon, delta, margin=1.0)
-    assert window.bottom < epsilon < window.bottom + window.width
-    above = log_ndtr((total**2 / 2 - window.bottom - window.width) / total)
-    assert above <= math.log(TRUNCATED_SHARE * delta)
-    # What lies below wraps to the top, where it counts exp(-tilt width) of its probability.
-    below = log_ndtr((window.bottom - total**2 / 2) / total)
-    assert below - window.tilt * window.width <= math.log(TRUNCATED_SHARE * delta) + 1e-9
-    assert window.width < 40 * max(total, total**2)  # it is no wider than some standard deviations

@@ -5,7 +5,6 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from lower_bounds import presence_lower_bound
 from scipy.special import ndtr
 
 from clipline.privacy.accountant import account, delta_at
@@ -18,8 +17,6 @@ from clipline.privacy.pld.one_round import (
     _log_odds_below,
     loss_range,
     loss_tails,
-    one_round_deltas,
-    one_round_epsilon,
 )
 from clipline.privacy.relations import Relation
 
@@ -172,27 +169,3 @@ def test_a_capped_round_lies_between_its_two_parts():
     ]
     assert deltas == sorted(deltas)
     assert deltas[0] < deltas[2]
-
-
-def test_one_round_meets_its_lower_bound():
-    # For a single round the threshold test is the best there is, so that the lower bound is the truth.
-    for rate, z, delta in [(0.01, 1.0, 1e-6), (0.3, 2.0, 1e-4), (0.9, 0.5, 1e-8)]:
-        lower = presence_lower_bound(rate, 1 / z, 1, delta)
-        ledger = Ledger().add(GaussianEvent(PoissonSampling(rate), z))
-        epsilon = account(ledger, delta=delta, relation=ADD).epsilon
-        assert lower * (1 - 1e-9) <= epsilon <= lower * (1 + 1e-3)
-
-
-@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.3])
-def test_two_normals_have_the_epsilon_of_balle_and_wang(delta):
-    # delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu), in forty digits.
-    for mu in (0.05, 1.0, 6.0):
-        epsilon = one_round_epsilon(gaussian(mu), delta)
-        if epsilon == 0:
-            assert ndtr(mu / 2) - ndtr(-mu / 2) <= delta
-            continue
-        with mpmath.workdps(40):
-            m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
-            exact = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
-        assert delta * (1 - 1e-8) < exact <= delta
-        assert float(exact) <= one_round_deltas(gaussian(mu), np.array([epsilon]))[0] <= float(exact) * (1 + 1e-8)
