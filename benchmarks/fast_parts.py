@@ -20,9 +20,10 @@ import synthetic
 import uneven_users
 from torch.nn import functional
 
-from clipline.engine.fast_parts import FastParts
-from clipline.engine.kernels import convolution, group_norm, lstm
-from clipline.engine.stacked import step, vmap_layers
+from clipline.engine.core.fast_parts import FastParts
+from clipline.engine.gpu import recorded_step
+from clipline.engine.gpu.kernels import convolution, group_norm, lstm
+from clipline.engine.stacked import vmap_layers
 
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
 from clipline_round import training as even_training
@@ -44,7 +45,6 @@ class Bench:
 
 ON_CORES = {
     "prefetch": Bench("so_lr", 20, 9, workers=2),
-    "recorded_weights": Bench("so_lr", 20, 9, workers=2),  # `engine/sparse`: changes recorded, rows not formed
     "keep_freed_memory": Bench("emnist_cr", 6, 5, workers=2),
 }
 ON_GPU = {
@@ -56,7 +56,7 @@ ON_GPU = {
     "lstm_kernel": Bench("shakespeare", 100, 10, precision="bf16"),
     "convolution_kernels": Bench("emnist_cr", 100, 20, precision="bf16"),
     "group_norm": Bench("cifar100", 100, 10, precision="bf16"),  # as one operation, `kernels/group_norm.py`
-    "kept_copies": Bench("emnist_cr", 100, 20, precision="bf16"),  # of weights in bfloat16, `stacked/dynamic_batch.py`
+    "kept_copies": Bench("emnist_cr", 100, 20, precision="bf16"),  # of weights in bfloat16, `gpu/dynamic_batch.py`
     "stacked_product": Bench("emnist_cr", 100, 20, precision="bf16"),  # dense layers, `stacked/vmap_layers.py`
 }
 
@@ -70,7 +70,7 @@ def _without(part: str) -> None:
     elif part == "group_norm":
         group_norm._served = lambda values, groups: False
     elif part == "kept_copies":
-        step.CompiledStep.copies = lambda self, arguments: {}
+        recorded_step.CompiledStep.copies = lambda self, arguments: {}
     elif part == "stacked_product":
         vmap_layers.Linear.forward = lambda self, values: functional.linear(values, self.weight, self.bias)
     else:

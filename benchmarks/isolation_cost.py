@@ -28,10 +28,10 @@ import synthetic
 import torch
 from rounds import Rounds
 
-from clipline.engine import one_by_one, problem
+from clipline.engine.core import one_by_one, problem
 from clipline.engine.isolation.guard import Isolation
-from clipline.engine.parallel import single
 from clipline.engine.stacked import trainer as stacked
+from clipline.engine.workers import single
 
 clock = time.perf_counter
 ROUNDS = 6  # a turn, after one to warm up

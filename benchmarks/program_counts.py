@@ -15,7 +15,7 @@ from typing import Any
 import recording
 
 import clipline
-from clipline.engine.stacked.step import _MOST_GRAPHS, _WARM_UP, graph_width
+from clipline.engine.gpu.recorded_step import _MOST_GRAPHS, _WARM_UP, graph_width
 from clipline.engine.stacked.trainer import Stacked
 from clipline.federated.backend import CohortRequest
 from clipline.training.loop import draws_of

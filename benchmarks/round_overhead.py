@@ -26,7 +26,7 @@ from clipline_round import training
 from rounds import Rounds
 
 from clipline import FastParts, Training
-from clipline.engine.stacked.step import GraphedStep
+from clipline.engine.gpu.recorded_step import GraphedStep
 
 
 def rounds_in_a_row(training: Training, count: int) -> float:

@@ -39,8 +39,8 @@ def training(task: str, sizes: NDArray[np.int64], cohort: int, **options: Any) -
     population = clipline.Population(offsets, fields(task, int(offsets[-1])))
     settings = clipline.task_named(task).settings
     if task == "handwriting":
-        from clipline.tasks.handwriting.task import HandwritingNet, loss
-        from clipline.tasks.initialisers import initialised
+        from clipline.tasks.handwriting import HandwritingNet, loss
+        from clipline.tasks.task import initialised
 
         model, reduction, row_fields = initialised(lambda: HandwritingNet(10), 0), "mean", {}
     else:

@@ -16,7 +16,7 @@ import torch
 
 import clipline
 from clipline.federated.round import TrainState
-from clipline.training.reports import RoundReport
+from clipline.training.result import RoundReport
 
 
 class Printed(clipline.Callback):

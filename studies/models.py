@@ -163,7 +163,7 @@ CASES = (
 
 
 def _matrix_lstm() -> nn.Module:
-    from clipline.engine.layers import MatrixLSTM
+    from clipline.engine.stacked.layers import MatrixLSTM
 
     return MatrixLSTM(16, 16)
 

@@ -60,7 +60,7 @@ def _programs_of_the_tests_alone(tmp_path_factory: pytest.TempPathFactory) -> No
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs are traced but not compiled."""
-    monkeypatch.setattr("clipline.engine.programs.inductor.compiled", Uncompiled)
+    monkeypatch.setattr("clipline.engine.gpu.programs.inductor.compiled", Uncompiled)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def _no_curves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     def drawn(*args: object, **kwargs: object) -> None:
         inspect.signature(draw_curves).bind(*args, **kwargs).arguments["path"].touch()
 
-    monkeypatch.setattr("clipline.training.storage.run_directory.draw_curves", drawn)
+    monkeypatch.setattr("clipline.training.run_directory.draw_curves", drawn)
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable
 
 from clipline.settings import STAND_IN
-from clipline.study.runs.record import RunRecord, RunSpec
+from clipline.study.record import RunRecord, RunSpec
 from clipline.tasks import task_named
-from clipline_paper.study.grid import Grid
+from clipline_paper.study.experiments import Grid
 from clipline_paper.study.protocol import Protocol
 
 CHECKSUM = "generated"

@@ -1,6 +1,8 @@
 """Small models, populations and scripts that several tests use."""
 
 import importlib.util
+import io
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -13,9 +15,9 @@ from torch import Tensor, nn
 
 import clipline
 from clipline import LocalSGD, Population
-from clipline.engine.layers import MatrixLSTM, MaxPool2d, PatchConv2d
-from clipline.engine.one_by_one import OneByOne
-from clipline.engine.problem import Problem
+from clipline.engine.core.one_by_one import OneByOne
+from clipline.engine.core.problem import Problem
+from clipline.engine.stacked.layers import MatrixLSTM, MaxPool2d, PatchConv2d
 from clipline.engine.stacked.trainer import Stacked
 from clipline.federated.backend import CohortRequest
 from clipline.federated.clipping import PartialSums
@@ -212,3 +214,17 @@ class Uncompiled:
     def __call__(self, inputs):
         with torch.no_grad():
             self.graph(*inputs)
+
+
+class _Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def terminal_of(monkeypatch, columns, stream="stderr"):
+    """What is written to a colour terminal of so many columns, to which this stream goes from now on."""
+    for name, value in (("COLUMNS", str(columns)), ("TERM", "xterm-256color"), ("COLORTERM", "truecolor")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys, stream, _Screen())
+    return getattr(sys, stream)

@@ -11,13 +11,12 @@ import torch
 from samples import cross_entropies, small_population
 from torch import nn
 
-from clipline.study.runs.record import RunSpec
-from clipline.study.runs.recording import Recorder
-from clipline.study.runs.study import Study
-from clipline.tasks.initialisers import initialised
-from clipline.tasks.own.own_task import own_task
-from clipline.tasks.settings import TrainSettings
-from clipline.tasks.task import LoadedTask, Task
+from clipline.study.execution import Recorder
+from clipline.study.record import RunSpec
+from clipline.study.study import Study
+from clipline.tasks.own_task import own_task
+from clipline.tasks.task import LoadedTask, Task, initialised
+from clipline.tasks.train_settings import TrainSettings
 
 
 def load(settings: TrainSettings) -> LoadedTask:
@@ -56,7 +55,7 @@ def seeds(count: int, **changes) -> list[RunSpec]:
 def process_of(target, *arguments):
     """A real process, started from one that has imported what takes long."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "clipline.study.runs.study", "clipline.tasks.own.own_task"])
+    context.set_forkserver_preload(["torch._dynamo", "clipline.study.study", "clipline.tasks.own_task"])
     process = context.Process(target=target, args=arguments)
     process.start()
     return process

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from clipline import Population
-from clipline.engine.layers import BagLinear
-from clipline.engine.sparse.recorded_weight import bag
+from clipline.layers import BagLinear, bag
 
 HEIGHT, TAGS, SIZES = 12, 5, (4, 0, 23, 1, 9)
 

@@ -20,8 +20,8 @@ from samples import (
 )
 
 from clipline import Evaluate, FixedClip, LocalAdam, LocalSGD, Population, QuantileClip, SettingError
-from clipline.engine.isolation.value_ranges import ValueRangeWarning
-from clipline.engine.updates import Dense, Updates
+from clipline.engine.core.updates import Dense, Updates
+from clipline.engine.value_ranges import ValueRangeWarning
 from clipline.errors import ModuleError
 from clipline.federated.clipping import ClippedSum, clip_rows, join_bit
 from clipline.federated.mechanism import GaussianMechanism
@@ -41,7 +41,7 @@ def training(population=None, model=None, loss=cross_entropy, **changes):
 @pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9])
 def test_pitfall_wrong_direction(start, quantile):
     """Norms log-normal(0, 1), 100 users, count noise 5: the clip ends at the quantile and does not run away."""
-    from clipline_paper.study.quantile_figures import track_quantile
+    from clipline_paper.study.without_training import track_quantile
 
     truth = math.exp({0.1: -1.28155, 0.5: 0.0, 0.9: 1.28155}[quantile])
     end = track_quantile(log_mean=0.0, log_stddev=1.0, quantile=quantile, seed=0, rounds=300, start=start)[-1]
@@ -219,7 +219,7 @@ def test_pitfall_float_and_rng():
 
 def test_pitfall_lower_bound_on_the_clip():
     """Norms of 1e-4 are tracked as well as norms of 1."""
-    from clipline_paper.study.quantile_figures import track_quantile
+    from clipline_paper.study.without_training import track_quantile
 
     end = track_quantile(log_mean=math.log(1e-4), log_stddev=0.1, quantile=0.5, seed=0, rounds=300)[-1]
     assert end == pytest.approx(1e-4, rel=0.1)
@@ -400,7 +400,7 @@ def test_pitfall_the_abort_is_an_output(engine):
 
 
 def test_pitfall_time_is_an_output():
-    from clipline.training.storage.run_directory import round_json
+    from clipline.training.run_directory import round_json
 
     report = training().run().reports[0]
     assert report.unprivate_seconds > 0

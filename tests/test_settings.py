@@ -14,9 +14,9 @@ from clipline.cli import main
 from clipline.cli.train import command
 from clipline.privacy.relations import Relation
 from clipline.settings import GROUPS, SETTINGS, Settings, check, keywords_for
-from clipline.tasks.handwriting.strokes import CHARACTERS
-from clipline.tasks.handwriting.task import TASK
-from clipline.tasks.settings import TrainSettings, settings_from
+from clipline.tasks.handwriting import TASK
+from clipline.tasks.strokes import CHARACTERS
+from clipline.tasks.train_settings import TrainSettings, settings_from
 from clipline.training.options import Compute, Privacy
 
 TAKERS = (Privacy, Compute, FastParts, LocalSGD, LocalAdam, QuantileClip, ServerSGD)
@@ -131,7 +131,7 @@ def test_a_value_outside_its_limit_gets_the_same_sentence_from_a_file_a_flag_and
         with pytest.raises(SystemExit) as stop:
             main()
         out, err = capsys.readouterr()
-        assert (stop.value.code, out, err) == (2, "", f"clipline: {sentence}\n")
+        assert (stop.value.code, out, err) == (2, "", f"error: {sentence}\n")
 
 
 def test_epsilon_or_noise_multiplier_is_decided_in_one_place():
@@ -173,7 +173,7 @@ def test_objects_are_made_from_settings_by_name():
 def test_choices_are_those_that_there_are():
     assert SETTINGS["relation"].choices == tuple(relation.value for relation in Relation)
     from clipline.engine.choose import ENGINES
-    from clipline.engine.precision import PRECISIONS
+    from clipline.engine.core.precision import PRECISIONS
 
     assert (SETTINGS["engine"].choices, SETTINGS["precision"].choices) == (ENGINES, PRECISIONS)
     assert SETTINGS["classes"].limits["at_most"] == len(CHARACTERS)
@@ -193,7 +193,7 @@ def test_compute_is_resolved_to_what_is_there(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("clipline.engine.parallel.forked.usable_cores", lambda: 8)
+    monkeypatch.setattr("clipline.engine.workers.forked.usable_cores", lambda: 8)
     auto = Compute(device="auto", workers=None)
     assert auto.resolved(parameters=10**7, cohort_size=100) == Compute(torch.device("cpu"), workers=8)
     assert auto.resolved(parameters=10**7, cohort_size=3).workers == 3  # no more than users come

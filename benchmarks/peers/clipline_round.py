@@ -14,7 +14,7 @@ import torch
 from workload import NOISE_MULTIPLIER, SERVER_MOMENTUM, WORKLOADS, user_fields
 
 import clipline
-from clipline.engine.parallel.forked import usable_cores
+from clipline.engine.workers.forked import usable_cores
 from clipline_paper.facts import ENTRIES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

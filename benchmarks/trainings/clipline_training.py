@@ -21,7 +21,7 @@ def main() -> None:
 
     import clipline
     from clipline.engine.choose import SMALL_MODEL
-    from clipline.engine.cpu.allocator import keep_freed_memory
+    from clipline.engine.core.allocator import keep_freed_memory
 
     class Mark(clipline.Callback):
         reads_guarantee = False

@@ -72,7 +72,7 @@ box(
     290,
     76,
     "privacy/: what is promised",
-    ("accountant, ledger, calibration, planning;", "renyi/ pld/ numerics/ feasibility/"),
+    ("accountant, ledger, calibration, planning;", "renyi, feasibility; pld/"),
     PAPER,
 )
 box(

@@ -16,7 +16,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 if TYPE_CHECKING:
     from .data.population import Population
     from .data.statistics.private_statistics import PrivateStatistics
-    from .engine.fast_parts import FastParts
+    from .engine.core.fast_parts import FastParts
     from .errors import CliplineError, HopelessNoiseWarning, SettingError
     from .federated.clip_controllers import FixedClip, QuantileClip, ScheduledClip
     from .federated.local_sgd import LocalAdam, LocalSGD
@@ -26,19 +26,16 @@ if TYPE_CHECKING:
     from .privacy.relations import Relation
     from .serve.load import load
     from .tasks import task_named
-    from .tasks.language.causal_lm import Perplexity, causal_lm_loss
+    from .tasks.causal_lm import Perplexity, causal_lm_loss
     from .tasks.sweep import train_many
-    from .training.callbacks import Callback
+    from .training.callbacks import Callback, Log, StopOnInterrupt, TensorBoard
     from .training.curves import Curves
-    from .training.early_stopping import EarlyStopping
-    from .training.evaluation import Evaluate
-    from .training.interrupt import StopOnInterrupt
-    from .training.loggers import Log, TensorBoard
+    from .training.evaluation import EarlyStopping, Evaluate
     from .training.options import Compute, Privacy
     from .training.progress import Progress
     from .training.result import TrainResult
+    from .training.run_directory import RunDirectory
     from .training.side_by_side import run_together
-    from .training.storage.run_directory import RunDirectory
     from .training.training import Training
 
 __version__ = "0.1.0"
@@ -53,7 +50,7 @@ __getattr__, __dir__ = lazily(
     __name__,
     {
         ".data.statistics.private_statistics": "PrivateStatistics",
-        ".engine.fast_parts": "FastParts",
+        ".engine.core.fast_parts": "FastParts",
         ".errors": "CliplineError HopelessNoiseWarning SettingError",
         ".federated.clip_controllers": "FixedClip QuantileClip ScheduledClip",
         ".federated.local_sgd": "LocalAdam LocalSGD",
@@ -64,19 +61,16 @@ __getattr__, __dir__ = lazily(
         ".privacy.relations": "Relation",
         ".serve.load": "load",
         ".tasks": "task_named",
-        ".tasks.language.causal_lm": "Perplexity causal_lm_loss",
+        ".tasks.causal_lm": "Perplexity causal_lm_loss",
         ".tasks.sweep": "train_many",
-        ".training.callbacks": "Callback",
+        ".training.callbacks": "Callback Log StopOnInterrupt TensorBoard",
         ".training.curves": "Curves",
-        ".training.early_stopping": "EarlyStopping",
-        ".training.evaluation": "Evaluate",
-        ".training.interrupt": "StopOnInterrupt",
-        ".training.loggers": "Log TensorBoard",
+        ".training.evaluation": "EarlyStopping Evaluate",
         ".training.options": "Compute Privacy",
         ".training.progress": "Progress",
         ".training.result": "TrainResult",
         ".training.side_by_side": "run_together",
-        ".training.storage.run_directory": "RunDirectory",
+        ".training.run_directory": "RunDirectory",
         ".training.training": "Training",
     },
 )

@@ -21,7 +21,14 @@ _WHOLE_LIMIT = 2**63  # whole numbers beyond 64 bits are no setting, and neither
 
 
 class CliplineError(Exception):
-    """Everything that clipline refuses on purpose. The command line prints it in one line and exits with code 2."""
+    """Everything that clipline refuses on purpose. The command line prints it and exits with code 2.
+
+    The text ends with the `hint`, where one is given.
+    """
+
+    def __init__(self, message: str = "", hint: str = "") -> None:
+        super().__init__(f"{message}: {hint}" if hint else message)
+        self.hint = hint
 
 
 class SettingError(CliplineError, ValueError):
@@ -60,7 +67,7 @@ def refuse(name: str, value: object, limit: str, way_out: str) -> SettingError:
 
     Whatever might hold data, such as an array or a dataframe, is shown by its type alone: messages end up in logs.
     """
-    return SettingError(f"{name}={shown(value)} must be {limit}: {way_out}")
+    return SettingError(f"{name}={shown(value)} must be {limit}", way_out)
 
 
 def shown(value: object, depth: int = 2) -> str:
@@ -141,11 +148,16 @@ def check_whole(
 def failed(what: str, error: Exception, fields: Iterable[str], way_out: str) -> ModuleError:
     """The error to raise from one of a caller's own function, which was given a batch with these fields."""
     known = list(map(str, fields))
-    said = str(error).strip().partition("\n")[0]
+    said = first_line(error) if str(error).strip() else ""
     if isinstance(error, KeyError) and error.args and error.args[0] not in known:
         way_out = nearest(error.args[0], known)
     held = f"; the batch has the fields {', '.join(known)}" if known else ""
-    return ModuleError(f"{what} fails ({type(error).__name__}{f': {said}' if said else ''}){held}: {way_out}")
+    return ModuleError(f"{what} fails ({type(error).__name__}{f': {said}' if said else ''}){held}", way_out)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says; of one that says nothing, its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> str:

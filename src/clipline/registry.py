@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
-from .errors import RunError
+from .errors import RunError, first_line
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -61,7 +61,7 @@ def registered(group: str, name: str, kind: type[T]) -> T:
     try:
         found = first.load()
     except Exception as error:  # whatever a module of another package may raise
-        reason = (str(error).strip() or "no message").splitlines()[0]
+        reason = first_line(error)
         raise RunError(f"{what} cannot be loaded ({type(error).__name__}: {reason}): {way_out}") from error
     if not isinstance(found, kind):
         raise RunError(f"{what} is a {type(found).__name__} but must be a {kind.__name__}: {way_out}")

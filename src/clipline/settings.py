@@ -417,3 +417,20 @@ def keywords_for(taker: type, settings: Settings) -> dict[str, Any]:
         for field in dataclasses.fields(taker)
         if "setting" in field.metadata
     }
+
+
+def toml_text(settings: Mapping[str, Any]) -> str:
+    """Settings as TOML, mappings as tables; what is None is left out."""
+    import tomli_w
+
+    return tomli_w.dumps(_as_toml(settings))
+
+
+def _as_toml(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _as_toml(entry) for name, entry in value.items() if entry is not None}
+    if isinstance(value, list | tuple):
+        return [_as_toml(entry) for entry in value]
+    if isinstance(value, bool | int | float):
+        return value
+    return value.item() if hasattr(value, "item") else str(value)  # a number of NumPy has one

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from clipline.cli import Argument, Command, Option, flags_for
+from clipline.cli import Argument, Command, Option, fail, flags_for, say, tell
 from clipline.errors import CliplineError, RunError, SettingError, check_choice, refuse
 from clipline.settings import SETTINGS, check
 from clipline.tasks import DEFAULT_TASK, better_facts, is_task_file, lower_is_better
@@ -48,21 +47,21 @@ def reproduce(what: str, task: Sequence[str], scale: str, out: Path, seed: int, 
 
 
 def _reproduce_plain(what: str, out: Path, seed: int, overwrite: bool) -> None:
-    from .study import quantile_figures, table1
+    from .study import without_training
 
     if what == "table1":
-        table1.check_table_free(out, overwrite)
-        rows = table1.table1(lambda task: print(f"accounting {task} ...", file=sys.stderr, flush=True))
-        click.echo(table1.table1_text(rows))
-        click.echo(str(table1.write_table1(out, rows, overwrite=overwrite)))
+        without_training.check_table_free(out, overwrite)
+        rows = without_training.table1(lambda task: tell(f"accounting {task} ..."))
+        say(without_training.table1_text(rows))
+        say(str(without_training.write_table1(out, rows, overwrite=overwrite)))
         return
     if what == "fig1":
-        files = quantile_figures.figure1(out, overwrite=overwrite)
+        files = without_training.figure1(out, overwrite=overwrite)
     else:
-        files = quantile_figures.figure2(out, seed=seed, overwrite=overwrite)
-        click.echo(table1.figure2_caption())
+        files = without_training.figure2(out, seed=seed, overwrite=overwrite)
+        say(without_training.figure2_caption())
     for file in files:
-        click.echo(str(file))
+        say(str(file))
 
 
 def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, given: dict[str, Any]) -> None:
@@ -93,21 +92,21 @@ def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, giv
         except KeyboardInterrupt:
             kept = len(StudyDirectory(out).ids())
             again = "give the same command again, and none is repeated"
-            print(f"interrupted with {kept} finished runs in {out}: {again}", file=sys.stderr)
+            tell(f"interrupted with {kept} finished runs in {out}: {again}")
             raise
         except CliplineError as error:
             if len(asked) == 1:
                 raise
-            print(f"clipline: {what}, {protocol.task}: {error}", file=sys.stderr)  # the other tasks go on
+            fail(f"{what}, {protocol.task}: {error}")  # the other tasks go on
             failed.append(error)
             continue
-        click.echo(f"{what}, {protocol.task}, scale {scale}:")
+        say(f"{what}, {protocol.task}, scale {scale}:")
         for line in reproduced.findings.summary:
-            click.echo(f"  {line}")
+            say(f"  {line}")
         for file in reproduced.files:
-            click.echo(str(file))
+            say(str(file))
     if len(failed) < len(asked):
-        click.echo(str(write_report([out])))
+        say(str(write_report([out])))
     if failed:
         raise RunError(f"{what} of {len(failed)} of {len(asked)} tasks did not end, for the reasons above")
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clipline.data.chunks import Chunk
-from clipline_paper.preprocessing.pachinko import pachinko_split
+from clipline_paper.preprocessing import pachinko_split
 
 TRAIN_USERS, TEST_USERS = 500, 100  # of CIFAR-100, as in the original
 IMAGES_PER_USER = 200  # of EMNIST: 197.5 in the original, so that a user takes as many steps as there

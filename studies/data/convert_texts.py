@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipline.data.chunks import Chunk
-from clipline_paper.preprocessing.text import BAG, BAG_PAD, TAG_PAD, TAGS, WORDS
-from clipline_paper.preprocessing.tokenisers import sentences, snippets, tagged_posts, together
+from clipline_paper.preprocessing import BAG, BAG_PAD, TAG_PAD, TAGS, WORDS, sentences, snippets, tagged_posts, together
 
 HELD_OUT = 10  # of Stack Exchange, every so manyth user
 _AT_ONCE = 5000  # examples in a chunk, and somewhat more

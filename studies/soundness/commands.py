@@ -30,7 +30,7 @@ class Answer:
     def last(self) -> str:
         """The last line of its errors, or of its output; of a long one the beginning."""
         lines = [line.strip(" │╭╮╰╯─") for line in (self.err.strip() or self.out.strip()).splitlines()]
-        line = next((line for line in reversed(lines) if line), "").removeprefix("clipline: ")
+        line = next((line for line in reversed(lines) if line), "").removeprefix("error: ")
         return line if len(line) <= _LONGEST else line[:_LONGEST].rpartition(" ")[0] + " ..."
 
     def __str__(self) -> str:

@@ -80,7 +80,7 @@ def train(model):
 try:
     {}
 except CliplineError as error:
-    print(f"clipline: {{error}}", file=sys.stderr)
+    print(f"error: {{error}}", file=sys.stderr)
     sys.exit(2)
 """
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clipline import LocalSGD
-from clipline.engine.layers import BagLinear
+from clipline.engine.stacked.layers import BagLinear
 
 TARGET = "a"  # trains first
 NAMES = [f"u{number:02}" for number in range(38)]

@@ -16,7 +16,7 @@ from commands import Answer, begun, clipline_command, ended, write_posts
 from safetensors.numpy import load_file
 
 from clipline.tasks import task_named
-from clipline.tasks.settings import read_toml
+from clipline.tasks.train_settings import read_toml
 
 # A machine that goes down when the first round has been written, its checkpoint too, which a thread writes.
 CRASHING = """

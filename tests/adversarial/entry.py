@@ -1,5 +1,6 @@
 """What an entry of the zoo is: a model and a loss, and what the engine may do with them."""
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -35,9 +36,11 @@ class Entry:
 
 
 class Zoo(dict[str, Entry]):
-    """Entries by name. `@zoo.add(...)` above a factory names the entry after it."""
+    """Entries by name. A decorator names an entry after the function below it."""
 
     def add(self, expected: frozenset[str], **facts: object) -> Callable[[Callable[[], Made]], Callable[[], Made]]:
+        """The function makes the model, or the model and its loss."""
+
         def added(factory: Callable[[], Made]) -> Callable[[], Made]:
             name = factory.__name__.replace("_", " ")
             assert name not in self
@@ -45,6 +48,37 @@ class Zoo(dict[str, Entry]):
             return factory
 
         return added
+
+    def net(self, expected: frozenset[str], *, by_data: bool = False, **state: object) -> Callable[..., None]:
+        """The function is `Net.seen` of a class of its own, whose instances begin with copies of these attributes."""
+
+        def added(seen: Callable[[nn.Module, Tensor], Tensor]) -> None:
+            def factory() -> nn.Module:
+                made = type("Careless", (Net,), {"seen": seen})()
+                for name, value in state.items():
+                    setattr(made, name, copy.deepcopy(value))
+                return made
+
+            factory.__name__ = seen.__name__
+            self.add(expected, by_data=by_data)(factory)
+
+        return added
+
+    def loss(self, expected: frozenset[str]) -> Callable[[Loss], None]:
+        """The function is the loss of a plain `Net`."""
+
+        def added(loss: Loss) -> None:
+            def factory() -> Made:
+                return Net(), loss
+
+            factory.__name__ = loss.__name__
+            self.add(expected)(factory)
+
+        return added
+
+
+def mean(x: Tensor) -> Tensor:
+    return x.detach().mean(dim=0)
 
 
 def cross_entropies(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

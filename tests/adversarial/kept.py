@@ -10,8 +10,7 @@ AUTO = "auto"  # one of the two, so that a few entries do
 MUST_STACK = {
     "no randomness but the order of batches",
     "dropout",
-    "layer norm",
-    "group norm",
+    "norms of an example",
     "tied weights",
     "frozen base",
     "convolution",

@@ -69,3 +69,28 @@ def test_a_user_rounds_alike_whoever_else_trains(model, engine, loss, threads):
     for cohort in cohorts:
         for user, update in updates(made, cohort).items():
             assert torch.equal(update, everybody[user]), (user, len(cohort))
+
+
+def at_zero(model, rng):
+    """An example at which the first unit is 0 but for rounding, and all others are far below."""
+    weight, bias = (one.detach().double().numpy() for one in (model[0].weight, model[0].bias))
+    units, inputs = weight.shape
+    target = np.where(np.arange(units) == 0, 0.0, -5.0)
+    free = np.linalg.svd(weight)[2][units:]
+    x = (np.linalg.pinv(weight) @ (target - bias) + 30 * rng.normal(size=len(free)) @ free).astype(np.float32)
+    for place in (int(np.argmax(np.abs(weight[0]))), *rng.integers(inputs, size=5)):
+        x[place] -= np.float32((x.astype(np.float64) @ weight[0] + bias[0]) / weight[0, place])
+    return x
+
+
+def test_at_a_kink_where_one_bit_flips_a_whole_update_all_places_and_cohorts_round_alike():
+    """Row 17 of the soundness page. Where MKL_CBWR is empty, 32 of these 40 examples are rounded by place."""
+    torch.manual_seed(0)
+    model, rng = nn.Sequential(nn.Linear(41, 37), nn.ReLU(), nn.Linear(37, CLASSES)), np.random.default_rng(0)
+    fields = {"x": np.zeros((192, 41), np.float32), "y": np.zeros(192, np.int64)}
+    made = Stacked(one_by_one(model, losses, Population(2 * np.arange(97), fields), LocalSGD(1.0, 2), Streams(0)), 96)
+    assert not made.rounds_by_company
+    for _ in range(40):
+        fields["x"][:] = at_zero(model, rng)
+        rows = torch.cat([rows_of(made, np.arange(96)), rows_of(made, np.arange(1, 96))])
+        assert torch.equal(rows, rows[:1].expand_as(rows))

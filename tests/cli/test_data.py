@@ -170,7 +170,7 @@ def test_bad_input_is_one_sentence_exit_code_2_and_nothing_made(clipline, posts,
     code, _, err = clipline("data", *arguments)
     assert code == 2
     assert words in err.splitlines()[-1]
-    assert err.splitlines()[-1].startswith("clipline: ")
+    assert err.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in err
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -251,7 +251,7 @@ def test_a_file_that_cannot_be_read_gets_one_sentence_and_leaves_nothing(cliplin
         (tmp_path / name).write_text(content, encoding="latin-1")
     code, out, err = clipline("data", "prepare", "table", "--from", name, "--to", "store", "--user-column", "user")
     assert (code, out) == (2, "")
-    assert err.startswith(f"clipline: '{name}'")
+    assert err.startswith(f"error: '{name}'")
     assert len(err.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == [name]
 

@@ -15,7 +15,7 @@ import pytest
 from samples import ROOT
 
 import clipline as cl
-from clipline.tasks.own.own_task import own_task
+from clipline.tasks.own_task import own_task
 
 SECRETS = ("zanzibar", "987654", "1999")
 ROWS = [
@@ -110,7 +110,7 @@ def test_a_full_disk_is_told_with_what_to_do(sales, monkeypatch):
     monkeypatch.setattr("pathlib.Path.mkdir", full)
     code, _, err = sales("new-task", "mine")
     assert (code, err) == (
-        2, "clipline: a file cannot be written: No space left on device: make room, or give another path\n"
+        2, "error: a file cannot be written: No space left on device: make room, or give another path\n"
     )  # fmt: skip
 
 
@@ -277,7 +277,7 @@ def test_predictions_are_the_same_in_every_kind_of_file(sales, tmp_path):
             ["run", "--data", "sales.csv", "--out", "new.csv"],
             "the file 'mine.py', and no code is run that you have not",
         ),
-        (["run", "--data", "sales.csv", "--out", "new.csv"], "then give --model FILE.py"),
+        (["run", "--data", "sales.csv", "--out", "new.csv"], "or --model FILE.py"),
         (["run", *mine, "--data", "header.csv", "--out", "new.csv"], "'header.csv' has no rows"),
         (["run", *mine, "--data", "empty.npz", "--out", "new.csv"], "data='empty.npz' has no rows"),
         (
@@ -291,7 +291,7 @@ def test_predictions_are_the_same_in_every_kind_of_file(sales, tmp_path):
         (["run", *mine, "--data", "others.csv", "--out", "new.csv"], "data has Kind and none of the fields trained on"),
         (
             ["run", "--model", "plain.py", "--data", "sales.csv", "--out", "new.csv"],
-            "define predict(model, batch) in FILE",
+            "or --model FILE.py with such a function",
         ),
         (
             ["run", "--model", "plain.py", "--data", "late.csv", "--out", "new.csv"],

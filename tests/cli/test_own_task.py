@@ -18,12 +18,12 @@ import clipline as cl
 from clipline.data.population import Population
 from clipline.data.store import write_store
 from clipline.privacy.ledger import Ledger
-from clipline.study.report.collect import collect
 from clipline.study.report.content import content
-from clipline.tasks.own.own_task import own_task
-from clipline.tasks.settings import TrainSettings
+from clipline.study.report.reading import collect
+from clipline.tasks.own_task import own_task
 from clipline.tasks.sweep import train_many
-from clipline.training import loggers
+from clipline.tasks.train_settings import TrainSettings
+from clipline.training import callbacks
 from clipline.training.callbacks import Callback
 from clipline.training.progress import Progress
 
@@ -178,7 +178,7 @@ def test_flags_override_the_file_which_overrides_what_the_task_says(mine, tmp_pa
 
 
 def test_an_interrupted_run_of_ones_own_is_resumed(mine, tmp_path, monkeypatch):
-    monkeypatch.setattr(loggers, "TensorBoard", lambda *_, **__: Callback())  # which need not be installed
+    monkeypatch.setattr(callbacks, "TensorBoard", lambda *_, **__: Callback())  # which need not be installed
     flags = ["train", "mine.py", "--data", "store", "--workers", 1, "--seed", 1, "--rounds", 9]
     mine(*flags, "--out", "whole")
 
@@ -324,7 +324,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_sentence(mine, tmp_path, old, 
     assert (code, out) == (2, "")
     assert words in err.splitlines()[-1]
     assert "import beside" not in new or "beside.py', line 2: '(' was never closed" in err
-    assert err.splitlines()[-1].startswith("clipline: ")
+    assert err.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in err
     assert not (tmp_path / "run").exists()
 

@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from clipline.cli.app import app
+from clipline.cli.parser import app
 from clipline.settings import SETTINGS
 from clipline.synonyms import SYNONYMS
 

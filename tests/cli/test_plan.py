@@ -51,7 +51,7 @@ def test_short_flags_mean_the_same(ask):
 def test_a_warning_is_one_sentence_without_a_place_in_the_code():
     command = [sys.executable, "-m", "clipline", "plan", *ASK, "--epsilon", "4", "--delta", "0.01"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stderr.startswith("clipline: warning: delta=0.01 is above 1 / (number of users)")
+    assert done.stderr.startswith("warning: delta=0.01 is above 1 / (number of users)")
     assert ".py" not in done.stderr
 
 

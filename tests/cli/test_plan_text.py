@@ -8,8 +8,7 @@ import pytest
 
 from clipline.cli.plan_text import noise_rows, plan_text, remedy_rows, row_lines, table_text, text_curve
 from clipline.privacy import NoiseTable, Relation
-from clipline.privacy.feasibility.noise_table import NoiseCell
-from clipline.privacy.feasibility.remedies import Adapters, Remedies
+from clipline.privacy.feasibility import Adapters, NoiseCell, Remedies
 from clipline.privacy.planning import plan
 
 KNOWN = {"population_size": 10_000, "cohort_size": 100, "rounds": 300, "noise_multiplier": 0.9}

@@ -26,7 +26,7 @@ def test_files_that_contradict_each_other_are_told_in_the_terminal_too(clipline,
     ledger.write_text(ledger.read_text().replace('"noise_multiplier": 1.0', '"noise_multiplier": 9.0'))
     code, out, err = clipline("report", "a")
     assert (code, out) == (0, "a/report.html\n")
-    assert err.startswith("clipline: warning: a: ledger.jsonl charges a noise multiplier of 9, settings.toml has 1: ")
+    assert err.startswith("warning: a: ledger.jsonl charges a noise multiplier of 9, settings.toml has 1: ")
 
 
 @pytest.mark.parametrize(

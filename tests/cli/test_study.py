@@ -6,8 +6,8 @@ from reported_runs import write_run
 from study_task import seeds, tiny_task
 
 from clipline.cli import main
-from clipline.study.runs.directory import StudyDirectory
-from clipline.study.runs.study import Study
+from clipline.study.directory import StudyDirectory
+from clipline.study.study import Study
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from samples import ROOT
 from clipline import HopelessNoiseWarning
 from clipline.privacy.accountant import account
 from clipline.privacy.ledger import Ledger
-from clipline.tasks.handwriting.task import HandwritingNet
+from clipline.tasks.handwriting import HandwritingNet
 
 SMALL = ["--population-size", "300", "--cohort-size", "30", "--rounds", "4", "--workers", "1"]
 FILES = ["curves.png", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "report.html", "settings.toml"]
@@ -259,7 +259,7 @@ def waited_for(path, process):
     raise AssertionError(f"{path} never came")
 
 
-@pytest.mark.filterwarnings("ignore::clipline.engine.parallel.forked.ManyWorkersWarning")
+@pytest.mark.filterwarnings("ignore::clipline.engine.workers.forked.ManyWorkersWarning")
 def test_two_processes_cannot_resume_one_run_and_a_killed_one_leaves_it_free_with_its_workers(
     clipline, tmp_path, monkeypatch
 ):
@@ -287,7 +287,7 @@ def test_two_processes_cannot_resume_one_run_and_a_killed_one_leaves_it_free_wit
                 out, err = second.communicate(timeout=60)
             assert (second.returncode, out) == (2, "")
             assert err == (
-                f"clipline: run directory {str(run)!r} must be free, and another process is at work there: "
+                f"error: run directory {str(run)!r} must be free, and another process is at work there: "
                 "wait until it has ended, or stop it\n"
             )
             assert {path.name: path.read_bytes() for path in run.iterdir()} == before
@@ -314,7 +314,7 @@ def test_two_processes_cannot_resume_one_run_and_a_killed_one_leaves_it_free_wit
 
 
 def test_a_new_run_in_a_folder_where_another_begins_is_refused_and_writes_nothing(clipline, tmp_path):
-    from clipline.training.storage.directory_lock import DirectoryLock
+    from clipline.training.durable import DirectoryLock
 
     (tmp_path / "run").mkdir()
     with DirectoryLock(tmp_path / "run"):
@@ -350,7 +350,7 @@ def test_a_run_may_be_resumed_with_another_number_of_workers(clipline, tmp_path,
 
 
 def test_by_default_there_is_a_worker_for_every_core_but_no_more_than_users(clipline, monkeypatch):
-    monkeypatch.setattr("clipline.engine.parallel.forked.usable_cores", lambda: 2)
+    monkeypatch.setattr("clipline.engine.workers.forked.usable_cores", lambda: 2)
     flags = ["--population-size", "300", "--rounds", "1", "--noise-multiplier", "0"]
     _, _, err = clipline("train", *flags, "--cohort-size", "30")
     assert "by 2 workers" in err
@@ -453,7 +453,7 @@ def test_bad_input_is_one_sentence_exit_code_2_and_no_directory(clipline, tmp_pa
     assert code == 2
     last = err.splitlines()[-1]
     assert words in last
-    assert last.startswith("clipline: ")
+    assert last.startswith("error: ")
     assert "Traceback" not in err
     assert sorted(tmp_path.rglob("*")) == before
 

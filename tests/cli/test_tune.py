@@ -17,7 +17,7 @@ from samples import ROOT
 
 import clipline as cl
 from clipline.cli.tune import command
-from clipline.study.runs.directory import StudyDirectory
+from clipline.study.directory import StudyDirectory
 
 TASK = """
 from torch import nn
@@ -120,7 +120,7 @@ def test_too_few_users_end_in_a_refusal_with_what_would_do_and_a_page(mine, tmp_
     asked = ["--epsilon", 0.5, "--users", 30, "--proxy", "proxy.npz", "--user-column", "user", "--cohort-size", 20]
     code, _, err = mine("tune", "mine.py", *asked, *FLAGS, "--runs", 1, "--degradation", "0%")
     assert code == 2
-    last = err[err.index("clipline: ") :]
+    last = err[err.index("error: ") :]
     for words in ("epsilon=0.5", "30 users", "--users ", "--epsilon "):
         assert words in last
     assert not (tmp_path / "tuned/final.toml").exists()

@@ -15,10 +15,9 @@ from clipline.data.population import Population
 from clipline.data.readers.tables import read_table
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
+from clipline_paper import preprocessing
 from clipline_paper.data.catalogue import CATALOGUE
-from clipline_paper.data.tff_hdf5 import read_tff_hdf5
-from clipline_paper.data.tff_sqlite import read_tff_sqlite
-from clipline_paper.preprocessing import tokenisers
+from clipline_paper.data.tff_files import read_tff_hdf5, read_tff_sqlite
 
 
 def refused(chunks, tmp_path):
@@ -264,9 +263,9 @@ def test_a_damaged_schema_of_sqlite_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("tokenise", "field"),
     [
-        (tokenisers.snippets, "snippets"),
-        (tokenisers.sentences(["a"]), "tokens"),
-        (tokenisers.tagged_posts(["a"], ["b"]), "tags"),
+        (preprocessing.snippets, "snippets"),
+        (preprocessing.sentences(["a"]), "tokens"),
+        (preprocessing.tagged_posts(["a"], ["b"]), "tags"),
     ],
 )
 def test_numbers_in_the_place_of_text_are_refused(tokenise, field):

@@ -15,10 +15,10 @@ from clipline import LocalSGD, Population
 from clipline.data import packed_field
 from clipline.data.array_checks import check_finite
 from clipline.data.packed_field import PackedField, stored_values
-from clipline.engine.batches import Examples
 from clipline.engine.choose import choose_trainer
-from clipline.engine.one_by_one import OneByOne
-from clipline.engine.problem import Problem
+from clipline.engine.core.batches import Examples
+from clipline.engine.core.one_by_one import OneByOne
+from clipline.engine.core.problem import Problem
 from clipline.errors import ModuleError, PopulationError
 from clipline.random.streams import Streams
 

@@ -9,9 +9,9 @@ from torch import nn
 from clipline import LocalSGD, Population, SettingError
 from clipline.engine import choose
 from clipline.engine.choose import SMALL_MODEL, SMALL_WORK, choose_trainer, work_of_a_step
-from clipline.engine.one_by_one import OneByOne
+from clipline.engine.core.one_by_one import OneByOne
+from clipline.engine.core.problem import SlowEngineWarning
 from clipline.engine.stacked.probe import CannotStack
-from clipline.engine.stacked.step import SlowEngineWarning
 from clipline.engine.stacked.trainer import Stacked
 from clipline.random.streams import Streams
 

@@ -24,9 +24,9 @@ from samples import (
 
 from clipline import FixedClip, QuantileClip
 from clipline.engine import prefetch
-from clipline.engine.parallel.single import SingleProcess
 from clipline.engine.prefetch import BackgroundNoise, Prefetch
 from clipline.engine.stacked.trainer import Stacked
+from clipline.engine.workers.single import SingleProcess
 from clipline.errors import RunError
 from clipline.federated.draws import PART, NoiseNow, PlainDraws
 from clipline.federated.sampling import FixedSizeSampler, PoissonSampler

@@ -9,9 +9,9 @@ import torch
 from samples import LOCAL, cross_entropies, flat_training, one_by_one, opened, population_of, request
 
 from clipline import LocalSGD, SettingError
-from clipline.engine.parallel.forked import ForkedBackend
-from clipline.engine.parallel.single import SingleProcess
 from clipline.engine.stacked.trainer import Stacked
+from clipline.engine.workers.forked import ForkedBackend
+from clipline.engine.workers.single import SingleProcess
 from clipline.federated.backend import CohortRequest
 from clipline.federated.clipping import ClippedSum, clip_rows, join_bit
 from clipline.federated.sampling import Cohort

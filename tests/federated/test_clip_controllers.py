@@ -99,7 +99,7 @@ def predicted_rounds(quantile, start, log_stddev, lr=0.2):
 @pytest.mark.parametrize("quantile", [0.1, 0.3, 0.5, 0.7, 0.9])
 @pytest.mark.parametrize("factor", [1e-3, 1e3])
 def test_the_clip_reaches_the_true_quantile_from_a_thousandfold_off_when_arithmetic_says(quantile, factor):
-    from clipline_paper.study.quantile_figures import track_quantile
+    from clipline_paper.study.without_training import track_quantile
 
     log_stddev = 0.1
     start = factor * math.exp(log_stddev * {0.1: -1.28, 0.3: -0.52, 0.5: 0, 0.7: 0.52, 0.9: 1.28}[quantile])

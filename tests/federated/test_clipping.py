@@ -14,7 +14,7 @@ import pytest
 import torch
 from samples import ROOT, aggregate, opened
 
-from clipline.engine.updates import Dense, Updates
+from clipline.engine.core.updates import Dense, Updates
 from clipline.errors import PrivateError
 from clipline.federated.clipping import ClippedSum, PartialSums, clip_factors, clip_rows, join_bit
 from clipline.federated.mechanism import GaussianMechanism, Release

@@ -10,7 +10,7 @@ import torch
 from samples import aggregate, small_population
 
 from clipline import FixedClip, QuantileClip, ServerSGD
-from clipline.engine.updates import Dense, Updates
+from clipline.engine.core.updates import Dense, Updates
 from clipline.federated.clip_controllers import ClipState
 from clipline.federated.draws import PlainDraws
 from clipline.federated.mechanism import GaussianMechanism, Release

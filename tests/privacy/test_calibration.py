@@ -20,9 +20,7 @@ from clipline.privacy.calibration import (
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent, NoSampling, PoissonSampling
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.relations import Relation
-from clipline.privacy.renyi.conversion import epsilons
-from clipline.privacy.renyi.curves import poisson_curve
-from clipline.privacy.renyi.wang2019 import wang2019_curve
+from clipline.privacy.renyi import epsilons, poisson_curve, wang2019_curve
 
 DELTA = 10**-6.6
 ADD, REPLACE = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE
@@ -78,31 +76,14 @@ TABLE1 = [
 def test_table_1_of_the_paper_is_met_to_the_last_user_and_corrected(z, rounds, printed, poisson, exchanged, fixed):
     kinds = [("fixed", Relation.PAPER), ("poisson", ADD), ("poisson", REPLACE), ("fixed", REPLACE)]
     for (sampling, relation), cohort in zip(kinds, (printed, poisson, exchanged, fixed), strict=True):
-        found = least_scale(
-            cohort_size=100,
-            noise_multiplier=z,
-            population_size=10**6,
-            sampling=sampling,
-            rounds=rounds,
-            epsilon=5,
-            delta=DELTA,
-            relation=relation,
-        )
-        assert found == cohort
+        plan = {"population_size": 10**6, "sampling": sampling, "relation": relation, "rounds": rounds, "delta": DELTA}
+        assert least_scale(cohort_size=100, noise_multiplier=z, epsilon=5, **plan) == cohort
 
 
 def test_a_scale_beyond_the_population_is_refused_with_a_way_out():
+    plan = {"population_size": 1000, "sampling": "poisson", "relation": ADD, "rounds": 100, "delta": 1e-4}
     with pytest.raises(SettingError, match=r"epsilon=1 .*needs a cohort above the 1000 users.*cohort_size=10: raise"):
-        least_scale(
-            cohort_size=10,
-            noise_multiplier=0.001,
-            population_size=1000,
-            sampling="poisson",
-            rounds=100,
-            epsilon=1,
-            delta=1e-4,
-            relation=ADD,
-        )
+        least_scale(cohort_size=10, noise_multiplier=0.001, epsilon=1, **plan)
 
 
 def test_a_scale_that_is_enough_already_stays():
@@ -136,17 +117,13 @@ def test_the_answer_is_always_verified_by_the_accountant(rate, rounds, epsilon, 
     assert spent(sampling, z, rounds, delta, ADD) <= epsilon
 
 
-def test_four_times_the_rounds_need_twice_the_noise_without_sampling():
+def test_four_times_the_rounds_or_replace_one_need_twice_the_noise_without_sampling():
     # The cost of T Gaussians depends on T / z^2 alone.
-    z = [noise_multiplier_for(sampling=NoSampling(), rounds=t, epsilon=2, delta=1e-5, relation=ADD) for t in (50, 200)]
-    assert z[1] / z[0] == pytest.approx(2, rel=3e-5)
-
-
-def test_replace_one_needs_twice_the_noise_without_sampling():
-    z = [
-        noise_multiplier_for(sampling=NoSampling(), rounds=9, epsilon=2, delta=1e-5, relation=r) for r in (ADD, REPLACE)
-    ]
-    assert z[1] / z[0] == pytest.approx(2, rel=3e-5)
+    one, *others = (
+        noise_multiplier_for(sampling=NoSampling(), rounds=rounds, epsilon=2, delta=1e-5, relation=relation)
+        for rounds, relation in ((50, ADD), (200, ADD), (50, REPLACE))
+    )
+    assert others == pytest.approx([2 * one, 2 * one], rel=3e-5)
 
 
 def test_a_target_that_protects_nobody_still_gets_some_noise():

@@ -20,8 +20,7 @@ from clipline.privacy.events import (
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.pld.one_round import loss_tails
 from clipline.privacy.relations import Relation
-from clipline.privacy.renyi.curves import fixed_size_curve, gaussian_curve, poisson_curve
-from clipline.privacy.renyi.wang2019 import wang2019_curve
+from clipline.privacy.renyi import fixed_size_curve, gaussian_curve, poisson_curve, wang2019_curve
 
 ADD, REPLACE, ZERO_OUT = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE, Relation.ZERO_OUT
 ORDERS = 1 + np.logspace(-4, 6, 31)
@@ -60,46 +59,30 @@ def released(y, contributions, chances, z):
     return density / (z * math.sqrt(2 * math.pi))
 
 
+def check_charged(event, pairs, y):
+    for relation, p, q in pairs:
+        for epsilon in (0.0, 0.2, 1.0):
+            stick = np.maximum(p - math.exp(epsilon) * q, 0).sum() * (y[1] - y[0])
+            assert stick <= max(profile(way, epsilon) for way in dominating_pair(event, relation).directions) + 1e-6
+
+
+@pytest.mark.parametrize("others", [(1, 1, 1), (-1, 0.5, 1), (-1, -1, -1)])
 @pytest.mark.parametrize("z", [0.7, 2.0])
-def test_no_explicit_population_reveals_more_than_poisson_sampling_is_charged(z):
+def test_no_explicit_population_reveals_more_than_is_charged(z, others):
     # Three others with contributions in [-1, 1] and the user, all on a line; every cohort is written out.
     rate, y = 0.3, np.linspace(-16, 16, 8001)
     chances = cohorts(4, lambda chosen: rate ** len(chosen) * (1 - rate) ** (4 - len(chosen)))
-    event = GaussianEvent(PoissonSampling(rate), z)
-    for others in ((1, 1, 1), (-1, 0.5, 1), (-1, -1, -1)):
-        with_user, without, replaced = (released(y, (*others, x), chances, z) for x in (1, 0, -1))
-        for relation, p, q in [
-            (ADD, with_user, without),
-            (ADD, without, with_user),
-            (ZERO_OUT, with_user, without),
-            (REPLACE, with_user, replaced),
-        ]:
-            for epsilon in (0.0, 0.2, 1.0):
-                stick = np.maximum(p - math.exp(epsilon) * q, 0).sum() * (y[1] - y[0])
-                assert stick <= max(profile(way, epsilon) for way in dominating_pair(event, relation).directions) + 1e-6
+    with_user, without, replaced = (released(y, (*others, x), chances, z) for x in (1, 0, -1))
+    pairs = [(ADD, with_user, without), (ADD, without, with_user), (ZERO_OUT, with_user, without)]
+    check_charged(GaussianEvent(PoissonSampling(rate), z), [*pairs, (REPLACE, with_user, replaced)], y)
 
-
-@pytest.mark.parametrize("z", [0.7, 2.0])
-def test_no_explicit_population_reveals_more_than_fixed_size_sampling_is_charged(z):
     # Two of four users. Silent: contributes 0 and still takes a place. One user less: two of the three others.
-    y = np.linspace(-16, 16, 8001)
     four = cohorts(4, lambda chosen: (len(chosen) == 2) / 6)
-    three = cohorts(3, lambda chosen: (len(chosen) == 2) / 3)
-    event = GaussianEvent(FixedSizeSampling(2, 4), z)
-    for others in ((1, 1, 1), (-1, 0.5, 1), (-1, -1, -1)):
-        with_user, silent, replaced = (released(y, (*others, x), four, z) for x in (1, 0, -1))
-        without = released(y, others, three, z)
-        for relation, p, q in [
-            (ADD, with_user, without),
-            (ADD, without, with_user),
-            (ZERO_OUT, with_user, silent),
-            (ZERO_OUT, silent, with_user),
-            (REPLACE, with_user, replaced),
-            (REPLACE, replaced, with_user),
-        ]:
-            for epsilon in (0.0, 0.2, 1.0):
-                stick = np.maximum(p - math.exp(epsilon) * q, 0).sum() * (y[1] - y[0])
-                assert stick <= max(profile(way, epsilon) for way in dominating_pair(event, relation).directions) + 1e-6
+    with_user, silent, replaced = (released(y, (*others, x), four, z) for x in (1, 0, -1))
+    without = released(y, others, cohorts(3, lambda chosen: (len(chosen) == 2) / 3), z)
+    pairs = [(ADD, with_user, without), (ZERO_OUT, with_user, silent), (REPLACE, with_user, replaced)]
+    pairs += [(relation, q, p) for relation, p, q in pairs]
+    check_charged(GaussianEvent(FixedSizeSampling(2, 4), z), pairs, y)
 
 
 def test_a_cap_in_a_tiny_population_costs_at_least_what_two_explicit_users_reveal():
@@ -171,21 +154,21 @@ def curve_of(sampling, relation, noise_multiplier=2.0):
     return renyi_curve(GaussianEvent(sampling, noise_multiplier), relation, tuple(ORDERS))
 
 
-def test_the_table_gives_replace_one_half_the_noise_multiplier():
+def test_closed_curves_are_those_of_the_table():
+    # Replace-one has half the noise multiplier, and so has a fixed size for one user more or less.
     one, two = gaussian_curve(1.0, ORDERS), gaussian_curve(2.0, ORDERS)
-    np.testing.assert_array_equal(curve_of(NoSampling(), Relation.ADD_OR_REMOVE), two)
-    np.testing.assert_array_equal(curve_of(NoSampling(), Relation.ZERO_OUT), two)
-    np.testing.assert_array_equal(curve_of(NoSampling(), Relation.REPLACE_ONE), one)
-    np.testing.assert_array_equal(curve_of(FixedSizeSampling(50, 50), Relation.REPLACE_ONE), one)
-    fixed = curve_of(FixedSizeSampling(1, 100), Relation.REPLACE_ONE)
-    np.testing.assert_array_equal(fixed, fixed_size_curve(0.01, 1.0, ORDERS))
-    for relation in (Relation.ADD_OR_REMOVE, Relation.ZERO_OUT):
-        np.testing.assert_array_equal(curve_of(PoissonSampling(0.01), relation), poisson_curve(0.01, 2.0, ORDERS))
-
-
-def test_a_fixed_size_costs_one_more_or_less_what_poisson_sampling_costs_at_half_the_noise():
-    fixed = curve_of(FixedSizeSampling(1, 100), Relation.ADD_OR_REMOVE)
-    np.testing.assert_array_equal(fixed, poisson_curve(0.01, 1.0, ORDERS))
+    for sampling, relation, expected in [
+        (NoSampling(), ADD, two),
+        (NoSampling(), ZERO_OUT, two),
+        (NoSampling(), REPLACE, one),
+        (FixedSizeSampling(50, 50), REPLACE, one),
+        (FixedSizeSampling(1, 100), REPLACE, fixed_size_curve(0.01, 1.0, ORDERS)),
+        (FixedSizeSampling(1, 100), ADD, poisson_curve(0.01, 1.0, ORDERS)),
+        (PoissonSampling(0.01), ADD, poisson_curve(0.01, 2.0, ORDERS)),
+        (PoissonSampling(0.01), ZERO_OUT, poisson_curve(0.01, 2.0, ORDERS)),
+    ]:
+        np.testing.assert_array_equal(curve_of(sampling, relation), expected)
+    assert np.all(np.isinf(curve_of(PoissonSampling(0.1), ADD, 0.0)))
 
 
 @pytest.mark.parametrize("order", [1.3, 2.0, 4.5, 17.0])
@@ -209,12 +192,3 @@ def test_the_curve_of_a_cap_is_the_moment_of_the_mixture(order):
     parts = [(1 - tau, poisson_curve(0.1, 2.0, np.array([order]))), (tau, poisson_curve(0.1, 1.0, np.array([order])))]
     moment = sum(weight * math.exp((order - 1) * float(curve[0])) for weight, curve in parts)
     assert capped == pytest.approx(math.log(moment) / (order - 1), rel=1e-7)
-
-
-def test_no_noise_costs_infinitely_much():
-    assert np.all(np.isinf(curve_of(PoissonSampling(0.1), Relation.ADD_OR_REMOVE, 0.0)))
-
-
-def test_a_kept_curve_cannot_be_altered():
-    with pytest.raises(ValueError, match="read-only"):
-        curve_of(NoSampling(), Relation.ADD_OR_REMOVE)[0] = 0

@@ -5,6 +5,7 @@ from clipline.errors import SettingError
 from clipline.privacy.events import (
     FixedSizeSampling,
     GaussianEvent,
+    GroupedPoissonSampling,
     NoSampling,
     PoissonSampling,
     Statistic,
@@ -16,6 +17,7 @@ EVENTS = [
     GaussianEvent(NoSampling(), 0.0),
     GaussianEvent(PoissonSampling(0.1), 1.3958),
     GaussianEvent(FixedSizeSampling(100, 3400), 0.513),
+    GaussianEvent(GroupedPoissonSampling(0.1, 12, 5), 0.9),
     GaussianEvent(TruncatedPoissonSampling(0.1, 3400, 400), 0.7),
     GaussianEvent(NoSampling(), 20.0, Statistic("vocabulary of city", "0f", 1e-8, True)),
     GaussianEvent(NoSampling(), 20.0, Statistic("vocabulary of city", "0f", 1e-8, True, example_level=True)),
@@ -27,12 +29,7 @@ def test_samplings_describe_themselves():
     assert str(FixedSizeSampling(100, 10000)) == "fixed-size sampling, 100 of 10000 users"
     assert "every user" in str(NoSampling())
     assert [kind.name for kind in (NoSampling, PoissonSampling, FixedSizeSampling)] == ["none", "poisson", "fixed"]
-
-
-def test_the_rate_is_the_chance_of_one_user_to_take_part():
-    assert NoSampling().rate == 1
-    assert PoissonSampling(0.25).rate == 0.25
-    assert FixedSizeSampling(25, 100).rate == 0.25
+    assert (NoSampling().rate, PoissonSampling(0.25).rate, FixedSizeSampling(25, 100).rate) == (1, 0.25, 0.25)
 
 
 def test_numpy_numbers_are_stored_as_plain_ones():
@@ -42,27 +39,22 @@ def test_numpy_numbers_are_stored_as_plain_ones():
     assert type(FixedSizeSampling(np.int64(1), np.int64(2)).cohort_size) is int
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=str)
-def test_an_event_survives_json(event):
-    assert GaussianEvent.from_json(event.to_json()) == event
-
-
-def test_the_json_of_an_event_is_flat():
+def test_an_event_survives_json_which_is_flat():
+    assert [GaussianEvent.from_json(event.to_json()) for event in EVENTS] == EVENTS
     assert EVENTS[0].to_json() == {"sampling": "none", "noise_multiplier": 0.0}
     assert EVENTS[1].to_json() == {"sampling": "poisson", "rate": 0.1, "noise_multiplier": 1.3958}
-    assert EVENTS[2].to_json() == {
-        "sampling": "fixed",
-        "cohort_size": 100,
-        "population_size": 3400,
-        "noise_multiplier": 0.513,
-    }
+    sizes = {"cohort_size": 100, "population_size": 3400}
+    assert EVENTS[2].to_json() == {"sampling": "fixed", **sizes, "noise_multiplier": 0.513}
 
 
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
         ({"sampling": "poison", "rate": 0.1, "noise_multiplier": 1}, "sampling='poison'.*did you mean 'poisson'"),
-        ({"rate": 0.1, "noise_multiplier": 1}, "sampling=None must be one of none, poisson, truncated-poisson, fixed"),
+        (
+            {"rate": 0.1, "noise_multiplier": 1},
+            "sampling=None must be one of none, poisson, grouped-poisson, truncated-poisson, fixed",
+        ),
         ({"sampling": "none", "rate": 0.1, "noise_multiplier": 1}, "unknown key 'rate' in an event with none sampling"),
         ({"sampling": "poisson", "noise_multiplier": 1}, "rate is missing"),
         ({"sampling": "poisson", "rate": 0.1}, "noise_multiplier is missing"),
@@ -82,11 +74,19 @@ def test_a_rate_outside_its_limits_is_refused(rate):
 
 
 @pytest.mark.parametrize(
-    ("cohort", "population", "name"), [(0, 5, "cohort_size=0"), (6, 5, "cohort_size=6"), (1, 0, "population_size=0")]
+    ("kind", "numbers", "name"),
+    [
+        (FixedSizeSampling, (0, 5), "cohort_size=0"),
+        (FixedSizeSampling, (6, 5), "cohort_size=6"),
+        (FixedSizeSampling, (1, 0), "population_size=0"),
+        (TruncatedPoissonSampling, (0, 9, 3), "rate=0"),
+        (TruncatedPoissonSampling, (0.5, 0, 3), "population_size=0"),
+        (TruncatedPoissonSampling, (0.5, 9, 0), "cap=0"),
+    ],
 )
-def test_a_cohort_that_cannot_be_drawn_is_refused(cohort, population, name):
+def test_a_cohort_that_cannot_be_drawn_is_refused(kind, numbers, name):
     with pytest.raises(SettingError, match=name):
-        FixedSizeSampling(cohort, population)
+        kind(*numbers)
 
 
 @pytest.mark.parametrize("noise_multiplier", [-1, float("inf"), float("nan"), None])
@@ -103,14 +103,6 @@ def test_a_sampling_given_by_name_is_refused_with_those_that_exist():
 def test_pitfall_the_accountant_cannot_be_handed_the_noise_of_the_updates_alone():
     with pytest.raises(SettingError, match=r"DeltaNoise.*must be that of the whole round.*join_noise"):
         GaussianEvent(NoSampling(), split_noise(1.0, 5.0))
-
-
-@pytest.mark.parametrize(
-    ("entries", "name"), [((0, 9, 3), "rate=0"), ((0.5, 0, 3), "population_size=0"), ((0.5, 9, 0), "cap=0")]
-)
-def test_a_cap_that_cannot_be_is_refused(entries, name):
-    with pytest.raises(SettingError, match=name):
-        TruncatedPoissonSampling(*entries)
 
 
 @pytest.mark.parametrize(

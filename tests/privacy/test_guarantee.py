@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+import warnings
 from decimal import Decimal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipline.privacy.guarantee import Guarantee, rounded_up
+from clipline.privacy.guarantee import Guarantee, LargeDeltaWarning, default_delta, rounded_up, warn_of_delta
 from clipline.privacy.relations import Relation
 
 ADD, REPLACE = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE
@@ -48,15 +49,9 @@ def test_a_rounded_number_is_at_least_itself_and_at_most_one_digit_more(value, d
 
 @pytest.mark.parametrize(
     ("value", "digits", "text"),
-    [
-        (3.961, 3, "3.97"),
-        (5.0, 3, "5"),
-        (2.5000001, 2, "2.6"),
-        (0.3, 3, "0.300"),
-        (0.1, 3, "0.101"),
-        (math.inf, 3, "infinite"),
-    ],
-)
+    [(3.961, 3, "3.97"), (5.0, 3, "5"), (2.5000001, 2, "2.6"), (0.3, 3, "0.300"), (0.1, 3, "0.101"),
+     (math.inf, 3, "infinite")],
+)  # fmt: skip
 def test_known_numbers_are_rounded_up(value, digits, text):
     # A float is seldom the decimal that it prints as: the float 0.3 lies below three tenths, 0.1 above one tenth.
     assert rounded_up(value, digits) == text
@@ -96,3 +91,18 @@ def test_mu_is_the_distance_of_two_normals_with_this_epsilon_and_delta():
 )
 def test_every_sampling_is_named_in_words(sampler, words):
     assert f", {words}, 2 rounds, " in str(Guarantee(1.0, 1e-5, Relation.ZERO_OUT, sampler, "renyi", 2.0, 2))
+
+
+def test_the_default_is_the_papers_and_below_one_over_n_for_every_number_of_users():
+    assert default_delta(10**6) == pytest.approx(10**-6.6, rel=1e-12)
+    assert default_delta(9) == pytest.approx(9**-1.1, rel=1e-12)
+    assert [default_delta(users) for users in (1, 2, 8)] == [0.1] * 3  # 8^-1.1 is 0.1015, which would be refused
+    assert all(default_delta(users) < 1 / users for users in (1, 2, 8, 9, 10, 500, 10**12))
+
+
+def test_only_a_delta_above_one_over_n_is_warned_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_delta(0.002, 500)
+    with pytest.warns(LargeDeltaWarning, match="publish all that one user has"):
+        warn_of_delta(0.0021, 500)

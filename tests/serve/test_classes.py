@@ -8,8 +8,7 @@ from torch import nn
 
 import clipline as cl
 from clipline.errors import PopulationError, SettingError
-from clipline.serve.classes import class_names, named_columns
-from clipline.serve.new_data import arrays_of
+from clipline.serve.new_data import arrays_of, class_names, named_columns
 
 CARD = {
     "fields": {"km": {"dtype": "float32", "shape": []}, "mode": {"dtype": "int32", "shape": []}},

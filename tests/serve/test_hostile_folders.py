@@ -16,8 +16,8 @@ from torch import nn
 
 import clipline as cl
 from clipline.errors import CliplineError, ModuleError, RunError, SettingError
-from clipline.serve.rebuild import code_of
-from clipline.training.storage.model_card import CARD_KEY, MODEL
+from clipline.serve.load import code_of
+from clipline.training.model_card import CARD_KEY, MODEL
 
 ODD = [None, [], {}, -1, 10**400, 1e308, True, "x", "\x1b[31m", "9" * 5000, [["x"]]]
 
@@ -92,9 +92,9 @@ def test_a_card_that_is_no_card_is_refused(stored, tmp_path, text):
         (("guarantee", "epsilon"), 1e300, "epsilon=1e.300 must be a finite number at least 0 and at most 1e.100"),
         (("guarantee", "delta"), 2, "delta=2 must be a finite number above 0 and below 1"),
         (("guarantee", "sampler"), "magic", "sampler='magic' must be one of none, poisson"),
-        (("guarantee", "rounds"), KeyError, "the guarantee has no rounds"),
-        (("fields", "x", "dtype"), "O", r"the dtype of fields\['x'\] is none of NumPy's numbers"),
-        (("fields", "x", "shape"), [-1], r"an axis of fields\['x'\]=-1 must be a whole number at least 0"),
+        (("guarantee", "rounds"), KeyError, "has a damaged card .*rounds"),
+        (("fields", "x", "dtype"), "O", "field 'x' holds no numbers"),
+        (("fields", "x", "shape"), [-1], "field 'x' holds no numbers"),
         (("columns", "scale"), {"x": [0, 0]}, "what divides above 0"),
         (("columns", "lengths", "t"), 10**400, "a number of too many digits"),
     ],

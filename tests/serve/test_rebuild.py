@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import clipline as cl
 from clipline.cli import main
 from clipline.errors import RunError, SettingError
-from clipline.serve.rebuild import OtherCodeWarning, code_of
+from clipline.serve.load import OtherCodeWarning, code_of
 
 TASK = """
 import torch
@@ -94,7 +94,7 @@ def test_no_file_is_run_that_is_not_named_wherever_it_lies(tmp_path, monkeypatch
             code_of({"name": name, "code": checksum}, None, Path("run"))
         assert str(error.value) == (
             f"the model was defined in the file {name!r}, and no code is run that you have not named: read that file, "
-            'then give load(path, model="FILE.py")'
+            'then give load(path, model="FILE.py") or --model FILE.py'
         )
 
 

@@ -1,7 +1,7 @@
 import json
 
 from clipline.study import StudyDirectory
-from clipline.study.kinds import experiment_kinds
+from clipline.study.directory import experiment_kinds
 
 
 def test_the_papers_experiments_are_a_kind():

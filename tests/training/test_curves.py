@@ -7,7 +7,7 @@ from clipline import FixedClip, Privacy, QuantileClip
 from clipline.training import curves
 from clipline.training.curves import Curves
 from clipline.training.evaluation import Evaluate
-from clipline.training.storage.run_directory import CURVES, RunDirectory
+from clipline.training.run_directory import CURVES, RunDirectory
 
 
 def training(clip=None, noise_multiplier=0.5, rounds=12, **options):

@@ -5,7 +5,7 @@ import pytest
 from samples import small_training
 
 from clipline import Callback, Evaluate, HopelessNoiseWarning, RunDirectory
-from clipline.study.report.run_directory import read_run_directory
+from clipline.study.report.reading import read_run_directory
 from clipline.training.diagnosis import Known, best_and_last, diagnose
 
 KNOWN = Known(target=0.5, cohort_size=100, count_stddev=0.0)

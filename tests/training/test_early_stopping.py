@@ -9,8 +9,8 @@ from samples import Observer, small_training
 
 from clipline import EarlyStopping, Evaluate, RunDirectory, SettingError
 from clipline.errors import RunError
-from clipline.study.report.run_directory import read_run_directory
-from clipline.training.storage.run_directory import CHECKPOINT
+from clipline.study.report.reading import read_run_directory
+from clipline.training.run_directory import CHECKPOINT
 
 
 def measured(values, every=1):

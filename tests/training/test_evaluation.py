@@ -9,7 +9,7 @@ from samples import linear_float32 as linear
 
 from clipline import Population, RunDirectory, Training
 from clipline.data.population import share_users
-from clipline.engine.precision import PRECISIONS
+from clipline.engine.core.precision import PRECISIONS
 from clipline.errors import ModuleError, SettingError
 from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate
@@ -266,7 +266,7 @@ def test_one_object_serves_one_run_at_a_time_and_another_afterwards():
 def test_what_is_no_number_is_null_in_the_files(tmp_path):
     import json
 
-    from clipline.training.storage.run_directory import METRICS, RunDirectory
+    from clipline.training.run_directory import METRICS, RunDirectory
 
     training(rounds=1).run([RunDirectory(tmp_path / "r"), Evaluate(lambda model: {"loss": float("nan")})])
     assert json.loads((tmp_path / "r" / METRICS).read_text())["loss"] is None

@@ -195,7 +195,7 @@ def test_a_run_that_lacks_something_ends_and_is_resumed_to_the_same_model(tmp_pa
 
 
 @pytest.mark.skipif(not FORKS, reason="needs fork")
-@pytest.mark.filterwarnings("ignore::clipline.engine.parallel.forked.ManyWorkersWarning")
+@pytest.mark.filterwarnings("ignore::clipline.engine.workers.forked.ManyWorkersWarning")
 @pytest.mark.parametrize("where", ["MainProcess", "clipline worker 1"])
 def test_a_process_that_lacks_memory_ends_the_run_of_all(tmp_path, where):
     run_lacks_and_resumes(tmp_path, "workers", "allocator", where)
@@ -306,5 +306,5 @@ def test_the_command_line_says_it_in_one_line_and_ends_as_for_other_runs(tmp_pat
     command = [sys.executable, "-m", "clipline", "train", "task.py", "--data", "store"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1].startswith("clipline: memory ran out while users trained")
+    assert ended.stderr.splitlines()[-1].startswith("error: memory ran out while users trained")
     assert "Traceback" not in ended.stderr

@@ -6,8 +6,7 @@ import pytest
 import torch
 from samples import small_training
 
-from clipline.training.callbacks import Callback
-from clipline.training.interrupt import StopOnInterrupt
+from clipline.training.callbacks import Callback, StopOnInterrupt
 
 
 def training(rounds=50):

@@ -5,7 +5,7 @@ import torch
 from samples import cross_entropies, linear_float32, small_population
 
 from clipline import Callback, Evaluate, LocalSGD, Log, Privacy, SettingError, TensorBoard, Training
-from clipline.training.interrupt import StopOnInterrupt
+from clipline.training.callbacks import StopOnInterrupt
 
 
 def training(**changes):

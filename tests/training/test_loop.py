@@ -18,7 +18,7 @@ import torch
 from samples import LOCAL, cross_entropies, flat_training, linear_model, small_population
 
 from clipline import Callback, Evaluate, FixedClip, Population, run_together
-from clipline.engine.parallel.single import SingleProcess
+from clipline.engine.workers.single import SingleProcess
 from clipline.errors import ModuleError, SettingError
 from clipline.training import loop
 from clipline.training.side_by_side import SharedNoiseWarning

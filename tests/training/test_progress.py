@@ -1,14 +1,13 @@
-import io
 import re
 
 import pytest
-from rich.console import Console
-from samples import ROOT, small_training
+from samples import ROOT, small_training, terminal_of
 
-from clipline.engine.parallel.single import SingleProcess
-from clipline.engine.programs.notices import Notices
-from clipline.engine.programs.program_cache import forget_programs
+from clipline.console import Bar
+from clipline.engine.gpu.programs.notices import Notices
+from clipline.engine.gpu.programs.program_cache import forget_programs
 from clipline.engine.stacked.trainer import Stacked
+from clipline.engine.workers.single import SingleProcess
 from clipline.training import progress
 from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate
@@ -21,6 +20,12 @@ def training(rounds=5):
 
 def evaluate(every=2):
     return Evaluate(lambda model: {"accuracy": 0.25, "loss": 1.5}, every=every)
+
+
+def at_once(monkeypatch):
+    """Every line is printed, however young the last one is."""
+    for name in ("QUIET_SECONDS", "_TENTH_SECONDS"):
+        monkeypatch.setattr(progress, name, 0.0)
 
 
 def test_a_log_has_a_line_for_every_round_that_was_evaluated_on_standard_error(capsys):
@@ -37,7 +42,7 @@ def test_a_log_has_a_line_for_every_round_that_was_evaluated_on_standard_error(c
 
 
 def test_a_named_metric_is_shown_alone_and_from_the_first_round_on(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
+    at_once(monkeypatch)
     training(rounds=2).run([evaluate(), Progress("accuracy")])
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("round 1/2  accuracy -  clip 0.1")
@@ -55,7 +60,7 @@ def test_rounds_without_metrics_are_mentioned_now_and_then(capsys, monkeypatch):
     training(rounds=30).run([evaluate(every=12), Progress()])
     shown = [int(re.match(r"round (\d+)/30  ", line)[1]) for line in capsys.readouterr().err.splitlines()]
     assert shown == [3, 6, 9, 12, 24, 30]  # once a round was measured, those that are
-    monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
+    at_once(monkeypatch)
     training().run([Progress()])
     assert len(capsys.readouterr().err.splitlines()) == 5
 
@@ -65,19 +70,8 @@ class Crash(Callback):
         raise ZeroDivisionError
 
 
-@pytest.fixture
-def terminal(monkeypatch):
-    """What is written to a terminal of 100 columns."""
-    screen = io.StringIO()
-
-    def console(**options):
-        return Console(file=screen, force_terminal=True, width=100, highlight=False, color_system="truecolor")
-
-    monkeypatch.setattr(progress, "Console", console)
-    return screen
-
-
-def test_a_terminal_has_a_live_bar_that_goes_when_the_run_ends_however_it_ends(terminal, capsys):
+def test_a_terminal_has_a_live_bar_that_goes_when_the_run_ends_however_it_ends(monkeypatch):
+    terminal = terminal_of(monkeypatch, 100)
     training().run([evaluate(), Progress()])
     assert "5/5" in terminal.getvalue()
     assert "epsilon so far" in terminal.getvalue()
@@ -85,7 +79,6 @@ def test_a_terminal_has_a_live_bar_that_goes_when_the_run_ends_however_it_ends(t
     with pytest.raises(ZeroDivisionError):
         training().run([Progress(), Crash()])
     assert terminal.getvalue().endswith("\x1b[?25h")
-    assert capsys.readouterr().err == ""
 
 
 class Stop(Callback):
@@ -95,7 +88,8 @@ class Stop(Callback):
 GREEN, RED = "\x1b[38;2;114;156;31m", "\x1b[31m"
 
 
-def test_a_bar_is_green_only_where_the_run_finished_and_looks_well(terminal):
+def test_a_bar_is_green_only_where_the_run_finished_and_looks_well(monkeypatch):
+    terminal = terminal_of(monkeypatch, 100)
     training().run([evaluate(), Progress()])
     assert "finished" in terminal.getvalue()
     assert ("warning" in terminal.getvalue(), GREEN in terminal.getvalue()) == (False, True)
@@ -116,7 +110,7 @@ def test_a_resumed_run_counts_from_where_it_begins(capsys, monkeypatch):
             if state.round_index == 3:
                 self.state = state
 
-    monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
+    at_once(monkeypatch)
     keep = Keep()
     training().run([keep])
     training().run([Progress()], state=keep.state)
@@ -181,7 +175,7 @@ def clock(monkeypatch):
 
 
 def test_compiling_is_said_in_a_line_and_is_no_part_of_the_speed(clock, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "_QUIET_SECONDS", -1.0)
+    at_once(monkeypatch)
     training().run([Compiles(clock, 100.0), Progress()])
     lines = capsys.readouterr().err.splitlines()
     (waiting,) = [line for line in lines if "compiling" in line]
@@ -191,8 +185,9 @@ def test_compiling_is_said_in_a_line_and_is_no_part_of_the_speed(clock, capsys, 
     assert speeds[-1] == "1.0"
 
 
-def test_compiling_is_said_on_a_terminal_until_it_is_done(clock, terminal):
-    shown = progress._display(0, 5)
+def test_compiling_is_said_on_a_terminal_until_it_is_done(monkeypatch):
+    terminal = terminal_of(monkeypatch, 100)
+    shown = Bar(5)
     shown.wait("compiling, about 15 s, once")
     shown._live.refresh()
     assert "compiling, about 15 s, once" in terminal.getvalue()

@@ -12,7 +12,7 @@ from samples import LOCAL, cross_entropies, flat_training, linear_model, small_p
 from clipline import Callback, Evaluate, Log, RunDirectory
 from clipline.privacy import Ledger, Relation, account
 from clipline.training import training as module
-from clipline.training.reports import round_json
+from clipline.training.result import round_json
 
 
 def training(rounds, **changes):

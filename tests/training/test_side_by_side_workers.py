@@ -12,16 +12,16 @@ from samples import LOCAL, Observer, cross_entropies
 from worker_runs import HERE, TOLERANCE, distance, killed, nothing_is_left, training, users_of
 
 from clipline import FixedClip, LocalSGD, QuantileClip, SettingError, run_together
-from clipline.engine.parallel import forked as local_workers
-from clipline.engine.parallel.forked import ManyWorkersWarning
-from clipline.engine.parallel.torchrun import TorchrunBackend
+from clipline.engine.workers import forked as local_workers
+from clipline.engine.workers.forked import ManyWorkersWarning
+from clipline.engine.workers.torchrun import TorchrunBackend
 from clipline.errors import ModuleError, WorkerError
 from clipline.random.streams import Streams
-from clipline.training.interrupt import StopOnInterrupt
+from clipline.training.callbacks import StopOnInterrupt
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
-    pytest.mark.filterwarnings("ignore::clipline.engine.parallel.forked.ManyWorkersWarning"),
+    pytest.mark.filterwarnings("ignore::clipline.engine.workers.forked.ManyWorkersWarning"),
 ]
 VARIANTS = [
     {"seed": 1},

@@ -26,7 +26,7 @@ from clipline.federated.sampling import DeclaredUsersWarning
 from clipline.privacy.accountant import account
 from clipline.privacy.events import GaussianEvent, PoissonSampling
 from clipline.privacy.ledger import Ledger
-from clipline.training.interrupt import StopOnInterrupt
+from clipline.training.callbacks import StopOnInterrupt
 
 
 def training(population=None, model=None, loss=cross_entropies, **changes):

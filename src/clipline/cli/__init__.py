@@ -1,4 +1,4 @@
-"""The command line. Begin with `app`, which names the commands; `parser` makes flags from settings; each has a file.
+"""The command line. Begin with `parser`, which names the commands and makes flags of settings; each has a file.
 
 Every command checks before it works, and fails in one sentence with exit code 2.
 """
@@ -12,13 +12,14 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from ..console import fail, rendered, say, tell
 from ..errors import CliplineError
 from ..lazy_names import lazily
 
 if TYPE_CHECKING:
     from .parser import Argument, Command, Option, flags_for
 
-__all__ = ["Argument", "Command", "Option", "flags_for", "main"]
+__all__ = ["Argument", "Command", "Option", "fail", "flags_for", "main", "say", "tell"]
 __getattr__, __dir__ = lazily(__name__, {".parser": "Argument Command Option flags_for"})
 
 
@@ -33,29 +34,31 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     import click
 
-    from .app import app
+    from .parser import app
 
     try:
         code = app.main(prog_name="clipline", standalone_mode=False)  # errors and exit codes are ours
         if code:
             sys.exit(code)
     except click.ClickException as error:
-        error.show()
+        context = getattr(error, "ctx", None)
+        help_of = f" See {context.command_path} --help." if context is not None else ""
+        fail(f"{error.format_message()}{help_of}")
         sys.exit(error.exit_code)
     except CliplineError as error:
-        print(f"clipline: {error}", file=sys.stderr)
+        fail(error)
         sys.exit(2)
     except BrokenPipeError:  # the reader of a pipe has closed it
         sys.stdout = None
         sys.exit(1)
     except OSError as error:  # a path that cannot be read or written; nothing of ours raises it otherwise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        way_out = "make room, or give another path" if full else "give another path"
+        hint = "make room, or give another path" if full else "give another path"
         where = error.filename or ("a file cannot be written" if full else "a file")
-        print(f"clipline: {where}: {error.strerror or error}: {way_out}", file=sys.stderr)
+        fail(CliplineError(f"{where}: {error.strerror or error}", hint))
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
-        print("Aborted.", file=sys.stderr)
+        tell("Aborted.")
         sys.exit(130)
 
 
@@ -65,5 +68,5 @@ _usual_form = warnings.formatwarning
 def _form_warning(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> str:
     """How a warning is printed: one of ours as a sentence, without the place in the code; others as usual."""
     if category.__module__.split(".")[0] == __name__.split(".")[0]:
-        return f"clipline: warning: {message}\n"
+        return rendered(f"warning: {message}", sys.stderr)
     return _usual_form(message, category, *place, **options)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .. import registry
+from ..console import Stages, say
 from ..errors import PopulationError, SettingError, refuse
 from .parser import Argument, Command, Group, Option
 from .tasks import state_in_words
@@ -49,13 +50,13 @@ def list_data(where: Path | None, as_json: bool) -> None:
         return
     for name, entry in answer.items():
         train = entry["splits"]["train"]
-        print(f"{name}: {entry['what']} ({train['users']:,} users, {train['examples']:,} examples)")
+        say(f"{name}: {entry['what']} ({train['users']:,} users, {train['examples']:,} examples)")
         for task, state in entry["state"].items():
-            print(f"  for      {task}: {state_in_words(state, entries[task].stand_in_users)}")
-        print(f"  present  {', '.join([*entry['files'], *entry['prepared']]) or f'nothing in {folder}'}")
-        print(f"  get it   clipline data fetch {name} --to {folder}")
-        print(f"  by hand  {entry['by_hand']}")
-    print("table: your own Parquet, CSV, JSONL or NPZ\n  prepare  clipline data prepare table --from FILE --to DIR")
+            say(f"  for      {task}: {state_in_words(state, entries[task].stand_in_users)}")
+        say(f"  present  {', '.join([*entry['files'], *entry['prepared']]) or f'nothing in {folder}'}")
+        say(f"  get it   clipline data fetch {name} --to {folder}")
+        say(f"  by hand  {entry['by_hand']}")
+    say("table: your own Parquet, CSV, JSONL or NPZ\n  prepare  clipline data prepare table --from FILE --to DIR")
 
 
 def prepare_data(
@@ -87,8 +88,7 @@ def prepare_data(
     from ..data.column_options import NO_OPTIONS, ColumnOptions
     from ..data.data_sets import TABLE, data_set
     from ..data.prepare import prepare_table
-    from ..tasks.own.column_words import in_flags
-    from .file_progress import FileProgress  # imports rich, which the other commands do not need
+    from ..tasks.column_words import in_flags
 
     begun = time.perf_counter()
     columns = [column.strip() for given in fields for column in given.split(",") if column.strip()] if fields else None
@@ -102,7 +102,7 @@ def prepare_data(
             f"user_column is missing for {str(source)!r}: give --user-column, the column that says whose row it is"
         )
     lists = {flag: path for flag, path in (("words", words), ("tags", tags)) if path is not None}
-    with _terminated_cleanly(), FileProgress() as progress, in_flags():
+    with _terminated_cleanly(), Stages() as progress, in_flags():
         if known is None:
             made = {".": prepare_table(source, target, str(user_column), fields=columns, options=options,
                                        progress=progress.show)}  # fmt: skip
@@ -115,14 +115,14 @@ def prepare_data(
         size = sum(path.stat().st_size for path in folder.iterdir())
         reports[part] = {**asdict(manifest), "folder": str(folder), "bytes": size, "seconds": round(seconds, 3)}
         if not as_json:
-            print(
+            say(
                 f"{folder}: {manifest.users:,} users, {manifest.examples:,} examples of {', '.join(manifest.fields)} "
                 f"({size / 1e6:,.1f} MB in {seconds:.1f} s); source: {manifest.source}"
             )
     if as_json:
         print(json.dumps(reports["."] if "." in reports else {"folder": str(target), **reports}))
     elif known is not None and "." not in made:
-        print(f"train on it: clipline train {next(iter(made.values())).tasks[0]} --data {target}")
+        say(f"train on it: clipline train {next(iter(made.values())).tasks[0]} --data {target}")
         _compare(known.facts()["splits"], made)
 
 
@@ -179,22 +179,21 @@ def _compare(splits: Mapping[str, Any], made: Mapping[str, Manifest]) -> None:
     for split, manifest in made.items():
         published = splits[split]["users"]
         if manifest.users != published:
-            print(f"note: {split} has {manifest.users:,} users where the published file has {published:,}")
+            say(f"note: {split} has {manifest.users:,} users where the published file has {published:,}")
 
 
 def fetch_data(name: str, target: Path) -> None:
     """Download a known data set; the same command goes on with what was interrupted."""
     from ..data.data_sets import data_set
-    from .file_progress import FileProgress  # imports rich, which the other commands do not need
 
     known = data_set(name)
     if target.exists() and not target.is_dir():
         raise PopulationError(f"{str(target)!r} is a file: give a folder")
-    with FileProgress() as progress:
+    with Stages() as progress:
         files = known.fetch(target, progress.show)
     for path, checked in files:
         told = "checksum right" if checked else "no checksum is published"
-        print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB, {told}")
+        say(f"{path}: {path.stat().st_size / 1e6:,.1f} MB, {told}")
 
 
 def _prepared(folder: Path) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from ..console import say
 from .parser import Argument, Command, Option
 
 
@@ -21,17 +22,17 @@ def new_task(folder: Path, table: Path | None, user: str | None, label: str | No
 
     Of the table only the names and types of its columns are read, no values.
     """
-    from ..tasks.own.new_task import new_task
+    from ..tasks.task_template import new_task
 
     commands = new_task(folder, table, user, label, _classes(classes))
     scales = (
         "" if table is None else " and write the middle and spread of your numbers there (it learns little without)"
     )
-    click.echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}. Read task.py{scales}, then:")
+    say(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}. Read task.py{scales}, then:")
     for line in commands:
-        click.echo(f"  {line}")
+        say(f"  {line}")
     if table is not None and classes is None:
-        click.echo(f"{label} is learned as a number. If it is a class, make the file again with --classes 2, say.")
+        say(f"{label} is learned as a number. If it is a class, make the file again with --classes 2, say.")
 
 
 def _classes(given: str | None) -> Sequence[str] | int | None:

@@ -1,4 +1,4 @@
-"""Flags made from settings, help in groups, and commands that are imported when they are called."""
+"""The commands by name, flags made from settings, and help in groups. A command is imported when it is called."""
 
 from __future__ import annotations
 
@@ -193,3 +193,34 @@ class Group(click.Group):
                 told = str(error)
             commands.append((name, told.partition("\n")[0]))
         _write_groups({"Options": options, "Commands": commands}, formatter)
+
+
+def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from .. import __version__
+
+        click.echo(f"clipline {__version__}")
+        ctx.exit()
+
+
+app = Group(
+    "clipline",
+    help="Train models with user-level differential privacy and no clip norm to tune.",
+    modules={
+        "train": ".train",
+        "predict": ".predict",
+        "tune": ".tune",
+        "plan": ".plan",
+        "report": ".report",
+        "tasks": ".tasks",
+        "study": ".study",
+        "data": ".data",
+        "new-task": ".new_task",
+    },
+    registered="commands",
+    params=[
+        click.Option(
+            ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
+        )
+    ],
+)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..console import say, tell
 from ..errors import RunError, SettingError, check_choice, refuse
 from ..settings import SETTINGS, STAND_IN
 from ..tasks import is_task_file, task_entry, task_names
 from .parser import Command, Option, flags_for
 
 if TYPE_CHECKING:
-    from ..privacy.feasibility.noise_table import NoiseTable
+    from ..privacy.feasibility import NoiseTable
     from ..privacy.planning import Plan
 
 ASKED = (  # the keyword arguments of `clipline.plan` that are settings
@@ -55,7 +55,11 @@ def plan(
         settings["parameters"] = _parameters_of(model)
     elif parameters is not None:
         settings["parameters"] = parameters
-    click.echo(answer(settings, scale, plot, as_json, explain))
+    text = answer(settings, scale, plot, as_json, explain)
+    if as_json:
+        print(text)
+    else:
+        say(text)
 
 
 def answer(settings: dict[str, Any], scale: str | None, plot: Path | None, as_json: bool, explain: bool = False) -> str:
@@ -95,7 +99,7 @@ def _parameters_of(model: str) -> Any:
     """How many parameters a task trains; of a file the shape of each, so that adapters can be counted."""
     if not is_task_file(model):
         return task_entry(check_choice("model", model, task_names())).parameters
-    from ..tasks.own.own_task import own_model
+    from ..tasks.own_task import own_model
 
     module, personal = own_model(model)
     tensors = dict(module.named_parameters())
@@ -104,7 +108,7 @@ def _parameters_of(model: str) -> Any:
     if not trained:
         raise refuse("model", model, "one with a parameter to train", "let some parameters require a gradient")
     if len(trained) < len(tensors):  # partly frozen, such as adapters: no adapters on these
-        from ..privacy.feasibility.noise_norm import count_parameters
+        from ..privacy.feasibility import count_parameters
 
         return count_parameters(trained)
     return trained
@@ -113,7 +117,7 @@ def _parameters_of(model: str) -> Any:
 def _from_file(config: Path, flags: dict[str, Any], scale: str | None) -> dict[str, Any]:
     """What a file of `clipline train` says of privacy, less what the flags ask for instead."""
     from ..privacy.relations import Relation
-    from ..tasks.settings import check_given, merged, read_toml
+    from ..tasks.train_settings import check_given, merged, read_toml
 
     file = read_toml(config)
     check_given(file, f"config {str(config)!r}")
@@ -140,7 +144,7 @@ def _users_in_store(data: str, *, own: bool) -> int:
         flag = SETTINGS["population_size"].flag
         raise SettingError(f"population_size is missing, and plan counts no users in the table {data!r}: give {flag}")
     if own:
-        from ..tasks.own.own_task import users_of_store
+        from ..tasks.own_task import users_of_store
 
         return users_of_store(data)
     return read_manifest(data).users
@@ -151,19 +155,19 @@ def _patience() -> Iterator[None]:
     """Say on standard error that a search is still on, after one second and then every two; most end before."""
     done = threading.Event()
 
-    def tell() -> None:
+    def watch() -> None:
         seconds = 1
         while not done.wait(1 if seconds == 1 else 2):
-            print(f"searching, {seconds} s so far ...", file=sys.stderr, flush=True)
+            tell(f"searching, {seconds} s so far ...")
             seconds += 2
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     try:
         yield
     finally:
         done.set()
-        teller.join()
+        watcher.join()
 
 
 def _parse_scale(text: str) -> tuple[int, float]:

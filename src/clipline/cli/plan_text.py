@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from ..privacy.feasibility.noise_norm import (
+from ..privacy.feasibility import (
     TYPICAL_COSINE,
+    NoiseCell,
+    NoiseTable,
+    Remedies,
     Verdict,
     mean_update_norm,
     ratio_text,
@@ -14,8 +17,6 @@ from ..privacy.feasibility.noise_norm import (
     verdict,
     verdict_text,
 )
-from ..privacy.feasibility.noise_table import NoiseCell, NoiseTable
-from ..privacy.feasibility.remedies import Remedies
 from ..privacy.guarantee import delta_rounded_up, rounded_up
 from ..privacy.noise_split import PAPERS_SHARE, counting_cost
 from ..privacy.planning import Plan

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ..console import say
 from ..errors import PopulationError, RunError, SettingError, check_choice, refuse
 from .parser import Argument, Command, Option
 
@@ -31,12 +32,11 @@ def predict(
     check_choice("ending of out", out.suffix, _ENDINGS)
     if out.exists():
         raise RunError(f"out={str(out)!r} is there already: give a new file")
-    from ..serve.error_advice import COMMAND_LINE
-    from ..serve.load import load_for
+    from ..serve.load import load
 
     given = next(csv.reader([classes], skipinitialspace=True)) if classes else []
     named = given if len(given) > 1 else classes
-    saved = load_for(COMMAND_LINE, run, model, predict=None, classes=named, device="cpu")
+    saved = load(run, model, classes=named)
     answer = saved.predict(data, keep=[name for one in keep for name in next(csv.reader([one], skipinitialspace=True))])
     rows = len(next(iter(answer.values())) if isinstance(answer, dict) else answer)
     if rows == 0:
@@ -44,10 +44,10 @@ def predict(
     columns = _columns(answer)
     _write(columns, out)
     if as_json:
-        click.echo(json.dumps({"out": str(out), "rows": rows, "columns": list(columns), "guarantee": str(saved)}))
+        print(json.dumps({"out": str(out), "rows": rows, "columns": list(columns), "guarantee": str(saved)}))
         return
-    click.echo(f"{out}: {rows:,} predictions ({', '.join(columns)})")
-    click.echo(f"the model is {saved}")
+    say(f"{out}: {rows:,} predictions ({', '.join(columns)})")
+    say(f"the model is {saved}")
 
 
 def _columns(answer: Any) -> dict[str, Any]:

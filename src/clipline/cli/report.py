@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
+from ..console import say, tell
 from ..errors import SettingError
 from .parser import Argument, Command, Option
 
@@ -22,30 +22,30 @@ def report(paths: tuple[Path, ...], out: Path | None, live: bool, port: int | No
     if port is not None:
         raise SettingError(f"port={port} must be left out where nothing is served: add --live, or drop it")
     from ..study.report import write_report
-    from ..study.report.run_directory import is_run_directory, read_run_directory
+    from ..study.report.reading import read_run_directory
+    from ..training.run_files import is_run_directory
 
     written = write_report(paths, out)
     for path in filter(is_run_directory, paths):  # what the page says in its yellow box, for who does not open it
         for problem in read_run_directory(path).problems:
-            print(f"clipline: warning: {path}: {problem}", file=sys.stderr)
-    click.echo(str(written))
+            tell(f"warning: {path}: {problem}")
+    say(str(written))
 
 
 def follow(paths: tuple[Path, ...], out: Path | None, port: int) -> None:
     """Serve the page of one run until Ctrl-C."""
-    from ..study.report.live import live_server
+    from ..study.report.page import live_server
 
     if len(paths) != 1:
         raise SettingError(f"live follows one run and {len(paths)} paths are given: give one")
     if out is not None:
         raise SettingError(f"out={str(out)!r} must be left out with --live, which writes no file: drop one of the two")
     with live_server(paths[0], port) as server:
-        click.echo(f"http://127.0.0.1:{server.server_address[1]}/ follows {paths[0]}; Ctrl-C ends it")
-        sys.stdout.flush()
+        say(f"http://127.0.0.1:{server.server_address[1]}/ follows {paths[0]}; Ctrl-C ends it")
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print("ended", file=sys.stderr)
+            tell("ended")
 
 
 _path = click.Path(path_type=Path)

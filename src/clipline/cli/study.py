@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..console import fail, say, tell
 from .parser import Argument, Command, Group, Option
 
 if TYPE_CHECKING:
-    from ..study.runs.directory import StudyDirectory
+    from ..study.directory import StudyDirectory
 
 
 def status(folder: Path, as_json: bool) -> None:
@@ -23,7 +23,7 @@ def status(folder: Path, as_json: bool) -> None:
     It may be asked while others work on the study. Running: a process on this machine, or one that shares the folder,
     has claimed the run.
     """
-    from ..study.runs.directory import StudyDirectory
+    from ..study.directory import StudyDirectory
 
     directory = StudyDirectory.existing(folder)
     done, asked, failures = set(directory.ids()), set(directory.entries()["asked"]), directory.failures()
@@ -38,17 +38,17 @@ def status(folder: Path, as_json: bool) -> None:
         }  # fmt: skip
         print(json.dumps(answer))
         return
-    print(f"{folder}: {len(done)} runs done, {len(running)} running, {len(failed)} failed, {len(missing)} missing")
+    say(f"{folder}: {len(done)} runs done, {len(running)} running, {len(failed)} failed, {len(missing)} missing")
     for outcome, count in outcomes.items():
         if outcome != "finished":
-            print(f"  {outcome}: {count} of those done")
+            say(f"  {outcome}: {count} of those done")
     if damaged:
-        print(f"  damaged: {len(damaged)} of those done, which clipline study check names")
+        say(f"  damaged: {len(damaged)} of those done, which clipline study check names")
     for name in directory.experiments:
-        print(f"  experiment  {name}")
+        say(f"  experiment  {name}")
     for run in sorted(failed):
         failure = failures[run]
-        print(f"  failed      {run} ({failure['what']}): {_last_line(failure['error'])}")
+        say(f"  failed      {run} ({failure['what']}): {_last_line(failure['error'])}")
 
 
 def _outcomes(directory: StudyDirectory) -> tuple[Counter[str], list[str]]:
@@ -78,9 +78,8 @@ def check(folder: Path) -> int:
     and the model's card must agree. Ends with exit code 1 if anything is wrong, and says what.
     """
     from ..errors import RunError
-    from ..study.kinds import experiment_kinds
-    from ..study.report.run_directory import is_run_directory
-    from ..study.runs.directory import StudyDirectory
+    from ..study.directory import StudyDirectory, experiment_kinds
+    from ..training.run_files import is_run_directory
 
     if not folder.exists():
         raise RunError(f"path={str(folder)!r} does not exist: give a run directory or a study directory")
@@ -90,46 +89,46 @@ def check(folder: Path) -> int:
     kinds = experiment_kinds()
     problems = directory.check([kind.table_problems for kind in kinds.values()])
     for problem in problems:
-        print(problem, file=sys.stderr)
+        tell(problem)
     tables = len(list(directory.path.glob("*.csv")))
-    print(f"{folder}: {len(directory.ids())} runs and {tables} tables, {_problems(len(problems))}")
+    say(f"{folder}: {len(directory.ids())} runs and {tables} tables, {_problems(len(problems))}")
     for kind in kinds.values():
         for verdict in kind.verdicts(directory):
-            print(f"  {verdict}")
+            say(f"  {verdict}")
     if unchecked := [name for kind in kinds.values() for name in kind.without_tables(directory)]:
-        print(f"  without a table, so that only their runs were checked: {', '.join(unchecked)}")
+        say(f"  without a table, so that only their runs were checked: {', '.join(unchecked)}")
     asked = {name: facts.get("kind") for name, facts in directory.experiments.items() if isinstance(facts, dict)}
     if unknown := [name for name, kind in asked.items() if kind is not None and kind not in kinds]:
-        print(f"  of no installed package, so that only their runs were checked: {', '.join(unknown)}")
+        say(f"  of no installed package, so that only their runs were checked: {', '.join(unknown)}")
     return 1 if problems else 0
 
 
 def _check_run(folder: Path) -> int:
     """Whether the files of one run agree, and what they come to."""
-    from ..study.report.run_directory import read_run_directory
-    from ..study.report.statements import basis, cautions, warnings, words
+    from ..study.report.content import basis, cautions, warnings, words
+    from ..study.report.reading import read_run_directory
 
     run = read_run_directory(folder)
     promised = run.promise is not None and run.promise.epsilon is not None
     broken = [f"not private: {reason}" for reason in warnings(run)] if promised else []
     for problem in [*run.problems, *broken]:
-        print(problem, file=sys.stderr)
-    print(f"{folder}: {words(run)}")
+        tell(problem)
+    say(f"{folder}: {words(run)}")
     for problem in broken:  # also where the statement stands, which somebody may keep by itself
-        print(f"  {problem}")
+        say(f"  {problem}")
     for name, value in basis(run):
-        print(f"  {name:33} {value}")
+        say(f"  {name:33} {value}")
     if run.promise is not None:
         agree = _problems(len(run.problems)) if run.problems else "the other files agree with it"
-        print(f"  computed again from ledger.jsonl; {agree}")
+        say(f"  computed again from ledger.jsonl; {agree}")
     if run.state in ("interrupted", "not ended"):
-        print(f"  unfinished: {len(run.round)} of {run.planned_rounds} rounds")
+        say(f"  unfinished: {len(run.round)} of {run.planned_rounds} rounds")
     if run.state == "early":
-        print(f"  stopped early: {len(run.round)} of {run.planned_rounds} rounds, of which all are charged")
+        say(f"  stopped early: {len(run.round)} of {run.planned_rounds} rounds, of which all are charged")
     for finding in run.findings:
-        print(f"  warning: {finding}")
+        say(f"  warning: {finding}")
     for caution in cautions(run)[len(run.problems) :]:
-        print(f"  note: {caution}")
+        say(f"  note: {caution}")
     return 1 if run.problems or broken or run.promise is None else 0
 
 
@@ -143,7 +142,7 @@ def merge(sources: Sequence[Path], into: Path) -> int:
     A run that both have is kept as it is. A damaged one is named, left out, and makes the exit code 1.
     """
     from ..errors import RunError
-    from ..study.runs.directory import StudyDirectory
+    from ..study.directory import StudyDirectory
 
     others = [StudyDirectory.existing(source) for source in sources]
     directory, damaged = StudyDirectory(into), False
@@ -152,13 +151,13 @@ def merge(sources: Sequence[Path], into: Path) -> int:
         try:
             new = directory.merge(other)
         except RunError as error:
-            print(f"clipline: {error}", file=sys.stderr)
+            fail(error)
             damaged = True
         else:
-            print(f"{source}: {new} new runs of {len(other.ids())}")
+            say(f"{source}: {new} new runs of {len(other.ids())}")
         for name in differing:
-            print(f"  {name} is asked for otherwise there, and stays here as it is: give its clipline reproduce again")
-    print(f"{into}: {len(directory.ids())} runs")
+            say(f"  {name} is asked for otherwise there, and stays here as it is: give its clipline reproduce again")
+    say(f"{into}: {len(directory.ids())} runs")
     return 1 if damaged else 0
 
 

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import click
-
+from ..console import say
 from ..tasks import TaskEntry, task_entries
 from .parser import Command, Option
 
@@ -27,9 +26,9 @@ def tasks(as_json: bool) -> None:
     if as_json:
         keys = (*_COLUMNS, "stand_in_users")
         rows = [{key: getattr(entry, key) for key in keys} for entry in entries.values()]
-        click.echo(json.dumps([{**row, **states[row["name"]]} for row in rows]))
+        print(json.dumps([{**row, **states[row["name"]]} for row in rows]))
     else:
-        click.echo(table(entries, states))
+        say(table(entries, states))
 
 
 def table(entries: Mapping[str, TaskEntry], states: Mapping[str, Mapping[str, Any]]) -> str:

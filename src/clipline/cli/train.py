@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from .. import console
 from ..errors import CliplineError, RunError, SettingError, nearest, refuse
 from ..metric_direction import better_facts, lower_is_better
 from ..settings import GROUPS, RUN, SETTINGS
@@ -25,11 +26,12 @@ from .parser import Argument, Command, Option, flags_for
 if TYPE_CHECKING:
     from ..data.task_stores import DataUsed
     from ..federated.round import TrainState
-    from ..tasks.settings import TrainSettings
+    from ..privacy.guarantee import Guarantee
     from ..tasks.task import Task
-    from ..training.early_stopping import EarlyStopping
-    from ..training.evaluation import EvaluateModel
-    from ..training.storage.directory_lock import DirectoryLock
+    from ..tasks.train_settings import TrainSettings
+    from ..training.durable import DirectoryLock
+    from ..training.evaluation import EarlyStopping, EvaluateModel
+    from ..training.result import TrainResult
     from ..training.training import Training
 
 _WHERE_DATA_ARE = ("data", "user_column", "test_users", "evaluate_on")  # no model depends on these
@@ -71,7 +73,7 @@ def _check_named(task: str | None, run: Path, flags: str) -> None:
     The checksum beside it proves nothing either, as the same hand wrote it. A file that is named may lie elsewhere now,
     or be named from another folder: that its code is the same is checked with the checkpoint.
     """
-    from ..tasks.settings import read_toml
+    from ..tasks.train_settings import read_toml
 
     settings = read_toml(run / "settings.toml")
     if "local" in settings:  # as a `Training` writes it
@@ -106,9 +108,9 @@ def resolve(
     Flags that name other data drop what the file says of its own, unless they are the `same_data` at another place.
     """
     from ..data.task_stores import find_store
-    from ..engine.parallel.torchrun import from_rank_0
-    from ..tasks.own.own_task import own_task
-    from ..tasks.settings import check_given, merged, read_toml
+    from ..engine.workers.torchrun import from_rank_0
+    from ..tasks.own_task import own_task
+    from ..tasks.train_settings import check_given, merged, read_toml
 
     file = {} if config is None else read_toml(config)
     check_given(file, f"config {str(config)!r}")
@@ -130,8 +132,8 @@ def resolve(
 
 def _locked(path: Path) -> AbstractContextManager[DirectoryLock | None]:
     """The lock on a run directory; none on torchrun's ranks above 0, which write nothing."""
-    from ..engine.parallel.torchrun import torchrun_rank
-    from ..training.storage.directory_lock import DirectoryLock
+    from ..engine.workers.torchrun import torchrun_rank
+    from ..training.durable import DirectoryLock
 
     rank = torchrun_rank()
     return DirectoryLock(path) if rank is None or rank.leads else nullcontext()
@@ -155,15 +157,12 @@ def run(
     import torch
 
     from ..engine.choose import SMALL_MODEL
-    from ..engine.cpu.allocator import keep_freed_memory
-    from ..engine.parallel.torchrun import agree, from_rank_0, torchrun_rank
-    from ..training.callbacks import Callback
+    from ..engine.core.allocator import keep_freed_memory
+    from ..engine.workers.torchrun import agree, from_rank_0, torchrun_rank
+    from ..training.callbacks import Callback, StopOnInterrupt, TensorBoard
     from ..training.evaluation import Evaluate
-    from ..training.interrupt import StopOnInterrupt
-    from ..training.loggers import TensorBoard
     from ..training.progress import Progress
-    from ..training.storage.run_directory import RunDirectory, check_free
-    from .summary import summary, summary_json
+    from ..training.run_directory import RunDirectory, check_free
 
     rank = torchrun_rank()
     if rank is not None:
@@ -176,7 +175,7 @@ def run(
         check_free(path, "out")
     boards = [TensorBoard(path, unprivate_timing=settings.unprivate_timing)] if tensorboard else []
     used = task.data_used(settings)
-    print(f"preparing {used.title} ...", file=sys.stderr, flush=True)
+    console.tell(f"preparing {used.title} ...")
     settings.compute().check_device()
     loaded = task.load(settings)
     metric = loaded.metric_name or task.metric_name
@@ -197,7 +196,7 @@ def run(
         """Says what begins, once nothing has refused it."""
 
         def on_start(self, training: Training, state: TrainState) -> None:
-            print(announced, *filter(None, [_can_it_train(training)]), sep="\n", file=sys.stderr, flush=True)
+            console.tell("\n".join(filter(None, [announced, _can_it_train(training)])))
             if done := state.round_index:
                 charged = max(state.ledger, directory.charged, key=lambda ledger: ledger.rounds)
                 spent = f"; what was released so far spent epsilon {training.guarantee_of(charged).epsilon_text}"
@@ -205,7 +204,7 @@ def run(
                 anew = (
                     "" if settings.early_stopping is None else "; the best is sought among the rounds after the resume"
                 )
-                print(f"going on after {done} of {settings.rounds} rounds{was}{anew}", file=sys.stderr, flush=True)
+                console.tell(f"going on after {done} of {settings.rounds} rounds{was}{anew}")
 
     facts = _facts(task, settings, used, metric, loaded.baseline)
     directory = RunDirectory(
@@ -227,11 +226,133 @@ def run(
     result = training.run(callbacks) if resume is None else training.resume(path, callbacks)
     page = _write_report(path) if report else None
     if as_json:
-        print(json.dumps(summary_json(task, settings, used, result, metric, users, path, page)))
+        print(json.dumps(_summary_json(task, settings, used, result, metric, users, path, page)))
     else:
         flags = " --tensorboard" * tensorboard + " --no-report" * (not report)
-        print(summary(settings, used, result, metric, path, page, training.planned, flags))
+        console.say(_summary(settings, used, result, metric, path, page, training.planned, flags))
     return 130 if result.stopped == "interrupted" else 0
+
+
+def _summary(
+    settings: TrainSettings, used: DataUsed, result: TrainResult, metric_name: str, path: Path, report: Path | None,
+    planned: Guarantee, flags: str,
+) -> str:  # fmt: skip
+    """A few lines to quote: metric, warnings, data, guarantee, clip, files, and last the path of the report.
+
+    Of an interrupted run also what was `planned`, which holds whatever made somebody stop, and how to go on, with the
+    `flags` that no file stores.
+    """
+    own = is_task_file(settings.task)
+    part = "" if settings.evaluate_on in (None, "original") else f" ({settings.evaluate_on})"
+    lines = [f"{metric_name} {result.metrics[metric_name]:.4f} on {used.measured_on}{part}"]
+    lines += [f"warning: {finding}" for finding in result.findings]
+    best = result.best
+    if best is not None and best.best != best.last:
+        after = f"after {best.best_rounds} rounds, last {best.last:.4f} after {best.last_rounds}"
+        lines.append(f"best {best.metric} {best.best:.4f} {after}")
+    beside = {name: value for name, value in result.metrics.items() if name not in (metric_name, "loss")}
+    if beside:  # such as what would do without a model
+        lines.append("beside it: " + ", ".join(f"{name} {value:.4f}" for name, value in beside.items()))
+    if used.kind == "stand-in":
+        lines.append("data: a stand-in, generated; not comparable with results on the original data set")
+    elif used.source is not None:
+        alike = used.kind == "original" or own  # a task of one's own has no original
+        other = "" if alike else "; not comparable with results on the original data set"
+        lines.append(f"data: {used.kind}, {used.source}{other}")
+    start = settings.controller().init().clip
+    clip = "none" if settings.clip == "none" else f"{start:.3g} -> {_last_clip(result):.3g}"
+    tracked = f", tracking quantile {settings.quantile:g} of the update norms" if settings.clip == "quantile" else ""
+    files = ", ".join(sorted(file.name for file in path.iterdir()))
+    lines += [str(result.guarantee), f"clip {clip}{tracked}", f"files in {path}: {files}"]
+    if result.stopped == "budget":
+        lines.append(f"stopped after {result.guarantee.rounds} rounds: the next one would have passed the budget")
+    if result.stopped == "early":
+        lines.append(
+            f"stopped early after {result.state.round_index} of {settings.rounds} rounds, all of which are charged; "
+            f"the model is that after {result.model_rounds}"
+        )
+    if result.stopped == "interrupted":
+        named = f"{shlex.quote(settings.task)} " if own else ""  # no code runs that is not named
+        again = f"clipline train {named}--resume {path}{_moved_data(settings, path)}{flags}"
+        lines.append(f"interrupted: go on with  {again}")
+        if result.guarantee.private and planned.epsilon > result.guarantee.epsilon:
+            lines.append(f"if you stopped because of what you saw, quote what was planned: {planned}")
+    if result.guarantee.private and _seed_guessable(settings):
+        lines.append(
+            f"not private: cohorts and noise come from seed {settings.seed}, which is easily guessed: leave it out, or "
+            "train with --noise-source system"
+        )
+    elif result.guarantee.private and settings.noise_source == "seed":
+        lines.append("cohorts and noise come from the seed: keep it secret, or train with --noise-source system")
+    return "\n".join(lines if report is None else [*lines, f"report: {report}"])
+
+
+def _moved_data(settings: TrainSettings, path: Path) -> str:
+    """The flag that names the data, where these lie elsewhere than the run directory says."""
+    from ..tasks.train_settings import read_toml
+
+    stored = read_toml(path / "settings.toml").get("data")
+    return "" if settings.data is None or settings.data == stored else f" --data {shlex.quote(settings.data)}"
+
+
+def _last_clip(result: TrainResult) -> float:
+    """The clip of the last round, as metrics.jsonl and the report have it; before the first, that of the first."""
+    return result.reports[-1].clip if result.reports else result.state.clip.clip
+
+
+def _summary_json(
+    task: Task,
+    settings: TrainSettings,
+    used: DataUsed,
+    result: TrainResult,
+    metric_name: str,
+    users: int | None,
+    path: Path,
+    report: Path | None = None,
+) -> dict[str, Any]:
+    """The same for programs; epsilon is null where there is no guarantee, `users` where their number is private.
+
+    So is a seed that is a secret: what programs print is kept in logs. It stands in the run directory.
+    """
+    from ..training.result import finite_or_none
+
+    guarantee = result.guarantee
+    return {
+        "task": task.name,
+        "data": used.kind,
+        "data_source": used.source,
+        "measured_on": used.measured_on,
+        "evaluate_on": settings.evaluate_on,
+        "metric": result.metrics[metric_name],
+        "metric_name": metric_name,
+        "metrics": {name: finite_or_none(value) for name, value in result.metrics.items()},
+        "epsilon": finite_or_none(guarantee.epsilon),
+        "delta": guarantee.delta,
+        "relation": str(guarantee.relation),
+        "sampler": guarantee.sampler,
+        "accountant": guarantee.accountant,
+        "private": guarantee.private and not _seed_guessable(settings),
+        "guarantee": str(guarantee),
+        "rounds": guarantee.rounds,
+        "clip": finite_or_none(_last_clip(result)),
+        "stopped": result.stopped,
+        "findings": [asdict(finding) for finding in result.findings],
+        "best": None if result.best is None else asdict(result.best),
+        "model_rounds": result.model_rounds,
+        "users": users,
+        "population_size": settings.population_size,
+        "cohort_size": settings.cohort_size,
+        "seed": settings.seed if settings.noise_source == "system" or _seed_guessable(settings) else None,
+        "run_dir": str(path),
+        "report": None if report is None else str(report),
+    }
+
+
+def _seed_guessable(settings: TrainSettings) -> bool:
+    """Whether the noise comes from a seed that somebody may try."""
+    from ..random.streams import GUESSABLE
+
+    return settings.noise_source == "seed" and settings.seed < GUESSABLE
 
 
 def _facts(task: Task, settings: TrainSettings, used: DataUsed, metric: str, baseline: float | None) -> dict[str, str]:
@@ -245,7 +366,7 @@ def _facts(task: Task, settings: TrainSettings, used: DataUsed, metric: str, bas
 
 def _early_stopping(metric: str, task: Task) -> EarlyStopping:
     """Stops by this metric, in the direction that the task says, and gives the best model."""
-    from ..training.early_stopping import EarlyStopping
+    from ..training.evaluation import EarlyStopping
 
     lower = lower_is_better(metric, better_facts(task.better))
     return EarlyStopping(metric, mode="min" if lower else "max", restore_best=True)
@@ -266,7 +387,7 @@ def _check_early_stopping(metric: str, evaluate: EvaluateModel, training: Traini
 
 def _can_it_train(training: Training) -> str:
     """The planner's line on the noise; empty where there is none, or where a warning says that it is hopeless."""
-    from ..privacy.feasibility.noise_norm import Verdict, verdict
+    from ..privacy.feasibility import Verdict, verdict
     from .plan_text import noise_rows
 
     ratio = training.noise_norm
@@ -284,7 +405,7 @@ def _write_report(path: Path) -> Path | None:
     try:
         return write_report([path])
     except (CliplineError, OSError) as error:
-        print(f"no report was written: {error}", file=sys.stderr)
+        console.tell(f"warning: no report was written: {error}")
         return None
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..console import say, tell
 from ..errors import SettingError, check_choice, refuse
 from ..settings import STAND_IN
 from .parser import Argument, Command, Option, flags_for
@@ -40,7 +40,7 @@ def tune(task: str, out: Path | None, cluster: str | None, as_json: bool, **flag
     """
     given = {name: value for name, value in flags.items() if value is not None}
     question = asked(task, given)
-    from ..study.tune.files import check_out
+    from ..study.tune.answer import check_out
 
     path = Path("tune") / question.task.name if out is None else out
     check_out(path)
@@ -50,9 +50,8 @@ def tune(task: str, out: Path | None, cluster: str | None, as_json: bool, **flag
 
 def asked(task: str, given: dict[str, Any]) -> Question:
     """The question that the command line asks, checked before any work: nothing is loaded yet."""
-    from ..study.tune.noise import LEAST
-    from ..study.tune.question import COHORT, DEGRADATION, MOST_RUNS, Question, target_for
-    from ..tasks.settings import check_given, read_toml
+    from ..study.tune.question import COHORT, DEGRADATION, LEAST, MOST_RUNS, Question, target_for
+    from ..tasks.train_settings import check_given, read_toml
 
     file: dict[str, Any] = {}
     if task.endswith(".toml"):
@@ -168,11 +167,10 @@ def _resolved(
 
 def _answered(question: Question, path: Path, cluster: str | None) -> Any:
     """Run the steps."""
-    from ..engine.cpu.allocator import keep_freed_memory
-    from ..study.runs.directory import StudyDirectory
-    from ..study.runs.progress import StudyProgress
-    from ..study.runs.study import Study
-    from ..study.tune.files import data_words
+    from ..engine.core.allocator import keep_freed_memory
+    from ..study.directory import StudyDirectory
+    from ..study.study import Study, StudyProgress
+    from ..study.tune.answer import data_words
     from ..study.tune.private_search import FOLDER, candidates_of, price_search, tune_privately
     from ..study.tune.recipe import tune as run_recipe
 
@@ -199,30 +197,27 @@ def _answered(question: Question, path: Path, cluster: str | None) -> Any:
 
 def _finish(answer: Any, path: Path, as_json: bool) -> None:
     """Write the files and print the summary; a target that cannot be met ends in its refusal."""
-    from ..study.tune import files
-    from ..study.tune.page import page
-    from ..study.tune.summary import privacy_words, summary
+    from ..study.tune import answer as files
 
     settings, named = files.final_of(answer), files.Files.of(answer.question, path)
     if settings is None:
         named.final.unlink(missing_ok=True)  # it does not meet what is asked
     else:
-        words = f"Written by clipline tune; what it found is in {named.page.name}.\nPrivacy: {privacy_words(answer)}"
+        words = f"Written by clipline tune; what it found is in {named.page.name}."
+        words += f"\nPrivacy: {files.privacy_words(answer)}"
         secret = answer.question.private_search
         if secret:
             words += "\nThe seed below is that of the chosen run and draws its noise: keep this file secret."
         files.write_final(named.final, settings, words=words, epsilon=answer.question.target.epsilon, secret=secret)
     content = files.facts(answer, path)
     files.write_facts(named.facts, content)
-    files.write_file(named.page, page(answer, named))
-    print(json.dumps(content) if as_json else summary(answer, named))
+    files.write_file(named.page, files.page(answer, named))
+    if as_json:
+        print(json.dumps(content))
+    else:
+        say(files.summary(answer, named))
     if settings is None:
         raise answer.refusal
-
-
-def tell(line: str) -> None:
-    """A line on standard error."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def _share(value: object) -> float:

@@ -1,4 +1,4 @@
-"""Chooses how a cohort is trained: one user after the other, stacked, or by single steps with shared weights."""
+"""Chooses how a cohort is trained (one user after the other, stacked, or by single steps) and by which processes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import math
 import warnings
 from typing import Literal
 
-from ..errors import check_choice
+from ..errors import check_choice, check_whole
+from ..federated.backend import Backend, LocalTrainer
+from ..privacy.events import Sampling
+from .core.one_by_one import OneByOne
+from .core.problem import Problem, SlowEngineWarning
 from .isolation.guard import enough_resources
-from .one_by_one import OneByOne
-from .problem import Problem
-from .single_step.trainer import SingleStep, can_share_weights
 from .stacked.agreement import WrongStack
 from .stacked.probe import CannotStack
-from .stacked.step import SlowEngineWarning
+from .stacked.single_step import SingleStep, can_share_weights
 from .stacked.trainer import Stacked
+from .workers.forked import ForkedBackend, warn_of_too_many
+from .workers.single import SingleProcess
+from .workers.torchrun import TorchrunBackend
 
+Workers = int | Literal["torchrun"]
 Engine = Literal["auto", "one-by-one", "stacked"]
 SMALL_MODEL = 100_000  # parameters: below, launching an operation for one user costs more than the operation itself
 SMALL_WORK = 1 << 28  # tokens times parameters in a step of one user: above, a stack gains nothing on a core
@@ -89,3 +94,15 @@ def _enough_for_a_core(problem: Problem) -> str:
         return f"{problem.model.dim:,} trained parameters keep a core busy"
     work = work_of_a_step(problem)
     return f"a step of one user keeps a core busy ({work:.2g} tokens times parameters)" if work >= SMALL_WORK else ""
+
+
+def choose_backend(workers: Workers, trainer: LocalTrainer, problem: Problem, sampling: Sampling) -> Backend:
+    """The backend of this process alone (1), of `workers` processes on this machine, or of torchrun's processes."""
+    if workers == "torchrun":
+        return TorchrunBackend(trainer, problem, sampling)
+    check_whole("workers", workers, at_least=1, way_out="1 is this process alone, 'torchrun' all that it started")
+    if workers == 1:
+        return SingleProcess(trainer)
+    forked = ForkedBackend(trainer, problem, [sampling], workers)
+    warn_of_too_many(workers)
+    return forked

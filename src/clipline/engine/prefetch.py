@@ -19,9 +19,9 @@ from ..errors import RunError
 from ..federated.draws import Noise, part_generators
 from ..federated.sampling import Cohort, Sampler
 from ..random.streams import NormalGenerator, Streams
-from .kernels import noise as device_noise
-from .kernels.noise import DeviceNoise
-from .problem import Problem
+from .core.problem import Problem
+from .gpu.kernels import noise as device_noise
+from .gpu.kernels.noise import DeviceNoise
 
 _FEW = 1 << 15  # numbers that are drawn in less time than threads take to wake up
 _STAGED = 1 << 13  # numbers, 64 KiB: so few are copied from any memory without waiting for what is under way (H200)

@@ -3,14 +3,13 @@
 Both accountants read the same table (`dominating_pairs`). The privacy-loss distribution is nearly always tighter. The
 Renyi curve wins where a lattice would need more points than are allowed. Rounds without sampling are exact.
 
-`account` may be called after every round of training: the curves and transforms of one round are kept, so that one more
-round costs one or two milliseconds.
+The curves and transforms of one round are kept: after every round of training `account` takes one or two milliseconds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -20,13 +19,11 @@ from .dominating_pairs import check_supported, dominating_pair, renyi_curve
 from .events import FixedSizeSampling, GaussianEvent, NoSampling, Sampling
 from .guarantee import AccountantName, Guarantee
 from .ledger import Ledger
-from .numerics import Array
-from .numerics.gaussian import gaussian_delta, gaussian_epsilon
+from .numerics import Array, gaussian_delta, gaussian_epsilon
 from .pld.compose import delta_of, epsilon_of, quick_epsilon_of, rough_epsilon_of
 from .pld.one_round import Direction, MixturePair, PositiveLossPart, Rounds
 from .relations import Relation
-from .renyi.conversion import deltas, epsilon_at, epsilons
-from .renyi.wang2019 import PAPER_ORDERS
+from .renyi import PAPER_ORDERS, deltas, epsilon_at, epsilons
 
 Events = tuple[tuple[GaussianEvent, int], ...]
 Bounds = tuple[Callable[[Rounds, float], float], ...]
@@ -71,25 +68,6 @@ def delta_at(ledger: Ledger, *, epsilon: float, relation: Relation) -> float:
     return min(noise + threshold_delta(events, relation), 1.0)
 
 
-def privacy_curve(
-    ledger: Ledger,
-    *,
-    relation: Relation,
-    deltas: Sequence[float] | None = None,
-    epsilons: Sequence[float] | None = None,
-) -> tuple[tuple[float, float], ...]:
-    """Points (epsilon, delta) that the rounds satisfy, at the given deltas or at the given epsilons.
-
-    All points hold at once: they are one promise, read at several places.
-    """
-    if (deltas is None) == (epsilons is None):
-        raise SettingError(f"{deltas=} and {epsilons=}, but exactly one of them must be given: give one of them")
-    if deltas is not None:
-        return tuple((account(ledger, delta=delta, relation=relation).epsilon, delta) for delta in deltas)
-    assert epsilons is not None
-    return tuple((epsilon, delta_at(ledger, epsilon=epsilon, relation=relation)) for epsilon in epsilons)
-
-
 def default_relation(sampling: Sampling) -> Relation:
     """The usual relation for a sampling: add-or-remove, but replace-one for a fixed size.
 
@@ -102,7 +80,7 @@ def default_relation(sampling: Sampling) -> Relation:
 def _guarantee(
     ledger: Ledger, events: Events, delta: float, relation: Relation, spent: tuple[float, AccountantName, float | None]
 ) -> Guarantee:
-    rounds = [event for event, _ in events if event.statistic is None]
+    rounds = [event for event in ledger.events if event.statistic is None]
     kinds = {event.sampling.name for event in rounds} or {NoSampling.name}
     sampler = kinds.pop() if len(kinds) == 1 else "mixed"
     noisy = all(event.noise_multiplier > 0 for event, _ in events)
@@ -145,12 +123,11 @@ def check_delta(delta: float) -> float:
 
 
 def _read(ledger: Ledger, relation: Relation) -> tuple[Relation, Events]:
-    """The relation, and the events in an order that depends on nothing but the events."""
+    """The relation, and what the ledger costs, in an order that depends on nothing but the events."""
     relation = Relation.named(relation)
-    events = tuple(sorted(ledger.events.items(), key=lambda item: repr(item[0])))
-    for event, _ in events:
+    for event in sorted(ledger.events, key=repr):
         check_supported(event, relation)
-    return relation, events
+    return relation, tuple(sorted(ledger.costs.items(), key=lambda item: repr(item[0])))
 
 
 @lru_cache(maxsize=4096)

@@ -7,29 +7,23 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from ..errors import SettingError, check_number, check_whole
 from .accountant import account, check_delta, quick_epsilon, rough_epsilon
 from .events import GaussianEvent, Sampling, sampling_named
 from .guarantee import Guarantee
 from .ledger import Ledger
-from .numerics.monotone_search import least_within, most_within
 from .relations import Relation
+from .search import least_whole_within, least_within, most_within
 
 _LEAST, _MOST = 0.05, 1e9  # noise multipliers considered
 _SLACK = 2e-5  # how far below its target, relative, an epsilon may end
 _ROUGH_SLACK = 5e-4  # the same in tables, of which three digits are printed
+_QUICK_SLACK = 1e-3
 _MOST_ROUNDS = 10**12
-
-
-class Accountant(Protocol):
-    """`account` or `account_renyi`."""
-
-    def __call__(self, ledger: Ledger, *, delta: float, relation: Relation) -> Guarantee:
-        """The guarantee of a ledger."""
-        ...
+Bounds = tuple[Callable[[Any], float], ...]  # each at or below the one before
 
 
 def noise_multiplier_for(
@@ -39,16 +33,15 @@ def noise_multiplier_for(
     epsilon: float,
     delta: float,
     relation: Relation,
-    accountant: Accountant = account,
+    accountant: Callable[..., Guarantee] = account,
     after: Ledger | None = None,
 ) -> float:
     """The least noise multiplier of the whole round with which `rounds` rounds stay within (epsilon, delta).
 
-    With what was released before, `after`, all together.
-
-    For the answer `accountant` (`account` or `account_renyi`) gives at most `epsilon`, and at least 99.998 percent of
-    it; or else a millionth less noise would give more than `epsilon`. The answer is never below 0.05: a target so loose
-    that less noise would do protects nobody. A target that no noise reaches is refused.
+    What was released before, `after`, counts too. For the answer `accountant` (`account` or `account_renyi`) gives at
+    most `epsilon`, and at least 99.998 percent of it; or else a millionth less noise would give more than `epsilon`.
+    The answer is never below 0.05: a target so loose that less noise would do protects nobody. A target that no noise
+    reaches is refused.
     """
     check_delta(delta)
     before = Ledger() if after is None else after
@@ -64,7 +57,7 @@ def noise_multiplier_for(
     def spent(noise_multiplier: float) -> float:
         return accountant(ledger(noise_multiplier), delta=delta, relation=relation).epsilon
 
-    bounds = _bounds(ledger, delta, relation) if accountant is account else (spent,)
+    bounds: Bounds = _bounds(ledger, delta, relation) if accountant is account else (spent,)
     return _least_noise(bounds, _SLACK, sampling, rounds, epsilon, delta)
 
 
@@ -80,14 +73,15 @@ def rough_noise_multiplier_for(
     return _least_noise(bounds[:-1], _ROUGH_SLACK, sampling, rounds, epsilon, delta)
 
 
-def _least_noise(
-    bounds: Sequence[Callable[[float], float]],
-    slack: float,
-    sampling: Sampling,
-    rounds: int,
-    epsilon: float,
-    delta: float,
+def quick_noise_multiplier_for(
+    *, sampling: Sampling, rounds: int, epsilon: float, delta: float, relation: Relation
 ) -> float:
+    """A noise multiplier at or above that of `noise_multiplier_for` by a few percent: to compare choices by."""
+    bounds = _bounds(lambda z: Ledger().add(GaussianEvent(sampling, z), rounds), delta, relation)
+    return _least_noise(bounds[:1], _QUICK_SLACK, sampling, rounds, epsilon, delta)
+
+
+def _least_noise(bounds: Bounds, slack: float, sampling: Sampling, rounds: int, epsilon: float, delta: float) -> float:
     check_whole("rounds", rounds, at_least=1, way_out="give the number of rounds to train")
     check_number("epsilon", epsilon, above=0, way_out="give a target such as 5")
     high = 1.0
@@ -116,12 +110,10 @@ def rounds_within(
     """
     check_number("epsilon", epsilon, above=0, way_out="give a target such as 5")
     check_whole("at_most", at_most, at_least=0, way_out="give the number of rounds planned")
-    before = Ledger() if after is None else after
-
     if at_most == 0:
         return 0
-    bounds = _bounds(lambda rounds: before.add(event, rounds), delta, relation)
-    return most_within(bounds, epsilon, 1, at_most)
+    before = Ledger() if after is None else after
+    return most_within(_bounds(lambda rounds: before.add(event, rounds), delta, relation), epsilon, 1, at_most)
 
 
 def least_scale(
@@ -140,30 +132,21 @@ def least_scale(
     The third step of the paper's recipe: the noise on the mean, and with it the quality of the model, stays the same
     while privacy improves. Refused if not even the whole population reaches the target.
     """
-    m = check_whole(
-        "cohort_size", cohort_size, at_least=1, at_most=population_size, way_out="give the cohort of the trial"
-    )
+    way_out = "give the cohort of the trial"
+    m = check_whole("cohort_size", cohort_size, at_least=1, at_most=population_size, way_out=way_out)
     z = check_number("noise_multiplier", noise_multiplier, above=0, way_out="give the noise that the model tolerates")
     check_number("epsilon", epsilon, above=0, way_out="give a target such as 5")
 
     def ledger(cohort: int) -> Ledger:
         return Ledger().add(GaussianEvent(sampling_named(sampling, cohort, population_size), z * cohort / m), rounds)
 
-    quick, rough, spent = _bounds(ledger, delta, relation)
-    if spent(m) <= epsilon:
-        return m
-    enough = min(2 * m, population_size)
-    while quick(enough) > epsilon and rough(enough) > epsilon:
-        if enough == population_size:
-            if spent(enough) <= epsilon:
-                break
-            raise SettingError(
-                f"{epsilon=} at {delta=} needs a cohort above the {population_size} users there are, with noise scaled "
-                f"along from {noise_multiplier=} at {cohort_size=}: raise epsilon or noise_multiplier, or lower rounds"
-            )
-        enough = min(2 * enough, population_size)
-    # `most_within` looks for the greatest number: with signs reversed it is the least cohort.
-    return -most_within([lambda down: rough(-down), lambda down: spent(-down)], epsilon, -enough, -m)
+    scaled = least_whole_within(_bounds(ledger, delta, relation), epsilon, m, population_size)
+    if scaled is None:
+        raise SettingError(
+            f"{epsilon=} at {delta=} needs a cohort above the {population_size} users there are, with noise scaled "
+            f"along from {noise_multiplier=} at {cohort_size=}: raise epsilon or noise_multiplier, or lower rounds"
+        )
+    return scaled
 
 
 def cohort_within(
@@ -185,9 +168,7 @@ def cohort_within(
     return most_within(_bounds(ledger, delta, relation), epsilon, 1, population_size)
 
 
-def _bounds(
-    ledger: Callable[[Any], Ledger], delta: float, relation: Relation
-) -> tuple[Callable[[Any], float], Callable[[Any], float], Callable[[Any], float]]:
+def _bounds(ledger: Callable[[Any], Ledger], delta: float, relation: Relation) -> Bounds:
     """Epsilon of `ledger(number)` as bounds for a search: the quick one, the rough one, and that of `account`."""
     return (
         lambda number: quick_epsilon(ledger(number), delta=delta, relation=relation),

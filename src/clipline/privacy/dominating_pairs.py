@@ -8,7 +8,8 @@ units of the noise one user adds a vector of norm at most s = 1 / z:
     sampling            add-or-remove                     replace-one                   zero-out
     none                N(s) and N(0)                     N(2s) and N(0)                N(s) and N(0)
     Poisson q           REMOVE(q, s) and ADD(q, s)        REPLACE(q, s)                 as add-or-remove
-    truncated Poisson   mixture of the row above with probability 1 - tau and of the row below, at rate q, with tau
+    grouped Poisson     rounds of correlated noise, see `Ledger.costs`: as Poisson, fewer rounds; no replace-one
+    truncated Poisson   mixture of Poisson's row with probability 1 - tau and of the row below, at rate q, with tau
     fixed m of n        REMOVE(q, 2s) and ADD(q, 2s)      REMOVE(q, 2s), both ways      ZERO_OUT(q, s) and REMOVE(q, s)
 
 REMOVE, ADD, REPLACE and ZERO_OUT are defined in `pld/one_round`; the proofs are in docs/guarantees.md; q = m / n for a
@@ -39,6 +40,7 @@ from ..errors import SettingError
 from .events import (
     FixedSizeSampling,
     GaussianEvent,
+    GroupedPoissonSampling,
     NoSampling,
     PoissonSampling,
     Sampling,
@@ -48,8 +50,7 @@ from .numerics import Array
 from .pld.discretised import coarse_curve
 from .pld.one_round import Direction, MixturePair, PositiveLoss, PositiveLossPart
 from .relations import Relation
-from .renyi.curves import fixed_size_curve, gaussian_curve, poisson_curve
-from .renyi.wang2019 import wang2019_curve
+from .renyi import fixed_size_curve, gaussian_curve, poisson_curve, wang2019_curve
 
 Curve = Callable[[Array], Array]  # orders -> Renyi divergences
 
@@ -108,6 +109,12 @@ def check_supported(event: GaussianEvent, relation: Relation) -> None:
             f"relation='paper' cannot be accounted with {event.sampling}: the paper's convention is for fixed-size "
             "sampling and is kept to reproduce its tables only: use add-or-remove, which is sound for Poisson sampling"
         )
+    grouped = isinstance(event.sampling, GroupedPoissonSampling)
+    if grouped and relation not in (Relation.ADD_OR_REMOVE, Relation.ZERO_OUT):
+        raise SettingError(
+            f"relation={relation.value!r} cannot be accounted with {event.sampling}: whoever replaces a user may be in "
+            "another group, and so in other rounds: use add-or-remove or zero-out, or independent noise"
+        )
 
 
 def _pair(sampling: Sampling, relation: Relation, shift: float) -> DominatingPair:
@@ -116,6 +123,8 @@ def _pair(sampling: Sampling, relation: Relation, shift: float) -> DominatingPai
             return _gaussian(2 * shift if relation is Relation.REPLACE_ONE else shift)
         case PoissonSampling(rate):
             return _poisson(rate, relation, shift)
+        case GroupedPoissonSampling():
+            raise SettingError(f"{sampling} cannot be accounted round by round: give `account` the ledger of them all")
         case FixedSizeSampling():
             return _fixed(sampling.rate, relation, shift)
         case TruncatedPoissonSampling(rate, population, cap):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 from ..errors import SettingError, check_choice, check_number, check_whole, nearest, refuse
 from .noise_split import DeltaNoise
 
-SamplingName = Literal["none", "poisson", "truncated-poisson", "fixed"]
+SamplingName = Literal["none", "poisson", "grouped-poisson", "truncated-poisson", "fixed"]
 _LONGEST_NAME = 400  # of a statistic, in letters
 
 
@@ -37,6 +37,31 @@ class PoissonSampling:
 
     def __str__(self) -> str:
         return f"Poisson sampling at rate {self.rate:g}"
+
+
+@dataclass(frozen=True)
+class GroupedPoissonSampling:
+    """Poisson sampling at `rate` from one of `bands` groups of users, which take turns, for noise with as many bands.
+
+    The noise of `bands` consecutive rounds belongs together, and a user takes part in one of them at most. So this
+    round is not accounted alone: `index` is how many rounds of the same noise came before it, and `Ledger.costs` says
+    what the rounds cost together.
+    """
+
+    rate: float
+    bands: int
+    index: int = 0
+    name: ClassVar[SamplingName] = "grouped-poisson"
+
+    def __post_init__(self) -> None:
+        way_out = "give bands times the share of users expected in a round, such as 0.1"
+        object.__setattr__(self, "rate", check_number("rate", self.rate, above=0, at_most=1, way_out=way_out))
+        for name, least in (("bands", 1), ("index", 0)):
+            checked = check_whole(name, getattr(self, name), at_least=least, way_out="give what the sampler had")
+            object.__setattr__(self, name, checked)
+
+    def __str__(self) -> str:
+        return f"Poisson sampling at rate {self.rate:g} from one of {self.bands} groups in turn"
 
 
 @dataclass(frozen=True)
@@ -74,16 +99,10 @@ class FixedSizeSampling:
     name: ClassVar[SamplingName] = "fixed"
 
     def __post_init__(self) -> None:
-        population = check_whole(
-            "population_size", self.population_size, at_least=1, way_out="give the number of users in the population"
-        )
-        cohort = check_whole(
-            "cohort_size",
-            self.cohort_size,
-            at_least=1,
-            at_most=population,
-            way_out="a cohort is drawn without replacement, so lower cohort_size or raise population_size",
-        )
+        way_out = "give the number of users in the population"
+        population = check_whole("population_size", self.population_size, at_least=1, way_out=way_out)
+        way_out = "a cohort is drawn without replacement, so lower cohort_size or raise population_size"
+        cohort = check_whole("cohort_size", self.cohort_size, at_least=1, at_most=population, way_out=way_out)
         object.__setattr__(self, "population_size", population)
         object.__setattr__(self, "cohort_size", cohort)
 
@@ -96,10 +115,11 @@ class FixedSizeSampling:
         return f"fixed-size sampling, {self.cohort_size} of {self.population_size} users"
 
 
-Sampling = NoSampling | PoissonSampling | TruncatedPoissonSampling | FixedSizeSampling
+Sampling = NoSampling | PoissonSampling | GroupedPoissonSampling | TruncatedPoissonSampling | FixedSizeSampling
 
 _SAMPLINGS: dict[str, type[Sampling]] = {
-    kind.name: kind for kind in (NoSampling, PoissonSampling, TruncatedPoissonSampling, FixedSizeSampling)
+    kind.name: kind
+    for kind in (NoSampling, PoissonSampling, GroupedPoissonSampling, TruncatedPoissonSampling, FixedSizeSampling)
 }
 
 
@@ -134,10 +154,12 @@ class Statistic:
         way_out = "give far less than delta, such as 1e-8"
         checked = check_number("threshold_delta", self.threshold_delta, at_least=0, below=0.5, way_out=way_out)
         object.__setattr__(self, "threshold_delta", checked)
-        if not isinstance(self.from_seed, bool):
-            raise refuse("from_seed", self.from_seed, "true or false", "say where the noise came from")
-        if not isinstance(self.example_level, bool):
-            raise refuse("example_level", self.example_level, "true or false", "say whom it protects")
+        for name, way_out in (
+            ("from_seed", "say where the noise came from"),
+            ("example_level", "say whom it protects"),
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise refuse(name, getattr(self, name), "true or false", way_out)
 
 
 @dataclass(frozen=True)
@@ -162,6 +184,8 @@ class GaussianEvent:
             )
         if self.statistic is not None and not isinstance(self.statistic, Statistic):
             raise refuse("statistic", self.statistic, "a Statistic or None", "leave it out for a round of training")
+        if self.statistic is not None and isinstance(self.sampling, GroupedPoissonSampling):
+            raise refuse("sampling", str(self.sampling), "that of a single release", "give NoSampling()")
         if isinstance(self.noise_multiplier, DeltaNoise):
             raise SettingError(
                 f"noise_multiplier={self.noise_multiplier!r} must be that of the whole round, not of its updates: "
@@ -170,6 +194,17 @@ class GaussianEvent:
         way_out = "give the noise of the round over its bound, such as 1.0, or 0 for no privacy"
         checked = check_number("noise_multiplier", self.noise_multiplier, at_least=0, way_out=way_out)
         object.__setattr__(self, "noise_multiplier", checked)
+
+    @property
+    def index(self) -> int:
+        """How many rounds of the same correlated noise came before; 0 where noise is independent."""
+        return self.sampling.index if isinstance(self.sampling, GroupedPoissonSampling) else 0
+
+    def at(self, index: int) -> GaussianEvent:
+        """The same event as another round of its correlated noise; itself where noise is independent."""
+        if not isinstance(self.sampling, GroupedPoissonSampling) or index == self.sampling.index:
+            return self
+        return replace(self, sampling=replace(self.sampling, index=index))
 
     def to_json(self) -> dict[str, Any]:
         """Complete, and flat for a round: `from_json(event.to_json()) == event`."""

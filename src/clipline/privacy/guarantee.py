@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Literal
 
+from ..settings import LARGEST_DELTA
 from .events import SamplingName
-from .numerics.gaussian import gaussian_mu
+from .numerics import gaussian_mu
 from .relations import Relation
 
 AccountantName = Literal["renyi", "privacy loss"]
@@ -16,6 +18,7 @@ AccountantName = Literal["renyi", "privacy loss"]
 SAMPLERS = {
     "none": "no sampling",
     "poisson": "Poisson sampling",
+    "grouped-poisson": "Poisson sampling from groups in turn",
     "truncated-poisson": "Poisson sampling with a cap",
     "fixed": "fixed-size sampling",
     "mixed": "mixed sampling",
@@ -29,7 +32,7 @@ ACCOUNTANTS = {"renyi": "Renyi accountant", "privacy loss": "privacy-loss accoun
 class Guarantee:
     """(epsilon, delta) differential privacy for one user.
 
-    `sampler` is "none", "poisson", "truncated-poisson" or "fixed", or "mixed" when the rounds differ in it.
+    `sampler` is "none", "poisson", "grouped-poisson", "truncated-poisson" or "fixed", or "mixed" where rounds differ.
     `accountant` says which of the two gave epsilon. `order` is the Renyi order that gave it, and None for the
     privacy-loss accountant. `noisy` is whether every round had noise. `from_seed` is whether cohorts and noise were
     drawn from a seed: the guarantee then holds against those who do not know it, and says so. `statistics` names what
@@ -120,3 +123,24 @@ def rounded_up(value: float, digits: int) -> str:
 def _rounded_up(value: Decimal, digits: int) -> Decimal:
     """`value` at `digits` significant digits, never below itself: 3.961 becomes 3.97."""
     return Context(prec=digits, rounding=ROUND_CEILING).plus(value)
+
+
+class LargeDeltaWarning(UserWarning):
+    """Delta is above 1 / (number of users): a mechanism that publishes somebody's data could keep such a promise."""
+
+
+def default_delta(population_size: int) -> float:
+    """population_size^-1.1, as the paper has it: below 1/n for every n; at most 0.1, for fewer than nine users."""
+    return min(math.pow(population_size, -1.1), LARGEST_DELTA)
+
+
+def warn_of_delta(delta: float, population_size: int, stacklevel: int = 3) -> None:
+    """A `LargeDeltaWarning` where delta is above 1/n."""
+    if delta * population_size > 1:
+        warnings.warn(
+            f"delta={delta:g} is above 1 / (number of users) = {delta_rounded_up(1 / population_size)}: to publish all "
+            "that one user has, drawn at random, would be (0, delta)-DP too; leave delta out for "
+            f"{delta_rounded_up(default_delta(population_size))}",
+            LargeDeltaWarning,
+            stacklevel=stacklevel,
+        )

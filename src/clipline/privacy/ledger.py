@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import groupby, repeat
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import RunError, SettingError, check_whole, refuse
-from .events import GaussianEvent
+from .events import GaussianEvent, GroupedPoissonSampling, PoissonSampling
 
 VERSION = 1
 
@@ -18,20 +17,26 @@ VERSION = 1
 class Ledger:
     """Every round so far, in order, behind the statistics that were released before. Iterating gives one event each.
 
-    `entries` holds (event, how many in a row): equal rounds are stored once. A ledger never changes; `add` returns the
-    next one.
+    `entries` holds (event, how many in a row): equal rounds are stored once, and so are rounds of one correlated noise,
+    each the next of the one before it. A ledger never changes; `add` returns the next one.
     """
 
     entries: tuple[tuple[GaussianEvent, int], ...] = ()
 
     def add(self, event: GaussianEvent, count: int = 1) -> Ledger:
-        """The ledger followed by `count` rounds of `event`; with `count=0`, itself."""
+        """The ledger followed by `count` rounds, the first of which is `event`; with `count=0`, itself."""
         check_whole("count", count, at_least=0, way_out="give the number of rounds")
         if count == 0:
             return self
-        if self.entries and self.entries[-1][0] == event:
-            return Ledger((*self.entries[:-1], (event, self.entries[-1][1] + count)))
+        if self.entries and self.next_event == event:
+            return Ledger((*self.entries[:-1], (self.entries[-1][0], self.entries[-1][1] + count)))
         return Ledger((*self.entries, (event, count)))
+
+    @property
+    def next_event(self) -> GaussianEvent:
+        """What one more round like the last would be."""
+        event, count = self.entries[-1]
+        return event.at(event.index + count)
 
     def with_statistics(self, events: Iterable[GaussianEvent]) -> Ledger:
         """The ledger followed by statistics, each of which it holds once, however often it is handed in."""
@@ -63,29 +68,51 @@ class Ledger:
 
     @property
     def events(self) -> dict[GaussianEvent, int]:
-        """Each different event with its number of rounds. The cost depends on nothing else."""
+        """Each different event with its number of rounds. Rounds of correlated noise differ by their index alone."""
         totals: dict[GaussianEvent, int] = {}
         for event, count in self.entries:
+            totals[event.at(0)] = totals.get(event.at(0), 0) + count
+        return totals
+
+    @property
+    def costs(self) -> dict[GaussianEvent, int]:
+        """What is accounted: each event with its number of rounds, where correlated noise costs fewer.
+
+        A user takes part in one at most of rounds 0 to b-1 of a noise with b bands, and of b to 2b-1, and so on: each
+        such block costs one Poisson round (docs/guarantees.md). Every entry counts the blocks that it touches. So lines
+        that are doubled, missing or out of order, which break up an entry, never cost less, and two trainings share no
+        block.
+        """
+        totals: dict[GaussianEvent, int] = {}
+        for event, count in self.entries:
+            if isinstance(event.sampling, GroupedPoissonSampling):
+                first, bands = event.sampling.index, event.sampling.bands
+                count = (first + count - 1) // bands - first // bands + 1
+                event = replace(event, sampling=PoissonSampling(event.sampling.rate))
             totals[event] = totals.get(event, 0) + count
         return totals
 
     def __iter__(self) -> Iterator[GaussianEvent]:
         for event, count in self.entries:
-            yield from repeat(event, count)
+            yield from (event.at(event.index + place) for place in range(count))
 
     @staticmethod
-    def read(path: str | Path) -> Ledger:
+    def read(path: str | Path, *, unfinished: bool = False) -> Ledger:
         """The ledger in a file of `ledger_line`s; an empty file is an empty ledger.
 
         A line that cannot be parsed, is of another version or breaks the numbering 0, 1, 2, ... is refused: a ledger
-        with a hole would understate what was spent.
+        with a hole would understate what was spent. In a file that is `unfinished` the last line may be cut short: its
+        round was never released.
         """
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            text = Path(path).read_text(encoding="utf-8")
+            lines = text.split("\n")[:-1] if unfinished else text.splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise RunError(f"ledger {path} cannot be read ({error}): give the ledger of a run") from error
-        events = (_parse(line, index, f"{path}, line {index + 1}") for index, line in enumerate(lines))
-        return Ledger(tuple((event, sum(1 for _ in equal)) for event, equal in groupby(events)))
+        ledger = Ledger()
+        for index, line in enumerate(lines):
+            ledger = ledger.add(_parse(line, index, f"{path}, line {index + 1}"))
+        return ledger
 
 
 def ledger_line(round_index: int, event: GaussianEvent) -> str:

@@ -10,9 +10,8 @@ bit_bound / count_stddev. Both releases together are as private as one Gaussian 
     1/2                        CENTRED: within - 1/2, what this library releases
     1                          UNCENTRED: within itself; the sum also reveals the size of the cohort, which under
                                Poisson sampling is secret
-    max(quantile, 1-quantile)  `quantile_bound(quantile)`: within - quantile. The clip then settles at the right
-    quantile
-                               even if the divisor is wrong
+    max(quantile, 1-quantile)  `quantile_bound(quantile)`: within - quantile; the clip then settles at the right
+                               quantile even if the divisor is wrong
 
 Under replace-one both parts move by twice as much, whatever is subtracted. The split is the same; the accountant halves
 the noise multiplier.
@@ -63,12 +62,8 @@ def split_noise(noise_multiplier: float, count_stddev: float, *, bit_bound: floa
     if z == 0:
         return DeltaNoise(0.0)
     if z >= limit:
-        raise refuse(
-            "noise_multiplier",
-            noise_multiplier,
-            f"below count_stddev / bit_bound = {limit:g}",
-            "raise count_stddev or cohort_size, or lower noise_multiplier",
-        )
+        way_out = "raise count_stddev or cohort_size, or lower noise_multiplier"
+        raise refuse("noise_multiplier", noise_multiplier, f"below count_stddev / bit_bound = {limit:g}", way_out)
     share = z / limit
     # Written as a product: the difference of inverse squares would lose its digits when the bit has far more noise than
     # the updates.
@@ -79,13 +74,8 @@ def default_count_stddev(cohort_size: int, noise_multiplier: float) -> float:
     """The noise on the count, in users, where nobody chose it; it suits every cohort and every noise multiplier.
 
     The paper's cohort_size / 20 (section 2.1) where it raises the noise on the updates by at most 1%, as in all of the
-    paper's experiments. Otherwise the one of least total noise: more noise on the count leaves the updates less, but
-    makes the clip wander, and the updates' noise is in proportion to the clip. Zero where there is no noise.
-
-    With the paper's clip_lr, 0.2, and norms that spread by a factor e, the logarithm of the clip has a variance of
-    about (count_stddev / cohort_size)^2 / 4 around its place, which raises the root mean square of the clip by a factor
-    of exp of that. The product of this factor and delta_noise_multiplier is least at the count_stddev computed here;
-    docs/guarantees.md has the derivation.
+    paper's experiments. Otherwise the one of least total noise, which docs/guarantees.md derives: more noise on the
+    count leaves the updates less, but makes the clip wander, and the updates' noise is in proportion to the clip.
     """
     z = check_number("noise_multiplier", noise_multiplier, at_least=0, way_out="give a multiplier such as 1.0")
     papers = cohort_size / PAPERS_SHARE if z > 0 else 0.0

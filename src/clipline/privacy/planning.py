@@ -6,7 +6,6 @@ Or, where epsilon is all that is known, a table of cohorts and rounds with the n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
@@ -14,13 +13,24 @@ from typing import Any
 from ..errors import SettingError, check_number, refuse
 from ..settings import check
 from .accountant import account, account_renyi, default_relation, rough_epsilon
-from .calibration import cohort_within, least_scale, noise_multiplier_for, rounds_within
-from .delta import default_delta, warn_of_delta
+from .calibration import cohort_within, least_scale, noise_multiplier_for, rough_noise_multiplier_for, rounds_within
 from .events import GaussianEvent, sampling_named
-from .feasibility.noise_norm import Parameters, Verdict, count_parameters, noise_norm, slowdown, verdict
-from .feasibility.noise_table import ROUNDS, NoiseTable, noise_cells, usual_cohorts
-from .feasibility.remedies import Remedies, Setup, find_remedies
-from .guarantee import Guarantee, rounded_up
+from .feasibility import (
+    ROUNDS,
+    NoiseCell,
+    NoiseTable,
+    Parameters,
+    Remedies,
+    Setup,
+    count_parameters,
+    find_remedies,
+    noise_norm,
+    slowdown,
+    update_noise,
+    usual_cohorts,
+    verdict,
+)
+from .guarantee import Guarantee, default_delta, rounded_up, warn_of_delta
 from .ledger import Ledger
 from .noise_split import DeltaNoise, default_count_stddev, split_noise
 from .relations import Relation
@@ -84,21 +94,13 @@ class Plan:
             "renyi_epsilon": self.renyi_epsilon if math.isfinite(self.renyi_epsilon) else None,
             "mu": guarantee.mu if guarantee.private else None,
             "comparison": [
-                {
-                    "sampling": sampling,
-                    "relation": str(relation),
-                    "epsilon": epsilon if math.isfinite(epsilon) else None,
-                }
-                for sampling, relation, epsilon in self.comparison
+                {"sampling": name, "relation": str(other), "epsilon": epsilon if math.isfinite(epsilon) else None}
+                for name, other, epsilon in self.comparison
             ],
             "curve": [{"rounds": rounds, "epsilon": epsilon} for rounds, epsilon in self.curve],
-            **self._model_json(),
-        }
+        } | ({} if self.noise_norm is None else self._model_json(self.noise_norm))
 
-    def _model_json(self) -> dict[str, Any]:
-        norm = self.noise_norm
-        if norm is None:
-            return {}
+    def _model_json(self, norm: float) -> dict[str, Any]:
         return {
             "parameters": self.parameters,
             "noise_norm": norm,
@@ -135,62 +137,59 @@ def plan(
     given, the least multiple of both that reaches epsilon. `parameters`, how many are trained or the shape of each
     trained tensor, adds whether such a model can be trained under the noise, and if not, what would help.
     """
-    population_size = int(check("population_size", population_size))
-    terms = _terms(population_size, delta, sampling, relation)
+    population_size, terms = _terms(population_size, delta, sampling, relation, epsilon, rounds, cohort_size)
     count = None if parameters is None else count_parameters(parameters)
-    found = _left_out(cohort_size, rounds, epsilon, noise_multiplier, scale)
-    check("epsilon", epsilon)
-    if rounds is not None:
-        check("rounds", rounds)
-    if cohort_size is not None:
-        _check_cohort(cohort_size, population_size)
+    found = _left_out(scale, epsilon=epsilon, noise_multiplier=noise_multiplier, cohort_size=cohort_size, rounds=rounds)
+    m: Any = cohort_size
+    z: Any = noise_multiplier
+    target: dict[str, Any] = {"rounds": rounds, "epsilon": epsilon, **terms}
     if found == "scale":
-        cohort_size, noise_multiplier = _scaled(scale, population_size, sampling, rounds, epsilon, terms)
+        m, z = _scaled(scale, population_size, sampling, target)
     elif found == "noise_multiplier":
-        assert cohort_size is not None
-        noise_multiplier = noise_multiplier_for(
-            sampling=sampling_named(sampling, cohort_size, population_size),
-            rounds=_given(rounds),
-            epsilon=_given(epsilon),
-            **terms,
-        )
+        z = noise_multiplier_for(sampling=sampling_named(sampling, m, population_size), **target)
     elif found == "cohort_size":
-        cohort_size = cohort_within(
-            noise_multiplier=_given(noise_multiplier), population_size=population_size, sampling=sampling,
-            rounds=_given(rounds), epsilon=_given(epsilon), **terms,
-        )  # fmt: skip
-        if cohort_size == 0:
+        m = cohort_within(noise_multiplier=z, population_size=population_size, sampling=sampling, **target)
+        if m == 0:
             raise refuse("epsilon", epsilon, "enough for a cohort of one user", "raise noise_multiplier or epsilon")
     elif found == "rounds":
-        assert cohort_size is not None
-        event = GaussianEvent(sampling_named(sampling, cohort_size, population_size), _given(noise_multiplier))
-        rounds = rounds_within(event, epsilon=_given(epsilon), **terms)
-        if rounds == 0:
+        event = GaussianEvent(sampling_named(sampling, m, population_size), z)
+        target["rounds"] = rounds_within(event, epsilon=target["epsilon"], **terms)
+        if target["rounds"] == 0:
             raise refuse(
                 "epsilon", epsilon, "enough for one round", "raise noise_multiplier or epsilon, or lower cohort_size"
             )
-    complete = _complete(
-        found,
-        _given(cohort_size),
-        population_size,
-        _given(rounds),
-        _given(noise_multiplier),
-        sampling,
-        count_stddev,
-        terms,
-    )
-    if parameters is None:
-        return complete
-    complete = replace(complete, parameters=count)
-    norm, guarantee = _given(complete.noise_norm), complete.guarantee
-    if norm <= Verdict.FEASIBLE.most or not guarantee.private:
-        return complete
-    setup = Setup(
-        population_size, complete.cohort_size, complete.rounds, guarantee.epsilon if epsilon is None else epsilon,
-        sampling, terms["relation"], _delta_of(delta), count_stddev,
+    count_stddev = default_count_stddev(m, z) if (chosen := count_stddev) is None else chosen
+    check("count_stddev", count_stddev)
+    try:
+        delta_noise: DeltaNoise | None = split_noise(z, count_stddev)
+    except SettingError:
+        delta_noise = None
+
+    def ledger(name: str, rounds: int) -> Ledger:
+        return Ledger().add(GaussianEvent(sampling_named(name, m, population_size), z), rounds)
+
+    last = target["rounds"]
+    guarantee = account(ledger(sampling, last), **terms)
+    curve: list[tuple[int, float]] = []
+    spent = guarantee.epsilon
+    steps = sorted({max(1, round(last * k / CURVE_POINTS)) for k in range(1, CURVE_POINTS + 1)})
+    for step in reversed(steps if guarantee.private else ()):
+        # From the last point down. Fewer rounds cost no more, so that a rough bound is capped by the point after it.
+        spent = spent if step == last else min(spent, rough_epsilon(ledger(sampling, step), **terms))
+        curve.insert(0, (step, spent))
+    complete = Plan(
+        found, guarantee, account_renyi(ledger(sampling, last), **terms).epsilon, z, delta_noise, count_stddev,
+        m, population_size, last, sampling, parameters=count, curve=tuple(curve),
+        comparison=tuple(
+            (name, other, account(ledger(name, last), delta=terms["delta"], relation=other).epsilon)
+            for name in ("poisson", "fixed") for other in Relation if other.sound
+        ),
     )  # fmt: skip
-    remedies = find_remedies(setup, complete.update_noise, parameters, Verdict.FEASIBLE.most)
-    return replace(complete, remedies=remedies)
+    if parameters is None or not guarantee.private:
+        return complete
+    promised = guarantee.epsilon if epsilon is None else epsilon
+    setup = Setup(population_size, m, last, promised, sampling, terms["relation"], delta, chosen)
+    return replace(complete, remedies=find_remedies(setup, complete.update_noise, parameters))
 
 
 def plan_table(
@@ -209,33 +208,36 @@ def plan_table(
 
     With `parameters` also which of these such a model can be trained with; otherwise how many parameters each bears.
     """
-    population_size = int(check("population_size", population_size))
-    check("epsilon", epsilon)
-    terms = _terms(population_size, delta, sampling, relation)
+    population_size, terms = _terms(population_size, delta, sampling, relation, epsilon, rounds, cohort_size)
     count = None if parameters is None else count_parameters(parameters)
-    if rounds is not None:
-        check("rounds", rounds)
-    if cohort_size is not None:
-        _check_cohort(cohort_size, population_size)
     check("count_stddev", count_stddev)
-    cells = noise_cells(
-        population_size=population_size, epsilon=epsilon, sampling=sampling, count_stddev=count_stddev,
-        cohorts=usual_cohorts(population_size) if cohort_size is None else (cohort_size,),
-        rounds=ROUNDS if rounds is None else (rounds,), **terms,
-    )  # fmt: skip
-    table = NoiseTable(population_size, epsilon, terms["delta"], terms["relation"], sampling, cells, count)
-    best = table.best
-    if parameters is None or best.noise_norm(_given(count)) <= Verdict.FEASIBLE.most:
+    cells = []
+    for m in usual_cohorts(population_size) if cohort_size is None else (cohort_size,):
+        sampled = sampling_named(sampling, m, population_size)
+        for last in ROUNDS if rounds is None else (rounds,):
+            z = rough_noise_multiplier_for(sampling=sampled, rounds=last, epsilon=epsilon, **terms)
+            cells.append(NoiseCell(m, last, z, update_noise(z, m, count_stddev)))
+    table = NoiseTable(population_size, epsilon, terms["delta"], terms["relation"], sampling, tuple(cells), count)
+    if parameters is None:
         return table
+    best = table.best
     setup = Setup(
-        population_size, best.cohort_size, best.rounds, epsilon, sampling, terms["relation"], _delta_of(delta),
-        count_stddev,
-    )  # fmt: skip
-    return replace(table, remedies=find_remedies(setup, best.delta_noise_multiplier, parameters, Verdict.FEASIBLE.most))
+        population_size, best.cohort_size, best.rounds, epsilon, sampling, terms["relation"], delta, count_stddev
+    )
+    return replace(table, remedies=find_remedies(setup, best.delta_noise_multiplier, parameters))
 
 
-def _terms(population_size: int, delta: float | None, sampling: str, relation: Relation | str | None) -> dict[str, Any]:
-    """Delta and relation of the promise, checked; both follow from the rest where they are left out."""
+def _terms(
+    population_size: int,
+    delta: float | None,
+    sampling: str,
+    relation: Relation | str | None,
+    epsilon: float | None,
+    rounds: int | None,
+    cohort_size: int | None,
+) -> tuple[int, dict[str, Any]]:
+    """The population, and delta and relation, which follow from the rest if left out. All of these are checked."""
+    population_size = int(check("population_size", population_size))
     if delta is None and population_size == 1:
         raise refuse("population_size", population_size, "at least 2 where delta follows from it", "give delta")
     delta = default_delta(population_size) if delta is None else float(check("delta", delta))
@@ -243,60 +245,15 @@ def _terms(population_size: int, delta: float | None, sampling: str, relation: R
     kind = (
         default_relation(sampling_named(sampling, 1, population_size)) if relation is None else Relation.named(relation)
     )
-    return {"delta": delta, "relation": kind}
+    check("epsilon", epsilon)
+    if rounds is not None:
+        check("rounds", rounds)
+    if cohort_size is not None:
+        _check_cohort(cohort_size, population_size)
+    return population_size, {"delta": delta, "relation": kind}
 
 
-def _delta_of(delta: float | None) -> Callable[[int], float]:
-    """Delta for a number of users: the given one, or population_size^-1.1."""
-    return default_delta if delta is None else (lambda _: delta)
-
-
-def _complete(
-    found: str,
-    cohort_size: int,
-    population_size: int,
-    rounds: int,
-    z: float,
-    sampling: str,
-    count_stddev: float | None,
-    terms: Any,
-) -> Plan:
-    def ledger(name: str, count: int) -> Ledger:
-        return Ledger().add(GaussianEvent(sampling_named(name, cohort_size, population_size), z), count)
-
-    guarantee = account(ledger(sampling, rounds), **terms)
-    count_stddev = default_count_stddev(cohort_size, z) if count_stddev is None else count_stddev
-    check("count_stddev", count_stddev)
-    try:
-        delta_noise: DeltaNoise | None = split_noise(z, count_stddev)
-    except SettingError:
-        delta_noise = None
-    steps = sorted({max(1, round(rounds * k / CURVE_POINTS)) for k in range(1, CURVE_POINTS + 1)})
-    pairs = [(name, other) for name in ("poisson", "fixed") for other in Relation if other.sound]
-    comparison = tuple(
-        (name, other, account(ledger(name, rounds), delta=terms["delta"], relation=other).epsilon)
-        for name, other in pairs
-    )
-    curve: list[tuple[int, float]] = []
-    epsilon = guarantee.epsilon
-    for count in reversed(steps if guarantee.private else ()):
-        # From the last point down. Fewer rounds cost no more, so that a rough bound is capped by the point after it.
-        epsilon = min(epsilon, epsilon if count == rounds else rough_epsilon(ledger(sampling, count), **terms))
-        curve.insert(0, (count, epsilon))
-    return Plan(
-        found, guarantee, account_renyi(ledger(sampling, rounds), **terms).epsilon, z,
-        delta_noise, count_stddev, cohort_size, population_size, rounds, sampling, comparison, tuple(curve),
-    )  # fmt: skip
-
-
-def _left_out(
-    cohort_size: int | None,
-    rounds: int | None,
-    epsilon: float | None,
-    noise_multiplier: float | None,
-    scale: tuple[int, float] | None,
-) -> str:
-    given = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "cohort_size": cohort_size, "rounds": rounds}
+def _left_out(scale: tuple[int, float] | None, **given: float | None) -> str:
     missing = [name for name, value in given.items() if value is None]
     if scale is not None:
         if sorted(missing) != ["cohort_size", "noise_multiplier"]:
@@ -315,29 +272,27 @@ def _left_out(
     return missing[0]
 
 
-def _scaled(
-    scale: Any, population_size: int, sampling: str, rounds: int | None, epsilon: float | None, terms: Any
-) -> tuple[int, float]:
+def _scaled(scale: Any, population_size: int, sampling: str, target: dict[str, Any]) -> tuple[int, float]:
     cohort_size, z = scale
     _check_cohort(cohort_size, population_size)
     check_number("noise_multiplier", z, above=0, way_out="give the noise that the model tolerates at this cohort")
     try:
         scaled = least_scale(
-            cohort_size=cohort_size, noise_multiplier=z, population_size=population_size, sampling=sampling,
-            rounds=_given(rounds), epsilon=_given(epsilon), **terms,
-        )  # fmt: skip
-    except SettingError:
-        event = GaussianEvent(
-            sampling_named(sampling, population_size, population_size), z * population_size / cohort_size
+            cohort_size=cohort_size, noise_multiplier=z, population_size=population_size, sampling=sampling, **target
         )
-        best = account(Ledger().add(event, _given(rounds)), **terms)
-        allowed = rounds_within(event, epsilon=_given(epsilon), **terms)
+    except SettingError:
+        all_users = sampling_named(sampling, population_size, population_size)
+        event = GaussianEvent(all_users, z * population_size / cohort_size)
+        terms = {"delta": target["delta"], "relation": target["relation"]}
+        best = account(Ledger().add(event, target["rounds"]), **terms)
+        allowed = rounds_within(event, epsilon=target["epsilon"], **terms)
         fewer = f", or {allowed} rounds" if allowed else ""
-        needed = noise_multiplier_for(sampling=event.sampling, rounds=_given(rounds), epsilon=_given(epsilon), **terms)
+        needed = noise_multiplier_for(sampling=all_users, **target)
         raise SettingError(
-            f"scale='m={cohort_size},z={z:g}' must reach {epsilon=} with the {population_size} users there are, and "
-            f"does not: take epsilon {best.epsilon_text}, which all users in every round reach{fewer}, or find a "
-            f"model that tolerates z={rounded_up(needed * cohort_size / population_size, 3)} at m={cohort_size}"
+            f"scale='m={cohort_size},z={z:g}' must reach epsilon={target['epsilon']} with the {population_size} users "
+            f"there are, and does not: take epsilon {best.epsilon_text}, which all users in every round reach{fewer}, "
+            f"or find a model that tolerates z={rounded_up(needed * cohort_size / population_size, 3)} at "
+            f"m={cohort_size}"
         ) from None
     return scaled, z * scaled / cohort_size
 
@@ -347,8 +302,3 @@ def _check_cohort(cohort_size: int, population_size: int) -> None:
     if cohort_size > population_size:
         limit = f"at most the population, {population_size} users"
         raise refuse("cohort_size", cohort_size, limit, "lower the cohort or declare more users")
-
-
-def _given(value: Any) -> Any:
-    assert value is not None
-    return value

@@ -24,7 +24,7 @@ from .guarantee import Guarantee
 from .ledger import Ledger
 from .numerics import Array
 from .relations import Relation
-from .renyi.conversion import deltas, epsilons
+from .renyi import deltas, epsilons
 
 _ORDERS: Array = 1 + np.logspace(-2, 5, 7 * 48 + 1)
 
@@ -106,7 +106,7 @@ def account_search(ledger: Ledger, runs: RunCount, *, delta: float, relation: Re
     if not ledger.rounds or not one.private:
         return one
     total = np.zeros(len(_ORDERS))
-    for event, count in ledger.events.items():
+    for event, count in ledger.costs.items():
         total += count * renyi_curve(event, one.relation, tuple(_ORDERS))
     charged = runs.charge(_ORDERS, total)
     # A divergence rises with its order, so that a bound at a higher order also holds at every lower one.
@@ -117,9 +117,7 @@ def account_search(ledger: Ledger, runs: RunCount, *, delta: float, relation: Re
 def account_grid(ledger: Ledger, runs: int, *, delta: float, relation: Relation) -> Guarantee:
     """The guarantee of `runs` runs of `ledger` where the choice looks at them all: each is charged in full."""
     check_whole("runs", runs, at_least=1, way_out="give the number of runs on the grid")
-    return account(
-        Ledger(tuple((event, count * runs) for event, count in ledger.entries)), delta=delta, relation=relation
-    )
+    return account(Ledger(ledger.entries * runs), delta=delta, relation=relation)
 
 
 def _best(orders: Array, divergences: Array, delta: float) -> tuple[float, float]:

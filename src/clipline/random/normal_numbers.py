@@ -7,7 +7,7 @@ words). Then further words decide, or make a number of the tail, which goes to 1
 even the rarest pair of words, of 53 bits each, is accepted.
 
 `from_words` does this with arrays instead of one number after the other and gives the same numbers to the last bit,
-so words of any generator can be used: those of OpenSSL here, those that a GPU has made in `engine/kernels/noise.py`.
+so words of any generator can be used: those of OpenSSL here, those of a GPU in `engine/gpu/kernels/noise.py`.
 """
 
 from __future__ import annotations

@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import fnmatch
 import inspect
+import json
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
@@ -18,24 +22,43 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..data.chunks import is_file, short
+from ..data.column_options import ColumnOptions
 from ..data.packed_field import Field
-from ..engine.batches import in_batch
-from ..engine.working_model import uncompiled
-from ..errors import ModuleError, PopulationError, RunError, SettingError, check_whole, nearest, refuse
+from ..engine.core.batches import in_batch
+from ..engine.core.working_model import uncompiled
+from ..errors import (
+    CliplineError,
+    ModuleError,
+    PopulationError,
+    RunError,
+    SettingError,
+    check_whole,
+    first_line,
+    nearest,
+    refuse,
+)
 from ..federated.local_sgd import Batch
 from ..privacy.guarantee import Guarantee
-from ..training.storage.circumstances import layers_text
-from ..training.storage.model_card import CARD_KEY, MODEL
-from ..training.storage.run_directory import checked_path
-from .checked_card import CheckedCard, checked_card, described
-from .classes import PREDICTION, class_names, named_columns
-from .error_advice import PYTHON, WaysOut
-from .new_data import arrays_of, field_like, perhaps_renamed
-from .rebuild import Code, OtherCodeWarning, code_of
+from ..settings import SETTINGS, STAND_IN
+from ..tasks import is_task_file, task_named
+from ..tasks.own_task import file_checksum, model_of
+from ..tasks.task import Task
+from ..training.model_card import guarantee_from, layers_text
+from ..training.run_directory import checked_path
+from ..training.run_files import CARD_KEY, CHECKPOINT, MODEL
+from .new_data import PREDICTION, arrays_of, class_names, field_like, named_columns, perhaps_renamed
 
 Predict = Callable[[nn.Module, Batch], Tensor | Mapping[str, Tensor]]  # (examples, ...) of a batch, or several by name
 _WITH_PERSONAL = "; it does not cover the personal parameters of one user, which this model holds"
 _ONLY = ""  # the name of an array that was given without one
+_UNREADABLE = (OSError, SafetensorError, ValueError, TypeError, RuntimeError, MemoryError, AttributeError)
+_DAMAGED = (CliplineError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
+_NUMBERS = {np.dtype(code).name for code in "?bBhHiIlLqQefdFD"}
+_PREDICT = "give predict=f, or --model FILE.py with such a function"
+
+
+class OtherCodeWarning(UserWarning):
+    """A model is loaded with another file, or with other layers, than it was trained with."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +71,6 @@ class SavedModel:
     card: Mapping[str, Any] = field(repr=False)  # settings, fields and the rest, as in card.json
     function: Predict | None = field(default=None, repr=False)
     classes: str | Sequence[str] | None = field(default=None, repr=False)  # see `load`
-    ways_out: WaysOut = field(default=PYTHON, repr=False)  # in the caller's words
     personal: bool = False  # whether it holds parameters of one user, which the guarantee does not cover
 
     def __str__(self) -> str:
@@ -85,21 +107,22 @@ class SavedModel:
         """
         check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")
         trained: Mapping[str, Any] = self.card.get("fields", {})
-        new = arrays_of(data, list(trained), only=_ONLY, options=described(self.card), text=text, keep=keep)
-        arrays, unread = new.fields, new.unread
-        if _ONLY in arrays and self.function is not None:
+        options = ColumnOptions.of(self.card.get("columns", {}))
+        new = arrays_of(data, list(trained), only=_ONLY, options=options, text=text, keep=keep)
+        if _ONLY in new.fields and self.function is not None:
             raise refuse(
                 "data", type(data).__name__, "fields by name, as predict(model, batch) takes them", 'give {"x": array}'
             )
         like = next((p for p in self.model.parameters() if p.is_floating_point()), torch.zeros(()))
-        fields = {name: field_like(name, array, trained) for name, array in arrays.items()}
+        fields = {name: field_like(name, array, trained) for name, array in new.fields.items()}
         examples = len(next(iter(fields.values())))
         parts: list[Mapping[str, Tensor]] = []
         with torch.no_grad():
             for start in range(0, max(examples, 1), batch_size):  # no examples: one empty batch tells the shape
                 stop = min(start + batch_size, examples)
-                batch = _Fields({name: _tensor(array[start:stop], like) for name, array in fields.items()}, unread)
-                parts.append(_checked(self._asked(batch, fields, trained), stop - start, self.ways_out))
+                batch = _Fields({name: _tensor(array[start:stop], like) for name, array in fields.items()})
+                batch.unread = new.unread
+                parts.append(_checked(self._asked(batch, fields, trained), stop - start))
         joined = {name: _numpy(torch.cat([part[name] for part in parts])) for name in parts[0]}
         return self._answer(joined, new.kept)
 
@@ -113,7 +136,8 @@ class SavedModel:
         if not isinstance(given, Mapping):
             raise refuse("values", given, "tensors by name, or a safetensors file of them", "see unprivate_personal")
         model, known = copy.deepcopy(self.model), dict(self.model.named_parameters())
-        personal = [name for name in known if any(fnmatch.fnmatchcase(name, one) for one in self._personal_patterns)]
+        patterns = [one for one in self.card.get("settings", {}).get("personal", []) if isinstance(one, str)]
+        personal = [name for name in known if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
         for name, value in given.items():
             if name not in personal:
                 way_out = nearest(name, personal) if personal else "train with personal=[...]"
@@ -164,22 +188,17 @@ class SavedModel:
     def _asked(self, batch: _Fields, fields: Mapping[str, Field], trained: Mapping[str, Any]) -> Any:
         """The model's answer; an error that comes with other shapes or fewer fields than in the training says so."""
         try:
-            if self.function is not None:
-                return self.function(self.model, batch)
-            return _called(self.model, batch, self.ways_out)
+            return _called(self.model, batch) if self.function is None else self.function(self.model, batch)
         except SettingError:
             raise
         except Exception as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            first = first_line(error)
             for name, array in fields.items():
                 shape = tuple(trained.get(name, {}).get("shape", array.shape[1:]))
                 if array.shape[1:] != shape:
-                    raise refuse(
-                        f"shape of {name!r}",
-                        array.shape[1:],
-                        f"{shape} for each example, as in the training ({first})",
-                        "prepare new data as those that were trained on",
-                    ) from error
+                    limit = f"{shape} for each example, as in the training ({first})"
+                    way_out = "prepare new data as those that were trained on"
+                    raise refuse(f"shape of {name!r}", array.shape[1:], limit, way_out) from error
             missing = [name for name in trained if name not in fields]
             if missing and self.function is None and _ONLY not in fields:  # a function's own errors stay
                 raise PopulationError(
@@ -210,57 +229,39 @@ def load(
     predicted: its categories are then the names, or 0, 1, ... where it has none. Left out, it is the `LABEL` of the
     task's file. Nothing is unpickled.
     """
-    return load_for(PYTHON, path, model, predict=predict, classes=classes, device=device)
-
-
-def load_for(
-    ways_out: WaysOut,
-    path: str | Path,
-    model: object,
-    *,
-    predict: Predict | None,
-    classes: str | Sequence[str] | None,
-    device: torch.device | str,
-) -> SavedModel:
-    """`load`, with messages in the words of whoever asks."""
     folder = checked_path(path)
     if predict is not None and not callable(predict):
         raise refuse("predict", predict, "a function", 'give predict=lambda model, batch: model(batch["x"])')
-    tensors, card = _read(folder)
-    class_names(classes, card.entries)  # refuses what names nothing
-    code = _code(model, card.task, folder, ways_out)
-    if classes is None and code.label in card.entries.get("fields", {}):
+    tensors, card, guarantee = _read(folder)
+    class_names(classes, card)  # refuses what names nothing
+    code = code_of(card.get("task", {}), model, folder)
+    if classes is None and code.label in card.get("fields", {}):
         classes = code.label
     module = _made(code)
-    if not isinstance(module, nn.Module):
-        raise ModuleError(f"model gave {type(module).__name__} but must give a torch.nn.Module: return the module")
     _check_same(tensors, module, folder / MODEL)
-    if layers_text(module) != card.layers:
+    if layers_text(module) != card["model"]["layers"]:
         warnings.warn(
             f"the model given prints other layers than the one saved in {str(path)!r}: compare it with its card",
             OtherCodeWarning,
-            stacklevel=3,
+            stacklevel=2,
         )
     try:
         module.load_state_dict(tensors)
-    except (
-        RuntimeError
-    ) as error:  # names, shapes and types agree: a weight that takes no plain numbers, a quantised one
+    except RuntimeError as error:  # names, shapes and types agree: a weight takes no plain numbers, a quantised one
         said = str(error).strip().splitlines()[-1].strip()[:300]
         raise ModuleError(
             f"{str(folder / MODEL)!r} cannot be put into the model given ({said}): give the model as it was before its "
             "weights were quantised; adapters go into a quantised base by PeftModel.from_pretrained(base, folder)"
         ) from None
     trained = _moved(module, device).eval()
-    function = predict or code.predict
-    return SavedModel(trained, card.guarantee, card.metrics, card.entries, function, classes, ways_out)
+    return SavedModel(trained, guarantee, card["metrics"], card, predict or code.predict, classes)
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], CheckedCard]:
-    """Tensors and card of a folder."""
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Guarantee]:
+    """Tensors, card and guarantee of a folder."""
     file = path / MODEL
     if not is_file(file):
-        unfinished = is_file(path / "checkpoint.safetensors")
+        unfinished = is_file(path / CHECKPOINT)
         shown = str(path)[:200]
         raise RunError(
             f"path={shown!r} holds an unfinished run and no {MODEL}: resume it first"
@@ -277,24 +278,88 @@ def _read(path: Path) -> tuple[dict[str, Tensor], CheckedCard]:
             f"{str(file)!r} has no card, so clipline.load does not know its guarantee: save it by result.save, or read "
             "the tensors alone by safetensors.torch.load_file"
         ) from None
-    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError, MemoryError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise RunError(f"{str(file)!r} cannot be read as a saved model ({short(error)}): save it again") from None
-    return tensors, checked_card(text, file)
+    return tensors, *_checked_card(text, file)
 
 
-def _code(model: object, task: Mapping[str, Any], folder: Path, ways_out: WaysOut) -> Code:
-    """What makes the model, given or found."""
+def _checked_card(text: str, file: Path) -> tuple[dict[str, Any], Guarantee]:
+    """The card of a file, which may be damaged, and the guarantee in it."""
+    try:
+        card = json.loads(text)
+        ColumnOptions.of(card.get("columns", {}))
+        for name, one in card.get("fields", {}).items():
+            if one["dtype"] not in _NUMBERS or not all(axis >= 0 for axis in one["shape"]):
+                raise ValueError(f"field {name[:80]!r} holds no numbers")
+        metrics = [number for number in card["metrics"].values() if number is not None]
+        texts = [card["model"]["layers"], card.get("task", {}).get("name", "")]
+        if not all(math.isfinite(number) for number in metrics) or not all(isinstance(one, str) for one in texts):
+            raise ValueError("a metric is no number, or a name no text")
+        return card, guarantee_from(card["guarantee"])
+    except _DAMAGED as error:
+        said = "".join(one for one in str(error) if one.isprintable())[:300]
+        raise RunError(f"{str(file)!r} has a damaged card ({said}): save the model again") from None
+
+
+@dataclass(frozen=True)
+class Code:
+    """What makes an untrained model, how it predicts, and what, if that is known."""
+
+    make: Callable[[], object]
+    predict: Predict | None = None
+    label: str | None = None  # the field that is predicted, if that is known
+
+
+def code_of(task: Mapping[str, Any], model: object, folder: Path) -> Code:
+    """What makes the model: what the caller gives, a file that the caller names, or the task that the card names.
+
+    A file is run only if the caller names it: who wrote the card also wrote the name and the checksum in it, and may
+    have put a file of that name beside the folder.
+    """
     if isinstance(model, nn.Module):
         return Code(lambda: copy.deepcopy(uncompiled(model)))
-    if model is None or isinstance(model, str):
-        return code_of(task, model, folder, ways_out)
-    if callable(model):
-        return Code(model)
-    raise refuse("model", model, "a module, a function that makes one, or the name of a task", "give model=MyModel()")
+    if model is not None and not isinstance(model, str):
+        if callable(model):
+            return Code(model)
+        limit = "a module, a function that makes one, or the name of a task"
+        raise refuse("model", model, limit, "give model=MyModel()")
+    name = model or task.get("name")
+    if not isinstance(name, str):
+        raise SettingError(
+            f"path={str(folder)!r} does not say what makes its model, as it was not written by clipline train: give "
+            "load(path, model=MyModel()), an untrained one of the same class and shapes, or --model FILE.py with a "
+            "function model() that makes one"
+        )
+    if not is_task_file(name):
+        options = task.get("options")
+        return Code(partial(_built_in, task_named(name), options if isinstance(options, dict) else {}))
+    if model is None:
+        raise RunError(
+            f"the model was defined in the file {name[:200]!r}, and no code is run that you have not named: read that "
+            'file, then give load(path, model="FILE.py") or --model FILE.py'
+        )
+    code = Code(*model_of(name))
+    if isinstance(stored := task.get("code"), str) and file_checksum(name) != stored:
+        warnings.warn(
+            f"{name!r} is not the file that the model was trained with, or has changed since: compare what it predicts "
+            "with the metrics of the card",
+            OtherCodeWarning,
+            stacklevel=3,
+        )
+    return code
 
 
-def _made(code: Code) -> object:
-    """What the code makes; a class that wants arguments is refused."""
+def _built_in(task: Task, options: Mapping[str, Any]) -> nn.Module:
+    """The model of a task of clipline with these options, made on as few generated users as will do."""
+    chosen = {name: value for name, value in options.items() if name in SETTINGS}
+    few: dict[str, Any] = {"population_size": task.settings.cohort_size}
+    if task.settings.test_users is not None:
+        few |= {"test_users": 2, "data": STAND_IN}  # one to validate on, one to test on
+    return task.load(task.settings.overridden({**chosen, **few}, "the card")).make(0)
+
+
+def _made(code: Code) -> nn.Module:
+    """What the code makes, which must be a module; a class that wants arguments is refused."""
     try:
         inspect.signature(code.make).bind()
     except TypeError:
@@ -304,7 +369,10 @@ def _made(code: Code) -> object:
         ) from None
     except ValueError:  # a builtin without a signature
         pass
-    return code.make()
+    module = code.make()
+    if not isinstance(module, nn.Module):
+        raise ModuleError(f"model gave {type(module).__name__} but must give a torch.nn.Module: return the module")
+    return module
 
 
 def _moved(module: nn.Module, device: object) -> nn.Module:
@@ -345,9 +413,7 @@ def _described(tensor: Tensor | None) -> str:
 class _Fields(dict[str, Tensor]):
     """A batch that says what it has when it is asked for something else; `unread` are the data's other columns."""
 
-    def __init__(self, fields: Mapping[str, Tensor], unread: Sequence[str] = ()) -> None:
-        super().__init__(fields)
-        self.unread = unread
+    unread: Sequence[str] = ()
 
     def __missing__(self, name: str) -> Tensor:
         raise SettingError(f"data has no field {name!r} but {', '.join(self) or 'none'}: {self.way_out(name)}")
@@ -357,7 +423,7 @@ class _Fields(dict[str, Tensor]):
         return perhaps_renamed(name, self.unread) or "give it, by that name"
 
 
-def _called(model: nn.Module, batch: Batch, ways_out: WaysOut) -> Any:
+def _called(model: nn.Module, batch: Batch) -> Any:
     """The model called with the fields that its `forward` names, or else with the only field."""
     if len(batch) == 1:
         return model(*batch.values())
@@ -367,28 +433,21 @@ def _called(model: nn.Module, batch: Batch, ways_out: WaysOut) -> Any:
     if any(name in batch for name in needed):  # so its arguments are fields; one that is not there is named
         given = [one.name for one in named if one.name in needed or one.name in batch]
         return model(**{name: batch[name] for name in given})
-    raise refuse(
-        "predict",
-        None,
-        f"given where the model takes {', '.join(needed) or 'nothing by name'} and the data have {', '.join(batch)}",
-        f"{ways_out.predict}, or data with one field",
-    )
+    wanted, there = ", ".join(needed) or "nothing by name", ", ".join(batch)
+    limit = f"given where the model takes {wanted} and the data have {there}"
+    raise refuse("predict", None, limit, f"{_PREDICT}, or data with one field")
 
 
-def _checked(answer: object, examples: int, ways_out: WaysOut) -> Mapping[str, Tensor]:
+def _checked(answer: object, examples: int) -> Mapping[str, Tensor]:
     """Predictions by name, one for each example."""
     named = dict(answer) if isinstance(answer, Mapping) else {_ONLY: answer}
     if not named:
-        raise refuse("prediction", {}, "at least one, by name", ways_out.predict)
+        raise refuse("prediction", {}, "at least one, by name", _PREDICT)
     for name, value in named.items():
         if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != examples:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise refuse(
-                f"prediction {name!r}" if name else "prediction",
-                got,
-                f"a tensor with {examples} rows, one for each example",
-                ways_out.predict,
-            )
+            limit = f"a tensor with {examples} rows, one for each example"
+            raise refuse(f"prediction {name!r}" if name else "prediction", got, limit, _PREDICT)
     return named  # type: ignore[return-value]  # checked above
 
 

@@ -8,25 +8,14 @@ from ..errors import SettingError, refuse
 from ..training.callbacks import Callback
 from ..training.result import TrainResult
 from ..training.side_by_side import run_together
-from .own.own_task import task_of
-from .settings import TrainSettings
+from .own_task import task_of
+from .train_settings import TrainSettings
 
 # What side by side runs must share: what decides the data, the model, the batches and how they are computed.
 _SHARED = (
-    *(
-        "task",
-        "population_size",
-        "data",
-        "user_column",
-        "classes",
-        "test_users",
-        "evaluate_on",
-        "augment",
-        "group_count",
-        "padding_in_loss",
-    ),
-    *("batch_size", "client_epochs", "max_examples", "device", "precision"),
-)
+    "task", "population_size", "data", "user_column", "classes", "test_users", "evaluate_on", "augment", "group_count",
+    "padding_in_loss", "batch_size", "client_epochs", "max_examples", "device", "precision",
+)  # fmt: skip
 
 
 def train_many(

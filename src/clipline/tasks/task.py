@@ -6,18 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from torch import nn
 
 from ..data.population import Population
 from ..data.task_stores import DataUsed, data_used
-from ..engine.parallel.torchrun import torchrun_rank
-from ..engine.sparse.row_fields import RowFields
+from ..engine.core.row_fields import RowFields
+from ..engine.workers.torchrun import torchrun_rank
 from ..errors import refuse
 from ..federated.local_sgd import Loss
+from ..random.streams import Streams
 from ..training.evaluation import EvaluateModel
 from ..training.options import Compute
 from ..training.training import Training
-from .settings import TrainSettings
+from .train_settings import TrainSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,3 +93,10 @@ def _compute(settings: TrainSettings) -> Compute:
     if settings.workers not in (None, 1, "torchrun"):
         raise refuse("workers", settings.workers, "left out under torchrun", "choose by --nproc-per-node")
     return replace(compute, workers="torchrun")
+
+
+def initialised(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A new model with the initial parameters of this seed; torch's own generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(Streams(seed).initial())
+        return make()

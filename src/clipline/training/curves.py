@@ -13,7 +13,8 @@ from ..plotting import new_figure, plain_log_labels, save_figure
 from ..privacy.guarantee import Guarantee
 from ..random.streams import GUESSABLE
 from .callbacks import Callback
-from .reports import RELEASED, RoundReport, round_json
+from .diagnosis import RELEASED
+from .result import RoundReport, round_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,9 +12,9 @@ from statistics import fmean, median
 from typing import Any
 
 from ..metric_direction import lower_is_better
-from ..privacy.feasibility.noise_norm import Verdict, verdict, verdict_text
-from .reports import RELEASED
+from ..privacy.feasibility import Verdict, verdict, verdict_text
 
+RELEASED = ("round", "clip", "fraction_within", "epsilon", "delta", "unprivate_seconds")  # no metric has such a name
 Round = Mapping[str, Any]  # a line of metrics.jsonl; a metric that is null was measured and is not finite
 
 SIGMAS = 4.0  # of the noise of a mean of fractions: beyond, a distance is not chance (1 in 30,000 runs)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ..engine.fast_parts import FastParts
+from ..engine.core.fast_parts import FastParts
 from ..errors import SettingError, nearest, refuse
 from ..privacy.relations import Relation
 from ..random.streams import NoiseSource
@@ -17,10 +17,9 @@ from ..synonyms import refuses_unknown_keywords
 if TYPE_CHECKING:  # torch is loaded when it is needed: settings can be checked without it
     import torch
 
-    from ..engine.choose import Engine
-    from ..engine.parallel.choose import Workers
-    from ..engine.precision import Precision
-    from ..engine.sparse.row_fields import RowFields
+    from ..engine.choose import Engine, Workers
+    from ..engine.core.precision import Precision
+    from ..engine.core.row_fields import RowFields
 
 
 @refuses_unknown_keywords
@@ -132,7 +131,7 @@ def _device(name: torch.device | str, parameters: int) -> torch.device:
     import torch
 
     from ..engine.choose import SMALL_MODEL
-    from ..engine.parallel.torchrun import torchrun_rank
+    from ..engine.workers.torchrun import torchrun_rank
 
     Compute(device=name).check_device()
     if name == "auto":
@@ -150,8 +149,8 @@ def _workers(workers: Workers | None, device: torch.device, cohort_size: int) ->
     """
     import torch
 
-    from ..engine.parallel.forked import usable_cores
-    from ..engine.parallel.torchrun import torchrun_rank
+    from ..engine.workers.forked import usable_cores
+    from ..engine.workers.torchrun import torchrun_rank
 
     if workers is not None:
         return workers

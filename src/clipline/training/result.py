@@ -1,9 +1,11 @@
-"""What a training gives: the model, the guarantee, and what was reported on the way."""
+"""What a training gives: a report of each round, and at its end the model, the guarantee and the findings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +14,62 @@ from torch import nn
 from ..federated.round import TrainState
 from ..privacy.guarantee import Guarantee
 from .diagnosis import BestAndLast, Finding
-from .reports import RoundReport, history
 
+Metrics = Mapping[str, float]
 Stopped = Literal["finished", "budget", "early", "interrupted"]
+
+
+@dataclass(frozen=True, eq=False)
+class RoundReport:
+    """What may be shown and stored of one round: released numbers, and metrics on users outside the population."""
+
+    round_index: int
+    clip: float  # that clipped in this round
+    fraction_within: float | None  # noisy
+    metrics: Metrics  # empty where this round was not evaluated
+    unprivate_seconds: float  # how long the round took, which depends on which users were drawn
+    account_now: Callable[[], Guarantee] = field(repr=False)
+    accounted: bool = True  # beside training; see `GuaranteesAhead` in loop.py
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """Of all rounds so far. Where it was not `accounted` it is now, which may take longer than a round."""
+        return self.account_now()
+
+
+def round_json(report: RoundReport, unprivate_timing: bool = False) -> dict[str, Any]:
+    """One round as a line of metrics.jsonl; epsilon is null where there is no guarantee, and left out if not accounted.
+
+    How long the round took is left out unless asked for: it tells whether a user with much data took part.
+    """
+    seconds = {"unprivate_seconds": round(report.unprivate_seconds, 6)} if unprivate_timing else {}
+    guarantee = report.guarantee if report.accounted else None
+    spent = {} if guarantee is None else {"epsilon": finite_or_none(guarantee.epsilon), "delta": guarantee.delta}
+    numbers = round_numbers(report)
+    first = {name: numbers.pop(name) for name in ("round", "clip", "fraction_within")}
+    return {**first, **spent, **seconds, **numbers}
+
+
+def round_numbers(report: RoundReport) -> dict[str, Any]:
+    """The same without a guarantee, which need not be accounted for this: what tells how a training goes."""
+    return {
+        "round": report.round_index,
+        "clip": finite_or_none(report.clip),
+        "fraction_within": report.fraction_within,
+        **{name: finite_or_none(value) for name, value in report.metrics.items()},
+    }
+
+
+def history(reports: Sequence[RoundReport], unprivate_timing: bool = False) -> dict[str, list[Any]]:
+    """Rounds as columns, each as long as there are rounds: those of `round_json`, and None where a round has none."""
+    rows = [round_json(report, unprivate_timing) for report in reports]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def finite_or_none(number: float) -> float | None:
+    """JSON has no infinity and no NaN: null stands for both."""
+    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +101,7 @@ class TrainResult:
         released: the seed, the data and the times of rounds are not in it. Nothing is pickled. Adapters of PEFT are
         also written in PEFT's own format.
         """
-        from .storage.model_card import save_result
+        from .model_card import save_result
 
         return save_result(self, Path(path))
 

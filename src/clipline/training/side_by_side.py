@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..engine.parallel.forked import ForkedBackend
-from ..engine.parallel.single import SingleProcess
-from ..engine.parallel.torchrun import TorchrunBackend
-from ..engine.problem import Problem
+from ..engine.core.problem import Problem
 from ..engine.stacked.trainer import Stacked
+from ..engine.workers.forked import ForkedBackend
+from ..engine.workers.single import SingleProcess
+from ..engine.workers.torchrun import TorchrunBackend
 from ..errors import SettingError, refuse
 from ..federated.backend import Backend, LocalTrainer
 from ..federated.local_sgd import LocalTraining

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
 
 from ..data.population import Population
-from ..engine.choose import choose_trainer
-from ..engine.isolation.value_ranges import warn_of_ranges
-from ..engine.one_by_one import OneByOne
-from ..engine.parallel.choose import choose_backend
-from ..engine.parallel.torchrun import TorchrunBackend, from_rank_0
-from ..engine.personal import PersonalStore
-from ..engine.problem import Problem
-from ..engine.programs.program_cache import ProgramCounts
+from ..engine.choose import choose_backend, choose_trainer
+from ..engine.core.one_by_one import OneByOne
+from ..engine.core.personal import PersonalStore
+from ..engine.core.problem import Problem
+from ..engine.core.working_model import check_module, uncompiled
+from ..engine.gpu.programs.program_cache import ProgramCounts
 from ..engine.stacked.trainer import Stacked
-from ..engine.working_model import check_module, uncompiled
-from ..errors import HopelessNoiseWarning, refuse
+from ..engine.value_ranges import warn_of_ranges
+from ..engine.workers.torchrun import TorchrunBackend, from_rank_0
+from ..errors import HopelessNoiseWarning, SettingError, refuse, shown
 from ..federated.clip_controllers import ClipController, QuantileClip
-from ..federated.local_sgd import LocalTraining, Loss, OnError
+from ..federated.local_sgd import LocalSGD, LocalTraining, Loss, OnError
 from ..federated.mechanism import GaussianMechanism
 from ..federated.round import Algorithm, TrainState
 from ..federated.sampling import relation_for, sampler_named, warn_of_declared_users
@@ -35,21 +36,64 @@ from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD
 from ..lr_schedules import tabulated
 from ..privacy.accountant import account
 from ..privacy.calibration import noise_multiplier_for, rounds_within
-from ..privacy.delta import default_delta, warn_of_delta
-from ..privacy.feasibility.noise_norm import Verdict, noise_norm, verdict
-from ..privacy.guarantee import Guarantee
+from ..privacy.feasibility import Verdict, noise_norm, verdict
+from ..privacy.guarantee import Guarantee, default_delta, warn_of_delta
 from ..privacy.ledger import Ledger
 from ..privacy.noise_split import default_count_stddev
 from ..privacy.relations import Relation
 from ..random.streams import NoiseSource, Streams
 from ..settings import check
+from ..synonyms import SYNONYMS, meant
 from .callbacks import Callback
 from .diagnosis import hopeless_text
-from .keywords import says_where_keywords_belong
 from .loop import Run, drive
 from .options import Compute, Privacy
 from .result import TrainResult
-from .storage.run_directory import checked_path, directory_first
+from .run_directory import checked_path, directory_first
+
+Given = ParamSpec("Given")
+
+_PARTS = {"privacy": Privacy, "local": LocalSGD, "clip": QuantileClip, "server": ServerSGD, "compute": Compute}
+
+
+def says_where_keywords_belong(init: Callable[Given, None]) -> Callable[Given, None]:
+    """A constructor that refuses an unknown keyword argument with the place where it belongs.
+
+    Checked first: a call with `epsilon=4` also leaves out `privacy`, and Python would report only what is missing.
+    """
+    known = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def checked(*args: Given.args, **keywords: Given.kwargs) -> None:
+        for name, value in keywords.items():
+            if name not in known:
+                raise _misplaced(name, value, known)
+        init(*args, **keywords)
+
+    return checked
+
+
+def _misplaced(name: str, value: object, known: Iterable[str]) -> SettingError:
+    """The error for a keyword that `Training` has not.
+
+    Of the settings' names those of the command line count too, and those that other libraries have for them.
+    """
+    if SYNONYMS.get(name) == "clip":  # `LocalSGD` has a clip_norm too, which has nothing to do with privacy
+        return SettingError(
+            f"{name}={shown(value)} is no argument of Training: give clip=FixedClip({shown(value)}), or leave it out, "
+            "and the clip follows the median of the users' norms"
+        )
+    for word in (name, SYNONYMS.get(name, name)):
+        for keyword, part in _PARTS.items():
+            for taken in fields(part):
+                if word in (taken.name, taken.metadata.get("setting")):
+                    place = f"{keyword}={part.__name__}({taken.name}={shown(value)})"
+                    return SettingError(
+                        f"{name}={shown(value)} is no argument of Training but of {part.__name__}: give {place}"
+                    )
+    return SettingError(
+        f"{name}={shown(value)} is no argument of Training, nor of its parts: {meant(name, [*known][1:])}"
+    )
 
 
 class Training:

@@ -1,7 +1,11 @@
-"""The paper's data sets: addresses, checksums and counts, and how their fields become those that the tasks read."""
+"""The paper's data sets: addresses, checksums, counts, downloads, and how fields become those that the tasks read."""
 
 from __future__ import annotations
 
+import hashlib
+import http.client
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -10,10 +14,72 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clipline.data import Progress, no_progress
 from clipline.errors import PopulationError, check_choice
 
 if TYPE_CHECKING:
     from clipline.data import Chunk, Convert, Manifest, StageProgress
+
+_TIMEOUT = 10.0  # seconds without an answer
+_BLOCK = 1 << 20
+
+
+def fetch(
+    download: Download, folder: str | Path, *, by_hand: str, timeout: float = _TIMEOUT, progress: Progress = no_progress
+) -> Path:
+    """Download one file into `folder` and check it. A file that is there already is checked, not downloaded again.
+
+    An interrupted download is kept beside it as `.part`, and the next call resumes it. Without a network nothing is
+    created, and the error says `by_hand`, the manual way. A file with another checksum than published is removed.
+    `progress` counts bytes.
+    """
+    path = Path(folder) / download.file
+    if path.exists():
+        return _checked(path, path, download)
+    part = path.with_name(path.name + ".part")
+    begun = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(download.url, headers={"Range": f"bytes={begun}-"} if begun else {})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            begun = begun if answer.status == http.client.PARTIAL_CONTENT else 0  # 200: the server begins anew
+            total = begun + int(answer.headers.get("Content-Length", 0))
+            part.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("ab" if begun else "wb") as file:
+                while block := answer.read(_BLOCK):
+                    file.write(block)
+                    begun += len(block)
+                    progress(begun, max(total, begun))
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # that one: all of it is here already
+            raise PopulationError(f"{download.url} answers {error.code} {error.reason}: {by_hand}") from None
+        total = begun
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        kept = f"{begun} bytes are kept, try again or " if part.exists() and begun else ""
+        raise PopulationError(f"{download.url} cannot be reached ({reason}): {kept}{by_hand}") from None
+    if begun < total:
+        raise PopulationError(
+            f"{download.url} stopped after {begun} of {total} bytes: the same command goes on from there"
+        )
+    return _checked(part, path, download)
+
+
+def _checked(found: Path, path: Path, download: Download) -> Path:
+    """Rename a complete download to its name, or remove it if it is not what was published."""
+    if download.sha256 is not None:
+        with found.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if sha256 != download.sha256:
+            if found != path:
+                found.unlink()
+            raise PopulationError(
+                f"{str(found)!r} has checksum {sha256[:12]}... but {download.sha256[:12]}... was published: "
+                "remove it if it is still there, and download it again"
+            )
+    found.rename(path)
+    return path
+
 
 _BUCKET = "https://storage.googleapis.com/tff-datasets-public"
 
@@ -105,8 +171,6 @@ class DataSet:
 
     def fetch(self, target: Path, progress: StageProgress) -> list[tuple[Path, bool]]:
         """Download all files."""
-        from .fetch import fetch
-
         return [
             (fetch(one, target, by_hand=self.by_hand, progress=partial(progress, one.file)), one.sha256 is not None)
             for one in self.downloads
@@ -171,8 +235,7 @@ EMNIST = DataSet(
     },
     (
         Download(
-            f"{_BUCKET}/emnist_all.sqlite.lzma",
-            "c3aaf91b4cf4e69d53d81627ad119eccdc878ff906f68e66063ff10f67faad48",
+            f"{_BUCKET}/emnist_all.sqlite.lzma", "c3aaf91b4cf4e69d53d81627ad119eccdc878ff906f68e66063ff10f67faad48"
         ),
     ),
     _emnist,
@@ -186,12 +249,7 @@ CIFAR100 = DataSet(
         "train": Split(500, 50_000, "train", "fed_cifar100_train.h5"),
         "test": Split(100, 10_000, "test", "fed_cifar100_test.h5"),
     },
-    (
-        Download(
-            f"{_BUCKET}/cifar100.sqlite.lzma",
-            "23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939",
-        ),
-    ),
+    (Download(f"{_BUCKET}/cifar100.sqlite.lzma", "23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939"),),
     _cifar100,
     shared_users=False,
 )
@@ -206,8 +264,7 @@ SHAKESPEARE = DataSet(
     },
     (
         Download(
-            f"{_BUCKET}/shakespeare.sqlite.lzma",
-            "d3d11fceb9e105439ac6f4d52af6efafed5a2a1e1eb24c5bd2dd54ced242f5c4",
+            f"{_BUCKET}/shakespeare.sqlite.lzma", "d3d11fceb9e105439ac6f4d52af6efafed5a2a1e1eb24c5bd2dd54ced242f5c4"
         ),
     ),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tarfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,15 +18,79 @@ from clipline.data import (
     converted,
     existing_file,
     no_stages,
+    short,
     write_store,
 )
 from clipline.errors import PopulationError, SettingError
 
-from ..preprocessing import text, tokenisers
-from . import vocabulary
+from .. import preprocessing
 from .catalogue import DataSet, data_set
-from .tff_hdf5 import read_tff_hdf5
-from .tff_sqlite import decompressed, read_tff_sqlite
+from .tff_files import decompressed, read_tff_hdf5, read_tff_sqlite
+
+WORD_LIST, TAG_LIST = "stackoverflow.word_count", "stackoverflow.tag_count"  # as TFF names them
+_WAY_OUT = "download it again with clipline data fetch stackoverflow"
+
+
+def read_words(path: str | Path, size: int) -> list[str]:
+    """The first `size` words of `stackoverflow.word_count` (plain or `.tar.bz2`): a word and a count on each line.
+
+    The file is sorted already, and its order is kept.
+    """
+    lines = _content(path).splitlines()
+    words = []
+    for number, line in enumerate(lines[: _size(path, size, len(lines))], start=1):
+        word, _, count = line.rpartition(" ")
+        if not word or not count.isdigit():
+            raise PopulationError(f"{str(path)!r} has no word and count in line {number}: {_WAY_OUT}")
+        words.append(word.strip())
+    return words
+
+
+def read_tags(path: str | Path, size: int) -> list[str]:
+    """The `size` tags of most users in `stackoverflow.tag_count` (plain or `.tar.bz2`): a JSON object tag to count.
+
+    Tags of equal counts keep the order of the file.
+    """
+    content = _content(path)
+    try:
+        counts = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise PopulationError(f"{str(path)!r} is no list of tags ({short(error)}): {_WAY_OUT}") from None
+    if not isinstance(counts, dict) or not all(isinstance(count, int) for count in counts.values()):
+        raise PopulationError(f"{str(path)!r} is no list of tags (it holds no JSON object of counts): {_WAY_OUT}")
+    return sorted(counts, key=lambda tag: -counts[tag])[: _size(path, size, len(counts))]
+
+
+def find_list(folder: Path, name: str) -> Path:
+    """A list by its original name in a folder, plain or packed."""
+    for file in (folder / name, folder / f"{name}.tar.bz2"):
+        if file.is_file():
+            return file
+    raise PopulationError(
+        f"{str(folder)!r} holds neither {name} nor {name}.tar.bz2: put one there, or say where it is with "
+        f"--{'words' if name == WORD_LIST else 'tags'} FILE"
+    )
+
+
+def _size(path: str | Path, size: int, there: int) -> int:
+    if not 1 <= size <= there:
+        raise PopulationError(f"{str(path)!r} has {there} entries but the first {size} are needed: {_WAY_OUT}")
+    return size
+
+
+def _content(path: str | Path) -> str:
+    file = existing_file(path)
+    try:
+        if file.suffixes[-2:] != [".tar", ".bz2"]:
+            return file.read_text(encoding="utf-8")
+        with tarfile.open(file) as archive:
+            member = archive.extractfile(file.name.removesuffix(".tar.bz2"))
+            if member is None:
+                raise KeyError("not a file inside")
+            return member.read().decode()
+    except (OSError, EOFError, KeyError, tarfile.TarError, UnicodeDecodeError) as error:
+        raise PopulationError(f"{str(file)!r} cannot be read ({short(error)}): {_WAY_OUT}") from None
+
 
 _HDF5 = (".h5", ".hdf5")
 _SQLITE = (".sqlite", ".sqlite.lzma")
@@ -34,16 +100,16 @@ SPLITS = ("train", "test")  # what a task needs: users to train on, and examples
 def tokeniser(name: str, source: Path, lists: Mapping[str, Path]) -> Convert | None:
     """What turns the text of this data set into numbers; nothing for data that are numbers already."""
     if name == "shakespeare":
-        return tokenisers.snippets
+        return preprocessing.snippets
     if name not in ("so_nwp", "so_lr", "stackoverflow"):
         return None
     beside = source if source.is_dir() else existing_file(source).parent
-    words = vocabulary.read_words(lists.get("words") or vocabulary.find_list(beside, vocabulary.WORD_LIST), text.WORDS)
+    words = read_words(lists.get("words") or find_list(beside, WORD_LIST), preprocessing.WORDS)
     if name == "so_nwp":
-        return tokenisers.sentences(words)
-    tags = vocabulary.read_tags(lists.get("tags") or vocabulary.find_list(beside, vocabulary.TAG_LIST), text.TAGS)
-    tagged = tokenisers.tagged_posts(words, tags)
-    return tagged if name == "so_lr" else tokenisers.together(tokenisers.sentences(words), tagged)
+        return preprocessing.sentences(words)
+    tags = read_tags(lists.get("tags") or find_list(beside, TAG_LIST), preprocessing.TAGS)
+    tagged = preprocessing.tagged_posts(words, tags)
+    return tagged if name == "so_lr" else preprocessing.together(preprocessing.sentences(words), tagged)
 
 
 def prepare(

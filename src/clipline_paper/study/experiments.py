@@ -6,18 +6,247 @@ of Figure 3, Figures 5 to 7 take their clip range from it, and Figure 7 chooses 
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+from typing import Protocol as Interface
 
 from clipline.errors import RunError, check_choice
+from clipline.study import RunRecord, RunSpec
+from clipline.tasks import TrainSettings
 
 from ..facts import FACTS
-from .findings import Findings, Table
-from .grid import OF_RUN, Grid, chosen
 from .protocol import HIGHEST, LOWEST, MEDIAN, PAPER_COHORT, Protocol
-from .rules import DEGRADED, Interval, Row, best_row, bootstrap, compare_clips, score, tolerable_noise, within_tolerance
+from .rules import (
+    DEGRADED,
+    ClipCurve,
+    Interval,
+    Row,
+    best_of_server_rates,
+    best_row,
+    bootstrap,
+    clip_range,
+    compare_clips,
+    log_spaced,
+    score,
+    tolerable_noise,
+    within_tolerance,
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of one CSV file. Every row has these columns; `runs` names the runs behind it, separated by spaces."""
+
+    columns: tuple[str, ...]
+    rows: list[dict[str, Any]]
+
+    def to_csv(self) -> str:
+        """The file's text. What is not there (a clip of a run without one, the metric of a diverged run) is empty."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows([cell(row[name]) for name in self.columns] for row in self.rows)
+        return text.getvalue()
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Tables by the end of their file names ("" is the figure's own), numbers by name, and a few sentences."""
+
+    what: str
+    protocol: Protocol
+    tables: Mapping[str, Table]
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    summary: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the experiment on this task, as its files and `study.json` call it."""
+        return f"{self.what}-{self.protocol.task}"
+
+    def csv_name(self, table: str) -> str:
+        """The file of a table."""
+        return f"{self.name}{'-' + table if table else ''}.csv"
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """One row of the summary picture: differences in percent of the metric, positive where the median is better."""
+
+    label: str
+    low: float
+    mean: float
+    high: float
+    verdict: str
+
+
+def disagreements(table: Table, path: Path) -> list[str]:
+    """Where a CSV file is not the table: a sentence for each kind of difference; none if all numbers agree."""
+    try:
+        found = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, csv.Error) as error:
+        return [f"{path.name} cannot be read ({error})"]
+    wanted = list(csv.reader(io.StringIO(table.to_csv())))
+    if not found or found[0] != wanted[0]:
+        return [f"{path.name} has other columns than its runs give"]
+    if len(found) != len(wanted):
+        return [f"{path.name} has {len(found) - 1} rows, and its runs give {len(wanted) - 1}"]
+    return [
+        f"{path.name}, line {line}: {name} is {mine!r}, and its runs give {right!r}"
+        for line, (row, other) in enumerate(zip(found[1:], wanted[1:], strict=True), start=2)
+        for name, mine, right in zip(wanted[0], row, other, strict=False)
+        if not _same(mine, right)
+    ]
+
+
+def _same(mine: str, right: str) -> bool:
+    """Equal as text, or as numbers up to the rounding of another machine."""
+    if mine == right:
+        return True
+    try:
+        return math.isclose(float(mine), float(right), rel_tol=1e-9)
+    except ValueError:
+        return False
+
+
+def cell(value: Any) -> str:
+    """A value as tables show it."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+OF_RUN = ("method", "quantile", "clip", "noise_at_100", "noise_multiplier", "client_lr", "server_lr")
+
+
+class Results(Interface):
+    """What makes runs, or looks them up: a `Study`."""
+
+    def results(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
+        """The records of these runs, in order; those that are missing are made."""
+
+
+@dataclass(frozen=True)
+class GridCell:
+    """One run of a grid: what to run, and what its row says of it."""
+
+    spec: RunSpec
+    labels: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A study, the protocol, and the settings that all runs share. A row holds its run's `spec` beside its columns."""
+
+    study: Results
+    protocol: Protocol
+    base: TrainSettings
+    _kept: dict[RunSpec, RunRecord] = field(default_factory=dict)  # what was asked for before is not asked for again
+
+    def records(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
+        """The records of these runs, in order."""
+        missing = [spec for spec in dict.fromkeys(specs) if spec not in self._kept]
+        if missing:
+            self._kept.update(zip(missing, self.study.results(missing), strict=True))
+        return [self._kept[spec] for spec in specs]
+
+    def adaptive(self, quantiles: Sequence[float], noises: Sequence[float]) -> list[GridCell]:
+        """A run for each quantile, noise and server rate."""
+        return [
+            self._cell(self.protocol.adaptive(self.base, q, z, f), method="adaptive", quantile=q, noise_at_100=z)
+            for q in quantiles
+            for z in noises
+            for f in self.protocol.server_rates
+        ]
+
+    def fixed(self, clips: Sequence[float], noises: Sequence[float]) -> list[GridCell]:
+        """A run for each clip, noise and server rate."""
+        return [
+            self._cell(self.protocol.fixed(self.base, c, z, f), method="fixed", clip=c, noise_at_100=z)
+            for c in clips
+            for z in noises
+            for f in self.protocol.server_rates
+        ]
+
+    def unclipped(self, rates: Sequence[tuple[float, float]]) -> list[GridCell]:
+        """A run for each pair of client and server rate, without clipping and noise."""
+        runs = [self.protocol.unclipped(self.base, *pair) for pair in rates]
+        return [self._cell(run, method="unclipped", noise_at_100=0.0) for run in runs]
+
+    def rows(self, cells: Sequence[GridCell]) -> list[dict[str, Any]]:
+        """A row for each run; the best server rate of each configuration is `chosen`."""
+        protocol, rows = self.protocol, []
+        for cell, record in zip(cells, self.records([cell.spec for cell in cells]), strict=True):
+            value = record.average(protocol.metric, protocol.average_over)
+            settings = cell.spec.settings
+            rows.append(
+                {
+                    **dict.fromkeys(OF_RUN),
+                    **cell.labels,
+                    "noise_multiplier": settings.noise_multiplier,
+                    "client_lr": settings.client_lr,
+                    "server_lr": settings.server_lr,
+                    "value": value if math.isfinite(value) else math.nan,
+                    "outcome": record.outcome,
+                    "chosen": False,
+                    "runs": record.id,
+                    "spec": cell.spec,
+                }
+            )
+        by = ("method", "quantile", "clip", "noise_at_100")
+        best = best_of_server_rates(rows, by, "value", lower_is_better=protocol.lower_is_better)
+        return [{**row, "chosen": any(row is one for one in best)} for row in rows]
+
+    def chosen(self, cells: Sequence[GridCell]) -> list[dict[str, Any]]:
+        """The rows at their best server rate alone."""
+        return chosen(self.rows(cells))
+
+    def clips(self) -> tuple[list[float], dict[str, Any]]:
+        """The five fixed clips, and C_min and C_max with the two runs that they come from."""
+        rows = self.chosen(self.adaptive((LOWEST, HIGHEST), (0.0,)))
+        low, high = clip_range(*(self._curve(row) for row in rows))
+        clips = log_spaced(low, high)
+        return clips, {"clip_min": low, "clip_max": high, "clips": clips, "runs": [row["runs"] for row in rows]}
+
+    def tested(self, rows: Sequence[Row]) -> list[list[dict[str, Any]]]:
+        """For each of these configurations a row for each seed: its final model, measured on the test users."""
+        seeds = range(1, self.protocol.seeds + 1)
+        asked = [(row, seed) for row in rows for seed in seeds]
+        runs = [RunSpec(self.protocol.tested(row["spec"].settings, seed)) for row, seed in asked]
+        found: list[list[dict[str, Any]]] = [[] for _ in rows]
+        for number, ((row, seed), record) in enumerate(zip(asked, self.records(runs), strict=True)):
+            value = None if record.outcome == "diverged" else record.final.get(self.protocol.metric)
+            own: dict[str, Any] = {
+                "seed": seed,
+                "value": math.nan if value is None else float(value),
+                "outcome": record.outcome,
+            }
+            own["clips"] = [float(clip) for clip in record.rounds["clip"] if clip is not None]
+            found[number // len(seeds)].append({**{name: row[name] for name in OF_RUN}, **own, "runs": record.id})
+        return found
+
+    def _curve(self, row: Row) -> ClipCurve:
+        (record,) = self.records([row["spec"]])
+        clips = [math.nan if clip is None else float(clip) for clip in record.rounds["clip"]]
+        return ClipCurve(row["quantile"], clips, record.rounds["fraction_within"])
+
+    def _cell(self, settings: TrainSettings, **labels: Any) -> GridCell:
+        """Runs without noise that follow a quantile also record the true quantiles, for Figure 4."""
+        unprivate = settings.clip == "quantile" and settings.noise_multiplier == 0
+        return GridCell(RunSpec(settings, unprivate, evaluate_last=self.protocol.evaluate_last), labels)
+
+
+def chosen(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows at their best server rate."""
+    return [row for row in rows if row["chosen"]]
+
 
 BOOTSTRAP_SEED = 0
 _FAR = 2.0  # times the largest clip without noise: a tracked clip beyond it was driven there by noise

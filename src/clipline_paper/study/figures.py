@@ -21,7 +21,7 @@ from clipline.plotting import (
     save_figure,
 )
 
-from .findings import Findings, SummaryRow
+from .experiments import Findings, SummaryRow
 from .protocol import PAPER_COHORT, Protocol, differences
 from .rules import DEGRADED, ramp_up_rounds
 

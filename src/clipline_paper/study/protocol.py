@@ -207,14 +207,7 @@ _SMALL: dict[str, tuple[int, int, float, int, int, int | None]] = {
 
 
 # Of `smoke` on the paper's tasks: near the update norms of users with 8 examples, as there are few rounds to find them.
-_SMOKE_START = {
-    "emnist_cr": 0.13,
-    "emnist_ae": 0.5,
-    "shakespeare": 0.3,
-    "so_nwp": 0.06,
-    "so_lr": 12.0,
-    "cifar100": 0.5,
-}
+_SMOKE_START = {"emnist_cr": 0.13, "emnist_ae": 0.5, "shakespeare": 0.3, "so_nwp": 0.06, "so_lr": 12.0, "cifar100": 0.5}
 
 
 def protocol_for(task: str, scale: str, **overrides: Any) -> Protocol:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from clipline.errors import CliplineError, RunError
-from clipline.study import RunRecord, RunSpec, StudyDirectory
+from clipline.study import Figure, RunRecord, RunSpec, StudyDirectory
 from clipline.tasks import TrainSettings
 
-from .experiments import EXPERIMENTS, run_experiment
-from .findings import Findings, disagreements
-from .grid import Grid
+from .charts import report_figures
+from .experiments import EXPERIMENTS, Findings, Grid, disagreements, run_experiment
 from .protocol import Protocol
 
 KIND = "paper"  # of an experiment in `study.json` that this room made
@@ -97,6 +96,15 @@ def summaries(directory: StudyDirectory) -> dict[str, list[str]]:
         with suppress(CliplineError):
             found[name] = [line.strip() for line in findings_of(directory, facts).summary]
     return found
+
+
+def figures(directory: StudyDirectory) -> list[Figure]:
+    """The charts and tables of the finished experiments."""
+    found = []
+    for facts in paper_experiments(directory).values():
+        with suppress(CliplineError):
+            found.append(findings_of(directory, facts))
+    return report_figures(found)
 
 
 def without_tables(directory: StudyDirectory) -> list[str]:

@@ -11,13 +11,11 @@ from typing import Any
 from clipline.data import DataUsed, find_store
 from clipline.errors import RunError
 from clipline.settings import STAND_IN
-from clipline.study import NoProgress, Study, StudyDirectory, data_checksum
+from clipline.study import Study, StudyDirectory, StudyProgress, data_checksum
 from clipline.tasks import Task, task_named
 
-from .experiments import run_experiment
+from .experiments import Findings, Grid, run_experiment
 from .figures import draw
-from .findings import Findings
-from .grid import Grid
 from .protocol import Protocol
 from .recompute import facts_of
 
@@ -38,7 +36,7 @@ def reproduce(
     task: Task | None = None,
     changes: Mapping[str, Any] | None = None,
     cluster: str | None = None,
-    progress: NoProgress | None = None,
+    progress: StudyProgress | None = None,
 ) -> Reproduced:
     """Run what is missing of an experiment in the study directory `out`, and write its tables and picture there.
 

@@ -14,14 +14,12 @@ from clipline.privacy import rounded_up
 from clipline.study import StudyDirectory
 
 from ..facts import FACTS
-from . import quantile_figures
-from .experiments import EXPERIMENTS, MEDIAN_IS_WORST, noise_that_helps
+from .experiments import EXPERIMENTS, MEDIAN_IS_WORST, Findings, SummaryRow, noise_that_helps
 from .figures import draw, draw_fig3_all, draw_summary
-from .findings import Findings, SummaryRow
 from .protocol import NOISES, PAPER_COHORT, Protocol, differences, protocol_for
 from .recompute import findings_of, paper_experiments
 from .rules import ClipComparison, percents
-from .table1 import TableRow, table1
+from .without_training import TableRow, figure1, figure2, table1
 
 # Section 3.3 of the paper, by its Figure 7: how the median clip did beside the best fixed clip on the test set.
 PAPER_COMPARISON = {
@@ -115,8 +113,8 @@ def write_results_page(studies: Sequence[Path], page: Path, *, without_training:
         draw_fig3_all(pictures / "fig3.png", list(reversed(third.values())))
     table = list[TableRow]()
     if without_training:
-        quantile_figures.figure1(pictures, overwrite=True)
-        quantile_figures.figure2(pictures, overwrite=True)
+        figure1(pictures, overwrite=True)
+        figure2(pictures, overwrite=True)
         for data in pictures.glob("fig[12].csv"):
             data.unlink()
         table = table1()
@@ -140,11 +138,7 @@ _PAPER = "paper's scale"
 
 def _scale(protocol: Protocol) -> str:
     """A scale in words: where rounds, cohort and the clip's start are the paper's, it is the paper's."""
-    if (protocol.rounds, protocol.cohort_size, protocol.clip_start) == (
-        FACTS[protocol.task].rounds,
-        PAPER_COHORT,
-        0.1,
-    ):
+    if (protocol.rounds, protocol.cohort_size, protocol.clip_start) == (FACTS[protocol.task].rounds, PAPER_COHORT, 0.1):
         return _PAPER
     return f"{protocol.rounds:,} rounds of {protocol.cohort_size}"
 

@@ -14,7 +14,7 @@ from clipline.layers import GroupNormReLU, PatchConv2d, UserRandom, he_normal_
 from clipline.tasks import Batch, Counts, LoadedTask, TrainSettings, evaluator, initialised
 
 from ..paper_task import Fields, paper_task
-from ..stand_ins.cifar100 import cifar100_users
+from ..stand_ins import cifar100_users
 
 CLASSES = 100
 SIDE, CROP = 32, 24  # pixels

@@ -13,7 +13,7 @@ from clipline.layers import keras_linear
 from clipline.tasks import Batch, Counts, LoadedTask, TrainSettings, evaluator, initialised
 
 from ..paper_task import paper_task
-from ..stand_ins.emnist import emnist_users
+from ..stand_ins import emnist_users
 from .emnist_cr import FIELDS
 
 WIDTHS = (784, 1000, 500, 250, 30, 250, 500, 1000, 784)

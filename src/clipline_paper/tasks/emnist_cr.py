@@ -12,7 +12,7 @@ from clipline.layers import MaxPool2d, PatchConv2d, keras_linear
 from clipline.tasks import Batch, Counts, LoadedTask, TrainSettings, evaluator, initialised
 
 from ..paper_task import Fields, paper_task
-from ..stand_ins.emnist import emnist_users
+from ..stand_ins import emnist_users
 
 CLASSES = 62
 FIELDS: Fields = {"pixels": ((28, 28), "whole"), "labels": ((), "whole")}

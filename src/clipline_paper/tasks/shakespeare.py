@@ -12,8 +12,8 @@ from clipline.layers import MatrixLSTM, he_normal_, keras_embedding, keras_linea
 from clipline.tasks import Batch, Counts, LoadedTask, TrainSettings, evaluator, hits_without, initialised, sequence_loss
 
 from ..paper_task import Fields, paper_task
-from ..preprocessing.text import CHARACTER_IDS, PAD, ROW
-from ..stand_ins.shakespeare import shakespeare_users
+from ..preprocessing import CHARACTER_IDS, PAD, ROW
+from ..stand_ins import shakespeare_users
 
 FIELDS: Fields = {"tokens": ((ROW,), "whole")}
 

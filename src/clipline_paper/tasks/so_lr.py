@@ -12,8 +12,8 @@ from clipline.layers import BagLinear
 from clipline.tasks import Batch, Counts, LoadedTask, TrainSettings, evaluator, initialised
 
 from ..paper_task import Fields, paper_task
-from ..preprocessing.text import BAG, TAGS, WORDS
-from ..stand_ins.stackoverflow import so_lr_users
+from ..preprocessing import BAG, TAGS, WORDS
+from ..stand_ins import so_lr_users
 
 FIELDS: Fields = {"words": ((BAG,), "whole"), "weights": ((BAG,), "fraction"), "tags": ((None,), "whole")}
 VALIDATION_POSTS = 10_000  # the original validates on the first so many posts of the test users

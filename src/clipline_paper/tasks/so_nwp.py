@@ -12,8 +12,8 @@ from clipline.layers import MatrixLSTM, keras_embedding, keras_linear
 from clipline.tasks import Batch, Counts, LoadedTask, TrainSettings, evaluator, hits_without, initialised, sequence_loss
 
 from ..paper_task import Fields, paper_task
-from ..preprocessing.text import PAD, SENTENCE, WORD_EOS, WORD_IDS, WORD_OOV
-from ..stand_ins.stackoverflow import so_nwp_users
+from ..preprocessing import PAD, SENTENCE, WORD_EOS, WORD_IDS, WORD_OOV
+from ..stand_ins import so_nwp_users
 
 FIELDS: Fields = {"tokens": ((SENTENCE,), "whole")}
 VALIDATION_SENTENCES = 10_000  # the original validates on the first so many sentences of the test users

@@ -5,8 +5,7 @@ import torch.nn.functional as F
 from adversarial.entry import EITHER, ISOLATED, Zoo
 from torch import nn
 
-from clipline.engine.layers import BagLinear
-from clipline.engine.sparse.recorded_weight import bag
+from clipline.layers import BagLinear, bag
 
 HEIGHT = 600
 
@@ -17,15 +16,9 @@ FACTS = {"data": "words", "row_fields": {"weight": "words"}}
 class Bagging(nn.Module):
     """A table of rows; entries say what is done with it."""
 
-    def __init__(self):
+    def __init__(self, width=3):
         super().__init__()
-        self.weight = nn.Parameter(0.1 * torch.randn(HEIGHT, 3))
-
-
-def looked_up(words, weight, values):
-    """What `bag` computes, in operations that run in a stack too."""
-    rows = F.embedding(words.long().clamp(max=len(weight) - 1), weight)
-    return torch.bmm(values.unsqueeze(1), rows).squeeze(1)
+        self.weight = nn.Parameter(0.1 * torch.randn(HEIGHT, width))
 
 
 @zoo.add(ISOLATED, **FACTS)
@@ -33,21 +26,16 @@ def bag_linear():
     return BagLinear(HEIGHT, 3)
 
 
-@zoo.add(ISOLATED, **FACTS)
-def lookup_through_bag():
-    class Lookup(Bagging):
-        def forward(self, words, values):
-            return bag(words, self.weight, values)
+class Lookup(Bagging):
+    """What `bag` computes, in operations that run in a stack too."""
 
-    return Lookup()
+    def forward(self, words, values):
+        rows = F.embedding(words.long().clamp(max=len(self.weight) - 1), self.weight)
+        return torch.bmm(values.unsqueeze(1), rows).squeeze(1)
 
 
 @zoo.add(ISOLATED, **FACTS)
 def lookup_through_embedding():
-    class Lookup(Bagging):
-        def forward(self, words, values):
-            return looked_up(words, self.weight, values)
-
     return Lookup()
 
 
@@ -74,74 +62,27 @@ def written_in_place():
     return Writing()
 
 
-def shrink(weight: torch.Tensor) -> int:
-    weight.mul_(0.9)
-    return 0
-
-
-@zoo.add(EITHER, **FACTS)
-def written_through_a_scripted_function():
-    scripted = torch.jit.script(shrink)
-
-    class Writing(Bagging):
-        def forward(self, words, values):
-            with torch.no_grad():
-                scripted(self.weight)
-            return bag(words, self.weight, values)
-
-    return Writing()
-
-
-class Penalised(Bagging):
-    """A penalty on all rows, behind a scale that is zero at first: then a trial sees nothing of it."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.zeros(()))
-
-    def forward(self, words, values):
-        out = looked_up(words, self.weight, values)
-        return out + self.scale * self.penalty() * torch.arange(3, device=out.device)
-
-
 @zoo.add(EITHER, **FACTS)
 def mean_of_the_weight_as_penalty():
-    class Mean(Penalised):
-        def penalty(self):
-            return 100 * self.weight.mean()
+    """Behind a scale that is zero at first: then a trial sees nothing of it."""
 
-    return Mean()
-
-
-@zoo.add(EITHER, **FACTS)
-def weight_bound_anew():
-    class Binding(Bagging):
-        def forward(self, words, values):
-            self.weight.data = self.weight.data.clamp(-0.1, 0.1)
-            return bag(words, self.weight, values)
-
-    return Binding()
-
-
-@zoo.add(EITHER, **FACTS)
-def former_rows_kept():
-    class Keeping(Bagging):
-        last = None
+    class Penalised(Lookup):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.zeros(()))
 
         def forward(self, words, values):
-            out = bag(words, self.weight, values)
-            before, self.last = self.last, out.detach().mean(dim=0)
-            return out if before is None else out + before
+            out = super().forward(words, values)
+            return out + self.scale * 100 * self.weight.mean() * torch.arange(3, device=out.device)
 
-    return Keeping()
+    return Penalised()
 
 
 @zoo.add(ISOLATED, **FACTS)
 def dropout_behind_the_bag():
-    class Dropping(nn.Module):
+    class Dropping(Bagging):
         def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(0.1 * torch.randn(HEIGHT, 5))
+            super().__init__(5)
             self.drop, self.out = nn.Dropout(0.5), nn.Linear(5, 3)
 
         def forward(self, words, values):

@@ -1,46 +1,24 @@
 """Ordinary and unusual architectures: tied, frozen, recurrent, scripted, compiled, hooked."""
 
+import copy
+
 import torch
-from adversarial.entry import EITHER, ISOLATED, Net, Zoo, cross_entropies
+from adversarial.entry import EITHER, ISOLATED, Net, Zoo, cross_entropies, mean
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 zoo = Zoo()
 
 
-class Sequence(nn.Module):
-    """The features as 2 steps of 2, a recurrence or attention over them, and 3 classes."""
-
-    def __init__(self, layer, call, width):
-        super().__init__()
-        self.layer, self.call, self.out = layer, call, nn.Linear(width, 3)
-
-    def forward(self, x):
-        return self.out(self.call(self.layer, x.view(-1, 2, 2))[:, -1])
-
-
 @zoo.add(ISOLATED)
-def layer_norm():
-    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
-
-
-@zoo.add(ISOLATED)
-def group_norm():
-    return nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3))
+def norms_of_an_example():
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3))
 
 
 @zoo.add(ISOLATED)
 def tied_weights():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.into, self.back, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-            self.back.weight = self.into.weight
-
-        def forward(self, x):
-            return self.out(self.back(torch.tanh(self.into(x))))
-
-    return Tied()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3))
+    model[2].weight = model[0].weight
+    return model
 
 
 @zoo.add(ISOLATED)
@@ -51,67 +29,54 @@ def frozen_base():
 
 
 @zoo.add(ISOLATED)
-def adapter():
-    class Adapted(Net):
+def embedding_with_padding():
+    class Looking(nn.Module):
+        """Features to places in a table."""
+
         def __init__(self):
             super().__init__()
-            self.requires_grad_(False)
-            self.down, self.up = nn.Parameter(torch.randn(4, 1)), nn.Parameter(torch.zeros(1, 4))
+            self.table, self.out = nn.Embedding(8, 2, padding_idx=3), nn.Linear(2, 3)
 
-        def seen(self, x):
-            return x + x @ self.down @ self.up
+        def forward(self, x):
+            places = (x.nan_to_num().clamp(-1.9, 1.9) * 2 + 4).long()
+            return self.out(self.table(places).mean(dim=1))
 
-    return Adapted()
+    return Looking()
 
 
-class Looking(nn.Module):
-    """Features to places in a table."""
+class Sequence(nn.Module):
+    """The features as 2 steps of 2, a recurrence or attention over them, and 3 classes."""
 
-    def __init__(self, table):
+    def __init__(self, layer, width):
         super().__init__()
-        self.table, self.out = table, nn.Linear(2, 3)
+        self.layer, self.out, self.state = layer, nn.Linear(width, 3), None
 
     def forward(self, x):
-        places = (x.nan_to_num().clamp(-1.9, 1.9) * 2 + 4).long()
-        return self.out(self.table(places).mean(dim=1))
-
-
-@zoo.add(ISOLATED)
-def embedding_with_padding():
-    return Looking(nn.Embedding(8, 2, padding_idx=3))
+        steps = self.layer(x.view(-1, 2, 2))
+        return self.out((steps[0] if isinstance(steps, tuple) else steps)[:, -1])
 
 
 @zoo.add(ISOLATED)
 def lstm():
-    return Sequence(nn.LSTM(2, 3, batch_first=True), lambda layer, x: layer(x)[0], 3)
+    return Sequence(nn.LSTM(2, 3, batch_first=True), 3)
 
 
 @zoo.add(EITHER)
 def lstm_that_keeps_its_state():
-    class Carrying(nn.Module):
+    class Carrying(Sequence):
         """Goes on where the last batch ended, as language models do."""
 
-        def __init__(self):
-            super().__init__()
-            self.lstm, self.out, self.state = nn.LSTM(2, 3), nn.Linear(3, 3), None
-
         def forward(self, x):
-            steps, state = self.lstm(x.view(-1, 2, 2).transpose(0, 1)[:, :1], self.state)
+            steps, state = self.layer(x.view(-1, 2, 2).transpose(0, 1)[:, :1], self.state)
             self.state = tuple(part.detach() for part in state)
             return self.out(steps[-1]) + x[:, :3]
 
-    return Carrying()
-
-
-@zoo.add(ISOLATED)
-def multihead_attention():
-    return Sequence(nn.MultiheadAttention(2, 1, batch_first=True), lambda layer, x: layer(x, x, x)[0], 2)
+    return Carrying(nn.LSTM(2, 3), 3)
 
 
 @zoo.add(ISOLATED)
 def transformer_layer():
-    layer = nn.TransformerEncoderLayer(2, 1, dim_feedforward=4, dropout=0.2, batch_first=True)
-    return Sequence(layer, lambda layer, x: layer(x), 2)
+    return Sequence(nn.TransformerEncoderLayer(2, 1, dim_feedforward=4, dropout=0.2, batch_first=True), 2)
 
 
 @zoo.add(ISOLATED)
@@ -119,26 +84,9 @@ def convolution():
     return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2, padding=1), nn.Flatten(), nn.Linear(27, 3))
 
 
-@zoo.add(ISOLATED)
-def experts_chosen_by_data():
-    class Experts(Net):
-        def __init__(self):
-            super().__init__()
-            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def seen(self, x):
-            return self.one(x) if bool(x.detach().sum() > 0) else self.two(x)
-
-    return Experts()
-
-
-@zoo.add(ISOLATED)
-def checkpointed():
-    class Checkpointed(Net):
-        def seen(self, x):
-            return checkpoint(lambda: torch.tanh(self.hidden(x))[:, :4], use_reentrant=False)
-
-    return Checkpointed()
+@zoo.net(ISOLATED)
+def layer_chosen_by_data(self, x):
+    return self.hidden(x)[:, :4] if bool(x.detach().sum() > 0) else x
 
 
 class ScriptedNet(nn.Module):
@@ -165,7 +113,7 @@ def forward_hook_that_adds_the_last_output():
     net, last = Net(), [0.0]
 
     def adding(layer, inputs, output):
-        before, last[0] = last[0], output.detach().mean(dim=0)
+        before, last[0] = last[0], mean(output)
         return output + before
 
     net.hidden.register_forward_hook(adding)
@@ -186,8 +134,6 @@ def parameter_hook_that_averages_gradients():
 
 @zoo.add(EITHER)
 def moving_average_teacher():
-    import copy
-
     teacher = []
 
     def distilling(model, batch):

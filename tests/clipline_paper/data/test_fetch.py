@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from clipline.errors import PopulationError
-from clipline_paper.data.catalogue import Download
-from clipline_paper.data.fetch import fetch
+from clipline_paper.data.catalogue import Download, fetch
 
 BODY = bytes(range(256)) * 5000
 RIGHT = hashlib.sha256(BODY).hexdigest()

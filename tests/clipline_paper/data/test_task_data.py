@@ -16,8 +16,8 @@ from clipline.data.population import Population
 from clipline.data.store import write_store
 from clipline.privacy.ledger import Ledger
 from clipline.training.progress import Progress
-from clipline.training.storage.run_directory import RunDirectory
-from clipline_paper.preprocessing.text import CHARACTERS
+from clipline.training.run_directory import RunDirectory
+from clipline_paper.preprocessing import CHARACTERS
 
 # Stores of a few users, for which a hundred and more are declared.
 pytestmark = pytest.mark.filterwarnings("ignore::clipline.federated.sampling.DeclaredUsersWarning")
@@ -297,11 +297,7 @@ def rewrite(**entries):
         (rewrite(version=3), [], "has version 3 but this clipline reads 1 and 2"),
         (rewrite(origin="stolen"), [], "is no manifest with checksums (origin is 'stolen')"),
         (rewrite(users=1), ["--cohort-size", 1], "has 2 users and 4 examples but its manifest says 1 and 4"),
-        (
-            lambda folder: None,
-            ["--population-size", 3],
-            "population_size=3 must be left out where sampling='fixed'",
-        ),
+        (lambda folder: None, ["--population-size", 3], "population_size=3 must be left out where sampling='fixed'"),
         (lambda folder: None, ["--test-users", 3], "test_users=3 must be left out where data are stored: leave it out"),
         (lambda folder: None, ["--cohort-size", 3], "cohort_size=3 must be at most the population, 2 users"),
         (lambda folder: None, ["--data", "store/train"], "the folder of both train and test, and it is one of the two"),

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tff_layouts import delimited, example, feature
 
-from clipline_paper.data.tf_example import parse_example
+from clipline_paper.data.tff_files import parse_example
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

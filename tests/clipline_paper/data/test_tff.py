@@ -10,9 +10,8 @@ from tff_layouts import example, write_hdf5, write_sqlite
 from clipline.data.population import Population
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
-from clipline_paper.data import tff_hdf5, tff_sqlite
-from clipline_paper.data.tff_hdf5 import read_tff_hdf5
-from clipline_paper.data.tff_sqlite import read_tff_sqlite
+from clipline_paper.data import tff_files
+from clipline_paper.data.tff_files import read_tff_hdf5, read_tff_sqlite
 
 PIXELS = np.arange(5 * 4, dtype=np.float32).reshape(5, 4) / 20
 CLIENTS = ["f0000_14", "ß", "f0000_14", "f0001_41", "f0000_14"]
@@ -32,7 +31,7 @@ def check(population):
 
 @pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
 def test_sqlite(tmp_path, monkeypatch, chunk_bytes):
-    monkeypatch.setattr(tff_sqlite, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(tff_files, "CHUNK_BYTES", chunk_bytes)
     path = write_sqlite(tmp_path / "a.sqlite", rows() + rows("test")[:2])
     write_store(tmp_path / "store", read_tff_sqlite(path, "train"), source="a")
     check(Population.open(tmp_path / "store"))
@@ -63,8 +62,8 @@ def test_sqlite_lzma_is_unpacked_in_the_scratch_folder_and_cleaned_up(tmp_path, 
 
 def test_clients_that_follow_themselves_stay_in_one_chunk(tmp_path, monkeypatch):
     """A tokeniser that cuts a role's text into rows needs the whole role."""
-    monkeypatch.setattr(tff_sqlite, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(tff_hdf5, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(tff_files, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(tff_files, "CHUNK_BYTES", 1)
     speeches = {"HAMLET": ["To be", "or not"], "OPHELIA": ["My lord"]}
     lines = [("train", role, example(snippets=text)) for role, texts in speeches.items() for text in texts]
     base = write_sqlite(tmp_path / "a.sqlite", lines)
@@ -84,7 +83,7 @@ def hdf5_clients():
 
 @pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
 def test_hdf5(tmp_path, monkeypatch, chunk_bytes):
-    monkeypatch.setattr(tff_hdf5, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(tff_files, "CHUNK_BYTES", chunk_bytes)
     path = write_hdf5(tmp_path / "a.h5", hdf5_clients())
     seen = []
     chunks = read_tff_hdf5(path, progress=lambda *now: seen.append(now))
@@ -161,7 +160,7 @@ def test_damaged_hdf5(tmp_path):
 def test_hdf5_clients_without_rows_are_told_of_whatever_their_empty_arrays_look_like(
     tmp_path, monkeypatch, chunk_bytes
 ):
-    monkeypatch.setattr(tff_hdf5, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(tff_files, "CHUNK_BYTES", chunk_bytes)
     clients = hdf5_clients()
     clients["a first"] = {"pixels": np.zeros((0, 2, 2), np.float32), "label": np.zeros(0, np.int64)}
     clients["in between"] = {"pixels": np.zeros(0), "label": np.zeros(0)}  # h5py's defaults for empty lists
@@ -188,7 +187,7 @@ def test_sqlite_clients_of_the_files_list_without_rows_are_told_of(tmp_path):
 
 
 def test_an_unfinished_reader_may_be_closed_by_another_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr(tff_sqlite, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(tff_files, "CHUNK_BYTES", 1)
     reader = read_tff_sqlite(write_sqlite(tmp_path / "a.sqlite", rows()), "train")
     next(reader)
     errors = []

@@ -4,7 +4,7 @@ import tarfile
 import pytest
 
 from clipline.errors import CliplineError, PopulationError
-from clipline_paper.data.vocabulary import read_tags, read_words
+from clipline_paper.data.prepare_tff import read_tags, read_words
 
 WORDS = b"the 342000\n. 341000\nc++ 20\n"
 TAGS = b'{"rare": 1, "java": 90, "python": 120, "c#": 90}'

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from clipline.errors import PopulationError
-from clipline_paper.preprocessing.pachinko import pachinko_labels, pachinko_split
+from clipline_paper.preprocessing import pachinko_labels, pachinko_split
 
 COARSE = np.arange(100) // 5
 

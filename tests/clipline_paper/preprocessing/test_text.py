@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from clipline_paper.preprocessing.text import CHARACTERS, encode_bag, encode_sentence, encode_snippet, encode_tags
+from clipline_paper.preprocessing import CHARACTERS, encode_bag, encode_sentence, encode_snippet, encode_tags
 
 WORD = {"how": 0, "to": 1, "sort": 2, "list": 9999}
 

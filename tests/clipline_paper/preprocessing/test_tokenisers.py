@@ -1,6 +1,6 @@
 import numpy as np
 
-from clipline_paper.preprocessing.tokenisers import sentences, snippets, tagged_posts, together
+from clipline_paper.preprocessing import sentences, snippets, tagged_posts, together
 
 IDS = np.array(["a", "b"])
 

@@ -7,9 +7,8 @@ from made_up_runs import grid_of, quality
 
 from clipline.plotting import ACCENT, ordered_colours
 from clipline_paper.study import figures
-from clipline_paper.study.experiments import fig3, fig6, fig7
+from clipline_paper.study.experiments import SummaryRow, Table, fig3, fig6, fig7
 from clipline_paper.study.figures import _DRAWN, draw_fig3_all, draw_summary
-from clipline_paper.study.findings import SummaryRow, Table
 from clipline_paper.study.protocol import protocol_for
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from clipline.cli import main
 from clipline.errors import RunError
-from clipline_paper.study.quantile_figures import FIGURE1_VALUES, QUANTILES, figure1, figure2, quantile_loss
+from clipline_paper.study.without_training import FIGURE1_VALUES, QUANTILES, figure1, figure2, quantile_loss
 
 
 def rows(path):

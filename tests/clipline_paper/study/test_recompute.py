@@ -5,10 +5,10 @@ import pytest
 from made_up_runs import CHECKSUM, grid_of, quality
 
 from clipline.errors import RunError
-from clipline.study.report.collect import collect
+from clipline.study.directory import StudyDirectory
 from clipline.study.report.content import content
-from clipline.study.runs.directory import StudyDirectory
-from clipline_paper.study import results_page, table1
+from clipline.study.report.reading import collect
+from clipline_paper.study import results_page, without_training
 from clipline_paper.study.experiments import run_experiment
 from clipline_paper.study.protocol import protocol_for
 from clipline_paper.study.recompute import facts_of, table_problems, verdicts, without_tables
@@ -202,7 +202,7 @@ def test_clips_far_from_the_papers_are_said_to_test_the_method_only(low, high, b
 
 
 def test_table_1_and_figures_1_and_2_end_the_page(study, monkeypatch):
-    row = table1.TableRow("CIFAR-100", 4000, 0.03, 2231, 2231, 41.595, 3.2635, 5067, 1924)
+    row = without_training.TableRow("CIFAR-100", 4000, 0.03, 2231, 2231, 41.595, 3.2635, 5067, 1924)
     monkeypatch.setattr(results_page, "table1", lambda: [row])
     page = write_results_page([study], study / "whole.md").read_text()
     assert "| CIFAR-100 | 4,000 | 0.03 | 2,231 | 2,231 | 41.60 | 3.264 | 5,067 | 1,924 |" in page

@@ -3,7 +3,7 @@ import csv
 import pytest
 
 from clipline.errors import RunError
-from clipline_paper.study.table1 import PRINTED, figure2_caption, table1, table1_text, write_table1
+from clipline_paper.study.without_training import PRINTED, figure2_caption, table1, table1_text, write_table1
 
 # task: true epsilon with fixed-size sampling (certified lower bound, upper bound), with Poisson; honest cohorts.
 # Computed independently (contour inversion of the moment generating function, and explicit data sets).

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from clipline import SettingError
-from clipline.engine.layers import PatchConv2d
+from clipline.engine.stacked.layers import PatchConv2d
 from clipline_paper.tasks import cifar100
 from clipline_paper.tasks.cifar100 import TASK, RandomCrops, ResNet18, central_crops, loss, standardised
 

@@ -20,8 +20,7 @@ from clipline.data.readers import npz, tables
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
 from clipline.serve.new_data import arrays_of
-from clipline_paper.data.tff_hdf5 import read_tff_hdf5
-from clipline_paper.data.tff_sqlite import read_tff_sqlite
+from clipline_paper.data.tff_files import read_tff_hdf5, read_tff_sqlite
 
 USERS = ["u0", "u1", "u2", "u3", "u0", "u2", "u4"]
 NAN = float("nan")

@@ -19,7 +19,7 @@ from clipline.data.readers.tables import read_table, separator, whole_table
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
 from clipline.serve.new_data import arrays_of
-from clipline.tasks.own.table_columns import table_columns
+from clipline.tasks.task_template import table_columns
 
 USERS = ["ann", "bob", "ann", "zoë", "bob", "ann"]
 SCORES = [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]

@@ -16,7 +16,7 @@ from clipline import LocalSGD
 from clipline.errors import ModuleError
 from clipline.random.streams import Streams
 
-pytestmark = pytest.mark.filterwarnings("ignore::clipline.engine.one_by_one.RetainedStateWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::clipline.engine.core.one_by_one.RetainedStateWarning")
 MARK = 50.0  # of the first user; nothing made up is so large
 SEEN = []
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from clipline.engine.batches import Steps
-from clipline.engine.sparse.row_fields import TouchedRows
+from clipline.engine.core.batches import Steps
+from clipline.engine.core.row_fields import TouchedRows
 from clipline.engine.stacked.block import Block
 
 

@@ -9,9 +9,9 @@ from samples import Mixed, cross_entropies, cross_entropy, linear_model, one_by_
 from torch import nn
 
 from clipline import LocalSGD
+from clipline.engine.core.one_by_one import RetainedStateWarning
+from clipline.engine.core.row_fields import starting_params
 from clipline.engine.isolation.generators import generators_state
-from clipline.engine.one_by_one import RetainedStateWarning
-from clipline.engine.sparse.row_fields import starting_params
 from clipline.engine.stacked import probe as probing
 from clipline.engine.stacked.probe import CannotStack, probe
 from clipline.engine.stacked.step import StackStep

@@ -10,10 +10,10 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from clipline import LocalSGD, Population
+from clipline.engine.core.working_model import WorkingModel
 from clipline.engine.stacked.probe import CannotStack
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.stacked.vmap_layers import replace_layers
-from clipline.engine.working_model import WorkingModel
 from clipline.random.streams import Streams
 
 DOUBLE = torch.float64

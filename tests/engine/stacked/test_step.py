@@ -7,13 +7,15 @@ from samples import Mixed, cross_entropies, one_by_one, population_of, rows_of
 from torch import nn
 
 from clipline import LocalSGD, Population
-from clipline.engine.kernels import convolution
-from clipline.engine.one_by_one import OneByOne
-from clipline.engine.stacked import step as program
+from clipline.engine.core.one_by_one import OneByOne
+from clipline.engine.core.problem import SlowEngineWarning
+from clipline.engine.core.working_model import WorkingModel
+from clipline.engine.gpu import recorded_step as program
+from clipline.engine.gpu.kernels import convolution
+from clipline.engine.gpu.recorded_step import CompiledStep, GraphedStep
 from clipline.engine.stacked import trainer
-from clipline.engine.stacked.step import CompiledStep, GraphedStep, SlowEngineWarning, StackStep
+from clipline.engine.stacked.step import StackStep
 from clipline.engine.stacked.trainer import Stacked
-from clipline.engine.working_model import WorkingModel
 from clipline.random.streams import Streams
 
 needs_gpu = pytest.mark.skipif(

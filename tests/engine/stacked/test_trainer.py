@@ -11,9 +11,9 @@ from tagged_posts import loss as tag_loss
 from torch import nn
 
 from clipline import LocalSGD, Population
-from clipline.engine.problem import LocalRun
+from clipline.engine.core.problem import LocalRun
+from clipline.engine.gpu.stragglers import StragglerStreams
 from clipline.engine.stacked import trainer as stacked
-from clipline.engine.stacked.stragglers import StragglerStreams
 from clipline.engine.stacked.trainer import Stacked
 from clipline.errors import ModuleError
 from clipline.random.streams import Streams

@@ -11,12 +11,12 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from clipline import LocalSGD
-from clipline.engine.precision import kernels_switched
-from clipline.engine.stacked import vmap_axis
+from clipline.engine.core import vmap_axis
+from clipline.engine.core.precision import kernels_switched
+from clipline.engine.core.working_model import WorkingModel
 from clipline.engine.stacked import vmap_layers as layers
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.stacked.vmap_layers import Dropout, GroupNorm, Linear, replace_layers
-from clipline.engine.working_model import WorkingModel
 from clipline.random.streams import Streams
 
 DOUBLE = torch.float64

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lower_bounds import presence_lower_bound
-from scipy.special import ndtr
+from scipy.special import log_ndtr, ndtr
 
 from clipline.privacy.accountant import account, default_relation, delta_at
 from clipline.privacy.dominating_pairs import dominating_pair, renyi_curve
@@ -21,11 +21,20 @@ from clipline.privacy.events import (
     TruncatedPoissonSampling,
 )
 from clipline.privacy.ledger import Ledger
-from clipline.privacy.numerics.gaussian import gaussian_epsilon
-from clipline.privacy.pld.compose import delta_of, epsilon_of, quick_epsilon_of
+from clipline.privacy.numerics import gaussian_epsilon
+from clipline.privacy.pld.compose import (
+    LOG_CONVERSION,
+    TRUNCATED_SHARE,
+    delta_of,
+    epsilon_of,
+    quick_epsilon_of,
+    total_moments,
+    window_around,
+)
+from clipline.privacy.pld.discretised import TILTS
 from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLossPart
 from clipline.privacy.relations import Relation
-from clipline.privacy.renyi.conversion import epsilon_at
+from clipline.privacy.renyi import epsilon_at
 
 ADD, REPLACE, ZERO_OUT = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE, Relation.ZERO_OUT
 
@@ -186,3 +195,43 @@ def test_an_epsilon_that_protects_nothing_is_an_upper_bound_to_four_digits(z, ro
     # At a rate of nearly one the rounds are Gaussian, whose epsilon is known: about 159, 1,912 and 51,348.
     exact = gaussian_epsilon_in_60_digits(mpmath.sqrt(rounds) / mpmath.mpf(z), mpmath.mpf(10) ** -5)
     assert exact < spent(PoissonSampling(1 - 1e-12), z, rounds, 1e-5, ADD) < (1 + digits) * exact
+
+
+def gaussian_rounds(mu, count):
+    """`count` rounds of two normals at distance mu: the total loss is N(m, 2 m) with m = count mu^2 / 2."""
+    part = (PositiveLossPart(MixturePair.REMOVE, 1.0, mu),)
+    return ((Direction(part, part), count),)
+
+
+@pytest.mark.parametrize(("mu", "count"), [(0.1, 1), (0.02, 3000), (0.5, 40)])
+def test_moments_of_all_rounds_add_up_to_the_closed_form_and_never_less(mu, count):
+    moments, infinity_mass = total_moments(gaussian_rounds(mu, count))
+    exact = count * TILTS * (TILTS + 1) * mu**2 / 2
+    useful = (TILTS + 1) * mu < 10
+    assert np.all(moments[useful] >= exact[useful] * (1 - 1e-12))
+    assert np.all(moments[useful] <= exact[useful] * 1.03 + 1e-10)
+    assert infinity_mass < count * 1e-60
+
+
+def test_the_conversion_is_that_of_canonne_kamath_and_steinke():
+    # delta <= exp((a - 1) (R - epsilon)) / (a - 1) (1 - 1/a)^a, with a = tilt + 1.
+    orders = TILTS + 1
+    exact = -np.log(orders - 1) + orders * np.log1p(-1 / orders)
+    np.testing.assert_allclose(LOG_CONVERSION, exact, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("mu", "count"), [(0.02, 3000), (0.5, 40), (0.003, 10**6)])
+@pytest.mark.parametrize("delta", [1e-12, 1e-6, 0.01])
+def test_a_window_holds_epsilon_and_all_but_a_small_share_of_delta_above_it(mu, count, delta):
+    rounds, total = gaussian_rounds(mu, count), mu * math.sqrt(count)
+    epsilon = gaussian_epsilon(total, delta)
+    bounds = total_moments(rounds)[0] + LOG_CONVERSION - TILTS * epsilon
+    best = int(np.argmin(bounds))
+    window = window_around(rounds, best, epsilon, delta, margin=1.0)
+    assert window.bottom < epsilon < window.bottom + window.width
+    above = log_ndtr((total**2 / 2 - window.bottom - window.width) / total)
+    assert above <= math.log(TRUNCATED_SHARE * delta)
+    # What lies below wraps to the top, where it counts exp(-tilt width) of its probability.
+    below = log_ndtr((window.bottom - total**2 / 2) / total)
+    assert below - window.tilt * window.width <= math.log(TRUNCATED_SHARE * delta) + 1e-9
+    assert window.width < 40 * max(total, total**2)  # it is no wider than some standard deviations

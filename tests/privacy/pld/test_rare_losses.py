@@ -13,7 +13,7 @@ from clipline.privacy.dominating_pairs import dominating_pair
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling, TruncatedPoissonSampling
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.pld import rare_losses
-from clipline.privacy.pld.fft import on_lattice
+from clipline.privacy.pld.total import on_lattice
 from clipline.privacy.relations import Relation
 
 ADD, REPLACE, ZERO = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE, Relation.ZERO_OUT

@@ -1,11 +1,20 @@
-"""A total loss, read at an epsilon or a delta: by hand, and against the sum written out."""
+"""Many rounds on a lattice: sums by hand, transforms against exact ones, readings against the sum written out."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from clipline.privacy.pld.total import TotalLoss, block_of, untilt
+from clipline.privacy.pld.discretised import DiscretisedLoss
+from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLossPart
+from clipline.privacy.pld.total import (
+    TotalLoss,
+    convolve,
+    fft_rounding,
+    spectrum_of,
+    untilt,
+)
 
 
 def total_of(masses, start=0.0, step=0.5, **changes):
@@ -19,7 +28,9 @@ def total_of(masses, start=0.0, step=0.5, **changes):
         "rounding_gain": 0.0,
         "charged": 0.0,
     }
-    return TotalLoss(start=start, step=step, masses=np.asarray(masses, dtype=float), **{**known, **changes})
+    return TotalLoss(
+        start=start, step=step, masses=np.asarray(masses, dtype=float), **{**known, "charged": 0.0, **changes}
+    )
 
 
 def test_delta_is_the_hockey_stick_sum():
@@ -39,12 +50,6 @@ def test_what_is_charged_and_what_rounding_may_have_cost_come_on_top():
     rounded = total_of([0.5, 0.25, 0.125, 0.125], rounding=1e-3, tilt=2.0)
     assert rounded.delta(0.5) == pytest.approx(plain.delta(0.5) + 1e-3 * math.exp(-1), rel=1e-14)
     assert rounded.rounding_share(0.01, 0.5) == pytest.approx(0.1 * math.exp(-1), rel=1e-14)
-
-
-def test_the_scale_multiplies_the_sums():
-    plain, scaled = (total_of([0.5, 0.25, 0.125, 0.125], log_scale=scale) for scale in (0.0, math.log(1e-9)))
-    assert scaled.delta(0.5) == pytest.approx(1e-9 * plain.delta(0.5), rel=1e-12)
-    assert scaled.epsilon(1e-9 * plain.delta(0.5)) == pytest.approx(plain.epsilon(plain.delta(0.5)), rel=1e-9)
 
 
 @pytest.mark.parametrize("delta", [0.2, 0.05, 1e-3, 1e-9, 1e-14])
@@ -79,15 +84,6 @@ def test_no_epsilon_is_found_where_the_charge_alone_exceeds_delta_or_the_window_
     assert math.isinf(total_of([0.5, 0.25, 0.125, 0.125], rounding=1.0, tilt=1e-3).epsilon(1e-3))
 
 
-def test_a_delta_that_the_first_point_meets_gives_the_first_point():
-    assert total_of([0.5, 0.25, 0.125, 0.125], start=0.25).epsilon(0.9) == 0.25
-
-
-@pytest.mark.parametrize(("size", "block"), [(640, 128), (1024, 512), (7 * 64, 64), (48, 16), (512, 512)])
-def test_blocks_divide_the_size_and_are_powers_of_two_up_to_512(size, block):
-    assert block_of(size) == block
-
-
 @pytest.mark.parametrize("tilt", [1e-4, 2.0, 300.0])
 def test_untilting_is_a_factor_of_exp_at_every_point(tilt):
     masses, start, step = np.linspace(1, 2, 640), -0.3, 0.003
@@ -96,8 +92,61 @@ def test_untilting_is_a_factor_of_exp_at_every_point(tilt):
     np.testing.assert_allclose(masses, expected, rtol=1e-12)
 
 
-def test_untilting_does_not_overflow():
-    masses = np.full(64, 1e-3)
-    untilt(masses, 1e4, -5.0, 0.1)  # exp(50000) is cut off at exp(600)
-    assert np.all(np.isfinite(masses))
-    assert np.all(masses >= 0)
+def remove(rate, shift):
+    part, reverse = (PositiveLossPart(pair, rate, shift) for pair in (MixturePair.REMOVE, MixturePair.ADD))
+    return Direction((part,), (reverse,))
+
+
+def coin(chance, step=0.25):
+    """A loss of `step` with this chance, else of 0."""
+    return DiscretisedLoss(np.array([0.0, step]), np.array([1 - chance, chance]), 0.0)
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.0625])
+@pytest.mark.parametrize("count", [1, 10, 60])
+def test_the_sum_of_coins_is_binomial_within_the_stated_error(chance, count):
+    size, exact_chance = 64, Fraction(chance)  # a power of two, so that the float is exact
+    one = spectrum_of(coin(chance), 0, 1e-300, 1.0, size)  # a tilt of next to nothing
+    masses, error = convolve([(one, count)], size)
+    exact = [math.comb(count, k) * exact_chance**k * (1 - exact_chance) ** (count - k) for k in range(count + 1)]
+    assert 0 < error < 1e-10
+    np.testing.assert_allclose(masses[: count + 1], [float(mass) for mass in exact], rtol=0, atol=error)
+    np.testing.assert_allclose(masses[count + 1 :], 0, atol=error)
+
+
+def test_a_tilt_is_a_factor_of_exp_of_tilt_times_loss_and_its_total_is_kept_apart():
+    # E exp(2 L) of a fair coin for a loss of 1/4 is (1 + e^(1/2)) / 2.
+    one = spectrum_of(coin(0.5), 0, 2.0, 8.0, 16)
+    assert one.log_moment == pytest.approx(math.log((1 + math.exp(0.5)) / 2), rel=1e-14)
+    assert one.tail_log_moment == pytest.approx(math.log((1 + math.exp(2.0)) / 2), rel=1e-14)
+    masses, error = convolve([(one, 1)], 16)
+    odds = math.exp(0.5)
+    np.testing.assert_allclose(masses[:2], [1 / (1 + odds), odds / (1 + odds)], rtol=0, atol=error)
+    assert masses.sum() == pytest.approx(1, abs=1e-14)
+
+
+def test_a_tilt_beyond_the_range_of_exp_keeps_its_masses():
+    loss = DiscretisedLoss(np.array([0.0, 1000.0]), np.array([1 - 1e-200, 1e-200]), 0.0)
+    one = spectrum_of(loss, 0, 1.0, 1.0, 16)
+    # e^1000 10^-200 is about 10^234: the greater loss has all the tilted mass.
+    assert one.log_moment == pytest.approx(1000 - 200 * math.log(10), rel=1e-12)
+    masses, error = convolve([(one, 1)], 16)
+    np.testing.assert_allclose(masses[1], 1.0, atol=error)
+
+
+def test_a_total_beyond_the_circle_wraps_around():
+    # Ten certain losses of one step on a circle of eight: 10 = 2 modulo 8.
+    masses, error = convolve([(spectrum_of(coin(1 - 1e-300), 0, 1e-300, 1.0, 8), 10)], 8)
+    np.testing.assert_allclose(masses, np.eye(8)[2], atol=error)
+
+
+def test_a_transform_errs_less_than_is_charged():
+    # A random vector of total one, transformed in long double by the definition.
+    rng = np.random.default_rng(3)
+    masses = rng.dirichlet(np.ones(240))
+    k = np.arange(121)
+    angles = (
+        np.longdouble(-2) * np.longdouble("3.14159265358979323846264338327950288") / 240 * np.outer(k, np.arange(240))
+    )
+    exact = np.cos(angles) @ masses.astype(np.longdouble) + 1j * (np.sin(angles) @ masses.astype(np.longdouble))
+    assert np.abs(np.fft.rfft(masses) - exact).max() < fft_rounding(240)

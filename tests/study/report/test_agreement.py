@@ -8,8 +8,8 @@ from safetensors.numpy import save_file
 from samples import small_training
 
 from clipline import RunDirectory
-from clipline.study.report.collect import collect
-from clipline.study.report.statements import warnings, words
+from clipline.study.report.content import warnings, words
+from clipline.study.report.reading import collect
 
 
 @pytest.fixture(scope="module")

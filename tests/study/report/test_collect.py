@@ -9,9 +9,8 @@ from scipy.stats import norm
 
 from clipline import EarlyStopping, Evaluate, RunDirectory
 from clipline.errors import RunError
-from clipline.study.report.collect import collect
-from clipline.study.report.content import content
-from clipline.study.report.statements import warnings
+from clipline.study.report.content import content, warnings
+from clipline.study.report.reading import collect
 
 
 def gaussian_epsilon(mu, delta):
@@ -89,7 +88,11 @@ def test_lines_that_are_cut_short_or_damaged_are_left_out(tmp_path):
     ("file", "text", "problem"),
     [
         ("ledger.jsonl", "{}\n", "ledger.jsonl cannot be read"),
-        ("ledger.jsonl", '{"version": 1, "round": 1, "sampling": "none", "noise_multiplier": 1.0}\n', "out of order"),
+        (
+            "ledger.jsonl",
+            '{"version": 1, "round": 1, "sampling": "none", "noise_multiplier": 1.0}\n',
+            "round=1 must be 0",
+        ),
         (
             "ledger.jsonl",
             '{"version": 1, "round": 0, "sampling": "none", "noise_multiplier": 1.0}\n',

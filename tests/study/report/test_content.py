@@ -1,8 +1,10 @@
+import json
+
 from reported_runs import write_record, write_run
 
-from clipline.study.report.collect import collect
 from clipline.study.report.content import content, drawn
 from clipline.study.report.page import page
+from clipline.study.report.reading import collect
 
 
 def test_few_rounds_are_all_drawn():
@@ -65,3 +67,13 @@ def test_equal_promises_are_stated_once(tmp_path):
     stated = content(collect([tmp_path]))["statements"]
     assert [entry["runs"] for entry in stated] == [["a", "b"], ["c"]]
     assert [entry["private"] for entry in stated] == [True, False]
+
+
+def test_the_metric_of_a_paper_task_is_known_and_stands_first(tmp_path):
+    columns = {"accuracy_with_oov": [0.9] * 20, "accuracy_no_oov_or_eos": [0.1] * 20}  # as original programs list them
+    record = write_record(tmp_path, 1, rounds=20, **columns)
+    record["identity"]["task"] = "so_nwp"
+    record["final"] = {"accuracy_with_oov": 0.9, "accuracy_no_oov_or_eos": 0.1}
+    (tmp_path / "runs" / f"{record['id']}.json").write_text(json.dumps(record))
+    (shown,) = content(collect([tmp_path]))["runs"]
+    assert next(iter(shown["metrics"])) == next(iter(shown["final"])) == "accuracy_no_oov_or_eos"

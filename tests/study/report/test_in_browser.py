@@ -2,14 +2,18 @@
 
 import http.client
 import threading
+from dataclasses import replace
 
 import pytest
 from chromium import Chromium
 from reported_runs import add_rounds, end_run, write_record, write_run
 
 from clipline.plotting import PALETTE, PALETTE_DARK, ordered_colours
+from clipline.study import Figure, Point
 from clipline.study.report import write_report
-from clipline.study.report.live import live_server
+from clipline.study.report.content import content
+from clipline.study.report.page import live_server, page
+from clipline.study.report.reading import collect
 
 CHARTS = ("chart-metric", "chart-clip", "chart-within", "chart-epsilon")
 ATTACK = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>"
@@ -165,12 +169,24 @@ def test_a_phone_a_dark_room_and_paper(browser, report, tmp_path):
     assert browser.errors == []
 
 
+def figure(name, values):
+    """A chart with a line of two points for each of these values."""
+    lines = tuple((label, tuple(Point(x, value) for x, value in enumerate(ys))) for label, ys in values.items())
+    looks = tuple((place, len(values)) for place in range(len(values)))
+    return Figure(name, "emnist_cr", name, "accuracy", "noise", ("0", "0.1"), lines, looks)
+
+
+def report_of(folder, *figures):
+    """The report of a study whose experiments have these charts."""
+    (folder / "page.html").write_text(page(content(replace(collect([folder]), figures=figures))))
+    return folder / "page.html"
+
+
 def test_labels_of_an_axis_have_the_digits_of_its_step_and_lines_are_named_in_their_colours(browser, tmp_path):
     write_record(tmp_path, 1)
-    rows = "".join(f"{clip},{z},1,{0.8181 - clip / 1e4 - z / 1e3},accuracy,x\n" for clip in (1, 2, 3) for z in (0, 0.1))
-    (tmp_path / "fig6-emnist_cr.csv").write_text(f"clip,noise_at_100,server_lr,value,metric,runs\n{rows}")
     added = browser.send("Page.addScriptToEvaluateOnNewDocument", source=WRITTEN)
-    browser.open(write_report(tmp_path).as_uri())
+    values = {f"clip {clip}": [0.8181 - clip / 1e4 - z / 1e3 for z in (0, 0.1)] for clip in (1, 2, 3)}
+    browser.open(report_of(tmp_path, figure("fig6", values)).as_uri())
     browser.send("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
     written = browser.run("window.written")
     labels = {text for text in written if text.startswith("0.81")}
@@ -185,12 +201,10 @@ def test_two_hundred_runs_open_in_two_seconds_and_are_a_few_megabytes(browser, t
     for number in range(200):
         quantile, z = (0.1, 0.3, 0.5, 0.7, 0.9)[number % 5], (0, 0.01, 0.03, 0.1)[number // 5 % 4]
         write_record(tmp_path, number, quantile=quantile, z=z, rounds=600, server_lr=1 + number // 20)
-    rows = "".join(f"{q},{z},1,{0.9 - z},accuracy,x\n" for q in (0.1, 0.5) for z in (0, 0.1))
-    (tmp_path / "fig5-emnist_cr.csv").write_text(f"quantile,noise_multiplier,server_lr,value,metric,runs\n{rows}")
-    (tmp_path / "fig6-emnist_cr.csv").write_text(f"fixed_clip,noise_multiplier,server_lr,value,metric,runs\n{rows}")
-    page = write_report([tmp_path])
-    assert page.stat().st_size < 4e6
-    browser.open(page.as_uri())
+    figures = [figure(name, {"quantile 0.1": [0.9, 0.8], "quantile 0.5": [0.9, 0.8]}) for name in ("fig5", "fig6", "x")]
+    made = report_of(tmp_path, *figures)
+    assert made.stat().st_size < 4e6
+    browser.open(made.as_uri())
     seconds = browser.run("performance.getEntriesByType('measure').find((m) => m.name === 'drawn').duration / 1000")
     assert seconds < 2
     assert browser.run("document.querySelectorAll('.chart canvas').length") == 6  # no epsilon: made up

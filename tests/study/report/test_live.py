@@ -6,7 +6,7 @@ import pytest
 from reported_runs import add_rounds, end_run, write_record, write_run
 
 from clipline.errors import RunError, SettingError
-from clipline.study.report.live import live_server
+from clipline.study.report.page import live_server
 
 
 @pytest.fixture

@@ -4,10 +4,9 @@ import torch
 from reported_runs import add_rounds, write_record, write_run
 
 import clipline as cl
-from clipline.study.report.collect import collect
-from clipline.study.report.content import content
-from clipline.study.report.statements import basis, cautions, shown_settings, warnings, words
-from clipline.training.storage.run_directory import resolved_comments
+from clipline.study.report.content import basis, cautions, content, shown_settings, warnings, words
+from clipline.study.report.reading import collect
+from clipline.training.run_directory import resolved_comments
 
 
 def read(path):

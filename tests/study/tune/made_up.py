@@ -3,11 +3,10 @@
 import math
 from types import SimpleNamespace
 
-from clipline.study.runs.directory import StudyDirectory
-from clipline.study.runs.study import Study
-from clipline.study.tune.question import Question
+from clipline.study.directory import StudyDirectory
+from clipline.study.study import Study
+from clipline.study.tune.question import Question, Target
 from clipline.study.tune.recipe import Metric, Trials
-from clipline.study.tune.scale import Target
 from clipline.tasks import task_named
 
 

@@ -5,7 +5,7 @@ import pytest
 from study.tune.made_up import question_of
 
 from clipline.errors import RunError
-from clipline.study.tune.files import Files, asked, check_out, promised_by, write_facts, write_final
+from clipline.study.tune.answer import Files, asked, check_out, promised_by, write_facts, write_final
 
 SETTINGS = {"population_size": 100_000, "cohort_size": 500, "rounds": 100, "noise_multiplier": 0.8}
 

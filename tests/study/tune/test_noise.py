@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from clipline.study.tune.noise import NoiseTrial, borne, change_in_words, degradation, next_noises
+from clipline.study.tune.recipe import NoiseTrial, borne, change_in_words, degradation, next_noises
 
 
 def trials(*pairs):

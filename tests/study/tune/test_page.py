@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 from study.tune.made_up import question_of
 
-from clipline.study.tune.files import Files
-from clipline.study.tune.noise import NoiseTrial
-from clipline.study.tune.page import _shares, page
-from clipline.study.tune.recipe import Metric, NoiseSearch, Rates, RateTrial, Tuned
-from clipline.study.tune.scale import least_cohort, scaled
+from clipline.study.tune.answer import Files, _shares, page
+from clipline.study.tune.question import least_cohort, scale_up
+from clipline.study.tune.recipe import Metric, NoiseSearch, NoiseTrial, Rates, RateTrial, Tuned
 
 
 @pytest.fixture
@@ -25,7 +23,7 @@ def answer(question, *noises, borne):
     chosen = next(trial for trial in trials if trial.noise_multiplier == borne)
     rates, target = RateTrial(0.5, 1.0, 0.9, "run"), question.target
     noise = NoiseSearch(tuple(trials), chosen, target.enough_noise())
-    return Tuned(question, Metric("accuracy", False, 10), Rates((rates,), rates), noise, scaled(target, borne))
+    return Tuned(question, Metric("accuracy", False, 10), Rates((rates,), rates), noise, scale_up(target, borne))
 
 
 def cohorts(text):

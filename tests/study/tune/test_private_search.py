@@ -13,7 +13,7 @@ from clipline.privacy.ledger import Ledger
 from clipline.privacy.relations import Relation
 from clipline.privacy.selection import TruncatedNegativeBinomial, account_search
 from clipline.study.tune.private_search import draw_candidates, draw_runs, price_search
-from clipline.study.tune.scale import Target, Unreachable, scaled
+from clipline.study.tune.question import Target, Unreachable, scale_up
 
 TERMS = {"delta": 1e-6, "relation": Relation.ADD_OR_REMOVE}
 
@@ -32,7 +32,7 @@ def test_nine_runs_charged_in_full_are_one_training_of_nine_times_the_rounds():
     less = of_one_run(price.cohort_size - 1, 0.1 * (price.cohort_size - 1) / 100, users=1_000_000, rounds=9 * 50)
     assert account(less, **TERMS).epsilon > 4
     # Looking for rates costs users: a training whose rates are known has a smaller cohort.
-    assert price.cohort_size > scaled(Target(4.0, 1e-6, 1_000_000, 50, 100), 0.1).cohort_size
+    assert price.cohort_size > scale_up(Target(4.0, 1e-6, 1_000_000, 50, 100), 0.1).cohort_size
     assert price.one_run.epsilon < price.guarantee.epsilon < price.with_clips.epsilon
 
 

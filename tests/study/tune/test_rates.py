@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from clipline.study.tune.rates import STEP, RateGrid, best, runs_with_fixed_clips
+from clipline.study.tune.recipe import STEP, RateGrid, best_point, runs_with_fixed_clips
 
 GRID = RateGrid(client_lr=0.1, server_lr=1.0)
 
@@ -23,7 +23,7 @@ def test_the_search_ends_where_the_best_has_beaten_all_its_neighbours():
 def test_the_search_moves_over_the_edge_to_where_the_best_is():
     scores = {point: float(point[1]) for point in GRID.first()}  # the larger the server rate the better
     # Of three equals with server rate +1 the one in the middle counts as best.
-    assert best(scores, lower_is_better=False) == (0, 1)
+    assert best_point(scores, lower_is_better=False) == (0, 1)
     assert set(GRID.next(scores, lower_is_better=False)) == {(-1, 2), (0, 2), (1, 2)}
     scores[-1, 1] = 2.0  # the corner
     assert set(GRID.next(scores, lower_is_better=False)) == {(-2, 0), (-2, 1), (-2, 2), (-1, 2), (0, 2)}
@@ -32,14 +32,14 @@ def test_the_search_moves_over_the_edge_to_where_the_best_is():
 @pytest.mark.parametrize(("at_the_edge", "goes_on"), [(0.952, False), (0.97, True)])
 def test_the_search_goes_over_the_edge_for_more_than_one_percent_only(at_the_edge, goes_on):
     scores = {**dict.fromkeys(GRID.first(), 0.9), (0, 0): 0.945, (-1, 1): at_the_edge}  # 0.945 / 0.955 = 0.99
-    assert best(scores, lower_is_better=False) == (-1, 1)
+    assert best_point(scores, lower_is_better=False) == (-1, 1)
     assert bool(GRID.next(scores, lower_is_better=False)) is goes_on
 
 
 def test_a_lower_metric_is_better_where_the_task_says_so():
     scores = {(0, 0): 0.2, (0, 1): 0.1, (1, 0): 0.4}
-    assert best(scores, lower_is_better=True) == (0, 1)
-    assert best(scores, lower_is_better=False) == (1, 0)
+    assert best_point(scores, lower_is_better=True) == (0, 1)
+    assert best_point(scores, lower_is_better=False) == (1, 0)
 
 
 @pytest.mark.parametrize("lower_is_better", [True, False])
@@ -56,4 +56,3 @@ def test_no_rate_leaves_what_settings_allow():
 
 def test_a_fixed_clip_multiplies_the_runs_by_the_number_of_clips():
     assert runs_with_fixed_clips(9) == 45
-    assert runs_with_fixed_clips(9, [0.1, 1.0]) == 18

@@ -5,7 +5,7 @@ import pytest
 from study.tune.made_up import MadeUpTrials, question_of
 
 from clipline.errors import RunError
-from clipline.study.runs.record import RunRecord
+from clipline.study.record import RunRecord
 from clipline.study.tune.recipe import Metric, _metric_of, raise_noise, search_grid
 
 SILENT = str.strip  # takes a line and shows nothing

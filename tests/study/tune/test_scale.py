@@ -6,7 +6,7 @@ from clipline.privacy.accountant import account
 from clipline.privacy.events import GaussianEvent, PoissonSampling
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.relations import Relation
-from clipline.study.tune.scale import Target, Unreachable, scaled
+from clipline.study.tune.question import Target, Unreachable, scale_up
 
 MILLION = 1_000_000
 
@@ -22,7 +22,7 @@ def spent(cohort, z, *, users, rounds, delta=None):
     ("rounds", "z", "cohort"), [(4000, 0.03, 1924), (1500, 0.1, 461), (3000, 0.03, 1884), (1500, 0.01, 7032)]
 )
 def test_the_honest_cohorts_of_the_papers_tasks(rounds, z, cohort):
-    found = scaled(Target(5.0, None, MILLION, rounds, 100), z)
+    found = scale_up(Target(5.0, None, MILLION, rounds, 100), z)
     assert found.cohort_size == cohort
     assert found.noise_multiplier == pytest.approx(z * cohort / 100)
     assert found.alpha == pytest.approx(cohort / 100)
@@ -30,7 +30,7 @@ def test_the_honest_cohorts_of_the_papers_tasks(rounds, z, cohort):
 
 @pytest.mark.parametrize(("epsilon", "users", "z"), [(4.0, MILLION, 0.1), (1.0, 200_000, 0.3), (8.0, 30_000, 0.05)])
 def test_the_scale_meets_the_target_and_one_user_less_does_not(epsilon, users, z):
-    found = scaled(Target(epsilon, 1e-6, users, 150, 100), z)
+    found = scale_up(Target(epsilon, 1e-6, users, 150, 100), z)
     terms = {"users": users, "rounds": 150, "delta": 1e-6}
     assert spent(found.cohort_size, z * found.cohort_size / 100, **terms) <= epsilon
     assert found.guarantee.epsilon <= epsilon
@@ -42,13 +42,13 @@ def test_a_trial_that_meets_the_target_is_not_scaled():
     target = Target(4.0, None, MILLION, 150, 100)
     enough = target.enough_noise()
     assert spent(100, enough, users=MILLION, rounds=150) <= 4.0 < spent(100, 0.999 * enough, users=MILLION, rounds=150)
-    assert scaled(target, enough).alpha == 1
-    assert scaled(target, 2 * enough).cohort_size == 100
+    assert scale_up(target, enough).alpha == 1
+    assert scale_up(target, 2 * enough).cohort_size == 100
 
 
 def refused(target, z, losses=()):
     with pytest.raises(Unreachable) as caught:
-        scaled(target, z, losses)
+        scale_up(target, z, losses)
     found = {one.change.split(" ")[0]: one.change.split(" ")[-1] for one in caught.value.alternatives}
     return str(caught.value), found
 
@@ -71,7 +71,7 @@ def test_a_cohort_above_the_users_is_refused_with_what_would_do():
     # And the command would accept each.
     for accepted in ((2.0, users, 150), (epsilon, 3_000, 150), (2.0, 3_000, rounds)):
         target = Target(accepted[0], None, accepted[1], accepted[2], 100)
-        assert scaled(target, 0.1).cohort_size <= target.population_size
+        assert scale_up(target, 0.1).cohort_size <= target.population_size
 
 
 def test_more_degradation_is_offered_where_a_trial_bears_enough_noise_with_it():
@@ -79,7 +79,7 @@ def test_more_degradation_is_offered_where_a_trial_bears_enough_noise_with_it():
     _, found = refused(target, 0.03)
     assert "--degradation" not in found
     needed = float(re.search(r"z = ([0-9.]+) at m = 100", refused(target, 0.03)[0])[1])
-    assert scaled(target, needed).cohort_size <= 3_000
+    assert scale_up(target, needed).cohort_size <= 3_000
     # z = 1 suffices and lost 8%; but z = 0.3, below it, lost 10%, which has to be allowed first.
     _, found = refused(target, 0.03, [(0.01, 0.0), (0.03, 0.02), (0.3, 0.1), (1.0, 0.08)])
     assert found["--degradation"] == "10%"
@@ -91,6 +91,6 @@ def test_more_degradation_is_offered_where_a_trial_bears_enough_noise_with_it():
 
 
 def test_replace_one_needs_more_than_add_or_remove():
-    both = [scaled(Target(5.0, None, MILLION, 1500, 100, relation), 0.01).cohort_size for relation in (
+    both = [scale_up(Target(5.0, None, MILLION, 1500, 100, relation), 0.01).cohort_size for relation in (
         Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE)]  # fmt: skip
     assert both == [7032, 7980]  # PRIVACY.md, section 1.3

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ModuleError
-from ..user_random import UserRandom
+from ..core.user_random import UserRandom
 from .constants import Constant
 from .generators import beginning
 from .packages import add_caller, from_installed, installed

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ...errors import CliplineError
 from ...federated.local_sgd import Batch, per_example
+from ..core.problem import Problem
+from ..core.row_fields import RowUsage, TouchedRows, starting_params
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import users_own
 from ..isolation.made_up_data import parameters_to_try
-from ..problem import Problem
-from ..sparse.row_fields import RowUsage, TouchedRows, starting_params
 from .probe import MIN_ROOM, CannotStack
 from .step import StackStep
 

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..user_random import UserRandom
-from .vmap_axis import in_vmap
+from ..core.user_random import UserRandom
+from ..core.vmap_axis import in_vmap
 
 _PREFIX = "clipline_"  # of these forms of attention in transformers' registry
 _FORMS = ("sdpa", "eager")

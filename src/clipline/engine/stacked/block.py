@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...federated.local_sgd import Batch
-from ..batches import Steps
-from ..sparse.row_fields import TouchedRows
+from ..core.batches import Steps
+from ..core.row_fields import TouchedRows
 
 
 @dataclass(frozen=True, eq=False)

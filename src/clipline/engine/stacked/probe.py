@@ -15,16 +15,16 @@ from torch.utils._pytree import tree_map_only
 
 from ...errors import CliplineError, ModuleError
 from ...federated.local_sgd import Batch, per_example
+from ..core.problem import Problem
+from ..core.row_fields import RowUsage, TouchedRows, build_updates, starting_params
+from ..core.updates import broadcast
+from ..gpu.compile_gain import CountWork, StepWork
+from ..gpu.kernels.noise import kernel_calls
+from ..gpu.programs.kernels_ahead import compile_ahead
 from ..isolation.generators import generators_state, preserve_generators
 from ..isolation.guard import exhausted, users_own
 from ..isolation.made_up_data import parameters_to_try
-from ..kernels.noise import kernel_calls
-from ..layers import PatchConv2d
-from ..problem import Problem
-from ..programs.kernels_ahead import compile_ahead
-from ..sparse.row_fields import RowUsage, TouchedRows, build_updates, starting_params
-from ..updates import broadcast
-from .compile_gain import CountWork, StepWork
+from .layers import PatchConv2d
 from .step import Arguments, StackStep
 from .vmap_layers import Bypass
 

@@ -11,7 +11,7 @@ update. Four things keep users apart:
 - `fixed_size`: every operation of a step is on the lists below, and made-up users keep all bits at other places, in
   other numbers and in other company, on this machine, each time a training is made. Else users train one by one.
 
-Plain twin: `engine/one_by_one.py`.
+Plain twin: `engine/core/one_by_one.py`.
 Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/stacked/test_rounding.py and tests/adversarial/test_rounding.py.
 Buys: that small models stack on cores. A round of 50 users on one core: nn.LSTM 82 ms one by one, 16 stacked.
@@ -31,10 +31,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ...errors import CliplineError
 from ...federated.local_sgd import Batch
+from ..core.problem import Problem
+from ..core.row_fields import RowUsage, starting_params
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import users_own
-from ..problem import Problem
-from ..sparse.row_fields import RowUsage, starting_params
 from .probe import MIN_ROOM
 from .step import StackStep
 

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels import gru as gru_ops
-from ..kernels import lstm as lstm_ops
-from ..user_random import UserRandom
+from ..core.user_random import UserRandom
+from ..core.vmap_axis import is_batched
+from ..gpu.kernels import gru as gru_ops
+from ..gpu.kernels import lstm as lstm_ops
 from .attention import explicit_attention
-from .vmap_axis import is_batched
 
 
 def replace_sequence_layer(layer: nn.Module) -> None:

@@ -1,42 +1,17 @@
-"""One SGD step for every user of a stack: eager under vmap, or traced, compiled and replayed as a CUDA graph.
-
-Plain twin: `StackStep`, the eager step; `CompiledStep` compiles it, `GraphedStep` captures and replays it.
-Switch: `FastParts.compiled_steps`.
-Held equal by: tests/engine/stacked/test_step.py; stacked = single: tests/clipline_paper/tasks/test_stacked_tasks.py.
-Buys: emnist_cr on an H200 in bfloat16: 87.8 ms a round eager, 17.1 compiled and replayed (docs/results/performance.md).
-"""
+"""One SGD step for every user of a stack, under vmap. On a GPU `gpu/recorded_step.py` compiles and replays it."""
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
-from torch.fx import GraphModule
 
 from ...federated.local_sgd import Batch, LocalTraining, Loss, takes_reference
-from ..local_optimisers import LocalOptimiser
-from ..programs.program_cache import BoundProgram, Programs, UnfinishedStepError
-from ..working_model import LossOf, WorkingModel
-from .dynamic_batch import copied, traced, traced_once
+from ..core.local_optimisers import LocalOptimiser
+from ..core.working_model import LossOf, WorkingModel
 from .vmap_layers import StackSafe
-
-# Calls before a graph is captured. Capture forbids allocation: compiler and cuBLAS initialise before. And it costs as
-# much as a few calls, so a number of users that comes seldom is never captured.
-_WARM_UP = 2
-_MOST_GRAPHS = 64  # of one recording: if more numbers of users come, they run uncaptured
-_VERSIONS = 2  # compilations: with more, a program is taken to be specialised to one number of users
-_FINE_WIDTHS = 32  # graph widths: multiples of 2 up to 32 users, of 4 up to 64, of 8 up to 128, and so on
-
-
-class SlowEngineWarning(UserWarning):
-    """Users train in a slower way than usual on this device."""
-
 
 Arguments = tuple[list[Tensor], Tensor, Batch, Tensor, Tensor]  # of a step: stack, random_keys, batch, kept, rates
 
@@ -121,191 +96,5 @@ class StackStep:
         return spoiled
 
 
-class CompiledStep:
-    """A `StackStep`, traced and compiled on the first call, for any number of users."""
-
-    def __init__(self, step: StackStep, programs: Programs | None = None, *, compiled: bool = True) -> None:
-        """`programs`: where the compiled program comes from, if it has been made before.
-
-        Without `compiled` it runs as written: where compiling takes longer than it saves.
-        """
-        self.step = step
-        self.programs = Programs() if programs is None else programs
-        self._program: BoundProgram | None = None
-        # The program, or the step itself if it is not to be or cannot be compiled; None before it is prepared.
-        self._compiled: Callable[..., Any] | None = None if compiled else self._as_written
-        self._copies: dict[int, torch.dtype] | None = None
-        self._once: GraphModule | None = None  # the step as it was traced to choose the copies
-        self._has_run = False
-        self.recordable = True  # until a recording fails
-
-    @property
-    def in_words(self) -> str:
-        """How its steps run."""
-        compiled = self._compiled is None or self._compiled is self._program
-        return ("compiled" if compiled else "as written") + (" and recorded" if self.recordable else ", not recorded")
-
-    @property
-    def any_width(self) -> bool:
-        """Whether one compiled program has served every number of users so far; if not, always run whole blocks."""
-        if self._program is None:
-            return True
-        program = self._program.program
-        return program.any_number and program.versions <= _VERSIONS
-
-    def copies(self, arguments: Arguments) -> dict[int, torch.dtype]:
-        """The pieces of the stack whose cast is kept from step to step, and the type: each step would cast again."""
-        if self._copies is None:
-            self._copies = {}
-            if self._compiled is None and torch.is_autocast_enabled(arguments[0][0].device.type):
-                with suppress(Exception):  # an error is reported when the step is called
-                    self._once = traced_once(self.step, arguments)
-                    self._copies = copied(self._once, len(arguments[0]))
-        return self._copies
-
-    def prepare(self, arguments: Arguments, copies: Mapping[int, Tensor]) -> None:
-        """Trace and compile, or load what was compiled before; `arguments` are for as many users as come usually."""
-        if self._compiled is not None:
-            return
-        given = (*arguments, list(copies.values()))
-        try:
-            once, self._once = self._once, None
-            program = self.programs.program(traced(self.step, arguments, copies, once), given)
-            program.prepare(*given)
-            self._program = self._compiled = program
-        except Exception as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):  # the step itself would need no less
-                raise
-            self._leave_compiling(error)
-
-    def __call__(self, arguments: Arguments, copies: Mapping[int, Tensor]) -> None:
-        """Run the step; see `StackStep` for the arguments. `copies` are casts as chosen by `self.copies`."""
-        self.prepare(arguments, copies)
-        compiled, given = self._compiled, (*arguments, list(copies.values()))
-        assert compiled is not None
-        if self._has_run:
-            compiled(*given)
-            return
-        try:
-            compiled(*given)
-        except Exception as error:
-            never_again = isinstance(error, torch.cuda.OutOfMemoryError | UnfinishedStepError)
-            if compiled is not self._program or never_again:
-                raise
-            self._leave_compiling(error)
-            self._as_written(*given)
-        self._has_run = True
-
-    def _leave_compiling(self, error: Exception) -> None:
-        """Run as written from now on, and say why."""
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        slow = f"the step of many users cannot be compiled ({reason}); it runs as it is written, which is slower"
-        warnings.warn(slow, SlowEngineWarning, stacklevel=3)
-        self._compiled = self._as_written
-
-    def _as_written(self, *given: Any) -> None:
-        self.step(*given[:-1])
-        if self.step.check is not None:
-            self.step.check()
-
-
-class GraphedStep:
-    """A program's steps, captured as CUDA graphs for some numbers of users and then replayed.
-
-    All inputs and outputs are static buffers: fill `stack` and its `copies`, `examples`, `counts`, `random_keys` and
-    `rates`, and set `step_index` to 0. Every `replay(active)` runs the next step of the first `active` users. Steps
-    that cannot be captured, since the model copies from the processor's memory say, run without: compiled, or as they
-    are written.
-    """
-
-    def __init__(
-        self, program: CompiledStep, stack: Sequence[Tensor], like: Batch, *, users: int, steps: int, width: int
-    ) -> None:
-        """Buffers for `users` with at most `steps` steps of `width` examples like these (users, steps, width, ...)."""
-        device = stack[0].device
-        self._program = program
-        self.stack = [piece.new_zeros(users, *piece.shape[1:]) for piece in stack]
-        self.examples = {name: field.new_zeros(steps, users, width, *field.shape[3:]) for name, field in like.items()}
-        self.counts = torch.zeros(steps, users, dtype=torch.int64, device=device)
-        self.random_keys = torch.zeros(steps, users, program.step.random_keys, 2, dtype=torch.int32, device=device)
-        self.rates = stack[0].new_zeros(users)
-        self.step_index = torch.zeros(1, dtype=torch.int64, device=device)
-        self._slots = torch.arange(width, device=device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._calls: Counter[int] = Counter()
-        self._pool: Any = None
-        kept = program.copies(self._arguments(min(2, users)))
-        self.copies = {piece: torch.zeros_like(self.stack[piece], dtype=dtype) for piece, dtype in kept.items()}
-        program.prepare(self._arguments(users), self.copies)
-
-    def replay(self, active: int) -> None:
-        """Run the next step of the first `active` users. The graph may be wider: users without a step do not change."""
-        users = min(graph_width(active), len(self.rates)) if self._program.any_width else len(self.rates)
-        if users not in self._graphs:
-            self._calls[users] += 1
-            seldom = self._calls[users] <= _WARM_UP or len(self._graphs) >= _MOST_GRAPHS
-            if seldom or not self._capturing or not self._program.recordable:
-                self._run(users)
-                return
-            try:
-                self._graphs[users] = self._captured(users)
-            except Exception as error:  # nothing has run: capture only notes what is to be done
-                self._give_up_recording(error)
-                self._run(users)
-                return
-        self._graphs[users].replay()
-
-    @property
-    def _capturing(self) -> bool:
-        return self.step_index.device.type == "cuda"
-
-    def _captured(self, users: int) -> torch.cuda.CUDAGraph:
-        """The next step of the first `users` users as a CUDA graph, not run yet."""
-        self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
-        graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.current_stream(self.step_index.device)
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            self._run(users)
-        self._program.programs.counts.recordings += 1
-        return graph
-
-    def _give_up_recording(self, error: Exception) -> None:
-        """No step of this program is captured any more, and a warning says so once."""
-        self._program.recordable = False
-        if self._capturing:
-            torch.cuda.synchronize(self.step_index.device)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        slow = f"the step of many users cannot be recorded as a CUDA graph ({reason}); it runs without, which is slower"
-        warnings.warn(slow, SlowEngineWarning, stacklevel=2)
-
-    def _run(self, users: int) -> None:
-        self._program(self._arguments(users), {piece: copy[:users] for piece, copy in self.copies.items()})
-        self.step_index += 1
-
-    def _arguments(self, users: int) -> Arguments:
-        """The arguments of the next step of the first `users` users, as views of the buffers."""
-        random_keys, counts = (
-            _select_step(field, self.step_index)[:users] for field in (self.random_keys, self.counts)
-        )
-        batch = {name: _select_step(field, self.step_index)[:users] for name, field in self.examples.items()}
-        kept = self._slots < counts.unsqueeze(1)
-        return [piece[:users] for piece in self.stack], random_keys, batch, kept, self.rates[:users]
-
-
-def graph_width(users: int) -> int:
-    """The smallest graph width that holds so many users. At least 2: the compiler specialises programs for 1."""
-    grain = 2
-    while users > grain * _FINE_WIDTHS // 2:
-        grain *= 2
-    return max(2, -(-users // grain) * grain)
-
-
 def _split(pieces: Sequence[Tensor], count: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     return pieces[:count], pieces[count:]
-
-
-def _select_step(field: Tensor, step_index: Tensor) -> Tensor:
-    """field[step_index], which is on the device; also for uint16, which torch cannot index."""
-    if field.dtype == torch.uint16:
-        return field.view(torch.int16).index_select(0, step_index)[0].view(torch.uint16)
-    return field.index_select(0, step_index)[0]

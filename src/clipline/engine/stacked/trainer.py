@@ -16,27 +16,27 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ...cuda_streams import side_stream
-from ...errors import CliplineError, ModuleError
+from ...errors import CliplineError, ModuleError, first_line
 from ...federated.backend import CohortRequest
 from ...federated.local_sgd import Batch
 from ...random.streams import keys_of
-from ..batches import Steps, padded_width, plan_steps
+from ..core.batches import Steps, padded_width, plan_steps
+from ..core.one_by_one import OneByOne
+from ..core.precision import kernels_switched
+from ..core.problem import Problem, SlowEngineWarning
+from ..core.row_fields import RowUsage, TouchedRows, build_updates, starting_params
+from ..core.updates import Updates
+from ..core.user_random import random_layer_keys
+from ..gpu.compile_gain import WORTH_S
+from ..gpu.programs.program_cache import ProgramCounts, Programs
+from ..gpu.stragglers import StragglerStreams
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import IsolationError, exhausted, users_own
-from ..one_by_one import OneByOne
-from ..precision import kernels_switched
-from ..problem import Problem
-from ..programs.program_cache import ProgramCounts, Programs
-from ..sparse.row_fields import RowUsage, TouchedRows, build_updates, starting_params
-from ..updates import Updates
-from ..user_random import random_layer_keys
 from .agreement import check_agreement
 from .block import Block, Trained
-from .compile_gain import WORTH_S
 from .probe import MIN_ROOM, CannotStack, probe, vmap_reason
 from .rounding import filled, fixed_size, one_thread
-from .step import SlowEngineWarning, StackStep
-from .stragglers import StragglerStreams
+from .step import StackStep
 
 _FREE_SHARE = 0.5  # of the free GPU memory that a block may take
 _MAX_BLOCK = 1024  # users: more do not make a GPU faster
@@ -146,7 +146,7 @@ class Stacked:
             if self.problem.device.type != "cuda":
                 reason = vmap_reason(error)
                 raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             unknown = f"a stacked step could not be compared with plain ones before training ({reason})"
             warnings.warn(unknown, SlowEngineWarning, stacklevel=2)
 

@@ -5,7 +5,7 @@ The caller's model keeps its own layers. `StackSafe` corrects the operations who
 Plain twin: torch's own layers and operations, which also run here for a single user.
 Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/stacked/test_vmap_layers.py and test_vmap_rules.py.
-Buys: what `step.py` says, which could not run without; dense layers by themselves: see `products.py`.
+Buys: what `gpu/recorded_step.py` says, which could not run without; dense layers by themselves: see `products.py`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch._functorch.autograd_function import custom_function_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..kernels import convolution
-from ..kernels.group_norm import normalised
-from ..user_random import UserRandom
+from ..core.products import product
+from ..core.user_random import UserRandom
+from ..core.vmap_axis import in_vmap, is_batched
+from ..gpu.kernels import convolution
+from ..gpu.kernels.group_norm import normalised
 from .attention import explicit_attention
-from .products import product
 from .sequence_layers import replace_sequence_layer
-from .vmap_axis import in_vmap, is_batched
 
 LIBRARY_IS_FAST = ("cpu",)  # devices where torch's grouped convolution of a stack is faster than patches
 

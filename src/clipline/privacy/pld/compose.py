@@ -24,24 +24,16 @@ The lattice is as fine as the answer needs: a spacing h adds about rounds h^2 (t
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from .discretised import TILTS
-from .fft import MACHINE_EPSILON, convolve, spectrum
-from .one_round import Rounds, one_round_deltas, one_round_epsilon
+from ..numerics import Array
+from .discretised import TILTS, coarse_log_moments
+from .one_round import Rounds, loss_range, one_round_deltas, one_round_epsilon
 from .rare_losses import compose_rare_losses
-from .total import TotalLoss, untilt
-from .window import (
-    ACCEPTED_GAIN,
-    LOG_CONVERSION,
-    TRUNCATED_SHARE,
-    fast_size,
-    lattice_step,
-    total_moments,
-    window_around,
-)
+from .total import TRUNCATED_SHARE, TotalLoss, fast_size, spectrum, tilted_sum
 
 _ROUGH = 8.0  # how many times wider the lattice of a rough answer is
 _LEAST_DELTA = 1e-250  # no smaller delta is computed
@@ -49,6 +41,13 @@ _TRIES = 6  # lattices, each made for the epsilon that the one before gave
 _ROUNDING_SHARE = 1e-5  # of delta that rounding may take up
 _DECISIVE_SHARE = 1e-4  # from this share on it is worth the time to use `rare_losses`
 _FAR = 64.0  # times more error that a lattice may have while the answer is far off
+
+LOG_CONVERSION: Array = -np.log1p(TILTS) - TILTS * np.log1p(1 / TILTS)  # Canonne, Kamath, Steinke 2020
+# Windows with a log-rounding gain up to this are tried first. A larger gain cannot lower epsilon either: rounding is
+# charged to delta, so that a gain only makes the answer looser.
+ACCEPTED_GAIN = 10.0
+_MOST_POINTS = 1 << 19
+_DOWNWARDS: Array = np.linspace(0.0, 1.0, 65)
 
 
 def quick_epsilon_of(rounds: Rounds, delta: float) -> float:
@@ -196,22 +195,103 @@ def _compose(
     size = fast_size(window.width / step + 2)
     first = math.floor(window.bottom / step)
     spectra = [(spectrum(direction, tilt, tail_tilt, step, size, truncation), n) for direction, n in rounds]
-    masses, per_point = convolve(spectra, size)
-    masses = np.roll(masses, -(first % size))
-    log_moment = sum(number * one.log_moment for one, number in spectra)
+    masses, log_scale, rounding = tilted_sum(spectra, size, first, step, tilt, epsilon)
     tail = sum(number * one.tail_log_moment for one, number in spectra)
     infinity_mass = sum(number * one.infinity_mass for one, number in spectra)
-
-    # A rounding error at every point of the lattice adds at most this many times itself to a sum over the lattice: the
-    # integral of the weights, and their greatest value for the first point.
-    weights = 1 / (tilt * (tilt + 1) * step) + 1 / (tilt + 1)
-    rounding = per_point * weights
     start = first * step
-    log_scale = log_moment - tilt * epsilon
-    log_scale += MACHINE_EPSILON * (32 * count + 4 * abs(log_moment) + 4 * tilt * abs(epsilon))
-    np.maximum(masses, 0.0, out=masses)
-    untilt(masses, tilt, start - epsilon, step)
     above = math.exp(min(tail - tail_tilt * (start + step * size), 0.0))
     lowest = max(start, epsilon - margin / float(TILTS[best]))
     charged = infinity_mass + above
     return TotalLoss(start, step, tilt, masses, epsilon, lowest, log_scale, rounding, window.rounding_gain, charged)
+
+
+# Nothing below can make an answer wrong, only loose or slow: what a window leaves out is charged to delta above.
+
+
+@dataclass(frozen=True)
+class Window:
+    """The tilt of the masses, and the total losses to cover: from `bottom` to `bottom + width`."""
+
+    tilt: float
+    bottom: float
+    width: float
+    tail_tilt: float  # bounds what lies above the window
+    rounding_gain: float  # log of what rounding errors are multiplied by, up to a constant that all tilts share
+
+
+def window_around(
+    rounds: Rounds, best: int, epsilon: float, delta: float, margin: float, gain_limit: float = ACCEPTED_GAIN
+) -> Window:
+    """The shortest window around `epsilon`, over the tilts not far from the one with index `best`.
+
+    `margin` is how far below `epsilon` the answer may lie, in units of 1 / (tilt with index `best`). `gain_limit` is on
+    the rounding gain. If no tilt keeps to it, the one with the least gain is taken whose window is not much longer.
+    """
+    moments, _ = total_moments(rounds)
+    log_left_out = math.log(TRUNCATED_SHARE * delta)
+    tops = (moments - log_left_out) / TILTS
+    highest = int(np.argmin(tops))
+    top, tail_tilt = float(tops[highest]), float(TILTS[highest])
+    lowest = epsilon - margin / float(TILTS[best])
+    bottoms: Array = lowest - (max(top - lowest, 0.0) - log_left_out / float(TILTS[best])) * _DOWNWARDS
+    below = _log_chance_below(rounds, bottoms)
+    # Rounding errors have about the same size at all points of the lattice. A sum over it weighs them by this much.
+    gains = moments - TILTS * epsilon - math.log(delta) - np.log(TILTS) - np.log1p(TILTS)
+    windows = []
+    for index in range(max(best - 12, 0), min(best + 4, len(TILTS))):
+        tilt = float(TILTS[index])
+        # Mass below the window wraps to its upper end, where it keeps its untilted probability times exp(-tilt width).
+        # Mass above the top wraps downwards and is enlarged by the same factor, so there must be next to none above
+        # the width plus epsilon.
+        higher = TILTS[index + 1 :]
+        downwards = (moments[index + 1 :] - higher * lowest - log_left_out) / (higher - tilt)
+        upwards = np.maximum(top - bottoms, (below - log_left_out) / tilt)
+        width = max(float(upwards.min()), float(downwards.min(initial=math.inf)))
+        if math.isfinite(width) and width > 0:
+            windows.append(Window(tilt, top - width, width, tail_tilt, float(gains[index])))
+    if not windows:
+        tilt = float(TILTS[best])
+        return Window(tilt, epsilon - margin / tilt, 2 * margin / tilt, tail_tilt, float(gains[best]))
+    shortest = min(window.width for window in windows)
+    narrow = [window for window in windows if window.width <= 8 * shortest]
+    accepted = [window for window in narrow if window.rounding_gain < gain_limit]
+    return min(accepted, key=lambda w: w.width) if accepted else min(narrow, key=lambda w: w.rounding_gain)
+
+
+def _log_chance_below(rounds: Rounds, losses: Array) -> Array:
+    """An upper bound on the log of the chance that the total loss lies below each of `losses`.
+
+    By Chernoff: E exp(-(tilt + 1) L) is the moment of the reverse pair at `tilt`, and at tilt 0 it is at most one.
+    """
+    moments, _ = total_moments(tuple((direction.reverse, number) for direction, number in rounds))
+    bounds = (np.outer(losses, TILTS + 1) + moments).min(axis=1)
+    result: Array = np.minimum(np.minimum(bounds, losses), 0.0)
+    return result
+
+
+def lattice_step(
+    rounds: Rounds, tilt: float, epsilon: float, width: float, truncation: float, coarseness: float
+) -> float:
+    """`coarseness` times the spacing whose error is at most 10^-5 of epsilon; wider if that takes too many points.
+
+    Up to 15 epsilon is wanted to four or five digits after the point; beyond, where it protects little, to five
+    significant digits, and beyond 1,500 to four. The error grows with the square of the spacing.
+    """
+    count = sum(number for _, number in rounds)
+    absolute = min(7e-6 * max(count / 2000, 1.0) ** 0.5, 4e-5)
+    error = 1e-5 * epsilon * min(max(epsilon / 150, 1.0), 10.0) if epsilon > 15 else min(1e-5 * epsilon, absolute)
+    wanted = coarseness * math.sqrt(12 * error / (count * (tilt + 1)))
+    widest = max(width, *(sum(loss_range(direction, truncation, truncation)) for direction, _ in rounds))
+    coarsest = max(wanted, 1.5 * widest / _MOST_POINTS)
+    # Four steps per factor of two, so that few different ones occur and spectra are shared.
+    return float(2.0 ** (math.floor(4 * math.log2(coarsest)) / 4))
+
+
+def total_moments(rounds: Rounds) -> tuple[Array, float]:
+    """Log E[exp(tilt L)] of all rounds together at each of `TILTS`, and the mass at infinity."""
+    total, infinity_mass = np.zeros(len(TILTS)), 0.0
+    for direction, number in rounds:
+        moments, mass = coarse_log_moments(direction)
+        total = total + number * moments
+        infinity_mass += number * mass
+    return total, infinity_mass

@@ -8,15 +8,12 @@ rate and y the released number, there are four pairs (P, Q), all mixtures of nor
     REPLACE   (1-q) N(0) + q N(s)     against   (1-q) N(0) + q N(-s)     one user replaced, Poisson sampling
     ZERO_OUT  (1-q) N(0) + q N(2s)    against   (1-q) N(0) + q N(s)      one user zeroed out, fixed-size sampling
 
-Which of them a sampling and a relation need is said in `dominating_pairs`, and nowhere else.
-
 The loss is L = log(dP/dQ). Only its positive part, L > 0, is described: the negative part of a pair is the positive
 part of the reverse pair. For l >= 0 the event {L > l} is a half-line of y in all four pairs, and its end has a closed
 form. REPLACE and ZERO_OUT solve a quadratic equation in exp(s y), written so that nothing cancels.
 
-A single round needs no lattice: delta(epsilon) = P(L > epsilon) - e^epsilon Q(L > epsilon). That matters where a round
-nearly always reveals nothing (a rate of 10^-9, say): the lattices of `compose` are made for sums of losses and resolve
-little there.
+A single round needs no lattice: delta(epsilon) = P(L > epsilon) - e^epsilon Q(L > epsilon). That matters at rates such
+as 10^-9, where the lattices of `compose`, made for sums of losses, resolve little.
 """
 
 from __future__ import annotations
@@ -29,8 +26,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..numerics import Array
-from ..numerics.gaussian import normal_tail
+from ..numerics import Array, normal_tail
 
 # Losses at which tails are tabulated: 5 percent apart, and 2 percent where the product of a loss and an order is rarely
 # small.

@@ -34,10 +34,19 @@ from numpy.typing import NDArray
 
 from ..numerics import Array
 from .discretised import TILTS, DiscretisedLoss, coarse_loss
-from .fft import MACHINE_EPSILON, NEGLIGIBLE, convolve, fft_rounding, on_lattice, spectrum_of, wrapped
 from .one_round import Rounds, loss_range
-from .total import TotalLoss, untilt
-from .window import TRUNCATED_SHARE, fast_size
+from .total import (
+    MACHINE_EPSILON,
+    NEGLIGIBLE,
+    TRUNCATED_SHARE,
+    TotalLoss,
+    fast_size,
+    fft_rounding,
+    on_lattice,
+    spectrum_of,
+    tilted_sum,
+    wrapped,
+)
 
 _Complex = NDArray[np.complex128]
 _MOST_POINTS = 1 << 18
@@ -76,24 +85,18 @@ def compose_rare_losses(rounds: Rounds, epsilon: float, delta: float, coarseness
         return None
     large, norm = with_large
     spectra = [(spectrum_of(one.small, one.zero, tilt, tail_tilt, size), n) for one, n in parts]
-    masses, per_point = convolve(spectra, size)
-    masses, large = (np.maximum(np.roll(part, -(first % size)), 0.0) for part in (masses, large))
-    start = first * step
-    log_moment = sum(n * one.log_moment for one, n in spectra)
-    log_scale = log_moment - tilt * near
-    log_scale += MACHINE_EPSILON * (32 * count + 4 * abs(log_moment) + 4 * tilt * near)
+    masses, log_scale, rounding = tilted_sum(spectra, size, first, step, tilt, near)
     if log_scale > _MOST_EXPONENT:
         return None
-    log_scale = max(log_scale, -_MOST_EXPONENT)  # larger is safe, and keeps the lines below from overflowing
-    untilt(masses, tilt, start - near, step)
-    masses += large * math.exp(32 * count * MACHINE_EPSILON - log_scale)
+    log_scale = max(log_scale, -_MOST_EXPONENT)  # larger is safe, and keeps the next line from overflowing
+    start = first * step
+    masses += np.maximum(np.roll(large, -(first % size)), 0.0) * math.exp(32 * count * MACHINE_EPSILON - log_scale)
 
     tail = sum(n * float(one.whole.log_moments(np.array([tail_tilt]))[0]) for one, n in parts)
     above = math.exp(min(tail - tail_tilt * (start + step * size), 0.0))
     rounding_of_large = norm * math.sqrt(size) * -math.expm1(-step * size)
     charged = sum(n * one.whole.infinity_mass for one, n in parts) + above + rounding_of_large
-    weights = 1 / (tilt * (tilt + 1) * step) + 1 / (tilt + 1)
-    return TotalLoss(start, step, tilt, masses, near, start, log_scale, per_point * weights, 0.0, charged)
+    return TotalLoss(start, step, tilt, masses, near, start, log_scale, rounding, 0.0, charged)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,7 @@
-"""One HTML file with everything in it: data, style, program and the charting library.
+"""One HTML file with everything in it: data, style, program and the charting library; or a page that follows a run.
 
 Charts are drawn by uPlot (MIT licence, beside it in assets/): 51 kB inline, no dependency, and fast with hundreds of
-curves, where Apache ECharts would add a megabyte to every report. What it lacks, a legend for the keyboard and tables
-behind the charts, is ours in any case.
+curves.
 
 Text of runs is never HTML here: it is JSON in which `<`, `>` and `&` are escaped, and page.js puts it on the page as
 text. A content security policy by checksum keeps out any other script and any network request.
@@ -18,13 +17,18 @@ import os
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from hashlib import sha256
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
+from socketserver import BaseServer
 from typing import Any
 
-from ...errors import RunError
-from .collect import collect
+from ...errors import RunError, refuse
+from ...training.run_files import is_run_directory
 from .content import content
+from .reading import Collected, ReportedRun, collect, read_run_directory
 
 REPORT = "report.html"
 POLL_SECONDS = 2.0
@@ -67,17 +71,9 @@ def _shared_folder(paths: Sequence[Path]) -> Path:
 def page(data: dict[str, Any], *, live: bool = False) -> str:
     """The page that shows `data`, as `content` gives it; a live one asks for newer data every two seconds."""
     scripts = [_asset("uPlot.iife.min.js"), _asset("page.js")]
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            "style-src 'unsafe-inline'",
-            "img-src data:",
-            f"script-src {' '.join(map(_checksum, scripts))}",
-            f"connect-src {chr(39)}self{chr(39)}" if live else "connect-src 'none'",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
-    )
+    connect = f"connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}"
+    sources = f"img-src data:; script-src {' '.join(map(_checksum, scripts))}; {connect}"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; {sources}; base-uri 'none'; form-action 'none'"
     parts = {
         "POLICY": policy,
         "TITLE": html.escape(str(data["title"])),
@@ -121,3 +117,82 @@ def _asset(name: str) -> str:
 def _checksum(script: str) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"'sha256-{digest}'"
+
+
+LOOPBACK = "127.0.0.1"
+
+
+def live_server(path: str | Path, port: int = 0) -> ThreadingHTTPServer:
+    """A server of the page that follows the run in `path`, on loopback only; `serve_forever` starts it.
+
+    Port 0 takes a free one: `server_address` tells which. The folder must be there; its run may not have begun yet, may
+    be running or may have ended. A request with another host in its header than this machine's own names is refused, so
+    that no page of another site can read the run by a name that leads here.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise RunError(f"live={str(path)!r} is no folder: start the training first, or give its run directory")
+    if any(folder.iterdir()) and not is_run_directory(folder):
+        collect([folder])  # refuses what is no run
+        raise RunError(f"live={str(path)!r} holds several runs or a study, and one can be followed: give its directory")
+    if not 0 <= port < 1 << 16:
+        raise refuse("port", port, "0 to 65535", "leave it out for a free one")
+    try:
+        server = ThreadingHTTPServer((LOOPBACK, port), _handler(folder))
+    except OSError as error:
+        raise RunError(f"port={port} cannot be used ({error}): leave it out for a free one") from None
+    server.daemon_threads = True
+    return server
+
+
+def own_names(server: BaseServer) -> tuple[str, str]:
+    """How a browser on this machine calls the server."""
+    assert isinstance(server.server_address, tuple)
+    port = server.server_address[1]
+    return f"{LOOPBACK}:{port}", f"localhost:{port}"
+
+
+def _handler(folder: Path) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        """Answers / with the page and /data.json with what there is now; 304 where nothing is new."""
+
+        def do_GET(self) -> None:
+            if self.headers.get("Host") not in own_names(self.server):
+                self._answer(HTTPStatus.FORBIDDEN, b"this server answers to its own machine only\n", "text/plain")
+            elif self.path == "/":
+                text = page(_content(folder), live=True)
+                self._answer(HTTPStatus.OK, text.encode("utf-8", "replace"), "text/html; charset=utf-8")
+            elif self.path == "/data.json":
+                data = _content(folder)
+                known = {name: value for name, value in data.items() if name != "made"}
+                tag = f'"{sha256(json.dumps(known).encode()).hexdigest()[:32]}"'
+                if self.headers.get("If-None-Match") == tag:
+                    self._answer(HTTPStatus.NOT_MODIFIED, b"", "application/json", tag)
+                else:
+                    text = json.dumps(data, allow_nan=False)
+                    self._answer(HTTPStatus.OK, text.encode(), "application/json", tag)
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, b"there is / and /data.json\n", "text/plain")
+
+        def _answer(self, status: HTTPStatus, body: bytes, kind: str, tag: str = "") -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            if tag:
+                self.send_header("ETag", tag)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Nothing: the terminal belongs to the user."""
+
+    return Handler
+
+
+def _content(folder: Path) -> dict[str, object]:
+    """The run as far as it has come; an empty one where it has not begun."""
+    begun = is_run_directory(folder)
+    run = read_run_directory(folder) if begun else ReportedRun(folder.resolve().name, str(folder), False, "not ended")
+    return content(Collected((folder,), (run,)))

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .question import Question
-from .rates import STEP
-from .recipe import Rates, RateTrial, Tell, Trials, check_learnt, told
+from .recipe import STEP, Rates, RateTrial, Tell, Trials, check_learnt, told
 
 if TYPE_CHECKING:
     import optuna
@@ -51,6 +50,7 @@ class _Search:
         import optuna
 
         self.optuna: Any = optuna
+        self.states = optuna.trial.TrialState
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # progress is told once, by us
         self.question, self.trials = question, trials
         self.directory = trials.study.directory
@@ -69,10 +69,8 @@ class _Search:
 
     def next_batch(self) -> list[Any]:
         """Trials to run now: what a killed process left, else new ones; none once enough have ended."""
-        states = self.optuna.trial.TrialState
-        known = self.study.get_trials(deepcopy=False)
-        ended = [trial for trial in known if trial.state in (states.COMPLETE, states.PRUNED)]
-        left = [trial for trial in known if trial.state == states.RUNNING and "client_lr" in trial.params]
+        ended = self._in_state(self.states.COMPLETE, self.states.PRUNED)
+        left = [trial for trial in self._in_state(self.states.RUNNING) if "client_lr" in trial.params]
         orphans = [trial for trial in left if not self._claimed(trial.params)]
         if orphans:
             return [self.optuna.Trial(self.study, trial._trial_id) for trial in orphans[:_AT_ONCE]]
@@ -93,26 +91,23 @@ class _Search:
                 _unless_told(trial.set_user_attr, "rung", run)
             poor = [trial for trial in batch if trial.should_prune()]
             for trial in poor:
-                _unless_told(self.study.tell, trial, state=self.optuna.trial.TrialState.PRUNED)
-            open_still = self._open()
-            kept = [trial for trial in batch if trial.number in open_still]
+                _unless_told(self.study.tell, trial, state=self.states.PRUNED)
+            open_still = {trial.number for trial in self._in_state(self.states.RUNNING)}
+            kept = [trial for trial in batch if trial.number in open_still]  # whose result Optuna does not have yet
         for trial, (value, run) in zip(kept, self._values(kept, {}), strict=True):
             _unless_told(trial.set_user_attr, "run", run)
             _unless_told(self.study.tell, trial, value)
 
     def learn_metric(self) -> None:
         """Read one run again where all had ended before: only then is it known which way the metric goes."""
-        whole = [trial for trial in self.study.get_trials(deepcopy=False) if "run" in trial.user_attrs]
+        whole = [trial for trial in self._in_state(self.states.COMPLETE) if "run" in trial.user_attrs]
         self._values(whole[:1], {})
 
     def finished(self) -> list[RateTrial]:
         """All trials that have ended, by whomever."""
-        states = self.optuna.trial.TrialState
         found = []
-        for trial in self.study.get_trials(deepcopy=False):
-            if trial.state not in (states.COMPLETE, states.PRUNED):
-                continue
-            pruned = trial.state == states.PRUNED
+        for trial in self._in_state(self.states.COMPLETE, self.states.PRUNED):
+            pruned = trial.state == self.states.PRUNED
             value = trial.value if not pruned else next(iter(trial.intermediate_values.values()), -math.inf)
             run = trial.user_attrs.get("rung" if pruned else "run", "")
             client, server = trial.params["client_lr"], trial.params["server_lr"]
@@ -148,10 +143,8 @@ class _Search:
             return self.trials.metric.worst
         return -value if self.trials.metric.lower_is_better else value
 
-    def _open(self) -> set[int]:
-        """The numbers of the trials whose result Optuna does not have yet."""
-        running = self.optuna.trial.TrialState.RUNNING
-        return {trial.number for trial in self.study.get_trials(deepcopy=False) if trial.state == running}
+    def _in_state(self, *states: Any) -> list[Any]:
+        return [trial for trial in self.study.get_trials(deepcopy=False) if trial.state in states]
 
     def _claimed(self, params: dict[str, float]) -> bool:
         """Whether a living process is making this trial now."""

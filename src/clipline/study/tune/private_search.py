@@ -28,15 +28,12 @@ from ...errors import RunError
 from ...privacy.guarantee import Guarantee, rounded_up
 from ...privacy.ledger import Ledger
 from ...privacy.selection import TruncatedNegativeBinomial, account_grid, account_search
-from ...training.storage import durable
-from ..runs.claims import Claims
-from ..runs.directory import CLAIMS
-from ..runs.record import RunSpec
-from ..runs.study import Study
-from .question import Question
-from .rates import RateGrid, runs_with_fixed_clips
-from .recipe import Metric, RateTrial, Tell, Trials, check_learnt
-from .scale import Alternative, Target, Unreachable, least_cohort
+from ...training import durable
+from ..directory import CLAIMS, Claims
+from ..record import RunSpec
+from ..study import Study
+from .question import Alternative, Question, Target, Unreachable, least, least_cohort
+from .recipe import Metric, RateGrid, RateTrial, Tell, Trials, check_learnt, runs_with_fixed_clips
 
 FOLDER = "private"  # in the directory of the tuning: it holds seeds, and nothing in it may leave
 _DRAWN = "drawn.json"
@@ -91,13 +88,14 @@ def price_search(target: Target, noise_multiplier: float, runs: int) -> SearchPr
         raise _unreachable(target, noise_multiplier, runs)
     method = min(cohorts, key=lambda name: cohorts[name])
     cohort = cohorts[method]
-    ledger = _ledger(target, noise_multiplier, cohort)
+    z = noise_multiplier * cohort / target.cohort_size
+    ledger = target.ledger(cohort, z)
     (other,) = set(_METHODS) - {method}
     return SearchPrice(
         method,
         runs,
         cohort,
-        noise_multiplier * cohort / target.cohort_size,
+        z,
         _METHODS[method](target, ledger, runs),
         _METHODS[other](target, ledger, runs),
         account_grid(ledger, 1, **target.terms),
@@ -126,17 +124,15 @@ def tune_privately(
     changes = [
         {"client_lr": candidates[number][0], "server_lr": candidates[number][1], "seed": seed} for number, seed in drawn
     ]
-    results = trials.run(changes)
     made = [
         RateTrial(change["client_lr"], change["server_lr"], value, record.id)
-        for change, (value, record) in zip(changes, results, strict=True)
+        for change, (value, record) in zip(changes, trials.run(changes), strict=True)
     ]
     sign = 1 if trials.metric.lower_is_better else -1
-    best = min(range(len(made)), key=lambda place: (sign * made[place].value, place))
+    best = min(range(len(made)), key=lambda place: sign * made[place].value)  # of equals the first
     check_learnt(made[best])
     shown = tuple(made) if price.method == "composition" else ()
-    spec = trials.spec(changes[best])
-    return PrivatelyTuned(question, trials.metric, candidates, price, shown, made[best], spec)
+    return PrivatelyTuned(question, trials.metric, candidates, price, shown, made[best], trials.spec(changes[best]))
 
 
 def draw_candidates(candidates: int, method: Method) -> list[int]:
@@ -187,12 +183,6 @@ def _kept_runs(path: Path, asked: dict[str, Any]) -> list[tuple[int, int]]:
     return runs
 
 
-def _ledger(target: Target, noise_multiplier: float, cohort_size: int) -> Ledger:
-    """The rounds of one run."""
-    z = noise_multiplier * cohort_size / target.cohort_size
-    return Ledger().add(target.event(cohort_size, z), target.rounds)
-
-
 def _composed(target: Target, ledger: Ledger, runs: int) -> Guarantee:
     return account_grid(ledger, runs, **target.terms)
 
@@ -203,10 +193,7 @@ def _selected(target: Target, ledger: Ledger, runs: int) -> Guarantee:
     return account_search(ledger, TruncatedNegativeBinomial.with_mean(runs), **target.terms)
 
 
-_METHODS: dict[Method, Callable[[Target, Ledger, int], Guarantee]] = {
-    "composition": _composed,
-    "selection": _selected,
-}
+_METHODS: dict[Method, Callable[[Target, Ledger, int], Guarantee]] = {"composition": _composed, "selection": _selected}
 
 
 def _least_cohort(target: Target, noise_multiplier: float, runs: int, method: Method) -> int | None:
@@ -216,22 +203,17 @@ def _least_cohort(target: Target, noise_multiplier: float, runs: int, method: Me
         return least_cohort(replace(target, rounds=runs * target.rounds), noise_multiplier)
 
     def meets(cohort: int) -> bool:
-        return _selected(target, _ledger(target, noise_multiplier, cohort), runs).epsilon <= target.epsilon
+        ledger = target.ledger(cohort, noise_multiplier * cohort / m)
+        return _selected(target, ledger, runs).epsilon <= target.epsilon
 
-    if not meets(n):
-        return None
-    low, high = m - 1, n  # `high` meets the target: a larger cohort with the noise that goes with it is more private
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if meets(middle) else (middle, high)
-    return high
+    return least(m - 1, n, meets) if meets(n) else None  # a larger cohort with its noise is more private
 
 
 def _unreachable(target: Target, noise_multiplier: float, runs: int) -> Unreachable:
     n, m = target.population_size, target.cohort_size
 
     def epsilon(z: float) -> float:
-        return min(charge(target, _ledger(target, z, n), runs).epsilon for charge in _METHODS.values())
+        return min(charge(target, target.ledger(n, z * n / m), runs).epsilon for charge in _METHODS.values())
 
     best = epsilon(noise_multiplier)
     found = []
@@ -244,10 +226,9 @@ def _unreachable(target: Target, noise_multiplier: float, runs: int) -> Unreacha
             low, high = (low, middle) if epsilon(middle) <= target.epsilon else (middle, high)
         found.append(Alternative(f"--noise {rounded_up(high, 3)}", f"at m = {m}, if the model bears it"))
     found.append(Alternative("--proxy DATA without --private-search", "a search on other data is free"))
-    listed = "".join(f"\n  - {one.change}: {one.meaning}" for one in found)
     return Unreachable(
         f"epsilon={target.epsilon:g} at delta={target.delta_value:.3g} must be met by the whole private search, "
         f"{runs} runs, with the {n:,} users there are, and is not: scaled from m={m}, z={noise_multiplier:g}, all of "
-        f"them in every round reach epsilon {rounded_up(best, 3)}. Each of these alone would do:{listed}",
+        f"them in every round reach epsilon {rounded_up(best, 3)}. Each of these alone would do:",
         found,
     )

@@ -3,24 +3,201 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from ...data.population import Population
 from ...errors import CliplineError, SettingError, check_choice, check_number, check_whole, refuse
-from ...privacy.accountant import check_delta
+from ...privacy.accountant import account, check_delta
+from ...privacy.calibration import least_scale, noise_multiplier_for, rounds_within
+from ...privacy.events import GaussianEvent, PoissonSampling
+from ...privacy.guarantee import Guarantee, rounded_up
+from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
 from ...settings import check
-from ...tasks.settings import TrainSettings
 from ...tasks.task import Task
-from ..runs.data_checksum import data_checksum
-from .noise import LEAST
-from .scale import Target
+from ...tasks.train_settings import TrainSettings
+from ..record import data_checksum
 
+_MOST_USERS = 10**12
+_MOST_DEGRADED = 0.99  # of the metric: --degradation is below 100%
+
+Losses = Sequence[tuple[float, float]]  # (noise, degradation) of the trials of step 2
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be promised for how many users and rounds, and the cohort of the trial, from which it is scaled.
+
+    Sampling is Poisson: of a fixed size the cohort would have to be two to three times as large.
+    """
+
+    epsilon: float
+    delta: float | None  # None: population_size^-1.1
+    population_size: int
+    rounds: int
+    cohort_size: int
+    relation: Relation = Relation.ADD_OR_REMOVE
+
+    @property
+    def delta_value(self) -> float:
+        """Delta as a number."""
+        return self.population_size**-1.1 if self.delta is None else self.delta
+
+    def event(self, cohort_size: int, noise_multiplier: float) -> GaussianEvent:
+        """One round of the final training."""
+        return GaussianEvent(PoissonSampling(cohort_size / self.population_size), noise_multiplier)
+
+    def ledger(self, cohort_size: int, noise_multiplier: float) -> Ledger:
+        """All rounds of the final training."""
+        return Ledger().add(self.event(cohort_size, noise_multiplier), self.rounds)
+
+    def guarantee(self, cohort_size: int, noise_multiplier: float) -> Guarantee:
+        """What the final training promises with this cohort and this noise."""
+        return account(self.ledger(cohort_size, noise_multiplier), **self.terms)
+
+    def enough_noise(self) -> float:
+        """The noise with which the cohort of the trial itself meets the target: no scaling is needed then."""
+        return self.least_noise(self.cohort_size)
+
+    def least_noise(self, cohort_size: int) -> float:
+        """The least noise with which this cohort meets the target."""
+        sampling = PoissonSampling(cohort_size / self.population_size)
+        return noise_multiplier_for(sampling=sampling, rounds=self.rounds, epsilon=self.epsilon, **self.terms)
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """Delta and relation, as the accountant takes them."""
+        return {"delta": self.delta_value, "relation": self.relation}
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """The final cohort and noise: the trial's, both times `alpha`. Noise on the count grows along, cohort / 20."""
+
+    cohort_size: int
+    noise_multiplier: float
+    alpha: float
+    guarantee: Guarantee
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One change with which the target would be met, and what it means."""
+
+    change: str
+    meaning: str
+
+
+class Unreachable(SettingError):
+    """No cohort of the users there are meets the target; `alternatives` are what would."""
+
+    def __init__(self, message: str, alternatives: list[Alternative]) -> None:
+        super().__init__(message + "".join(f"\n  - {one.change}: {one.meaning}" for one in alternatives))
+        self.alternatives = alternatives
+
+
+def scale_up(target: Target, noise_multiplier: float, losses: Losses = ()) -> Scaled:
+    """The least cohort m' >= m such that (m', z m' / m) meets the target; refused if it would exceed the users.
+
+    `account` confirms the answer. A cohort of one user less would not do, unless m itself meets the target. `losses`
+    are those of step 2, by which a refusal says how much more degradation would have to be allowed.
+    """
+    m, cohort_size = target.cohort_size, least_cohort(target, noise_multiplier)
+    if cohort_size is None:
+        raise _unreachable(target, noise_multiplier, losses)
+    z = noise_multiplier * cohort_size / m
+    return Scaled(cohort_size, z, cohort_size / m, target.guarantee(cohort_size, z))
+
+
+def _unreachable(target: Target, noise_multiplier: float, losses: Losses) -> Unreachable:
+    """The refusal, with the nearest changes that would do, each computed with all else kept."""
+    n, m = target.population_size, target.cohort_size
+    return Unreachable(
+        f"epsilon={target.epsilon:g} at delta={target.delta_value:.3g} must be met with a cohort of at most the "
+        f"{n:,} users there are, and is not: scaled from m={m}, z={noise_multiplier:g} over {target.rounds} rounds, "
+        f"all {n:,} users in every round reach epsilon "
+        f"{target.guarantee(n, noise_multiplier * n / m).epsilon_text}. Each of these alone would do:",
+        alternatives(target, noise_multiplier, losses),
+    )
+
+
+def alternatives(target: Target, noise_multiplier: float, losses: Losses) -> list[Alternative]:
+    """The least change of each kind with which the target is met, in the order of what it asks of people."""
+    n, m = target.population_size, target.cohort_size
+    z = noise_multiplier * n / m  # all users in every round: the most private there is
+    best = target.guarantee(n, z)
+    found = []
+    users = _least_users(target, noise_multiplier)
+    if users is not None:
+        cohort = least_cohort(replace(target, population_size=users), noise_multiplier) or users
+        found.append(Alternative(f"--users {users}", f"declared, with {cohort:,} of them a round"))
+    if best.private:
+        epsilon = rounded_up(best.epsilon, 3)
+        found.append(Alternative(f"--epsilon {epsilon}", "all users in every round reach it"))
+    rounds = rounds_within(target.event(n, z), epsilon=target.epsilon, at_most=target.rounds, **target.terms)
+    if rounds:
+        found.append(Alternative(f"--rounds {rounds}", f"of {target.rounds}; the search is made again with these"))
+    try:
+        needed = target.least_noise(n) * m / n
+    except SettingError:  # not with any noise
+        return found
+    # All noise below has to count as borne too.
+    enough = [(max(loss for z, loss in losses if z <= tried), tried) for tried, _ in losses if tried >= needed]
+    loss, tried = min(enough, default=(math.inf, 0.0))
+    if loss <= _MOST_DEGRADED:
+        percent = rounded_up(max(100 * loss, 0.1), 2)
+        found.append(Alternative(f"--degradation {percent}%", f"then z = {tried:g} counts as borne, which was tried"))
+    else:
+        found.append(
+            Alternative(f"a model that bears z = {rounded_up(needed, 3)} at m = {m}", "smaller, or with other rates")
+        )
+    return found
+
+
+def least_cohort(target: Target, noise_multiplier: float) -> int | None:
+    """The least cohort that meets the target when the noise grows with it; None if the users are too few."""
+    try:
+        return least_scale(
+            cohort_size=target.cohort_size, noise_multiplier=noise_multiplier, population_size=target.population_size,
+            sampling="poisson", rounds=target.rounds, epsilon=target.epsilon, **target.terms,
+        )  # fmt: skip
+    except SettingError:
+        return None
+
+
+def _least_users(target: Target, noise_multiplier: float) -> int | None:
+    """The least population above the present one whose users, all in every round, meet the target.
+
+    The default delta falls with the number of users, slowly: noise in proportion to them always wins.
+    """
+
+    def meets(users: int) -> bool:
+        larger = replace(target, population_size=users)
+        return larger.guarantee(users, noise_multiplier * users / target.cohort_size).epsilon <= target.epsilon
+
+    low, high = target.population_size, min(2 * target.population_size, _MOST_USERS)
+    while not meets(high):
+        if high == _MOST_USERS:
+            return None
+        high = min(2 * high, _MOST_USERS)
+    return least(low, high, meets)
+
+
+def least(low: int, high: int, meets: Callable[[int], bool]) -> int:
+    """The least whole number above `low` with `meets`, which `high` does and which once true stays true."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if meets(middle) else (middle, high)
+    return high
+
+
+LEAST = 0.01  # noise of the search for rates; the paper's
 COHORT = 100  # of the trial: the paper's "m about 100"
 DEGRADATION = 0.05
 MOST_RUNS = 25  # of step 1
@@ -158,14 +335,8 @@ def target_for(epsilon: object, delta: object, users: object, rounds: int, cohor
     named = Relation.ADD_OR_REMOVE if relation is None else Relation.named(relation)
     if not named.sound:
         raise refuse("relation", named.value, "one that a guarantee can be given for", "leave it out")
-    target = Target(
-        float(epsilon),  # type: ignore[arg-type]
-        None if delta is None else check_delta(delta),  # type: ignore[arg-type]
-        number,
-        rounds,
-        cohort_size,
-        named,
-    )
+    delta_given = None if delta is None else check_delta(delta)  # type: ignore[arg-type]
+    target = Target(float(epsilon), delta_given, number, rounds, cohort_size, named)  # type: ignore[arg-type]
     target.enough_noise()  # refuses what no noise can reach
     return target
 

@@ -93,7 +93,7 @@
     const mixed = [0, 1, 2].map((k) => Math.round(part(left, k) + (part(left + 1, k) - part(left, k)) * (place - left)));
     return { color: `#${mixed.map((value) => value.toString(16).padStart(2, "0")).join("")}`, dash: [], marker: marker(i) };
   }
-  // As `Look` in figures.py.
+  // As `Look` in directory.py.
   function lookOf(which) {
     if (Array.isArray(which)) return ordered(...which);
     if (which === "accent") return { color: colours().accent, dash: [], marker: "star", width: 3 };

@@ -1,0 +1,5 @@
+"""What exists for a GPU alone: programs that are compiled, recorded and replayed, kernels, and streams.
+
+Begin with `recorded_step.py` (a step of a stack as a program), then `stragglers.py`, which runs a block of users;
+`programs/` compiles and stores, `kernels/` has the operations.
+"""

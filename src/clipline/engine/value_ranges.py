@@ -1,0 +1,188 @@
+"""Labels and indices beyond what the model can take, found before anything is trained.
+
+While users train, one with such a label fails in silence and adds nothing, as an error would tell of that user. So the
+largest and the smallest value of each field of whole numbers are tried first, as gaps are looked for when a table is
+read: whoever runs the training has the data.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..data.packed_field import Field
+from ..data.population import Population
+from ..errors import CliplineError, PopulationError, RunError
+from ..federated.local_sgd import Batch
+from .core.batches import Examples
+from .isolation.guard import enough_resources
+from .stacked.vmap_layers import StackSafe
+
+if TYPE_CHECKING:  # it imports this room
+    from .core.problem import Problem
+
+_MOST_BYTES = 1 << 28  # of a field: reading more only to find its largest value would take seconds
+_FIRST_BYTES = 1 << 22  # the same where nobody asked: about a millisecond
+_MOST_COPIED = 1 << 25  # parameters to copy to a processor for it
+
+
+class ValueRangeWarning(UserWarning):
+    """A field holds values that the loss cannot take; a user with one adds nothing. Not for publication."""
+
+
+def warn_of_ranges(problem: Problem) -> None:
+    """Warn if the loss fails on the largest or smallest value in the first 4 MB of a field of whole numbers.
+
+    What it says is private, and is told to the caller, who has the data: no result, record or release holds it, and
+    training is as it would be without it. Nothing is looked at where the population was made with
+    missing="zero-update", or where errors are shown anyway.
+
+    A wrong number on a GPU ends the process, so models are tried on a processor. One too large to copy is tried where
+    it is, with the embeddings and losses of a stack, which look at their numbers first.
+    """
+    population, model = problem.population, problem.model
+    options = population.column_options
+    if options.get("missing") == "zero-update" or problem.on_error == "raise" or not _candidates(population):
+        return
+    on_gpu = problem.device.type != "cpu"
+    small = sum(param.numel() for param in model.module.parameters()) <= _MOST_COPIED
+    with problem.users_apart(), torch.no_grad():
+        if on_gpu and small:
+            module, examples = model.export(model.initial).train(), _on_a_processor(problem)
+        else:
+            module, examples = model.load(model.initial), problem.examples
+        run = partial(_loss_of_one, problem, module, looking_first=on_gpu and not small)
+        try:
+            check_ranges(examples, run, "the loss", options.get("categories", {}), most_bytes=_FIRST_BYTES)
+        except PopulationError as error:
+            told = f"{error}; whoever has one adds nothing, and nothing is said of it while users train"
+            warnings.warn(told, ValueRangeWarning, stacklevel=4)  # who makes the training
+
+
+def _on_a_processor(problem: Problem) -> Examples:
+    return Examples(problem.population, torch.device("cpu"), problem.examples.dtype)
+
+
+def _loss_of_one(problem: Problem, module: nn.Module, batch: Batch, *, looking_first: bool) -> object:
+    """The loss as if one user had this batch. Rows of a matrix that do not exist count as its last, as in training.
+
+    With `looking_first` an embedding's number that does not exist, and on a GPU a label, is an `IndexError` instead of
+    the end of the process.
+    """
+    model, device = problem.model, next(iter(batch.values())).device
+    for name, field in problem.row_fields.items():
+        batch = {**batch, field: batch[field].long().clamp(0, model.named_shapes[name][0] - 1)}
+    pieces = torch.split(model.initial.to(device), [shape.numel() for shape in model.named_shapes.values()])
+    shapes = zip(model.named_shapes.items(), pieces, strict=True)
+    reference = (
+        {name: piece.view(shape).clone() for (name, shape), piece in shapes} if problem.takes_reference else None
+    )
+    problem.isolation.seed(0)
+    try:
+        if not looking_first:
+            return problem.losses(module, batch, reference)
+        with StackSafe() as looked_at:
+            losses = problem.losses(module, batch, reference)
+        if looked_at.any_invalid:
+            raise IndexError("a label or an index is out of range")
+        return losses
+    finally:
+        problem.isolation.after_user()
+
+
+def check_ranges(
+    examples: Examples,
+    run: Callable[[Batch], object],
+    where: str,
+    categories: Mapping[str, Sequence[object]],
+    most_bytes: int = _MOST_BYTES,
+) -> None:
+    """Refuse a field of whole numbers whose largest or smallest value `run` fails on, with the values that it takes.
+
+    `run` is the loss on a batch; `where` says in words what fails. Of several such fields the first is refused. An
+    error that is due to none of them is left for the training's own trial. Of each field the first `most_bytes` are
+    looked at.
+    """
+    rows = _extreme_rows(examples.population, most_bytes)
+    if not len(rows):
+        return
+    batch = examples.gather(rows)
+    error = _error(run, batch)
+    if error is None:
+        return
+    if isinstance(error, CliplineError):
+        raise error
+    zeros = {name: torch.zeros_like(values) for name, values in batch.items() if _is_whole(values)}
+    for name, zero in zeros.items():
+        # The others as they are; else as zeros, as several fields may be at fault.
+        for tried in (batch, {**batch, **zeros, name: batch[name]}):
+            error = _error(run, tried)
+            if error is not None and _error(run, {**tried, name: zero}) is None:
+                raise _refusal(run, tried, name, where, categories.get(name, ()), error) from error
+
+
+def _candidates(population: Population) -> list[Field]:
+    """The fields that may be labels or indices: whole numbers, and single numbers of any type."""
+    kinds = ((field, "iuf" if field.ndim == 1 else "iu") for field in population.fields.values())
+    return [field for field, kind in kinds if field.dtype.kind in kind and field.size]
+
+
+def _extreme_rows(population: Population, most_bytes: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """An example with the largest and one with the smallest value of each field that may be labels or indices."""
+    rows = [0][: population.examples]
+    for field in _candidates(population):
+        width = field.size // len(field)
+        first = field[: max(1, most_bytes // (width * field.itemsize))]
+        rows += [int(first.argmax()) // width, int(first.argmin()) // width]
+    return np.unique(np.array(rows, np.int64))
+
+
+def _is_whole(values: torch.Tensor) -> bool:
+    """Whether these are whole numbers, of whatever type: labels with gaps are read as fractions."""
+    return values.dtype != torch.bool and (not values.is_floating_point() or bool((values == values.round()).all()))
+
+
+def _error(run: Callable[[Batch], object], batch: Batch) -> Exception | None:
+    try:
+        with enough_resources():
+            run(batch)
+    except RunError:
+        raise
+    except Exception as error:
+        return error
+    return None
+
+
+def _refusal(
+    run: Callable[[Batch], object], batch: Batch, name: str, where: str, listed: Sequence[object], error: Exception
+) -> PopulationError:
+    """The error, with the largest value that works, or the smallest where only those below 0 do not."""
+    said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    values = batch[name].to(torch.float64 if batch[name].is_floating_point() else torch.int64)  # uint16 has no clamp
+    smallest, largest = int(values.min()), int(values.max())
+
+    def works_with(chosen: torch.Tensor) -> bool:
+        return _error(run, {**batch, name: chosen.to(batch[name].dtype)}) is None
+
+    if works_with(values.clamp(min=0)):
+        return PopulationError(
+            f"field {name!r} holds {smallest}, and {where} takes none below 0 ({said}): number the values from 0, or "
+            "leave those rows out"
+        )
+    works, fails = 0, largest
+    while fails - works > 1:
+        middle = (works + fails) // 2
+        works, fails = (middle, fails) if works_with(values.clamp(0, middle)) else (works, middle)
+    unlisted = (
+        f" ({largest} stands for whatever its categories do not list)" if listed and largest == len(listed) else ""
+    )
+    return PopulationError(
+        f"field {name!r} holds values up to {largest}{unlisted}, and {where} takes 0 to {works} ({said}): number them "
+        f"from 0, or give the model room for {largest + 1}"
+    )

@@ -1,0 +1,433 @@
+"""The folder of a study: a record of every run that has ended, and claims on those that are being made."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import math
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.util import register_after_fork
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from .. import registry
+from ..errors import RunError
+from ..training import durable
+from .record import ID_DIGITS, RunRecord
+
+# How a point or line is drawn: its place among so many that have an order, the line that others are compared with, what
+# is beside the point, or the number of a colour that has no order.
+Look = tuple[int, int] | Literal["accent", "plain"] | int
+
+
+@dataclass(frozen=True)
+class Point:
+    """One number of a figure, with an interval if there is one, and the runs behind it."""
+
+    x: int  # place on the axis
+    value: float
+    low: float | None = None
+    high: float | None = None
+    note: str = ""
+    runs: str = ""
+    look: Look | None = None  # that of its line if None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with named places on the x axis; without lines it is a table only."""
+
+    name: str
+    task: str
+    title: str
+    metric: str
+    x_label: str = ""
+    ticks: tuple[str, ...] = ()
+    lines: tuple[tuple[str, tuple[Point, ...]], ...] = ()
+    looks: tuple[Look, ...] = ()  # of the lines
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    rows_in_file: int = 0
+    lower_is_better: bool = False
+
+
+@runtime_checkable
+class ExperimentKind(Protocol):
+    """A kind of experiments, registered under the entry point group `clipline.experiments`. A module may be one.
+
+    The name of the entry point is what `study.json` has as the `kind` of each experiment.
+    """
+
+    def summaries(self, directory: StudyDirectory) -> Mapping[str, Sequence[str]]:
+        """What each finished experiment of this kind has found, in sentences, by its name."""
+        ...
+
+    def figures(self, directory: StudyDirectory) -> Sequence[Figure]:
+        """The charts and tables of the finished experiments, for the report."""
+        ...
+
+    def table_problems(self, directory: StudyDirectory) -> list[str]:
+        """Where the tables in the folder are not what the records give, a sentence each."""
+        ...
+
+    def verdicts(self, directory: StudyDirectory) -> list[str]:
+        """What the finished experiments conclude, computed again from the records, a sentence each."""
+        ...
+
+    def without_tables(self, directory: StudyDirectory) -> list[str]:
+        """The experiments of this kind that have no table, so that there is nothing to compare."""
+        ...
+
+
+def experiment_kinds() -> dict[str, ExperimentKind]:
+    """All kinds by name. Warns of those that cannot be used, and leaves them out."""
+    return registry.all_registered("experiments", ExperimentKind)  # type: ignore[type-abstract]
+
+
+try:
+    import fcntl
+except ImportError:  # as on Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+class UnclaimedWarning(UserWarning):
+    """Runs cannot be claimed here: nothing keeps two processes from making the same run."""
+
+
+class Claims:
+    """Runs that this process alone is to make, until they are released.
+
+    The system holds each claim as a lock on the file `<id>.lock`, and frees it when the process ends, however it ends.
+    The file itself is deleted on release and means nothing by itself. Processes that multiprocessing forks, as workers
+    are, drop the claims when they begin: else they would hold them after their parent was killed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held: dict[str, int] = {}  # id -> descriptor
+        register_after_fork(self, Claims._forget)
+
+    @property
+    def ids(self) -> list[str]:
+        """What is claimed now, in the order of claiming."""
+        return list(self._held)
+
+    def take(self, run: str) -> bool:
+        """Claim this run; False if another process, or another object of this one, has it."""
+        if run in self._held:
+            return True
+        self._folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _lock(self._folder / f"{run}.lock")
+        if descriptor is None:
+            return False
+        self._held[run] = descriptor
+        return True
+
+    def release(self, runs: Iterable[str] | None = None) -> None:
+        """Let others have these runs, or all."""
+        for run in self.ids if runs is None else list(runs):
+            descriptor = self._held.pop(run, None)
+            if descriptor is not None:
+                with suppress(OSError):
+                    (self._folder / f"{run}.lock").unlink()  # while it is held: see `_lock`
+                os.close(descriptor)
+
+    def __enter__(self) -> Claims:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _forget(self) -> None:
+        for descriptor in self._held.values():
+            with suppress(OSError):
+                os.close(descriptor)
+        self._held.clear()
+
+
+def claimed_elsewhere(folder: Path) -> set[str]:
+    """The runs that some process has claimed now. Looking takes each free lock for a moment."""
+    found = set()
+    for path in folder.glob("*.lock") if folder.is_dir() else ():
+        descriptor = _lock(path, create=False)
+        if descriptor is None:
+            if path.exists():
+                found.add(path.stem)
+        else:
+            os.close(descriptor)
+    return found
+
+
+def _lock(path: Path, *, create: bool = True) -> int | None:
+    """The descriptor of the file, locked; None if another has it (or, with `create` False, if there is no file).
+
+    Whoever releases a lock deletes its file first. So a file that was locked may be one that is no longer there, and
+    others may lock a new one of its name: then try again.
+    """
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666) if create else _opened(path)
+        except FileNotFoundError:
+            if not create:
+                return None
+            raise
+        try:
+            if fcntl is None:
+                raise OSError("the system has no such locks")
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError as error:
+            warnings.warn(
+                f"runs in {str(path.parent)!r} cannot be claimed ({error}): start no second process in this study",
+                UnclaimedWarning,
+                stacklevel=3,
+            )
+            return descriptor
+        try:
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)
+        if not create:
+            return None
+
+
+def _opened(path: Path) -> int:
+    """A descriptor of a file that is there: to read it alone where it is a colleague's, or the disk is read-only."""
+    try:
+        return os.open(path, os.O_RDWR)  # which some network drives need for a lock
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return os.open(path, os.O_RDONLY)
+
+
+_ID = re.compile(rf"\b[0-9a-f]{{{ID_DIGITS}}}\b")
+
+
+def contradictions(record: RunRecord) -> list[str]:
+    """Where a record does not agree with itself: rounds, clips and metrics against settings and outcome."""
+    found, settings, rounds = list[str](), record.settings, record.rounds
+    count = len(rounds["round"])
+    if list(rounds["round"]) != list(range(count)):
+        found.append("its rounds are not numbered from 0 on without a gap")
+    if record.outcome == "finished" and count != settings["rounds"]:
+        found.append(f"it has {count} rounds but finished, and its settings say {settings['rounds']}")
+    if count > settings["rounds"]:
+        found.append(f"it has {count} rounds and its settings say at most {settings['rounds']}")
+    clips = {clip for clip in rounds["clip"] if clip is not None}
+    fixed = settings.get("fixed_clip") if settings["clip"] == "fixed" else settings["clip"]
+    if isinstance(fixed, float | int) and any(not math.isclose(clip, fixed, rel_tol=1e-9) for clip in clips):
+        found.append(f"its clip is fixed at {fixed}, and a round had another")
+    for name, value in record.final.items():
+        if name not in rounds or (count and rounds[name][-1] != value):
+            found.append(f"{name} of the last model is not that of the last round")
+    return found
+
+
+def runs_without_record(table: Path, records: Collection[str]) -> list[str]:
+    """Rows of a CSV file that name no run, or one that has no record. A table without the column `runs` has none."""
+    try:
+        with table.open(newline="", encoding="utf-8") as file:
+            rows = [row["runs"] or "" for row in csv.DictReader(file) if "runs" in row]
+    except (OSError, ValueError, csv.Error) as error:
+        return [f"it cannot be read ({error})"]
+    found = list[str]()
+    for line, runs in enumerate(rows, start=2):
+        named = _ID.findall(runs)
+        found += [] if named else [f"line {line} names no run"]
+        found += [f"line {line} names run {run}, which has no sound record" for run in named if run not in records]
+    return found
+
+
+FORMAT = 1
+STUDY, RUNS, CLAIMS, FAILURES = "study.json", "runs", "claims", "failures"
+
+
+class StudyDirectory:
+    """A folder of runs, each in one file that is written at once: a crash leaves the old file or none.
+
+    `study.json` says which experiments were asked for and which runs they need; `runs/<id>.json` are the records;
+    `failures/<id>.json` the last error of runs that failed, until they succeed; `claims/` the locks of processes at
+    work. The folder may be copied and moved: nothing in it knows its own place.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"study directory {str(path)!r} must be a folder, and it is a file: give another path")
+        self._cache: dict[str, RunRecord] = {}
+        self.entries()  # refuses what is no study
+
+    @classmethod
+    def existing(cls, path: str | Path) -> StudyDirectory:
+        """The study in this folder, which must be there."""
+        if not (Path(path) / STUDY).is_file():
+            raise RunError(f"{str(path)!r} holds no {STUDY} and so is no study: give the --out of a study")
+        return cls(path)
+
+    def entries(self) -> dict[str, Any]:
+        """What `study.json` holds: `experiments` (name -> facts) and `asked` (ids of the runs they need)."""
+        try:
+            entries = json.loads((self.path / STUDY).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {"format": FORMAT, "experiments": {}, "asked": []}
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{str(self.path / STUDY)!r} is damaged ({error}): delete it, the runs are kept") from None
+        if not isinstance(entries, dict) or entries.get("format") != FORMAT:
+            raise RunError(f"{str(self.path / STUDY)!r} must have format {FORMAT}: use the clipline that wrote it")
+        experiments, asked = entries.get("experiments"), entries.get("asked")
+        if not isinstance(experiments, dict) or not isinstance(asked, list) or not all(map(_is_id, asked)):
+            what = "it must hold experiments by name and ids of runs"
+            raise RunError(f"{str(self.path / STUDY)!r} is damaged ({what}): delete it, the runs are kept")
+        return entries
+
+    @property
+    def experiments(self) -> dict[str, Any]:
+        """The experiments that were asked for: name -> facts."""
+        experiments: dict[str, Any] = self.entries()["experiments"]
+        return experiments
+
+    def note_experiment(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Write down that this experiment was asked for, in the place of an earlier one of its name."""
+        with self._changing() as entries:
+            entries["experiments"][name] = dict(facts)
+
+    def note_asked(self, ids: Iterable[str]) -> None:
+        """Write down that these runs are needed, so that others can say how many are missing."""
+        wanted = set(ids)
+        if not (self.path / STUDY).is_file() or wanted - set(self.entries()["asked"]):
+            with self._changing() as entries:
+                entries["asked"] = sorted(wanted | set(entries["asked"]))
+
+    def ids(self) -> list[str]:
+        """The runs that have ended."""
+        return sorted(path.stem for path in (self.path / RUNS).glob("*.json") if len(path.stem) == ID_DIGITS)
+
+    def record(self, run: str) -> RunRecord | None:
+        """The record of this run, None if it has not ended; refused where the file is damaged or cannot be read."""
+        if run not in self._cache:
+            path = self.path / RUNS / f"{run}.json"
+            try:
+                text = path.read_text(encoding="utf-8", errors="replace")
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                way_out = "mend its place, or delete it, and the run is made again"
+                raise RunError(f"{str(path)!r} cannot be read ({error.strerror or error}): {way_out}") from None
+            record = RunRecord.from_json(text, repr(str(path)))
+            if record.id != run:
+                raise RunError(f"{str(path)!r} holds the run {record.id}: rename it to {record.id}.json")
+            self._cache[run] = record
+        return self._cache[run]
+
+    def records(self) -> list[RunRecord]:
+        """All records, by id."""
+        found = (self.record(run) for run in self.ids())
+        return [record for record in found if record is not None]
+
+    def add(self, record: RunRecord) -> None:
+        """Write a record. One that is there already stays: the same run gives the same numbers."""
+        if self.record(record.id) is None:
+            self._write(self.path / RUNS / f"{record.id}.json", record.to_json())
+        (self.path / FAILURES / f"{record.id}.json").unlink(missing_ok=True)
+
+    def note_failure(self, run: str, what: str, error: str) -> None:
+        """Write down that a run failed. It counts as missing all the same."""
+        self._write(self.path / FAILURES / f"{run}.json", json.dumps({"id": run, "what": what, "error": error}) + "\n")
+
+    def failures(self) -> dict[str, dict[str, str]]:
+        """The last error of every run that failed and has no record: id -> what, error."""
+        found = {}
+        for path in sorted((self.path / FAILURES).glob("*.json")):
+            try:
+                failure = json.loads(path.read_text(encoding="utf-8"))
+                found[path.stem] = {"what": str(failure["what"]), "error": str(failure["error"])}
+            except (OSError, ValueError, TypeError, KeyError, RecursionError):  # gone or damaged: only a message
+                continue
+        return {run: failure for run, failure in found.items() if not (self.path / RUNS / f"{run}.json").exists()}
+
+    def claims(self) -> Claims:
+        """An object that claims runs of this study, as a context: leaving it releases all."""
+        return Claims(self.path / CLAIMS)
+
+    def claimed(self) -> set[str]:
+        """The runs that some process is making now."""
+        return {run for run in claimed_elsewhere(self.path / CLAIMS) if len(run) == ID_DIGITS}
+
+    def merge(self, other: StudyDirectory) -> int:
+        """Take over the records and experiments of another study; gives how many records are new here.
+
+        A damaged record of the other is refused, after all others were taken. Nothing of the other is changed.
+        """
+        before, damaged = set(self.ids()), list[str]()
+        for run in other.ids():
+            try:
+                record = other.record(run)
+            except RunError as error:
+                damaged.append(str(error))
+                continue
+            if record is not None and run not in before:
+                self.add(record)
+        theirs = other.entries()
+        with self._changing() as entries:
+            entries["experiments"] = {**theirs["experiments"], **entries["experiments"]}
+            entries["asked"] = sorted({*theirs["asked"], *entries["asked"]})
+        if damaged:
+            raise RunError("; ".join(damaged))
+        return len(set(self.ids()) - before)
+
+    def check(self, tables: Iterable[Callable[[StudyDirectory], list[str]]] = ()) -> list[str]:
+        """What is wrong with this study, a sentence each; nothing if every number in it stands.
+
+        Every record must be what its identity says, and every run that a table names must be there. `tables` compute
+        tables anew from the records and say where the files differ.
+        """
+        problems, fresh = list[str](), StudyDirectory(self.path)  # files are read again, whatever was read before
+        good = set[str]()
+        for run in fresh.ids():
+            try:
+                record = fresh.record(run)
+            except RunError as error:
+                problems.append(str(error))
+                continue
+            if record is not None:
+                problems += [f"run {run}: {one}" for one in contradictions(record)]
+                good.add(run)
+        for table in sorted(self.path.glob("*.csv")):
+            problems += [f"{table.name}: {one}" for one in runs_without_record(table, good)]
+        for table_problems in tables:
+            problems += table_problems(fresh)
+        return problems
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, Any]]:
+        """The entries of `study.json`, written back on leaving; other processes wait."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self.claims() as claims:
+            while not claims.take("study"):
+                time.sleep(0.02)
+            entries = self.entries()
+            yield entries
+            self._write(self.path / STUDY, json.dumps(entries, indent=1) + "\n")
+
+    def _write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        durable.write(path, text)
+
+
+def _is_id(run: object) -> bool:
+    return isinstance(run, str) and len(run) == ID_DIGITS

@@ -1,0 +1,550 @@
+"""Reads the runs of a report: run directories, also of runs that go on or were killed, and studies.
+
+Where the files of a run directory contradict each other, no epsilon is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import CliplineError, RunError
+from ...metric_direction import better_facts
+from ...privacy.accountant import account
+from ...privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSampling, PoissonSampling, sampling_named
+from ...privacy.feasibility import noise_norm
+from ...privacy.guarantee import Guarantee
+from ...privacy.ledger import Ledger
+from ...privacy.relations import Relation
+from ...tasks import main_metric_of
+from ...training.diagnosis import BestAndLast, Known, best_and_last, diagnose
+from ...training.run_files import CHECKPOINT, LEDGER, METRICS, MODEL, RunFiles, flat, is_run_directory, read_run
+
+if TYPE_CHECKING:
+    from ..directory import Figure
+
+Columns = Mapping[str, Sequence[float | None]]
+
+# Columns that are not metrics. Others that start with `unprivate_` are not either.
+RELEASED = ("clip", "fraction_within", "epsilon", "delta")
+UNPRIVATE = "unprivate_"
+STUDY, RUNS = "study.json", "runs"
+_CIRCUMSTANCES = ("clipline", "python", "torch", "numpy", "device", "engine", "machine")
+_SAME = 1e-9  # relative: numbers that were copied from one file to another
+_CLOSE = 0.01  # relative: an epsilon that another version's accountant may have computed
+_ACCOUNTED = 8  # rounds of a study's run in which epsilon is computed
+_OF_DATA = ("data", "data_source", "measured_on")  # what circumstances say of the data
+_RESOLVED = ("population_size", "cohort_size", "noise_multiplier", "delta_noise_multiplier", "count_stddev")
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+# Names in a settings file that `RunDirectory` wrote itself: the attributes of the objects.
+_LIBRARY = {
+    "clip": ("clip.type",),
+    "quantile": ("clip.quantile",),
+    "fixed_clip": ("clip.clip", "clip.value"),
+    **{
+        name: (f"privacy.{name}",)
+        for name in ("noise_source", "population_size", "sampling", "count_stddev", "relation", "delta")
+    },
+}
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The guarantee of a run as far as it is known: `epsilon` is None where nothing is promised."""
+
+    words: str
+    epsilon: float | None
+    delta: float | None
+    relation: str | None
+    sampling: str | None
+    accountant: str | None
+    rounds: int | None
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """One run: its rounds as columns, its settings, its promise and where it ran. Values are plain."""
+
+    name: str
+    path: str
+    of_study: bool  # a record of a study, or else a run directory
+    state: str  # "finished", "budget", "early", "interrupted", "diverged" or "not ended"
+    round: Sequence[int] = ()  # rounds done, from 1 on
+    columns: Columns = field(default_factory=dict)  # of the same length
+    final: Mapping[str, float | None] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # flat
+    resolved: Mapping[str, Any] = field(default_factory=dict)  # what followed from the settings
+    about: Mapping[str, Any] = field(default_factory=dict)  # task, data, whom the metrics are about
+    circumstances: Mapping[str, Any] = field(default_factory=dict)
+    promise: Promise | None = None
+    planned: str | None = None  # the guarantee of all rounds asked for, in words
+    noise_multiplier: float | None = None  # of a whole round
+    problems: Sequence[str] = ()  # what could not be read
+    findings: Sequence[str] = ()  # why the training failed, if it did
+    best: BestAndLast | None = None  # of the main metric
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the metrics that were measured, the task's own first: as the run says, or as the paper has it."""
+        names = [name for name in self.columns if name not in RELEASED and not name.startswith(UNPRIVATE)]
+        main = self.about.get("metric") or self.resolved.get("metric") or main_metric_of(self.task)
+        return sorted(names, key=lambda name: name != main)  # the others stay in order
+
+    @property
+    def planned_rounds(self) -> int | None:
+        """How many rounds were asked for."""
+        rounds = self.setting("rounds")
+        return rounds if isinstance(rounds, int) else None
+
+    @property
+    def task(self) -> str:
+        """The name of the task, or nothing."""
+        return str(self.about.get("task") or self.settings.get("task") or "")
+
+    def setting(self, name: str) -> Any:
+        """A setting by the name it has on the command line, also where the run was made by the library."""
+        return _setting(self.settings, name)
+
+    @property
+    def clip(self) -> str:
+        """How updates were clipped, in a few words."""
+        kind = self.setting("clip")
+        if self.unclipped:
+            return "none"
+        if kind in ("quantile", "QuantileClip"):
+            return f"quantile {_number(self.target)}"
+        if kind in ("fixed", "FixedClip"):
+            return f"fixed {_number(self.setting('fixed_clip'))}"
+        return f"fixed {_number(kind)}" if isinstance(kind, int | float) else str(kind or "unknown")
+
+    @property
+    def target(self) -> float | None:
+        """The fraction of users that the clip aims to have within; None for a clip that does not adapt."""
+        adapts = self.setting("clip") in ("quantile", "QuantileClip")
+        return finite(self.setting("quantile")) if adapts else None
+
+    @property
+    def unclipped(self) -> bool:
+        """Whether updates of any norm were taken as they are."""
+        kind = self.setting("clip")
+        return kind in ("none", math.inf) or (self.setting("fixed_clip") == math.inf and kind in ("fixed", "FixedClip"))
+
+
+@dataclass(frozen=True)
+class Collected:
+    """All that one report is about."""
+
+    paths: tuple[Path, ...]
+    runs: tuple[ReportedRun, ...]
+    figures: tuple[Figure, ...] = ()
+    problems: tuple[str, ...] = ()
+    findings: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of a study's experiments, in words
+
+
+def collect(paths: Iterable[str | Path]) -> Collected:
+    """Read run directories, study directories and folders of these; what is none is refused, with what was looked for.
+
+    A run that was interrupted, or goes on, is read as far as it has come.
+    """
+    found = tuple(dict.fromkeys(Path(path) for path in paths))
+    if not found:
+        raise RunError("paths=() must name at least one run: give a run directory or a study directory")
+    runs, problems = list[ReportedRun](), list[str]()
+    figures: list[Figure] = []
+    findings = list[tuple[str, tuple[str, ...]]]()
+    for path in found:
+        read_runs, read_problems = _read(path)
+        runs += read_runs
+        problems += read_problems
+        if is_study_directory(path):
+            said, drawn = _experiments(path)
+            findings += said.items()
+            figures += drawn
+    return Collected(found, tuple(_named_apart(runs)), tuple(figures), tuple(problems), tuple(findings))
+
+
+def _read(path: Path) -> tuple[list[ReportedRun], list[str]]:
+    if not path.exists():
+        raise RunError(f"path={str(path)!r} does not exist: give a run directory or a study directory")
+    if not path.is_dir():
+        raise RunError(f"path={str(path)!r} must be a folder, and it is a file: give the folder that it is in")
+    if is_run_directory(path):
+        return [read_run_directory(path)], []
+    if is_study_directory(path):
+        return _read_records(path)
+    if inside := [read_run_directory(folder) for folder in sorted(path.iterdir()) if is_run_directory(folder)]:
+        return inside, []
+    raise RunError(
+        f"path={str(path)!r} holds no run: it has neither metrics.jsonl, as clipline train writes it, nor study.json, "
+        "as clipline reproduce does, nor folders with one: give a run directory or a study directory"
+    )
+
+
+def _named_apart(runs: list[ReportedRun]) -> list[ReportedRun]:
+    """The runs with names that differ: those of two folders of one name have the folder above in front."""
+    names = [run.name for run in runs]
+    twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    named: dict[str, int] = {}
+    apart = []
+    for run in runs:
+        name = f"{Path(run.path).resolve().parent.name}/{run.name}" if run.name in twice else run.name
+        named[name] = named.get(name, 0) + 1
+        apart.append(replace(run, name=name if named[name] == 1 else f"{name} ({named[name]})"))
+    return apart
+
+
+# Run directories
+
+
+def read_run_directory(path: Path) -> ReportedRun:
+    """The run in a folder. What cannot be read is left out and named in `problems`.
+
+    Without a ledger no epsilon is shown, nor where the files contradict each other. The guarantee is computed from the
+    ledger: a round that was charged counts, even if a crash lost its metrics.
+    """
+    files = read_run(path)
+    rounds, notes = files.rounds, files.notes
+    names = dict.fromkeys(name for line in rounds for name in line if name != "round")
+    columns = {name: [finite(line.get(name)) for line in rounds] for name in names}
+    noises = [event.noise_multiplier for event in files.ledger.events] if files.ledger is not None else []
+    run = ReportedRun(
+        name=path.resolve().name,
+        path=str(path),
+        of_study=False,
+        state=_state(path, len(rounds), files),
+        round=[int(line["round"]) + 1 for line in rounds],
+        columns=columns,
+        final={name: _last(columns[name]) for name in names if name not in RELEASED and not name.startswith(UNPRIVATE)},
+        settings=files.settings,
+        resolved={name: value for name, value in notes.items() if name not in (*_CIRCUMSTANCES, "planned")},
+        about=files.facts,
+        circumstances={name: notes[name] for name in _CIRCUMSTANCES if name in notes},
+        promise=None if files.ledger is None else _promise(files, files.ledger, columns),
+        planned=str(notes["planned"]) if "planned" in notes else None,
+        noise_multiplier=min(noises) if noises else finite(notes.get("noise_multiplier")),
+        problems=files.problems,
+    )
+    known = _known(run, files.card.get("model_rounds"))
+    return replace(run, findings=[str(one) for one in diagnose(rounds, known)], best=best_and_last(rounds, known))
+
+
+def _known(run: ReportedRun, kept: object) -> Known:
+    """What the files tell of a run, to judge its rounds by; of the model in it `kept` rounds are left."""
+    z = finite(run.resolved.get("delta_noise_multiplier"))
+    cohort, parameters = (
+        value if isinstance(value, int) and value > 0 else None
+        for value in (run.setting("cohort_size"), run.resolved.get("parameters"))
+    )
+    return Known(
+        target=run.target,
+        cohort_size=cohort,
+        count_stddev=finite(run.resolved.get("count_stddev")),
+        noise_norm=noise_norm(z, cohort, parameters) if z is not None and cohort and parameters else None,
+        metric=str(run.resolved["metric"]) if "metric" in run.resolved else None,
+        facts={name: str(value) for name, value in run.about.items()},
+        kept=kept if isinstance(kept, int) and 0 < kept < len(run.round) else None,
+        ended=run.state not in ("interrupted", "not ended"),
+    )
+
+
+def _state(path: Path, done: int, files: RunFiles) -> str:
+    """Whether the run has ended, by its files: a model is written at the end, a checkpoint stays to resume from."""
+    planned = files.settings.get("rounds")
+    if not (path / MODEL).exists():
+        return "not ended"
+    if (path / CHECKPOINT).exists():
+        return "interrupted"
+    if files.card.get("stopped") == "early":
+        return "early"
+    return "budget" if isinstance(planned, int) and done < planned else "finished"
+
+
+def _promise(files: RunFiles, ledger: Ledger, columns: Columns) -> Promise | None:
+    """The guarantee of all rounds charged; None, perhaps with a problem, where its terms are not known or differ."""
+    problems, settings, notes, card = files.problems, files.settings, files.notes, files.card
+    lost = len(files.rounds) - ledger.rounds
+    if lost > 0:  # a round is charged before it is released
+        problems.append(f"{LEDGER} lacks {lost} of the rounds in {METRICS}: no guarantee is shown")
+        return None
+    if not ledger.rounds:
+        return None
+    if broken := _broken_terms(files, ledger, columns):
+        problems += [f"{words}: the files contradict each other, and no guarantee is shown" for words in broken]
+        return None
+    covered = card.get("guarantee", {}).get("rounds")
+    covered = covered if isinstance(covered, int) and ledger.rounds < covered < 1 << 40 else ledger.rounds
+    if card.get("stopped") == "finished" and covered > ledger.rounds:
+        missing = covered - ledger.rounds
+        problems.append(f"{LEDGER} lacks {missing} of the rounds that the model's card covers: no guarantee is shown")
+        return None
+    updates = [event for event in ledger.events if event.statistic is None]
+    if len(updates) == 1 and covered > ledger.rounds:  # stopped by what it measured: then all planned rounds count
+        ledger = ledger.add(ledger.next_event, covered - ledger.rounds)
+    delta = finite(notes.get("delta")) or finite(settings.get("delta")) or _last(columns.get("delta", ()))
+    relation = notes.get("relation") or _setting(settings, "relation")
+    if delta is None or not isinstance(relation, str):
+        problems.append("delta or the neighbouring relation is not on record: no guarantee is shown")
+        return None
+    try:
+        guarantee = replace(
+            _account(ledger.entries, delta, relation),
+            from_seed=_setting(settings, "noise_source") == "seed",
+            example_level=notes.get("example_level") is True,
+            shows_errors=notes.get("shows_errors") is True,
+        )
+    except CliplineError as error:
+        problems.append(f"the rounds cannot be accounted ({error}): no guarantee is shown")
+        return None
+    promise = Promise(
+        words=str(guarantee),
+        epsilon=finite(guarantee.epsilon),
+        delta=guarantee.delta,
+        relation=str(guarantee.relation),
+        sampling="; ".join(sorted({str(event.sampling) for event in updates})),
+        accountant=guarantee.accountant,
+        rounds=guarantee.rounds,
+    )
+    if promise.epsilon is None:
+        return promise
+    missing_from_it, noted = _other_epsilons(files, columns, promise.epsilon, guarantee.rounds)
+    problems += [f"{words}: the files contradict each other, and no guarantee is shown" for words in missing_from_it]
+    problems += [] if missing_from_it else noted
+    return None if missing_from_it else promise
+
+
+def _broken_terms(files: RunFiles, ledger: Ledger, columns: Columns) -> list[str]:
+    """Where the files differ in what a guarantee is computed from: then none can be claimed.
+
+    What a file does not have is not compared. Somebody who changes all files alike is not found out.
+    """
+    found, settings, notes = list[str](), files.settings, files.notes
+    events = [event for event in ledger.events if event.statistic is None]
+    z = finite(notes.get("noise_multiplier"))
+    for event in events:
+        if z is not None and not math.isclose(event.noise_multiplier, z, rel_tol=_SAME):
+            charged = event.noise_multiplier
+            found.append(f"{LEDGER} charges a noise multiplier of {charged:g}, settings.toml has {z:g}")
+    cohort, users = settings.get("cohort_size"), _setting(settings, "population_size") or notes.get("users")
+    if isinstance(cohort, int) and isinstance(users, int) and users > 0:
+        drawn = f"settings.toml has {cohort:,} of {users:,} users"
+        found += [f"{LEDGER} charges {one.sampling}, {drawn}" for one in events if not _drawn(one, cohort, users)]
+    promised = files.card.get("guarantee", {})
+    sources = {"settings.toml": notes.get("delta"), METRICS: _last(columns.get("delta", ())),
+               "the model's card": promised.get("delta")}  # fmt: skip
+    deltas = {name: number for name, value in sources.items() if (number := finite(value))}
+    if len(deltas) > 1 and not math.isclose(min(deltas.values()), max(deltas.values()), rel_tol=_SAME):
+        found.append("delta is " + ", ".join(f"{value:.4g} in {name}" for name, value in deltas.items()))
+    relations = {"settings.toml": notes.get("relation"), "the model's card": promised.get("relation")}
+    if len({value for value in relations.values() if isinstance(value, str)}) > 1:
+        found.append("relation is " + ", ".join(f"{value} in {name}" for name, value in relations.items()))
+    source = _setting(settings, "noise_source")
+    if source in ("seed", "system") and promised.get("from_seed") is (source == "system"):
+        found.append(f"noise comes from the {source} by settings.toml, and not by the model's card")
+    return list(dict.fromkeys(found))
+
+
+def _drawn(event: GaussianEvent, cohort: int, users: int) -> bool:
+    """Whether an event is of the sampling that settings tell of; of others than Poisson and fixed size, unknown."""
+    if isinstance(event.sampling, FixedSizeSampling):
+        return (event.sampling.cohort_size, event.sampling.population_size) == (cohort, users)
+    groups = event.sampling.bands if isinstance(event.sampling, GroupedPoissonSampling) else 1
+    is_poisson = isinstance(event.sampling, PoissonSampling | GroupedPoissonSampling)
+    return not is_poisson or math.isclose(event.sampling.rate, groups * cohort / users, rel_tol=_SAME)
+
+
+def _other_epsilons(files: RunFiles, columns: Columns, charged: float, rounds: int) -> tuple[list[str], list[str]]:
+    """Where metrics or card say more than the rounds charged come to, so that the ledger lacks something.
+
+    And what a reader should know of that leaves the guarantee as it is: numbers below what was charged.
+    """
+    card, promised, above = files.card, files.card.get("guarantee", {}), charged * (1 + _CLOSE)
+    last, stated = _last(columns.get("epsilon", ())), finite(promised.get("epsilon"))
+    more = [
+        f"{LEDGER} comes to epsilon {charged:.3g}, and {name} says {number:.3g}"
+        for name, number in ((METRICS, last), ("the model's card", stated))
+        if number is not None and number > above
+    ]
+    come_to = f"and the rounds charged come to {charged:.3g}"
+    asked = [finite(files.settings.get(name)) for name in ("epsilon", "max_epsilon")]
+    asked += [finite(files.settings.get(f"privacy.{name}")) for name in ("epsilon", "max_epsilon")]
+    least = min((number for number in asked if number is not None), default=math.inf)
+    less = [f"settings.toml asks for epsilon {least:g}, {come_to}"] if charged > least * (1 + _CLOSE) else []
+    whole = card.get("stopped") == "finished" and len(files.rounds) == rounds
+    if whole and last is not None and last < charged * (1 - _CLOSE):
+        less.append(f"{METRICS} ends at epsilon {last:.3g}, {come_to}")
+    if stated is not None and promised.get("rounds") == rounds and stated < charged * (1 - _CLOSE):
+        less.append(f"the model's card says epsilon {stated:.3g}, {come_to}")
+    return more, less
+
+
+@lru_cache(maxsize=4096)
+def _account(entries: tuple[tuple[GaussianEvent, int], ...], delta: float, relation: str) -> Guarantee:
+    return account(Ledger(entries), delta=delta, relation=Relation.named(relation))
+
+
+# Studies
+
+
+def is_study_directory(path: Path) -> bool:
+    """Whether a folder holds a study."""
+    return (path / STUDY).is_file() or ((path / RUNS).is_dir() and any((path / RUNS).glob("*.json")))
+
+
+def _read_records(path: Path) -> tuple[list[ReportedRun], list[str]]:
+    """The runs of a study, by task, clip and noise, and what could not be read of it."""
+    from ..record import RunRecord  # with torch, which a report of trainings can do without
+
+    runs, problems = list[ReportedRun](), list[str]()
+    facts = _facts_by_task(path / STUDY)
+    for file in sorted((path / RUNS).glob("*.json")):
+        name = f"{RUNS}/{file.name}"
+        try:
+            text = file.read_text(encoding="utf-8")
+            record = json.loads(text)
+            run = _recorded_run(file, record)
+            runs.append(replace(run, about={**facts.get(run.task, {}), **run.about}))
+            if "checksum" in record:
+                RunRecord.from_json(text, name)
+            else:
+                problems.append(f"{name} has no checksum: whether its numbers were changed cannot be told")
+        except RunError as error:
+            problems.append(f"{error}; its numbers are shown and mean nothing")
+        except _UNREADABLE as error:
+            problems.append(f"{name} cannot be read as a run ({error!r}): it is left out")
+    return sorted(runs, key=_order), problems
+
+
+def _experiments(path: Path) -> tuple[dict[str, tuple[str, ...]], list[Figure]]:
+    """What the experiments of a study have found, made anew from the runs: sentences by name, and charts.
+
+    Those that are not finished, or of a kind that no package knows, are left out.
+    """
+    from ..directory import StudyDirectory, experiment_kinds
+
+    try:
+        directory, kinds = StudyDirectory(path), experiment_kinds().values()
+        said = {name: tuple(lines) for kind in kinds for name, lines in kind.summaries(directory).items()}
+        return said, [figure for kind in kinds for figure in kind.figures(directory)]
+    except CliplineError:
+        return {}, []
+
+
+def _order(run: ReportedRun) -> tuple[Any, ...]:
+    """The ids that name the files are in no order."""
+    rate, seed = finite(run.setting("server_lr")), finite(run.setting("seed"))
+    clip = finite(run.setting("quantile")) if run.target is not None else finite(run.setting("clip"))
+    kind = 0 if run.unclipped else 1 if run.target is not None else 2
+    return run.task, kind, clip or 0.0, run.noise_multiplier or 0.0, rate or 0.0, seed or 0.0
+
+
+def _facts_by_task(file: Path) -> dict[str, dict[str, str]]:
+    """What each task was trained on, in words, and of a metric of one's own its name and which way it is better."""
+    try:
+        asked = json.loads(file.read_text(encoding="utf-8"))["experiments"].values()
+        protocols = [(one["protocol"], str(one["data"])) for one in asked if "protocol" in one]  # not those of tune
+        return {str(protocol["task"]): {"trained_on": data, **_better(protocol)} for protocol, data in protocols}
+    except _UNREADABLE:
+        return {}  # a study of another kind
+
+
+def _better(protocol: Mapping[str, Any]) -> dict[str, str]:
+    metric, lower = protocol.get("own_metric"), protocol.get("own_lower")
+    if metric is None:  # a task of the paper, whose metric is known
+        return {}
+    said = {} if lower is None else better_facts({str(metric): "lower" if lower else "higher"})
+    return {"metric": str(metric), **said}
+
+
+def _recorded_run(file: Path, record: Mapping[str, Any]) -> ReportedRun:
+    """One record as a run."""
+    identity, columns = record["identity"], dict(record["rounds"])
+    done = [int(number) + 1 for number in columns.pop("round")]
+    numbers = {str(name): [finite(value) for value in column] for name, column in columns.items()}
+    if any(len(column) != len(done) for column in numbers.values()):
+        raise ValueError("columns of different lengths")
+    parts = {name: value for name, value in identity.items() if name != "settings"}
+    settings, where = flat(identity.get("settings") or {}), flat(record.get("circumstances") or {})
+    outcome, guarantee = str(record["outcome"]), record.get("guarantee") or {}
+    noise = finite(guarantee.get("noise_multiplier"))
+    about = {**flat(parts), **{name: where.pop(name) for name in _OF_DATA if name in where}}
+    return ReportedRun(
+        name=str(record.get("id") or file.stem)[:10],
+        path=str(file),
+        of_study=True,
+        state=outcome if outcome in ("finished", "budget", "diverged") else "not ended",
+        round=done,
+        columns=numbers | _epsilon_column(guarantee, done),
+        final={str(name): finite(value) for name, value in (record.get("final") or {}).items()},
+        settings=settings,
+        about={name: value for name, value in about.items() if value is not None},
+        resolved={name: guarantee[name] for name in _RESOLVED if guarantee.get(name) is not None},
+        circumstances={name: value for name, value in where.items() if not name.startswith(UNPRIVATE)},
+        promise=_recorded_promise(guarantee) if guarantee else None,
+        noise_multiplier=finite(settings.get("noise_multiplier")) if noise is None else noise,
+    )
+
+
+def _epsilon_column(guarantee: Mapping[str, Any], done: Sequence[int]) -> dict[str, list[float | None]]:
+    """Epsilon so far in a few of the rounds, which a record does not hold: accounted again from what it says.
+
+    Left out where that does not arrive at the epsilon on record.
+    """
+    try:
+        sampling = sampling_named(guarantee["sampling"], guarantee["cohort_size"], guarantee["population_size"])
+        event = GaussianEvent(sampling, guarantee["noise_multiplier"])
+        recorded, rounds = guarantee["epsilon"], guarantee["rounds"]
+
+        def epsilon(charged: int) -> float:
+            return _account(((event, charged),), guarantee["delta"], guarantee["relation"]).epsilon
+
+        if recorded is None or not done or not math.isclose(epsilon(rounds), recorded, rel_tol=1e-6):
+            return {}
+        places = {round(place * (len(done) - 1) / (_ACCOUNTED - 1)) for place in range(_ACCOUNTED)}
+        return {"epsilon": [epsilon(t) if i in places else None for i, t in enumerate(done)]}
+    except (KeyError, TypeError, ValueError, ArithmeticError, CliplineError):
+        return {}
+
+
+def _recorded_promise(guarantee: Mapping[str, Any]) -> Promise:
+    """The guarantee as the record has it."""
+    texts = {**guarantee, "sampling": guarantee.get("sampling") or guarantee.get("sampler")}
+    rounds = finite(guarantee.get("rounds"))
+    return Promise(
+        words=str(guarantee.get("in_words") or ""),
+        epsilon=finite(guarantee.get("epsilon")),
+        delta=finite(guarantee.get("delta")),
+        rounds=None if rounds is None else int(rounds),
+        **{
+            name: None if texts.get(name) is None else str(texts[name])
+            for name in ("relation", "sampling", "accountant")
+        },
+    )
+
+
+def finite(value: object) -> float | None:
+    """A number, or None for what is none or not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _setting(settings: Mapping[str, Any], name: str) -> Any:
+    known = (settings.get(key) for key in (name, *_LIBRARY.get(name, ())))
+    return next((value for value in known if value is not None), None)
+
+
+def _number(value: Any) -> str:
+    number = finite(value)
+    return "?" if number is None else f"{number:g}"
+
+
+def _last(values: Sequence[float | None]) -> float | None:
+    return next((value for value in reversed(values) if value is not None), None)

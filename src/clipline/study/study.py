@@ -1,0 +1,304 @@
+"""A study: ask for runs, get their records. What is there is read, what is missing is run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..console import QUIET_SECONDS, Bar, clock, tell
+from ..errors import CliplineError, check_whole, refuse
+from ..tasks.task import Task
+from ..tasks.train_settings import TrainSettings
+from .directory import Claims, StudyDirectory
+from .execution import Executor, Failure, LocalExecutor, PlannedRun, shape_key
+from .record import RunRecord, RunSpec, data_checksum, identity_of
+
+_POLL_SECONDS = 0.2  # how often to look for what another process makes
+_ENDED_SECONDS = 1.0  # without a terminal, between the lines for runs that end
+_MOST_CLAIMED = 512  # runs at a time, on a large cluster: every claim is an open file
+
+
+class FailedRunsError(CliplineError, RuntimeError):
+    """Some runs of a study ended with an error; all others were made and are kept."""
+
+    def __init__(self, failures: Sequence[Failure]) -> None:
+        self.failures = list(failures)
+        named = "; ".join(
+            f"run {failure.run.id} ({describe(failure.run.parts)}): {failure.error}" for failure in failures
+        )
+        super().__init__(f"{len(failures)} of the runs failed and the others are kept: {named}")
+
+
+class Study:
+    """Runs of one task, kept in a directory: an interrupted, extended or merged study repeats nothing.
+
+    Several processes may work on one directory, each with a `Study` of its own: none makes a run that another has or
+    is making. `side_by_side` limits how many runs train as one program; left out, what fits memory and gains speed.
+
+        study = Study("studies/first", task_named("handwriting"))
+        records = study.results([RunSpec(replace(base, seed=seed)) for seed in range(20)])
+    """
+
+    def __init__(
+        self,
+        directory: StudyDirectory | str | Path,
+        task: Task,
+        *,
+        cluster: str | None = None,
+        progress: StudyProgress | None = None,
+        side_by_side: int | None = None,
+    ) -> None:
+        self.directory = directory if isinstance(directory, StudyDirectory) else StudyDirectory(directory)
+        self.task = task
+        self.progress = StudyProgress(shown=False) if progress is None else progress
+        self._side_by_side = side_by_side
+        if side_by_side is not None:
+            check_whole("side_by_side", side_by_side, at_least=1, way_out="1 makes one run after the other")
+        self._checksums: dict[str | None, str] = {}
+        self._executor: Executor
+        if cluster is None:
+            self._executor = LocalExecutor(task, self._add, self.progress.round)
+        else:
+            from .cluster import ClusterExecutor
+
+            self._executor = ClusterExecutor(task, self._add, self.progress.round, cluster)
+
+    def results(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
+        """The records of these runs, in order; those that are missing are made, or waited for if another makes them.
+
+        If some fail, a `FailedRunsError` names them once all others have ended. Ctrl-C raises KeyboardInterrupt, and
+        what has ended is kept.
+        """
+        planned = [self.planned(spec) for spec in specs]
+        wanted = {run.id: run for run in planned}
+        self.directory.note_asked(wanted)
+        done = [run.id for run in wanted.values() if self._done(run)]
+        self.progress.begin({run.id: run.spec.settings.rounds for run in wanted.values()}, done)
+        try:
+            failures = self._make([run for run in wanted.values() if run.id not in done])
+        finally:
+            self.progress.close()
+        if failures:
+            raise FailedRunsError(failures)
+        records = [self.directory.record(run.id) for run in planned]
+        return [record for record in records if record is not None]
+
+    def close(self) -> None:
+        """Leave the cluster, if there is one."""
+        self._executor.close()
+
+    def planned(self, spec: RunSpec) -> PlannedRun:
+        """The run with its identity; refused where it is one of another task."""
+        if spec.settings.task != self.task.settings.task:
+            raise refuse(
+                "task", spec.settings.task, f"{self.task.settings.task!r}, the task of this study", "change it"
+            )
+        data = spec.settings.data
+        if data not in self._checksums:
+            self._checksums[data] = data_checksum(spec.settings)
+        parts = spec.parts(self._checksums[data], self.task.code)
+        return PlannedRun(spec, identity_of(parts), parts)
+
+    def _make(self, missing: list[PlannedRun]) -> list[Failure]:
+        """Make all of these, or wait until another process has; give those that failed here."""
+        failures: list[Failure] = []
+        running: set[str] = set()
+        with self.directory.claims() as claims:
+            try:
+                while missing or running:
+                    while len(running) < min(len(missing), _MOST_CLAIMED) and self._executor.free_slots() > 0:
+                        group = self._claimed_group(claims, [run for run in missing if run.id not in running])
+                        if not group:
+                            break
+                        running |= {run.id for run in group}
+                        self.progress.start(run.id for run in group)
+                        self._executor.start(group)
+                    if not running:
+                        self.progress.wait(len(missing))
+                        time.sleep(_POLL_SECONDS)
+                    for made, failed in self._executor.wait() if running else ():
+                        running -= {run.id for run in made}
+                        for failure in failed:
+                            self._note(failure)
+                        failures += failed
+                        claims.release(run.id for run in made)
+                    lost = {failure.run.id for failure in failures}
+                    ended = {run.id for run in missing if run.id not in running and self._done(run)}
+                    self.progress.end(ended)
+                    missing = [run for run in missing if run.id not in ended | lost]
+            except BaseException:
+                self._executor.close()
+                raise
+        return failures
+
+    def _claimed_group(self, claims: Claims, missing: Sequence[PlannedRun]) -> list[PlannedRun]:
+        """Runs of one shape that are claimed now, as many as go side by side; none if others have claimed all."""
+        group: list[PlannedRun] = []
+        most = 1
+        for run in missing:
+            if group and shape_key(run.spec) != shape_key(group[0].spec):
+                continue
+            if not claims.take(run.id):
+                continue
+            if self._done(run):  # another has ended it since we looked
+                claims.release([run.id])
+                continue
+            group.append(run)
+            most = self._most(run.spec.settings, len(missing)) if len(group) == 1 else most
+            if len(group) >= most:
+                break
+        return group
+
+    def _most(self, settings: TrainSettings, left: int) -> int:
+        """As many as asked for or as gain speed, but so that every free slot gets some."""
+        most = self._side_by_side or self._executor.most(settings)
+        return max(1, min(most, -(-left // max(1, self._executor.free_slots()))))
+
+    def _done(self, run: PlannedRun) -> bool:
+        return self.directory.record(run.id) is not None
+
+    def _add(self, record: RunRecord) -> None:
+        self.directory.add(record)
+        self.progress.end([record.id])
+
+    def _note(self, failure: Failure) -> None:
+        what = describe(failure.run.parts)
+        self.directory.note_failure(failure.run.id, what, failure.trace)
+        self.progress.fail(what, failure.run.id, failure.error)
+
+
+def describe(parts: Mapping[str, Any]) -> str:
+    """A run in a few words, for people."""
+    settings = parts["settings"]
+    clip = f"quantile {settings['quantile']:g}" if settings["clip"] == "quantile" else f"clip {settings['clip']}"
+    noise = f"epsilon {settings['epsilon']:g}" if "epsilon" in settings else f"noise {settings['noise_multiplier']:g}"
+    rates = f"rates {settings['client_lr']:.3g} and {settings['server_lr']:.3g}"
+    return f"{parts['task']}, {clip}, {noise}, {rates}, seed {settings['seed']}"
+
+
+@dataclass
+class Tally:
+    """Counts of runs, and how long the rest will take at the speed so far. Times are in seconds."""
+
+    rounds: dict[str, int]  # of every run that is not done
+    total: int
+    running: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    elsewhere: int = 0  # runs that another process makes, while there is nothing to do here
+    begun: float | None = None  # when the first round ended: what came before it, such as loading, comes once
+    trained: int = 0  # rounds of runs, here, since then
+    rounds_of: dict[str, int] = field(default_factory=dict)  # rounds here of each run that is not done
+
+    @property
+    def done(self) -> int:
+        """Runs that have ended, here or elsewhere, before or now."""
+        return self.total - len(self.rounds) - len(self.failed)
+
+    def left(self, now: float) -> float | None:
+        """Seconds until all are done; None as long as there is no speed to tell it from."""
+        if self.begun is None or not self.trained or now - self.begun < 1.0:
+            return None
+        return self.rounds_left() * (now - self.begun) / self.trained
+
+    def rounds_left(self) -> int:
+        """Rounds to train, of all runs."""
+        return sum(max(0, count - self.rounds_of.get(run, 0)) for run, count in self.rounds.items())
+
+    def add_round(self, run: str, now: float) -> None:
+        """One run has trained one round more."""
+        if self.begun is None:
+            self.begun = now
+        else:
+            self.trained += 1
+        self.rounds_of[run] = self.rounds_of.get(run, 0) + 1
+
+    def drop(self, run: str) -> None:
+        """Nothing of this run is left to train."""
+        self.rounds.pop(run, None)
+        self.rounds_of.pop(run, None)
+        self.running.discard(run)
+
+    def text(self, now: float) -> str:
+        """In a line."""
+        parts = [f"runs {self.done}/{self.total} done", f"{len(self.running)} running"]
+        parts += [f"{len(self.failed)} failed"] if self.failed else []
+        parts += [f"waiting for {self.elsewhere} of another process"] if self.elsewhere else []
+        left = None if self.elsewhere else self.left(now)
+        return "  ".join([*parts, "" if left is None else f"{clock(left)} left"]).rstrip()
+
+
+class StudyProgress:
+    """Shows on standard error how many runs are done, running and failed, and the time left.
+
+    On a terminal one line is updated in place. Elsewhere, as in a log file, a line is printed when runs have ended, at
+    most one a second, and every ten seconds otherwise. `label` says what is being done. How long runs take depends on
+    which users are drawn: the guarantee does not cover it. One that is not `shown` prints nothing.
+    """
+
+    def __init__(self, label: str = "", *, shown: bool = True) -> None:
+        self.label, self.shown = label, shown
+        self._tally: Tally | None = None
+        self._bar: Bar | None = None
+
+    def begin(self, rounds: Mapping[str, int], done: Iterable[str]) -> None:
+        """These runs are asked for (id -> rounds), of which some are `done` already."""
+        if not self.shown:
+            return
+        ended = set(done)
+        left = {run: count for run, count in rounds.items() if run not in ended}
+        self._tally = Tally(left, len(rounds))
+        self._bar = Bar(max(1, sum(left.values())), transient=True)
+        self._show(0.0)
+
+    def start(self, ids: Iterable[str]) -> None:
+        """Count these as running."""
+        if self._tally is not None:
+            self._tally.running |= set(ids)
+            self._tally.elsewhere = 0
+            self._show(QUIET_SECONDS)
+
+    def round(self, run: str) -> None:
+        """Count one round."""
+        if self._tally is not None:
+            self._tally.add_round(run, time.perf_counter())
+            self._show(QUIET_SECONDS)
+
+    def wait(self, count: int) -> None:
+        """Another process makes the last `count` runs: said at once, then every ten seconds."""
+        if self._tally is not None:
+            first, self._tally.elsewhere = not self._tally.elsewhere, count
+            self._show(0.0 if first else QUIET_SECONDS)
+
+    def end(self, ids: Iterable[str]) -> None:
+        """Count these as done."""
+        tally = self._tally
+        ended = [run for run in ids if tally is not None and run in tally.rounds]
+        if tally is None or not ended:
+            return
+        for run in ended:
+            tally.drop(run)
+        tally.elsewhere = min(tally.elsewhere, len(tally.rounds))
+        self._show(_ENDED_SECONDS if tally.rounds else 0.0)
+
+    def fail(self, what: str, run: str, error: str) -> None:
+        """Count this one as failed, and say why at once."""
+        if self._tally is not None:
+            self._tally.drop(run)
+            self._tally.failed.add(run)
+        if self.shown:
+            tell(f"run {run} ({what}) failed: {error}")
+
+    def close(self) -> None:
+        """Leave the terminal as it was, below a last line."""
+        if self._bar is not None:
+            self._bar.close()
+        self._tally = self._bar = None
+
+    def _show(self, quiet: float) -> None:
+        assert self._tally is not None, "begin comes first"
+        assert self._bar is not None
+        text = f"{self.label}  {self._tally.text(time.perf_counter())}".strip()
+        self._bar.show(self._bar.total - self._tally.rounds_left(), text, quiet=quiet)

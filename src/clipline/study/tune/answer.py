@@ -1,0 +1,681 @@
+"""What a tuning leaves behind: `final.toml` to train with, `tune.json` for programs, `tune.html` for people."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import resources
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ...errors import RunError
+from ...privacy.guarantee import Guarantee, delta_rounded_up, rounded_up
+from ...privacy.planning import plan
+from ...settings import toml_text
+from ...tasks import title_name
+from ...tasks.train_settings import read_toml
+from ...training import durable
+from ..directory import CLAIMS, STUDY
+from .private_search import FOLDER, PrivatelyTuned
+from .question import Question, final_settings, least_cohort
+from .recipe import RateTrial, Tuned, change_in_words, runs_with_fixed_clips, told
+
+Answer = Tuned | PrivatelyTuned
+
+FINAL, FACTS, PAGE = "final.toml", "tune.json", "tune.html"
+_NAMED = ("epsilon", "users", "delta", "relation", "degradation", "rounds")  # of what is asked, as file names say it
+_PLANNED = (
+    *("population_size", "cohort_size", "rounds", "noise_multiplier", "delta", "sampling", "relation"),
+    "count_stddev",
+)
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the answer to one question goes: `final.toml`, `tune.json` and `tune.html`, or the like with a suffix."""
+
+    folder: Path
+    suffix: str = ""
+
+    @classmethod
+    def of(cls, question: Question, folder: Path) -> Files:
+        """Those of the folder's first question have plain names; those of another one say what it asks otherwise.
+
+        So `final.toml` stays what it was when the folder is asked for another epsilon: that one's settings are in
+        `final-epsilon-1.toml`. A folder whose first question had no answer has no `final.toml`, and the name is free.
+        """
+        plain = cls(folder)
+        try:
+            first = json.loads(plain.facts.read_text(encoding="utf-8"))["asked"] if plain.final.exists() else None
+        except (OSError, ValueError, LookupError, TypeError):
+            first = None
+        if not isinstance(first, dict):
+            return plain
+        now = asked(question)
+        changed = [name for name in _NAMED if first.get(name) != now[name]]
+        if question.target.delta is None and "users" in changed and "delta" in changed:
+            changed.remove("delta")  # it follows from the users
+        values = {name: f"{now[name]:.12g}" if isinstance(now[name], float) else now[name] for name in changed}
+        return cls(folder, "".join(f"-{name}-{value}" for name, value in values.items()))
+
+    @property
+    def final(self) -> Path:
+        """The settings to train with."""
+        return self._named(FINAL)
+
+    @property
+    def facts(self) -> Path:
+        """Everything for programs."""
+        return self._named(FACTS)
+
+    @property
+    def page(self) -> Path:
+        """Everything for people."""
+        return self._named(PAGE)
+
+    def _named(self, name: str) -> Path:
+        stem, _, ending = name.partition(".")
+        return self.folder / f"{stem}{self.suffix}.{ending}"
+
+
+def asked(question: Question) -> dict[str, Any]:
+    """What the final training must promise, and for whom."""
+    target = question.target
+    return {
+        "epsilon": target.epsilon, "delta": target.delta_value, "users": target.population_size,
+        "rounds": target.rounds, "relation": target.relation.value, "degradation": question.degradation,
+    }  # fmt: skip
+
+
+def check_out(path: Path) -> None:
+    """Refuse a folder that holds something else than a tuning or a study."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise RunError(f"out={str(path)!r} must be a folder, and it is a file: give another --out")
+    ours = any((path / name).exists() for name in (STUDY, FACTS, FOLDER, CLAIMS))  # the last is there first
+    if not ours and any(path.iterdir()):
+        raise RunError(
+            f"out={str(path)!r} must be new, empty or a tuning, and it holds other files: give another --out"
+        )
+
+
+def write_final(
+    path: Path, settings: Mapping[str, Any], *, words: str, epsilon: float, secret: bool = False
+) -> Guarantee:
+    """Write the settings of the final training, and give what `clipline plan --config` makes of them.
+
+    Read back and accounted before the file gets its name: one that costs more than `epsilon` is never written. A
+    `secret` one, which holds a seed, is for its owner's eyes.
+    """
+    text = "".join(f"# {line}\n" for line in words.splitlines()) + toml_text(settings)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")  # another process may end now too
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            durable.sync(file, path)
+        guarantee = promised_by(partial)
+        if not guarantee.epsilon <= epsilon:
+            much = guarantee.epsilon_text
+            raise RunError(f"{path.name} would promise epsilon {much} where at most {epsilon:g} was asked: tell us")
+        durable.put(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return guarantee
+
+
+def promised_by(path: Path) -> Guarantee:
+    """What a file of settings promises, as `clipline plan --config` reads it."""
+    settings = read_toml(path)
+    return plan(**{name: settings[name] for name in _PLANNED if name in settings}).guarantee
+
+
+def final_of(answer: Answer) -> dict[str, Any] | None:
+    """The settings of the final training; None where the target cannot be met."""
+    if isinstance(answer, PrivatelyTuned):
+        return {name: value for name, value in asdict(answer.spec.settings).items() if value is not None}
+    if answer.scaled is None:
+        return None
+    chosen, scaled = answer.rates.chosen, answer.scaled
+    found = {"client_lr": chosen.client_lr, "server_lr": chosen.server_lr}
+    found |= {"cohort_size": scaled.cohort_size, "noise_multiplier": scaled.noise_multiplier}
+    return final_settings(answer.question, found)
+
+
+def facts(answer: Answer, out: Path) -> dict[str, Any]:
+    """Everything that was asked, tried and chosen, with the runs behind each number. No infinity: null."""
+    question, metric = answer.question, answer.metric
+    common: dict[str, Any] = {
+        "task": question.task.name,
+        "asked": asked(question),
+        "trial": {
+            "data": data_words(question), "cohort_size": question.target.cohort_size,
+            "noise_multiplier": question.noise_multiplier,
+        },
+        "metric": metric.name,
+        "lower_is_better": metric.lower_is_better,
+        "averaged_over_rounds": metric.window,
+        "final": final_of(answer),
+        "out": str(out),
+    }  # fmt: skip
+    if isinstance(answer, PrivatelyTuned):
+        price = answer.price
+        common["final"] = {name: value for name, value in (common["final"] or {}).items() if name != "seed"}
+        search = {
+            "method": price.method, "runs": price.runs, "epsilon": price.guarantee.epsilon,
+            "epsilon_of_one_run": price.one_run.epsilon, "guarantee": str(price.guarantee),
+        }  # fmt: skip
+        return {**common, "private_search": search, "chosen": _trial(answer.chosen)}
+    scaled, refusal = answer.scaled, answer.refusal
+    losses = dict(answer.noise.losses(metric))
+    return {
+        **common,
+        "rates": [_trial(trial) for trial in answer.rates.trials],
+        "chosen": _trial(answer.rates.chosen),
+        "runs_with_five_fixed_clips": runs_with_fixed_clips(len(answer.rates.trials)),
+        "noises": [
+            {"noise_multiplier": trial.noise_multiplier, "value": _finite(trial.value),
+             "degradation": _finite(losses[trial.noise_multiplier]), "run": trial.run}
+            for trial in answer.noise.trials
+        ],
+        "noise_borne": answer.noise.chosen.noise_multiplier,
+        "noise_enough_without_scaling": answer.noise.enough,
+        "alpha": None if scaled is None else scaled.alpha,
+        "epsilon": None if scaled is None else scaled.guarantee.epsilon,
+        "guarantee": None if scaled is None else str(scaled.guarantee),
+        "refused": None if refusal is None else str(refusal),
+        "alternatives": [] if refusal is None else [asdict(one) for one in refusal.alternatives],
+    }  # fmt: skip
+
+
+def write_facts(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `tune.json`."""
+    write_file(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file at once. Two processes may end at the same moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _trial(trial: RateTrial) -> dict[str, Any]:
+    return {**asdict(trial), "value": _finite(trial.value)}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+# In words, for the terminal and the page
+
+
+def data_words(question: Question) -> str:
+    """What the trial ran on."""
+    used = question.task.data_used(question.trial)
+    if question.private_search:
+        return f"the private data themselves, charged: {used.title}"
+    return f"{'proxy data' if question.trial.stored else 'generated data in the place of a proxy'}: {used.title}"
+
+
+def rates_words(answer: Tuned) -> str:
+    """Step 1 in a sentence or two."""
+    trials = answer.rates.trials
+    diverged = sum(not math.isfinite(trial.value) for trial in trials)
+    pruned = sum(trial.pruned for trial in trials)
+    notes = [f"{diverged} diverged" if diverged else "", f"{pruned} were pruned" if pruned else ""]
+    pairs = "1 pair of rates was" if len(trials) == 1 else f"{len(trials)} pairs of rates were"
+    counted = "; ".join([f"{pairs} tried", *filter(None, notes)])
+    edge = " Neighbours of it were not tried for want of --runs." if answer.rates.on_edge else ""
+    return f"{counted}: {told(answer.rates.chosen, answer.metric)}.{edge}"
+
+
+def noise_words(answer: Tuned) -> str:
+    """Step 2 in a sentence or two."""
+    noise, m = answer.noise, answer.question.target.cohort_size
+    z, above = noise.chosen.noise_multiplier, noise.next_above
+    if above is None and z == noise.enough:
+        why = f"with it m = {m} meets the target as it is, so that more was not tried"
+    elif above is None:
+        why = f"the most that a cohort of {m} can have"
+    else:
+        loss = dict(noise.losses(answer.metric))[above]
+        cost = "diverged" if math.isinf(loss) else f"costs {100 * loss:.3g}% of the {answer.metric.name}"
+        why = f"the next one tried, z = {above:.3g}, {cost}"
+    return f"z = {z:.3g} is borne at a loss of at most {100 * answer.question.degradation:g}%; {why}."
+
+
+def scale_words(answer: Tuned) -> str:
+    """Step 3 in a sentence."""
+    target, scaled = answer.question.target, answer.scaled
+    if scaled is None:
+        return f"no cohort of the {target.population_size:,} users meets epsilon {target.epsilon:g}: see below."
+    z = answer.noise.chosen.noise_multiplier
+    if scaled.alpha == 1:
+        return f"m = {target.cohort_size} and z = {z:.4g} meet epsilon {target.epsilon:g} as they are: alpha = 1."
+    return (
+        f"alpha = {scaled.alpha:.4g} takes (m, z) from ({target.cohort_size}, {z:.3g}) to ({scaled.cohort_size:,}, "
+        f"{rounded_up(scaled.noise_multiplier, 4)}): the least that meets epsilon {target.epsilon:g}. Noise on the "
+        "mean update, and on the fraction within the clip, stays the same."
+    )
+
+
+def clip_words(answer: Tuned) -> str:
+    """What a fixed clip would have added."""
+    runs = len(answer.rates.trials)
+    return (
+        f"the clip followed the median: {runs} runs. Five fixed clips for each pair of rates would have taken "
+        f"{runs_with_fixed_clips(runs)}."
+    )
+
+
+def privacy_words(answer: Answer) -> str:
+    """What the search and the final training cost."""
+    if isinstance(answer, Tuned):
+        private = "the search used no private data and costs nothing"
+        return private if answer.scaled is None else f"{private}; the final training: {answer.scaled.guarantee}."
+    price = answer.price
+    way = (
+        f"each of {price.runs} runs charged in full"
+        if price.method == "composition"
+        else f"the best of a random number of runs, {price.runs} on average"
+    )
+    one_run = f"One run alone: epsilon {price.one_run.epsilon_text}."
+    return f"search and final training together, {way}: {price.guarantee}. {one_run}"
+
+
+def next_words(answer: Answer, files: Files) -> list[str]:
+    """The commands to run next."""
+    if isinstance(answer, Tuned) and answer.scaled is None:
+        return []
+    known = answer.question.private_data is not None or not answer.question.trial.stored
+    data = "" if known else " --data DATA"
+    curves = [] if isinstance(answer, PrivatelyTuned) else [f"clipline report {files.folder}"]
+    return [f"clipline plan --config {files.final}", f"clipline train --config {files.final}{data}", *curves]
+
+
+def cautions(answer: Answer) -> list[str]:
+    """What a reader must know before believing the numbers."""
+    question, found = answer.question, list[str]()
+    if isinstance(answer, PrivatelyTuned):
+        found.append(
+            "Runs were compared on the users that the task measures on. The price holds if those are public, or not "
+            "among the users that the promise is for."
+        )
+        if answer.price.method == "selection":
+            found.append("Nothing but the chosen run may leave: not how many runs there were, nor what they gave.")
+        return found
+    if not question.trial.stored:
+        found.append(
+            "No proxy was given, so that the trial ran on generated users. Rates and noise carry over as far as these "
+            "are like yours: give --proxy DATA with non-private data of your own kind."
+        )
+    if answer.rates.on_edge:
+        found.append("The best pair of rates stands on the edge of what was tried: give more --runs.")
+    if len(answer.noise.trials) > 1 and answer.noise.chosen.noise_multiplier == question.noise_multiplier:
+        found.append(
+            "No more than the least noise was borne, which makes the cohort large. A longer training may bear more."
+        )
+    return found
+
+
+def summary(answer: Answer, files: Files) -> str:
+    """The whole for a terminal."""
+    question, metric = answer.question, answer.metric
+    better = "lower" if metric.lower_is_better else "higher"
+    if isinstance(answer, PrivatelyTuned):
+        steps = [("rates", f"{len(answer.candidates)} pairs fixed beforehand; {told(answer.chosen, metric)}")]
+    else:
+        steps = [("1 rates", rates_words(answer)), ("2 noise", noise_words(answer))]
+        steps += [("3 scale", scale_words(answer)), ("clip", clip_words(answer))]
+    lines = [
+        ("trial", data_words(question)),
+        ("measured", f"{metric.name} ({better} is better), mean over what was measured in the last {metric.window} of "
+                     f"{question.trial.rounds} rounds"),
+        *steps,
+        ("privacy", privacy_words(answer)),
+        *(("caution", text) for text in cautions(answer)),
+        ("page", str(files.page)),
+        *(("next", command) for command in next_words(answer, files)),
+    ]  # fmt: skip
+    return "\n".join(f"{name:8}  {text}" for name, text in lines)
+
+
+# The page: one HTML file that needs no script and no network
+
+_GRID_SIDE = 12  # rates on a side: a grid of more is shown as a list
+_WIDTH, _HEIGHT = 520, 300  # of the chart
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 26, 46
+_STYLE = """
+pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .7rem 1rem; overflow: auto; }
+.noises { display: grid; gap: 1rem; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 35rem), 1fr)); }
+.noises td, .noises th { white-space: nowrap; min-width: 0; }
+.rates th, .rates td { padding: .5rem .8rem; border: 1px solid var(--line); }
+.rates .cell { background: color-mix(in srgb, var(--accent) calc(var(--share) * .45), transparent); }
+.rates .chosen { outline: 3px solid var(--ink); outline-offset: -3px; font-weight: 700; }
+svg.noise { width: 100%; max-width: 40rem; height: auto; font-size: 13px; }
+svg.noise text { fill: var(--ink); }
+svg.noise .axis { stroke: var(--quiet); }
+svg.noise .limit { stroke: var(--red); stroke-dasharray: 6 4; }
+svg.noise .limit-text { fill: var(--red); }
+svg.noise .curve { fill: none; stroke: var(--accent); stroke-width: 2; }
+svg.noise .point { fill: var(--accent); }
+svg.noise .ring { fill: none; stroke: var(--ink); stroke-width: 2; }
+@media print { .rates .cell { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
+"""
+
+
+def page(answer: Answer, files: Files) -> str:
+    """What was tried, what was chosen and why, what it costs in privacy, what to run next."""
+    question, target = answer.question, answer.question.target
+    task = title_name(question.task.name, question.task.settings.task)
+    title = f"Tuning {task} for epsilon {target.epsilon:g} with {target.population_size:,} users"
+    paper = "The paper's recipe for practice (Andrew et al., NeurIPS 2021, last section)."
+    commands = next_words(answer, files)
+    body = [
+        f"<h1>{_text(title)}</h1>",
+        f'<p class="quiet">{_text(f"{paper} Trial on {data_words(question)}.")}</p>',
+        *(f'<div class="caution"><p>{_text(text)}</p></div>' for text in cautions(answer)),
+        *(_private(answer) if isinstance(answer, PrivatelyTuned) else _recipe(answer)),
+        "<h2>What to run next</h2><pre>" + "\n".join(map(_text, commands)) + "</pre>" if commands else "",
+        f"<h2>What it rests on</h2>{_table(('', ''), _rests_on(answer))}",
+    ]
+    style = resources.files("clipline.study.report").joinpath("assets", "page.css").read_text(encoding="utf-8")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        'img-src data:">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,"><title>{_text(title)}</title>\n'
+        f"<style>{style}{_STYLE}</style></head>\n<body><main>" + "\n".join(body) + "</main></body></html>\n"
+    )
+
+
+def _recipe(answer: Tuned) -> list[str]:
+    chosen, scale, metric = answer.rates.chosen, answer.scaled, answer.metric
+    tiles = [
+        ("client rate and server rate", f"{chosen.client_lr:.3g}, {chosen.server_lr:.3g}"),
+        (f"noise z borne at m = {answer.question.target.cohort_size}", f"{answer.noise.chosen.noise_multiplier:.3g}"),
+    ]
+    if scale is not None:
+        tiles = [
+            ("epsilon", scale.guarantee.epsilon_text),
+            ("cohort, users a round", f"{scale.cohort_size:,}"),
+            ("noise multiplier", rounded_up(scale.noise_multiplier, 4)),
+            *tiles,
+            (f"{metric.name} of the trial", f"{answer.noise.chosen.value:.4g}"),
+        ]
+    better = "lower" if metric.lower_is_better else "higher"
+    cells = f"Cells: {metric.name}, {better} is better; the chosen pair is framed. The darker a cell, the better its"
+    return [
+        _tiles(tiles),
+        _refused(answer) if answer.refusal else _quoted(privacy_words(answer)),
+        "<h2>Step 1: client and server rates</h2>",
+        f"<p>{_text(f'{rates_words(answer)} {cells} value.')}</p>",
+        _rates(answer.rates.trials, chosen, lower_is_better=metric.lower_is_better),
+        f"<p>{_text(_sentence(clip_words(answer)))}</p>",
+        "<h2>Step 2: how much noise the model bears</h2>",
+        f"<p>{_text(noise_words(answer))}</p>",
+        f'<div class="noises"><div class="chart">{_noise_chart(answer)}</div>{_noises(answer)}</div>',
+        "<h2>Step 3: cohort and noise, scaled together</h2>",
+        _scale(answer),
+    ]
+
+
+def _private(answer: PrivatelyTuned) -> list[str]:
+    price, chosen = answer.price, answer.chosen
+    tiles = [
+        ("epsilon, search and training", price.guarantee.epsilon_text),
+        ("cohort, users a round", f"{price.cohort_size:,}"),
+        ("noise multiplier", rounded_up(price.noise_multiplier, 4)),
+        ("client rate", f"{chosen.client_lr:.3g}"),
+        ("server rate", f"{chosen.server_lr:.3g}"),
+        (answer.metric.name, f"{chosen.value:.4g}"),
+    ]
+    other = "selection" if price.method == "composition" else "composition"
+    rows = [
+        ("one run alone", price.one_run.epsilon_text),
+        (f"this search, by {price.method}", price.guarantee.epsilon_text),
+        (f"the same, charged by {other}", price.other.epsilon_text),
+        ("every run charged, with five fixed clips for each pair of rates", price.with_clips.epsilon_text),
+    ]
+    pairs = "; ".join(f"{client:.3g} and {server:.3g}" for client, server in answer.candidates)
+    lower = answer.metric.lower_is_better
+    return [
+        _tiles(tiles),
+        _quoted(privacy_words(answer)),
+        "<h2>What the search costs</h2>",
+        "<p>The search ran on the private data, at the cohort and the noise of the final training. The chosen run is "
+        "the final training: made again from its seed it is the same model, at no further charge.</p>",
+        _table(("", "epsilon"), rows, numbers=(1,)),
+        "<h2>Rates</h2>",
+        f"<p>{len(answer.candidates)} pairs were fixed beforehand: {_text(pairs)}.</p>",
+        _rates(answer.trials, chosen, lower_is_better=lower) if answer.trials else "",
+    ]
+
+
+def _refused(answer: Tuned) -> str:
+    assert answer.refusal is not None
+    rows = [(one.change, one.meaning) for one in answer.refusal.alternatives]
+    return (
+        f'<div class="banner"><h2>The target cannot be met</h2><p>{_text(str(answer.refusal).partition(chr(10))[0])}'
+        f"</p>{_table(('change', 'what it means'), rows)}</div>"
+    )
+
+
+def _rates(trials: Sequence[RateTrial], chosen: RateTrial, *, lower_is_better: bool) -> str:
+    """Client rates down, server rates across, the better the darker; a list where the rates are no grid."""
+    clients, servers = sorted({trial.client_lr for trial in trials}), sorted({trial.server_lr for trial in trials})
+    if max(len(clients), len(servers)) > _GRID_SIDE:
+        sign = 1 if lower_is_better else -1
+        rows = [
+            (f"{trial.client_lr:.3g}", f"{trial.server_lr:.3g}", _value(trial), trial.run[:10])
+            for trial in sorted(trials, key=lambda trial: sign * trial.value)
+        ]
+        return _table(("client rate", "server rate", "metric", "run"), rows, numbers=(0, 1, 2))
+    shares = _shares([trial.value for trial in trials], lower_is_better=lower_is_better)
+    by_rates = {(trial.client_lr, trial.server_lr): trial for trial in trials}
+
+    def cell(trial: RateTrial | None) -> str:
+        if trial is None:
+            return '<td class="number quiet" title="not tried">–</td>'
+        # The colour adds to the number, which can be read without it.
+        return (
+            f'<td class="number cell{" chosen" * (trial is chosen)}" '
+            f'style="--share:{100 * shares.get(trial.value, 0.0):.0f}%" title="run {_text(trial.run)}">'
+            f"{_text(_value(trial))}</td>"
+        )
+
+    head = "".join(f'<th scope="col" class="number">{server:.3g}</th>' for server in servers)
+    lines = [
+        f'<tr><th></th><th colspan="{len(servers)}" scope="colgroup">server rate</th></tr>',
+        f'<tr><th scope="col">client rate</th>{head}</tr>',
+    ]
+    for client in clients:
+        cells = "".join(cell(by_rates.get((client, server))) for server in servers)
+        lines.append(f'<tr><th scope="row" class="number">{client:.3g}</th>{cells}</tr>')
+    return f'<div class="scroll"><table class="rates">{"".join(lines)}</table></div>'
+
+
+def _shares(values: Sequence[float], *, lower_is_better: bool) -> dict[float, float]:
+    """How dark each value is drawn: 1 for the best, falling with the distance from it, 0 for one that diverged.
+
+    The scale ends at the worst value, or at twice the median distance: one pair that fails must not leave all others
+    in one colour.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    best = (min if lower_is_better else max)(finite, default=0.0)
+    distances = [abs(value - best) for value in finite] or [0.0]
+    span = min(max(distances), 2 * median(distances)) or max(distances) or 1.0
+    return {value: max(0.0, 1 - abs(value - best) / span) for value in finite}
+
+
+def _value(trial: RateTrial) -> str:
+    return f"{trial.value:.4g}{' (pruned)' * trial.pruned}" if math.isfinite(trial.value) else "diverged"
+
+
+def _noises(answer: Tuned) -> str:
+    """Each noise tried: what it costs in the metric, and what cohort the target would need with it."""
+    rows = list[tuple[str, ...]]()
+    losses = dict(answer.noise.losses(answer.metric))
+    for trial in answer.noise.rising:
+        z, loss = trial.noise_multiplier, losses[trial.noise_multiplier]
+        cohort = least_cohort(answer.question.target, z)
+        rows.append((
+            f"{z:.3g}",
+            f"{trial.value:.4g}" if math.isfinite(trial.value) else "diverged",
+            change_in_words(loss) if rows and math.isfinite(loss) else "",
+            "more than there are" if cohort is None else f"{cohort:,}",
+            "chosen" if trial == answer.noise.chosen
+            else "borne" if loss <= answer.question.degradation else "too much",
+            trial.run[:10],
+        ))  # fmt: skip
+    return _table(("z", answer.metric.name, "change", "cohort needed", "", "run"), rows, numbers=(0, 1, 2, 3))
+
+
+def _scale(answer: Tuned) -> str:
+    """The factor, and what other promises and other populations would take."""
+    if answer.scaled is None:
+        return "<p>No cohort of the users there are meets the target; see above for what would.</p>"
+    target, z = answer.question.target, answer.noise.chosen.noise_multiplier
+    epsilons = [target.epsilon * f for f in (0.25, 0.5, 2)]
+    variants = [(f"epsilon {epsilon:g}", replace(target, epsilon=epsilon)) for epsilon in epsilons]
+    sizes = [int(target.population_size * f) for f in (0.1, 10)]
+    variants += [(f"{n:,} users", replace(target, population_size=n)) for n in sizes if n >= target.cohort_size]
+    rows = [("as asked", f"{answer.scaled.cohort_size:,}", rounded_up(answer.scaled.noise_multiplier, 4))]
+    untried = answer.more_noise_untried
+    for name, other in variants:
+        cohort = least_cohort(other, z)
+        if cohort is None:
+            rows.append((name, "not tried" if untried else "more than there are", ""))
+            continue
+        most = "at most " if untried and cohort > target.cohort_size else ""
+        rows.append((name, f"{most}{cohort:,}", rounded_up(z * cohort / target.cohort_size, 4)))
+    note = (
+        f" More noise than z = {z:.3g} at m = {target.cohort_size} was not tried, because it meets the promise that "
+        "was asked for. The model may tolerate more: tune for the other promise in the same folder to find out."
+    )
+    return (
+        f"<p>{_text(scale_words(answer))}</p><p>The same model with another promise, or for another number of "
+        f"users.{_text(note if untried else '')}</p>"
+        f"{_table(('', 'cohort, users a round', 'noise multiplier'), rows, numbers=(1, 2))}"
+    )
+
+
+def _rests_on(answer: Answer) -> list[tuple[str, str]]:
+    trial, target = answer.question.trial, answer.question.target
+    return [
+        ("trial", data_words(answer.question)),
+        ("measured", f"{answer.metric.name}, mean over what was measured in the last {answer.metric.window} rounds"),
+        ("rounds", f"{trial.rounds}, of the trial and of the final training alike"),
+        ("clip", f"tracks quantile {trial.quantile:g} of the update norms, from {trial.clip_start:g} on"),
+        ("local training", f"{trial.client_epochs} epoch(s), batches of {trial.batch_size}"),
+        ("server", f"{trial.server}" + (f", momentum {trial.server_momentum:g}" if trial.server == "sgd" else "")),
+        ("sampling", "Poisson; every user takes part in a round with the same chance, by a public rate"),
+        ("neighbours", f"{target.relation.value} one user"),
+        ("users", f"{target.population_size:,}, declared beforehand and not read from the data"),
+        ("delta", delta_rounded_up(target.delta_value) + (" = users^-1.1" if target.delta is None else "")),
+    ]
+
+
+def _noise_chart(answer: Tuned) -> str:
+    """The metric over the noise as inline SVG, with the limit that is allowed; the reference is the leftmost point.
+
+    A run that diverged is named on the worse edge.
+    """
+    metric, rising = answer.metric, answer.noise.rising
+    reference = rising[0].value
+    allowed = answer.question.degradation
+    limit = reference + (1 if metric.lower_is_better else -1) * allowed * abs(reference)
+    finite = [trial for trial in rising if math.isfinite(trial.value)]
+    values = [*(trial.value for trial in finite), limit, reference]
+    low, high = min(values), max(values)
+    spread = (high - low) or abs(high) or 1.0
+    low, high = low - 0.08 * spread, high + 0.08 * spread
+    noises = [trial.noise_multiplier for trial in rising]
+    first, last = math.log10(noises[0]) - 0.1, math.log10(noises[-1]) + 0.1
+    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+
+    def x(z: float) -> float:
+        return _LEFT + (math.log10(z) - first) / (last - first) * (right - _LEFT)
+
+    def y(value: float) -> float:
+        return bottom - (value - low) / (high - low) * (bottom - _TOP)
+
+    def text(across: float, down: float, words: str, options: str = "") -> str:
+        return f'<text x="{across:.1f}" y="{down:.1f}"{options}>{words}</text>'
+
+    def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+        return f'<line x1="{x1}" y1="{y1:.1f}" x2="{x2}" y2="{y2:.1f}" class="{kind}"/>'
+
+    middle, red = ' text-anchor="middle"', ' class="limit-text"'
+    # On the worse side of the limit, away from the curve, unless the edge of the chart is there.
+    below = bottom - y(limit) > 22 if not metric.lower_is_better else y(limit) - _TOP < 22
+    digits = max(0, 1 - math.floor(math.log10(0.3 * (high - low))))  # two of the step between two labels
+    labels = [low + (high - low) * part for part in (0.05, 0.35, 0.65, 0.95)]
+    users = answer.question.target.cohort_size
+    parts = [
+        line(_LEFT, bottom, right, bottom, "axis"),
+        line(_LEFT, _TOP, _LEFT, bottom, "axis"),
+        line(_LEFT, y(limit), right, y(limit), "limit"),
+        text(_LEFT + 8, y(limit) + (15 if below else -6), f"{100 * allowed:g}% worse than with little noise", red),
+        text((_LEFT + right) / 2, _HEIGHT - 6, f"noise z of a round of {users} users", middle),
+        text(_LEFT - 50, _TOP - 10, _text(metric.name)),
+        *(text(_LEFT - 6, y(value) + 4, f"{value:.{digits}f}", ' text-anchor="end"') for value in labels),
+        *(text(x(z), bottom + 17, f"{z:.2g}", middle)
+          for place, z in enumerate(noises) if place == 0 or x(z) - x(noises[place - 1]) > 26),
+    ]  # fmt: skip
+    curve = " ".join(f"{x(trial.noise_multiplier):.1f},{y(trial.value):.1f}" for trial in finite)
+    parts.append(f'<polyline points="{curve}" class="curve"/>')
+    for trial in rising:
+        title = f"<title>z = {trial.noise_multiplier:.3g}, run {_text(trial.run)}</title>"
+        if not math.isfinite(trial.value):
+            worst = _TOP if metric.lower_is_better else bottom
+            parts.append(text(x(trial.noise_multiplier), worst, f"diverged{title}", middle + red))
+            continue
+        chosen, at = trial == answer.noise.chosen, f'cx="{x(trial.noise_multiplier):.1f}" cy="{y(trial.value):.1f}"'
+        parts.append(f'<circle {at} r="{7 if chosen else 4}" class="point">{title}</circle>')
+        parts += [f'<circle {at} r="11" class="ring"/>'] if chosen else []
+    label = f"{metric.name} over noise; the chosen noise {answer.noise.chosen.noise_multiplier:.3g} is ringed"
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_text(label)}" class="noise">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _tiles(pairs: Iterable[tuple[str, str]]) -> str:
+    tiles = "".join(f'<div class="tile"><b>{_text(value)}</b>{_text(name)}</div>' for name, value in pairs)
+    return f'<div class="tiles">{tiles}</div>'
+
+
+def _quoted(text: str) -> str:
+    return f'<div class="statement"><blockquote>{_text(_sentence(text))}</blockquote></div>'
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    def line(tag: str, row: Sequence[str]) -> str:
+        kinds = ("number" if place in numbers else "words" for place in range(len(row)))
+        cells = (f'<{tag} class="{kind}">{_text(text)}</{tag}>' for kind, text in zip(kinds, row, strict=True))
+        return f"<tr>{''.join(cells)}</tr>"
+
+    head = line("th", heads) if any(heads) else "<tr></tr>"
+    body = "".join(line("td", row) for row in rows)
+    return f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _text(text: object) -> str:
+    return html.escape(str(text))

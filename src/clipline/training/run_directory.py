@@ -1,0 +1,346 @@
+"""The folder of one run: what was asked, what happened round by round, what was charged, and the model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import RunError, SettingError, check_whole, refuse
+from ..federated.round import TrainState
+from ..metric_direction import HIGHER, LOWER
+from ..privacy.ledger import Ledger, ledger_line
+from ..settings import toml_text
+from . import durable
+from .callbacks import Callback
+from .checkpoint import CheckpointWriter, Circumstances, load_checkpoint, load_personal, save_checkpoint
+from .curves import draw_curves, quantile_of, why_void
+from .durable import DirectoryLock
+from .model_card import card_metadata, card_of, describe, resolved, save_model, where_it_ran
+from .result import RoundReport, round_json
+from .run_files import CHECKPOINT, CURVES, LEDGER, METRICS, MODEL, SETTINGS, read_facts, read_rounds
+
+if TYPE_CHECKING:
+    from .result import TrainResult
+    from .training import Training
+
+# Rounds of a small model take milliseconds, and a sync would be some percent of one: these are charged ahead. How many
+# follows from the settings alone, never from a clock, as times tell of users.
+_AHEAD, _SHARE = 8, 50  # so many rounds at most, and no more than this part of the run
+_SHORT = 1 << 21  # users of a round times parameters, below which a round may be that short
+
+
+class RunDirectory(Callback):
+    """Writes one run into a folder as it happens, and lets it be resumed.
+
+    Files: settings.toml (what the training was made with), ledger.jsonl and metrics.jsonl (a line a round), from time
+    to time checkpoint.safetensors, and at the end model.safetensors and curves.png. They hold released numbers only,
+    but for the seconds that `unprivate_timing` asks for and, in a checkpoint, the checksum of the data and users'
+    personal parameters, where there are some: the checkpoint is deleted when the run has finished. The folder must
+    be new or empty; for `Training.resume` it is that of the interrupted run. It is locked from the start of the run to
+    `close`: no other process can use it meanwhile.
+
+    A round's line of the ledger is on disk before anything else of it is written, shown or measured: a power cut
+    forgets no release. To keep this true of other callbacks too, `Training.run` calls a run directory before them.
+    Small models, whose rounds are short, are charged up to 8 rounds ahead (at most a fiftieth of the run) with one
+    sync. Lines of rounds that never came are taken out when the run ends; after a kill or a power cut they stay. What
+    cannot be synced ends the run with a `RunError`.
+
+    A checkpoint comes after every round that was evaluated and every `checkpoint_every` rounds, and is written while
+    the next rounds train; where they come so fast that writing would hold up the rounds, only the latest is, some
+    seconds later. Where the noise comes from the system it is written once in so many rounds as are charged with one
+    sync, before the next report, and when the run fails. A round that was released and not stored yet is then run
+    again with other noise, and charged again.
+
+    `facts` (name -> text) are stored with the model and in the title of the figure, which names the folder too; one
+    called `measured_on` says whom the metrics are about. `metric` is the one to draw and the first of a report, the
+    first measured if left out. `same`
+    (name -> value) is what else must be the same on a resume, such as a version of your loss, whose code cannot be
+    compared. `settings` is TOML to store in the place of a description of the training, `task` says how `clipline.load`
+    finds the model's code, and `lock` is a lock on the folder that the caller has taken.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        facts: Mapping[str, str] | None = None,
+        metric: str | None = None,
+        checkpoint_every: int = 10,
+        unprivate_timing: bool = False,
+        same: Mapping[str, object] | None = None,
+        settings: str | None = None,
+        task: Mapping[str, object] | None = None,
+        lock: DirectoryLock | None = None,
+    ) -> None:
+        self.path = checked_path(path)
+        self.facts = None if facts is None else {name: str(value) for name, value in facts.items()}
+        self.metric, self.unprivate_timing, self.same, self.settings = metric, unprivate_timing, same, settings
+        self.checkpoint_every = check_whole(
+            "checkpoint_every", checkpoint_every, at_least=1, way_out="1 stores one after each round"
+        )
+        self.task = task
+        self.rounds_before: list[dict[str, Any]] = []  # lines of metrics.jsonl before a resume
+        self.charged = Ledger()  # everything that was ever written to ledger.jsonl
+        self._lock = lock
+        self._training: Training | None = None
+        self._checkpoints: CheckpointWriter | None = None
+        self._reopened = False
+        self._written, self._block, self._until = 0, 1, 0  # releases in the file; rounds a sync; rounds of the budget
+
+    def on_start(self, training: Training, state: TrainState) -> None:
+        """Make the folder, lock it and write the settings; after `reopen`, go on in the one that is open."""
+        if self._reopened and self._training is training and state.round_index == self._next_round:
+            self._reopened = False  # one run goes on in it, and no other
+            return
+        if self._training is not None:
+            raise SettingError(
+                f"RunDirectory({str(self.path)!r}) is open for another run or another state but serves one: make one "
+                "for each run"
+            )
+        check_free(self.path)
+        durable.make_folder(self.path)
+        with ExitStack() as on_error:
+            lock = on_error.enter_context(self._take_lock())
+            check_free(self.path)  # again: another process may have written and ended meanwhile
+            durable.write(self.path / SETTINGS, self._settings_text(training), mode=0o600)  # it holds the seed
+            durable.write(self.path / METRICS, "")
+            durable.write(self.path / LEDGER, _ledger_lines(state.ledger))
+            self._open(training, state, lock, state.ledger, Circumstances(training, self.same))
+            on_error.pop_all()
+
+    def reopen(self, training: Training) -> TrainState:
+        """Open an interrupted run and give its last checkpoint; refused where the circumstances have changed.
+
+        Rounds after the checkpoint are run again. From the same seed they release the same numbers: their lines in the
+        ledger stay and count once. Noise and cohorts from the system differ: there a round that is run again is one
+        more round. Either way nothing that was ever charged is forgotten.
+        """
+        with ExitStack() as on_error:
+            lock = on_error.enter_context(self._take_lock())
+            checkpoint = self.path / CHECKPOINT
+            durable.partial_path(checkpoint).unlink(
+                missing_ok=True
+            )  # of a write that was cut; it may hold personal parameters
+            if not checkpoint.is_file():
+                if (self.path / MODEL).is_file():
+                    raise RunError(
+                        f"resume={str(self.path)!r} is a finished run, with nothing to go on with: clipline.load reads "
+                        "its model; start another to train again"
+                    )
+                raise RunError(
+                    f"resume={str(self.path)!r} holds no {CHECKPOINT}, as its run never reached one: start again in "
+                    "another folder" + _spent(self.path / LEDGER, training.privacy.noise_source)
+                )
+            circumstances = Circumstances(training, self.same)
+            state = load_checkpoint(checkpoint, training.device, str(circumstances))
+            if _shapes(state) != _shapes(training.init()):
+                raise RunError(f"{str(checkpoint)!r} holds tensors of another model: start the run again")
+            if training.personal is not None:
+                load_personal(checkpoint, state.round_index, training.personal)
+            file = self.path / LEDGER
+            written = Ledger.read(file, unfinished=True) if file.exists() else Ledger()
+            if set(written.events) - {training.algorithm.event, *training.preprocessing.events}:
+                raise RunError(f"{str(file)!r} holds rounds of another run: restore it, or start a new run")
+            known = [one for one in read_rounds(self.path / METRICS) if one["round"] < training.rounds]
+            after = max([0, *(one["round"] + 1 - state.round_index for one in known)])  # rounds after the checkpoint
+            seen = state.ledger.add(training.algorithm.event, after)
+            charged = max(seen, written, key=lambda ledger: ledger.rounds)
+            durable.write(file, _ledger_lines(charged))
+            self.rounds_before = [one for one in known if one["round"] < state.round_index]
+            durable.write(self.path / METRICS, _json_lines(self.rounds_before))
+            if self.facts is None:
+                self.facts = read_facts(self.path)
+            if training.privacy.noise_source == "system":
+                state = replace(state, ledger=charged)
+            self._open(training, state, lock, charged, circumstances)
+            self._reopened = True
+            on_error.pop_all()
+        return state
+
+    def on_release(self, state: TrainState) -> None:
+        """A line of the ledger on disk, before anything else is done with the round; perhaps some of the next too."""
+        if state.ledger.rounds <= self.charged.rounds:
+            return
+        releases, event = state.ledger.releases, state.ledger.entries[-1][0]
+        if releases > self._written:
+            ahead = releases + max(0, min(self._block - 1, self._until - state.round_index))
+            lines = [ledger_line(index, event) + "\n" for index in range(releases - 1, ahead)]
+            durable.append(self.path / LEDGER, "".join(lines))
+            self._written = ahead
+        self.charged = state.ledger
+
+    def on_round(self, report: RoundReport, state: TrainState) -> None:
+        """A line of metrics, perhaps a checkpoint."""
+        assert self._training is not None, "on_start comes first"
+        assert self._checkpoints is not None
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(round_json(report, self.unprivate_timing)) + "\n")
+        system = self._training.privacy.noise_source == "system"
+        if system or report.metrics or state.round_index % self.checkpoint_every == 0:
+            self._checkpoints.write(state, str(self._circumstances), self._training.personal)
+        if system and state.round_index % self._block == 0:
+            self._checkpoints.flush()
+
+    def on_end(self, result: TrainResult) -> None:
+        """The model and the curves; the checkpoint stays only where there are rounds to resume.
+
+        Both are given the result's guarantee, which covers everything the ledger holds, perhaps more than this state
+        has seen. The model's metadata have what `clipline.load` needs.
+        """
+        assert self._training is not None, "on_start comes first"
+        assert self._checkpoints is not None
+        self._checkpoints.flush()
+        self._take_back()
+        guarantee, facts = result.guarantee, self.facts or {}
+        card = card_of(result, facts=facts, task=self.task)
+        save_model(self.path / MODEL, result.model, {**facts, **card_metadata(card)})
+        rounds = read_rounds(self.path / METRICS)
+        if result.reports and rounds:  # of a run that was stopped, the last round was measured and accounted after it
+            last = round_json(result.reports[-1], self.unprivate_timing)
+            if last != rounds[-1]:
+                rounds[-1] = last
+                durable.write(self.path / METRICS, _json_lines(rounds))
+        if rounds:
+            draw_curves(
+                self.path / CURVES,
+                rounds,
+                guarantee,
+                metric=self.metric,
+                quantile=quantile_of(self._training),
+                title=", ".join(
+                    f"{name} {value}"
+                    for name, value in {**facts, "run": "/".join(self.path.resolve().parts[-2:])}.items()
+                    if name not in ("measured_on", "metric", "baseline", LOWER, HIGHER)
+                ),
+                measured_on=facts.get("measured_on", ""),
+                void=why_void(self._training, guarantee),
+            )
+        durable.sync_file(self.path / METRICS)  # with the model, before the checkpoint goes
+        if result.stopped == "interrupted":
+            personal = self._training.personal
+            save_checkpoint(self.path / CHECKPOINT, result.state, str(self._circumstances), personal)
+        else:
+            for left in (self.path / CHECKPOINT, durable.partial_path(self.path / CHECKPOINT)):
+                left.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let other processes use the folder, once the last checkpoint is written. Nothing is written afterwards."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+            with suppress(OSError, RunError):  # of a disk that fails: too much is charged, never too little
+                self._take_back()
+        if self._lock is not None:
+            self._lock.close()
+        self._lock = self._training = self._checkpoints = None
+
+    def _take_back(self) -> None:
+        """Take rounds that were charged ahead and never released out of the ledger."""
+        if self._written > self.charged.releases:
+            durable.write(self.path / LEDGER, _ledger_lines(self.charged))
+            self._written = self.charged.releases
+
+    def _take_lock(self) -> DirectoryLock:
+        """The lock that was handed in, or a new one; not kept here, so that a refused run closes it for good."""
+        lock, self._lock = self._lock or DirectoryLock(self.path), None
+        return lock
+
+    def _open(
+        self, training: Training, state: TrainState, lock: DirectoryLock, charged: Ledger, circumstances: Circumstances
+    ) -> None:
+        self._training, self._next_round, self._circumstances = training, state.round_index, circumstances
+        self._reopened = False
+        self._lock, self.charged, self._written = lock, charged, charged.releases
+        short = training.cohort_size * training.dim < _SHORT
+        self._block = max(1, min(_AHEAD, training.rounds // _SHARE)) if short else 1  # rounds charged with one sync
+        left = training.rounds - state.round_index
+        self._until = state.round_index + (training.affordable(state.ledger, left) if self._block > 1 else left)
+        self._checkpoints = CheckpointWriter(self.path / CHECKPOINT)
+
+    def _settings_text(self, training: Training) -> str:
+        text = self.settings
+        if text is None:
+            tables = describe(training)
+            tables["facts"] = self.facts or None
+            text = toml_text(tables)
+        else:  # settings of the caller's own have no place for facts
+            facts = {f"facts.{' '.join(name.split())}": value for name, value in (self.facts or {}).items()}
+            text += _comments("What it is about", facts)
+        text += _comments("What its report leads with", {"metric": self.metric} if self.metric else {})
+        return text + resolved_comments(training) + _comments("Where it ran", where_it_ran(training))
+
+
+def checked_path(path: str | Path, name: str = "path") -> Path:
+    """The path of a folder; what is no path is refused, and so is the empty one, which would be the current folder."""
+    if not isinstance(path, str | os.PathLike) or not str(path):
+        raise refuse(name, path, "the path of a folder", "give RunDirectory('runs/rides'), say")
+    return Path(path)
+
+
+def check_free(path: Path, name: str = "path") -> None:
+    """Refuse a run directory that holds anything already or cannot be made; make nothing.
+
+    `name` is what the caller calls it.
+    """
+    above = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if above != path and not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        way_out = "give a folder of your own"
+        raise RunError(f"{name}={str(path)!r} cannot be made, as nothing can be written into {str(above)!r}: {way_out}")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunError(
+            f"{name}={str(path)!r} must be a folder that is new or empty, and it holds files: give another, or "
+            "resume the run that is there"
+        )
+
+
+def directory_first(path: str | Path, callbacks: Iterable[Callback]) -> tuple[RunDirectory, list[Callback]]:
+    """The run directory of this folder, from the callbacks or made now, and all callbacks with it as the first."""
+    callbacks = list(callbacks)
+    for callback in callbacks:
+        if isinstance(callback, RunDirectory) and callback.path.resolve() == Path(path).resolve():
+            return callback, [callback, *(other for other in callbacks if other is not callback)]
+    directory = RunDirectory(path)
+    return directory, [directory, *callbacks]
+
+
+def resolved_comments(training: Training) -> str:
+    """What followed from the settings, as TOML comments: for the reader, not to be set twice."""
+    return _comments("Resolved when the run began", resolved(training))
+
+
+def _comments(title: str, values: Mapping[str, object]) -> str:
+    """Values as TOML comments, a line each; nothing if there are none."""
+    lines = "".join(f"# {name} = {value!r}\n" for name, value in values.items())
+    return f"\n# {title}:\n{lines}" if lines else ""
+
+
+def _shapes(state: TrainState) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    tensors = {"params": state.params, **{f"server.{name}": tensor for name, tensor in state.server.items()}}
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+def _ledger_lines(ledger: Ledger) -> str:
+    return "".join(ledger_line(index, event) + "\n" for index, event in enumerate(ledger))
+
+
+def _spent(ledger: Path, noise_source: str | None) -> str:
+    """What to do about the rounds of a run that cannot be resumed: they were released, whoever starts again."""
+    rounds = ledger.read_bytes().count(b"\n") if ledger.exists() else 0
+    if not rounds:
+        return ""
+    if noise_source == "seed":
+        return (
+            ", with the same seed and all else as it was, which releases the same; otherwise the "
+            f"{rounds} rounds in its ledger add to the new run's"
+        )
+    return f"; the {rounds} rounds in its ledger were released and add to the new run's"
+
+
+def _json_lines(rounds: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(one) + "\n" for one in rounds)

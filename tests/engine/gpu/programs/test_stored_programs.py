@@ -1,0 +1,291 @@
+"""Compiled by torch and stored: another process finds it, and nothing else is mistaken for it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from clipline.engine.gpu.dynamic_batch import traced
+from clipline.engine.gpu.programs import inductor, program_cache, repeats
+from clipline.engine.gpu.programs.program_cache import Programs
+from clipline.engine.gpu.programs.program_files import ProgramCacheWarning
+
+SCRIPT = """
+import json, sys
+import torch
+from test_stored_programs import taken
+programs, results = taken(float(sys.argv[1]))
+print(json.dumps([vars(programs.counts), results]))
+"""
+
+
+# Operations of their own: what the compiler writes around them needs no C++ compiler, which takes half a minute.
+@torch.library.custom_op("clipline::of_a_test", mutates_args={"weights"})
+def move(weights: torch.Tensor, table: torch.Tensor, rates: torch.Tensor) -> None:
+    weights.sub_(torch.mm(weights, table) * rates.view(-1, 1))
+
+
+@move.register_fake
+def _(weights, table, rates):
+    pass
+
+
+@torch.library.custom_op("clipline::of_a_test_by_number", mutates_args={"weights"})
+def move_by_number(weights: torch.Tensor, table: torch.Tensor, rates: torch.Tensor) -> None:
+    move(weights, table, rates)
+
+
+@move_by_number.register_fake
+def _(weights, table, rates):
+    """The compiler has to know how many users there are, as for a convolution with a group for each; or their range."""
+    assert range(weights.shape[0]) if table.shape[1] == 5 else weights.shape[0] > 4 or weights.shape[0] < 9
+
+
+@torch.library.custom_op("clipline::of_a_test_layer", mutates_args=())
+def layer(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(hidden + weights)
+
+
+@layer.register_fake
+def _(hidden, weights):
+    return torch.empty_like(hidden)
+
+
+def step(scale, operation=move, width=4):
+    """Every user's weights times a constant, and a step along it."""
+    table = torch.full((width, width), scale)
+
+    def moved(stack, rates):
+        operation(stack[0], table, rates)
+
+    return moved
+
+
+def after(program, users, width=4):
+    """Weights of so many users after a step."""
+    weights = torch.arange(users * 1.0 * width).view(users, width)
+    program([weights], torch.linspace(0.0, 1.0, users), [])
+    return weights.tolist()
+
+
+def prepared(moved, width=4):
+    given = [torch.zeros(3, width)], torch.ones(3)
+    programs = Programs(stored=True)
+    program = programs.program(traced(moved, given), (*given, []))
+    program.prepare(*given, [])
+    return programs, program
+
+
+def taken(scale):
+    """Weights of three and of seven users after a compiled step, and who made the program."""
+    programs, program = prepared(step(scale))
+    return programs, [after(program, users) for users in (3, 7)]
+
+
+def written(moved, users, width=4):
+    return after(lambda stack, rates, copies: moved(stack, rates), users, width)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLIPLINE_CACHE_DIR", str(tmp_path))
+    program_cache.forget_programs()
+    yield tmp_path / "programs"
+    program_cache.forget_programs()
+
+
+def test_another_process_loads_what_one_has_compiled_and_computes_the_same(folder):
+    programs, results = taken(2.0)
+    assert (programs.counts.compiled, programs.counts.loaded) == (1, 0)
+    assert results == [written(step(2.0), users) for users in (3, 7)]
+    (stored,) = folder.iterdir()
+
+    code = f"import sys; sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}\n{SCRIPT}"
+    command = [sys.executable, "-c", code, "5.0"]  # another constant: no part of the program
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    counts, results = json.loads(out.splitlines()[-1])
+    assert (counts["compiled"], counts["loaded"]) == (0, 1)
+    assert results == [written(step(5.0), users) for users in (3, 7)]
+
+    program_cache.forget_programs()
+    stored.write_bytes(stored.read_bytes()[:-5])
+    with pytest.warns(ProgramCacheWarning, match="is damaged"):
+        programs, results = taken(2.0)
+    assert (programs.counts.compiled, programs.counts.loaded) == (1, 0)
+    assert results == [written(step(2.0), users) for users in (3, 7)]
+
+
+@pytest.mark.parametrize(("width", "versions", "any_number"), [(5, 3, False), (4, 2, True)])
+def test_a_program_that_serves_some_numbers_of_users_is_run_for_no_other(folder, width, versions, any_number):
+    """Width 5: one number each. Width 4: up to four users, or more."""
+    moved = step(2.0, move_by_number, width)
+    for compiled, loaded in ((versions, 0), (0, versions)):
+        program_cache.forget_programs()
+        programs, program = prepared(moved, width)
+        for users in (3, 5, 7, 3, 4) if any_number else (3, 5, 7, 3):
+            assert after(program, users, width) == written(moved, users, width)
+        assert program.program.any_number == any_number
+        assert (programs.counts.compiled, programs.counts.loaded) == (compiled, loaded)
+
+
+def layers(table):
+    """Ten layers, and a step of each along what they have made."""
+
+    def moved(stack, rates):
+        hidden = [stack[0]]
+        for weights in stack:
+            hidden.append(hidden[-1])
+            for _ in range(5):
+                hidden[-1] = layer(hidden[-1], weights)
+        for weights in stack:
+            move(weights, table, layer(hidden[-1][:, 0], rates))
+
+    return moved
+
+
+def test_parts_that_repeat_are_compiled_once_and_stored_as_one_program(folder, monkeypatch):
+    monkeypatch.setattr(repeats, "_LARGE", 0)
+    monkeypatch.setattr(repeats, "_SAVED", 9)
+    compilations = []
+    artifact = inductor._artifact
+    monkeypatch.setattr(inductor, "_artifact", lambda *given: compilations.append(given) or artifact(*given))
+    given = [torch.zeros(3, 4) for _ in range(10)], torch.ones(3)
+    for compiled, loaded, scale in ((1, 0, 2.0), (0, 1, 3.0)):
+        program_cache.forget_programs()
+        moved, programs = layers(torch.full((4, 4), scale)), Programs(stored=True)
+        program = programs.program(traced(moved, given), (*given, []))
+        for users in (3, 7):
+            ours, expected = ([torch.linspace(-1, 1, users * 4).view(users, 4) for _ in range(10)] for _ in range(2))
+            rates = torch.linspace(0, 1, users)
+            program(ours, rates, [])
+            moved(expected, rates)
+            assert all(torch.equal(one, other) for one, other in zip(ours, expected, strict=True))
+            assert not torch.equal(ours[9], torch.linspace(-1, 1, users * 4).view(users, 4))
+        assert (programs.counts.compiled, programs.counts.loaded) == (compiled, loaded)
+        assert len(list(folder.iterdir())) == 1
+    assert 2 <= len(compilations) <= 4  # layers, steps, perhaps what lies between: not all twenty
+
+
+def test_where_the_compiler_cannot_be_called_directly_torch_compile_is_and_nothing_is_stored(folder, monkeypatch):
+    def fails(*given):
+        raise AttributeError("module 'torch._inductor' has no attribute 'standalone_compile'")
+
+    marked = []
+    monkeypatch.setattr(inductor, "_compiled", fails)
+    monkeypatch.setattr(torch, "compile", lambda graph, backend: graph)
+    monkeypatch.setattr(torch._dynamo, "maybe_mark_dynamic", lambda tensor, axis: marked.append(tuple(tensor.shape)))
+    programs, results = taken(2.0)
+    assert results == [written(step(2.0), users) for users in (3, 7)]
+    assert marked == [(3, 4), (3,), (7, 4), (7,)]  # the constant is none of them
+    assert programs.counts.compiled == 1
+    assert not folder.exists()
+
+
+def broken(condition, stored):
+    """A program that loads and cannot be run to its end."""
+
+    def fails(weights, *others):
+        weights.add_(1.0)
+        raise RuntimeError("no such kernel")
+
+    return inductor.Compiled(fails, condition, stored)
+
+
+def refused(condition, stored):
+    raise EOFError
+
+
+@pytest.mark.parametrize(("loads", "sentence"), [(refused, r"loaded \(EOFError"), (broken, r"run \(RuntimeError")])
+def test_what_cannot_be_loaded_or_run_is_deleted_and_compiled_anew(folder, monkeypatch, loads, sentence):
+    monkeypatch.setattr(inductor, "compiled", lambda graph, inputs, by_user: made(graph))
+
+    def made(graph):
+        return inductor.Compiled(graph, "2 <= L['t0']", b"code")
+
+    taken(2.0)
+    program_cache.forget_programs()
+    monkeypatch.setattr(inductor, "loaded", loads)
+    with pytest.warns(ProgramCacheWarning, match=f"cannot be {sentence}.*: it was deleted and is compiled anew"):
+        programs, results = taken(3.0)
+    assert programs.counts.compiled == 1
+    assert results == [written(step(3.0), users) for users in (3, 7)]
+
+
+def test_another_torch_gpu_or_code_is_another_program(folder, monkeypatch):
+    monkeypatch.setattr(inductor, "compiled", lambda graph, inputs, by_user: inductor.Compiled(graph, "True", b"code"))
+    _, program = prepared(step(1.0))
+    inputs = [torch.zeros(3, 4)]
+    names = {program_cache._names(program.program, inputs, 3)[0][0]}
+    for what, value in (
+        ("code_versions", lambda: ["another"]),
+        ("_machine", lambda device: ["another"]),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setattr(program_cache, what, value)
+            names.add(program_cache._names(program.program, inputs, 3)[0][0])
+    with monkeypatch.context() as changed:
+        changed.setattr(torch, "__version__", "2.99")
+        program_cache.code_versions.cache_clear()
+        names.add(program_cache._names(program.program, inputs, 3)[0][0])
+    program_cache.code_versions.cache_clear()
+    with torch._inductor.config.patch(max_autotune=True):
+        names.add(program_cache._names(program.program, inputs, 3)[0][0])
+    assert len(names) == 5
+    assert program_cache._names(program.program, inputs, 3)[0][0] in names
+
+
+def test_operations_of_other_libraries_are_not_stored(folder, monkeypatch):
+    monkeypatch.setattr(inductor, "compiled", lambda graph, inputs, by_user: inductor.Compiled(graph, "True", b"code"))
+    with torch.library._scoped_library("another", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: 2 * x, "CompositeExplicitAutograd")
+
+        def moved(stack, rates):
+            stack[0].sub_(torch.ops.another.twice(stack[0]) * rates.view(-1, 1))
+
+        prepared(moved)
+    assert not folder.exists()
+    prepared(step(1.0))
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_new_program_that_fails_half_way_leaves_the_weights_as_they_were(folder, monkeypatch):
+    monkeypatch.setattr(inductor, "compiled", lambda graph, inputs, by_user: broken("True", b"code"))
+    _, program = prepared(step(1.0))
+    weights = torch.ones(3, 4)
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        program([weights], torch.ones(3), [])
+    assert torch.equal(weights, torch.ones(3, 4))
+    monkeypatch.setattr(program_cache, "_MOST_COPIED", 8)
+    _, program = prepared(step(1.0, width=5), 5)
+    with pytest.raises(program_cache.UnfinishedStepError, match="start again, with FastParts"):  # not taken twice
+        program([torch.ones(3, 5)], torch.ones(3), [])
+
+
+def test_graphs_that_differ_in_a_branch_alone_are_two_programs():
+    def branched(sign):
+        root, graph = torch.nn.Module(), torch.fx.Graph()
+        root.branch = torch.fx.symbolic_trace(lambda x: x * sign)
+        given = graph.placeholder("x")
+        graph.output(graph.call_function(torch.cond, (True, graph.get_attr("branch"), graph.get_attr("branch"), given)))
+        return torch.fx.GraphModule(root, graph)
+
+    plus, minus = branched(1.0), branched(-1.0)
+    assert plus.code == minus.code
+    assert program_cache.fingerprint(plus, [torch.ones(2)]) != program_cache.fingerprint(minus, [torch.ones(2)])
+
+
+def test_under_another_default_type_the_same_graph_is_another_program():
+    def made(weights):
+        return torch.zeros(2) + weights
+
+    graph, given = torch.fx.symbolic_trace(made), [torch.ones(2)]
+    before = program_cache.fingerprint(graph, given)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert program_cache.fingerprint(graph, given) != before
+    finally:
+        torch.set_default_dtype(torch.float32)

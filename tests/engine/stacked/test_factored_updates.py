@@ -1,0 +1,103 @@
+"""Factors are measured and summed as the matrices that they stand for."""
+
+import pytest
+import torch
+
+from clipline.engine.core.updates import ChannelsLast, Dense, Updates
+from clipline.engine.stacked.factored_updates import FactoredUpdates
+
+
+@pytest.mark.parametrize("positions", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_and_sums_are_those_of_the_formed_updates(positions, dtype):
+    generator = torch.Generator().manual_seed(0)
+    inputs, outputs = (torch.randn(6, positions, width, generator=generator).to(dtype) for width in (4, 3))
+    factored = FactoredUpdates(2, inputs, outputs)
+    formed = torch.einsum("upo,upi->uoi", outputs.double(), inputs.double()).flatten(1)
+    updates = Updates([factored])
+    torch.testing.assert_close(updates.norms(), formed.norm(dim=1), rtol=1e-12, atol=0)
+    scale = torch.tensor([1.0, 0.5, 0.0, 1.0, 0.25, 1.0], dtype=torch.float64)
+    total = torch.zeros(1, 16, dtype=torch.float64)
+    updates.add_to(total, scale)
+    torch.testing.assert_close(total[0, 2:14], scale @ formed, rtol=1e-12, atol=1e-14)
+    assert not total[0, :2].any()
+    assert not total[0, 14:].any()
+    torch.testing.assert_close(updates.dense(16)[:, 2:14], formed.to(dtype))
+    torch.testing.assert_close(updates.of_users(scale == 1).norms(), formed[scale == 1].norm(dim=1), rtol=1e-12, atol=0)
+
+
+def test_a_norm_is_never_too_small_where_outer_products_cancel():
+    inputs = torch.tensor([[[1.0, 1e-3], [1.0, 0.0]]], dtype=torch.float64)
+    outputs = torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64)  # their sum is (0, 1e-3)
+    norm = float(Updates([FactoredUpdates(0, inputs, outputs)]).norms())
+    assert 1e-3 <= norm < 1.01e-3
+    inputs[0, 0, 1] = 1e-5  # lengths 1 and 1 cancel almost wholly
+    norm = float(Updates([FactoredUpdates(0, inputs, outputs)]).norms())
+    assert norm == pytest.approx(2 * 2**-14, rel=1e-6)  # so that neither is more than 16,384 clips long
+    inputs[0, 0, 1] = 1e-12  # lost among the rounding of the pairs: what may be lost is added
+    assert float(Updates([FactoredUpdates(0, inputs, outputs)]).norms()) >= 1e-12
+
+
+def test_huge_and_tiny_factors_neither_overflow_nor_vanish():
+    inputs, outputs = (
+        torch.full((2, 1, 1), 1e200, dtype=torch.float64),
+        torch.full((2, 1, 1), 1e-200, dtype=torch.float64),
+    )
+    inputs[1], outputs[1] = 1e-160, 1e-10
+    norms = Updates([FactoredUpdates(0, inputs, outputs)]).norms()
+    torch.testing.assert_close(norms, torch.tensor([1.0, 1e-170], dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_who_has_no_finite_update_has_no_finite_norm_and_adds_nothing(bad):
+    inputs, outputs = torch.ones(2, 1, 3), torch.ones(2, 1, 2)
+    outputs[0, 0, 1] = bad
+    updates, total = Updates([FactoredUpdates(0, inputs, outputs)]), torch.zeros(1, 6, dtype=torch.float64)
+    assert not updates.norms()[0].isfinite()
+    updates.add_to(total, torch.tensor([0.0, 1.0], dtype=torch.float64))
+    assert torch.equal(total[0], torch.ones(6, dtype=torch.float64))
+
+
+def test_channels_last_updates_are_those_of_the_weight():
+    weights = torch.randn(5, 3, 2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    last = ChannelsLast(1, weights.permute(0, 1, 3, 4, 2).flatten(1), (3, 2, 4, 4))
+    plain, scale = Dense(1, weights.flatten(1)), torch.arange(5, dtype=torch.float64)
+    totals = torch.zeros(2, 1, 98, dtype=torch.float64)
+    for piece, total in zip((last, plain), totals, strict=True):
+        Updates([piece]).add_to(total, scale)
+    torch.testing.assert_close(*totals)
+    torch.testing.assert_close(Updates([last]).norms(), Updates([plain]).norms())
+    assert torch.equal(Updates([last]).dense(98), Updates([plain]).dense(98))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 45, 53), (2, 45, 53), (3, 71, 83), (12, 33, 97)], ids=str)
+def test_a_norm_is_the_same_to_the_last_bit_whoever_else_is_in_the_block(shape, dtype, threads):
+    positions, width, height = shape
+    rng, before = torch.Generator().manual_seed(0), torch.get_num_threads()
+    inputs = torch.randn(129, positions, width, generator=rng, dtype=torch.float64).to(dtype)
+    outputs = torch.randn(129, positions, height, generator=rng, dtype=torch.float64).to(dtype)
+    torch.set_num_threads(threads)
+    try:
+        together = Updates([FactoredUpdates(0, inputs, outputs)]).norms()
+        for users in (slice(0, 1), slice(1, 2), slice(3, 5), slice(1, 20), slice(0, 128), slice(1, 129)):
+            assert torch.equal(Updates([FactoredUpdates(0, inputs[users], outputs[users])]).norms(), together[users])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("huge", ["inputs", "outputs"])
+def test_a_tiny_factor_of_a_huge_update_keeps_its_digits(huge):
+    """1e302 by 1e-290, clipped to 1e-22: the tiny one times the factor would be a denormal number of few digits."""
+    factors = {
+        "inputs": torch.tensor([[[1e302, 3e301]]], dtype=torch.float64),
+        "outputs": torch.tensor([[[1.7e-290, 1e-290]]], dtype=torch.float64),
+    }
+    if huge == "outputs":
+        factors = {"inputs": factors["outputs"], "outputs": factors["inputs"]}
+    updates = Updates([FactoredUpdates(0, **factors)])
+    clip = 1e-22
+    total = torch.zeros(1, 4, dtype=torch.float64)
+    updates.add_to(total, clip / updates.norms())
+    assert float(total.norm() / clip) == pytest.approx(1.0, rel=1e-9)

@@ -1,0 +1,159 @@
+"""Single steps with shared weights equal one user after the other, for every kind of layer."""
+
+import numpy as np
+import pytest
+import torch
+from engine.stacked.models import MODELS, SHARED, USERS, Recurrent, plain_trainer
+from samples import cross_entropies, flat_training, opened, population_of, request
+from torch import nn
+
+from clipline import FixedClip, LocalSGD, Population, ServerSGD
+from clipline.engine.choose import choose_trainer
+from clipline.engine.core.fast_parts import FastParts
+from clipline.engine.core.one_by_one import OneByOne
+from clipline.engine.stacked.probe import CannotStack
+from clipline.engine.stacked.shared_step import NotShared
+from clipline.engine.stacked.single_step import SingleStep, takes_single_steps
+from clipline.engine.stacked.trainer import Stacked
+from clipline.engine.workers.single import SingleProcess
+
+
+def rows_by_user(trainer, users, round_index=0):
+    """user -> update; users without examples come first."""
+    sizes = np.diff(trainer.problem.population.offsets)[users]
+    order = np.concatenate([users[sizes == 0], users[sizes > 0]]) if isinstance(trainer, SingleStep) else users
+    asked = request(trainer.problem.model.initial, users, round_index)
+    rows = torch.cat([updates.dense(trainer.problem.model.dim) for updates, _ in trainer.train([asked])])
+    return dict(zip(order.tolist(), rows, strict=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_updates_sums_and_bits_equal_those_of_one_user_after_the_other(name):
+    plain = plain_trainer(MODELS[name])
+    single = SingleStep(plain, 20)
+    assert single._step.shared == SHARED[name]
+    wanted, found = rows_by_user(plain, USERS, 3), rows_by_user(single, USERS, 3)
+    assert wanted.keys() == found.keys()
+    for user in USERS.tolist():
+        torch.testing.assert_close(found[user], wanted[user], rtol=1e-11, atol=1e-13)
+    norms = torch.stack([*wanted.values()]).norm(dim=1)
+    clip = 1.001 * float(norms.median())  # half of the users are within, and nobody at the border
+    asked = [request(plain.problem.model.initial, USERS, 3, clip=clip)]
+    sums = [opened(SingleProcess(trainer).sums(asked)[0]) for trainer in (plain, single)]
+    torch.testing.assert_close(*sums, rtol=1e-10, atol=1e-12)
+    assert sums[0][-1] == sums[1][-1] == (norms <= clip).sum() - 15
+
+
+def test_a_user_rounds_alike_whoever_else_trains():
+    for name in ("mlp", "convolutional", "words"):
+        single = SingleStep(plain_trainer(MODELS[name], dtype=torch.float32), 30, block_size=96)
+        assert single.widths == [32, 64, 96]
+        everybody, rng = rows_by_user(single, USERS), np.random.default_rng(1)
+        for size in (1, 2, 7, 12, 23):
+            for user, row in rows_by_user(single, np.sort(rng.choice(30, size, replace=False))).items():
+                assert torch.equal(row, everybody[user]), (name, size, user)
+
+
+def test_a_user_who_fails_adds_nothing_and_moves_nobody_else():
+    population = population_of([1] * 30, features=16)
+    spoiled = {name: field.copy() for name, field in population.fields.items()}
+    spoiled["y"][11], spoiled["x"][5] = 99, np.nan  # an error for the whole block, and a loss that is no number
+    others = Population(population.offsets, spoiled, column_options={"missing": "zero-update"})
+    clean, failing = (
+        rows_by_user(SingleStep(plain_trainer(MODELS["mlp"], population=one), 30), USERS)
+        for one in (population, others)
+    )
+    assert [user for user, row in failing.items() if not row.isfinite().all()] == [5, 11]
+    assert all(torch.equal(row, clean[user]) for user, row in failing.items() if user not in (5, 11))
+    single = SingleStep(plain_trainer(MODELS["mlp"], population=others), 30)
+    total = opened(SingleProcess(single).sums([request(single.problem.model.initial, USERS, clip=1e9)])[0])
+    torch.testing.assert_close(total[:-1], sum(row for user, row in clean.items() if user not in (5, 11)))
+    assert total[-1] == 28 - 15
+
+
+def test_what_a_user_leaves_who_fails_on_the_way_is_put_back():
+    def busy(model, batch):
+        model.busy = True
+        losses = cross_entropies(model, batch)
+        model.busy = False
+        return losses
+
+    population, model = population_of([1] * 30, features=16), MODELS["mlp"]()
+    population.fields["y"][11], model.busy = 99, False
+    single = SingleStep(plain_trainer(lambda: model, loss=busy, population=population), 30)
+    assert [user for user, row in rows_by_user(single, USERS).items() if not row.isfinite().all()] == [11]
+
+
+@pytest.mark.parametrize("model", [Recurrent, lambda: nn.Sequential(nn.LayerNorm(16), nn.Flatten())])
+def test_a_model_without_a_weight_to_share_is_left_to_the_other_engines(model):
+    plain = plain_trainer(model)
+    with pytest.raises(CannotStack):
+        SingleStep(plain, 20)
+    assert not isinstance(choose_trainer("auto", plain, 20), SingleStep)
+
+
+def test_a_weight_that_is_used_otherwise_later_is_refused():
+    penalty = []
+
+    def loss(model, batch):
+        losses = cross_entropies(model, batch)
+        return losses + model.weight.square().sum() if penalty else losses
+
+    plain = plain_trainer(MODELS["logistic"], loss=loss)
+    single = SingleStep(plain, 20)
+    penalty.append(1)
+    with pytest.raises(NotShared, match=r"parameter 'weight' is used otherwise.*FastParts\(single_step=False\)"):
+        list(single.train([request(plain.problem.model.initial, USERS)]))
+
+
+def test_auto_takes_it_for_one_plain_step_on_one_example_unless_switched_off():
+    def chosen(**changes):
+        return choose_trainer("auto", plain_trainer(MODELS["logistic"], **changes), 20)
+
+    assert isinstance(chosen(), SingleStep)
+    assert isinstance(chosen(fast=FastParts(single_step=False)), Stacked)
+    assert isinstance(choose_trainer("one-by-one", plain_trainer(MODELS["logistic"]), 20), OneByOne)
+    assert isinstance(choose_trainer("stacked", plain_trainer(MODELS["logistic"]), 20), Stacked)
+    assert isinstance(chosen(precision="bf16"), Stacked)
+
+
+def test_what_takes_a_single_step_is_known_without_looking_at_users_sizes():
+    lonely, marked = population_of([1, 1]), Population.one_each(x=np.zeros((2, 3)))
+    assert not takes_single_steps(LocalSGD(0.1), lonely)
+    assert takes_single_steps(LocalSGD(0.1, max_examples=1), lonely)
+    assert takes_single_steps(LocalSGD(0.1), marked)
+    assert not takes_single_steps(LocalSGD(0.1, epochs=2), marked)
+
+
+def test_a_run_is_that_of_dp_sgd_in_plain_numpy():
+    """Logistic regression without noise, from the definition: clip each example's gradient, add up, step."""
+    rng = np.random.default_rng(0)
+    x, y, clip, rate = rng.normal(size=(50, 4)), rng.integers(0, 3, 50), 0.7, 0.5
+    model = nn.Linear(4, 3, bias=False).double()
+    training = flat_training(
+        model, cross_entropies, Population.one_each(x=x, y=y), rounds=4, cohort_size=50, local=LocalSGD(1.0),
+        clip=FixedClip(clip), sampling="fixed", noise_multiplier=0.0, seed=0, server=ServerSGD(rate, momentum=0.0),
+    )  # fmt: skip
+    assert training.engine.startswith("single step: blocks of 56 users, one example each, share the weights weight")
+    weight = model.weight.detach().numpy().copy()
+    for _ in range(4):
+        scores = np.exp(x @ weight.T)
+        errors = scores / scores.sum(axis=1, keepdims=True) - np.eye(3)[y]
+        gradients = errors[:, :, None] * x[:, None, :]
+        norms = np.linalg.norm(gradients, axis=(1, 2))
+        weight -= rate * (gradients * np.minimum(1, clip / norms)[:, None, None]).mean(axis=0)
+    np.testing.assert_allclose(training.run().model.weight.detach().numpy(), weight, rtol=1e-9)
+
+
+def test_two_workers_give_the_same():
+    def run(workers):
+        torch.manual_seed(0)
+        rng = np.random.default_rng(0)
+        population = Population.one_each(x=rng.normal(size=(60, 16)), y=rng.integers(0, 3, 60))
+        return flat_training(
+            MODELS["mlp"]().double(), cross_entropies, population, rounds=2, cohort_size=30, local=LocalSGD(1.0),
+            noise_multiplier=1.0, delta=1e-3, seed=0, workers=workers,
+        ).run()  # fmt: skip
+
+    one, two = run(1), run(2)
+    torch.testing.assert_close(one.state.params, two.state.params, rtol=1e-11, atol=1e-12)

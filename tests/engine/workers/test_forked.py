@@ -1,0 +1,267 @@
+"""Forked workers: what they need, and that they end with their run, however it ends, and somebody says why."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from samples import ROOT, Observer, cross_entropy, one_round
+from worker_runs import HERE, TOLERANCE, alone, distance, killed, nothing_is_left, training
+
+from clipline import SettingError
+from clipline.engine.workers.forked import ForkedBackend
+from clipline.errors import ModuleError, WorkerError
+from clipline.privacy.events import PoissonSampling
+from clipline.training.callbacks import StopOnInterrupt
+
+pytestmark = [
+    pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
+    pytest.mark.filterwarnings("ignore::clipline.engine.workers.forked.ManyWorkersWarning"),
+]
+
+
+def test_a_loss_that_fails_in_a_worker_is_shown_with_its_traceback():
+    def fails_elsewhere(model, batch):
+        if os.getpid() != HERE:
+            raise ZeroDivisionError("boom")
+        return cross_entropy(model, batch)
+
+    with pytest.raises(WorkerError, match=r"worker 1 of 3 failed in round 0 \(ZeroDivisionError: boom\)") as error:
+        training(fails_elsewhere, workers=3, on_error="raise").run()
+    assert "in fails_elsewhere" in str(error.value)
+    assert nothing_is_left()
+    assert distance(training(workers=3).run(), alone()) <= TOLERANCE
+
+
+def test_a_loss_that_fails_here_says_what_failed():
+    def fails_here(model, batch):
+        if os.getpid() == HERE and bool((batch["y"] == 2).any()):  # made-up labels are 0 and 1
+            raise ZeroDivisionError("boom")
+        return cross_entropy(model, batch)
+
+    with pytest.raises(
+        ModuleError, match=r"of a user in round \d fails \(ZeroDivisionError: boom\); the batch has the fields x, y"
+    ):
+        training(fails_here, workers=2, on_error="raise").run()
+    assert nothing_is_left()
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_worker_that_is_killed_ends_the_run_with_a_reason(workers):
+    with pytest.raises(WorkerError, match=f"worker 1 of {workers} was ended by signal SIGKILL .* lower workers"):
+        training(killed, workers=workers).run()
+    assert nothing_is_left()
+
+
+def test_a_worker_that_cannot_begin_says_why(monkeypatch):
+    backward = torch.autograd.backward
+
+    def refuses(*arguments):
+        if os.getpid() != HERE:
+            raise RuntimeError("no autograd after a fork")
+        return backward(*arguments)
+
+    monkeypatch.setattr(torch.autograd, "backward", refuses)
+    monkeypatch.setattr("traceback.print_exc", lambda: None)
+    with pytest.raises(WorkerError, match=r"could not begin \(RuntimeError: no autograd after a fork\): use workers=1"):
+        training(workers=3).run()
+    assert nothing_is_left()
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_worker_that_is_killed_at_its_beginning_is_noticed(monkeypatch, workers):
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: os.getpid() == HERE or os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(WorkerError, match=r"could not begin .it was ended by signal SIGKILL"):
+        training(workers=workers).run()
+    assert nothing_is_left()
+
+
+def test_a_worker_collects_its_own_garbage_and_not_what_it_inherits(tmp_path):
+    class Garbage:
+        def __init__(self, name):
+            self.itself, self.name = self, name
+
+        def __del__(self):
+            (tmp_path / f"{self.name} {'here' if os.getpid() == HERE else 'there'}").touch()
+
+    def loss(model, batch):
+        if os.getpid() != HERE:
+            Garbage("own")
+            gc.collect()
+        return cross_entropy(model, batch)
+
+    run = training(loss, workers=2, rounds=1)
+    gc.disable()
+    try:
+        Garbage("inherited")
+        run.run()
+        assert [path.name for path in tmp_path.iterdir()] == ["own there"]
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    gc.collect()
+    assert {path.name for path in tmp_path.iterdir()} == {"own there", "inherited here"}
+
+
+def killing_a_worker_after(round_index):
+    def observe(report, state):
+        if report.round_index == round_index:
+            child = multiprocessing.active_children()[0]
+            child.kill()
+            child.join()
+
+    return [Observer(observe)]
+
+
+def test_a_worker_that_is_killed_between_two_rounds_ends_the_next():
+    with pytest.raises(WorkerError, match="was ended by signal SIGKILL"):
+        training(workers=3).run(killing_a_worker_after(1))
+    assert nothing_is_left()
+
+
+def test_a_worker_that_is_killed_after_the_last_round_costs_nothing():
+    result = training(workers=3).run(killing_a_worker_after(3))
+    assert (result.stopped, distance(result, alone()) <= TOLERANCE) == ("finished", True)
+    assert nothing_is_left()
+
+
+IN_THREADS = """
+import sys, threading
+sys.path[:0] = {path!r}
+from samples import Observer
+from worker_runs import training
+from clipline.errors import WorkerError
+trainings, outcomes = [training(workers=3, rounds=300) for _ in range(3)], []
+def run(one):
+    def observe(report, state):
+        if report.round_index == 1:
+            one.backend._children[0].kill()
+    try:
+        one.run([Observer(observe)])
+    except WorkerError as error:
+        outcomes.append("SIGKILL" in str(error))
+threads = [threading.Thread(target=run, args=(one,)) for one in trainings]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(outcomes)
+"""
+
+
+def test_a_worker_that_dies_is_noticed_while_other_threads_fork_theirs():
+    # In a process of its own: trainings in threads share torch's switches and generators.
+    command = [sys.executable, "-W", "ignore", "-c", IN_THREADS.format(path=[str(ROOT / "tests")])]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert run.stdout.strip() == "[True, True, True]", run.stderr
+
+
+def test_an_error_beside_the_training_ends_the_workers():
+    def observe(report, state):
+        raise KeyError("disk full")
+
+    with pytest.raises(KeyError, match="disk full"):
+        training(workers=3).run([Observer(observe)])
+    assert nothing_is_left()
+
+
+def test_ctrl_c_goes_to_everybody_and_stops_after_the_round():
+    def observe(report, state):
+        if report.round_index == 1:
+            for child in multiprocessing.active_children():
+                os.kill(child.pid, signal.SIGINT)
+            os.kill(HERE, signal.SIGINT)
+
+    result = training(workers=3).run([StopOnInterrupt(), Observer(observe)])
+    assert (result.stopped, result.guarantee.rounds) == ("interrupted", 2)
+    assert distance(training(workers=2).run(state=result.state), alone()) <= TOLERANCE
+
+
+def test_ctrl_c_does_not_hurt_a_worker_in_the_midst_of_its_share(tmp_path):
+    def loss(model, batch):
+        if os.getpid() != HERE:
+            os.kill(os.getpid(), signal.SIGINT)
+        return cross_entropy(model, batch)
+
+    assert distance(training(loss, workers=2).run(), alone()) <= TOLERANCE
+
+
+ORPHANS = """
+import multiprocessing, os, signal, sys, time
+import torch
+sys.path[:0] = {path!r}
+from worker_runs import cross_entropy, training
+def loss(model, batch):
+    # Made-up labels are 0 and 1; those of users are tried without gradients before anybody trains.
+    if not (batch["y"] == 2).any() or not torch.is_grad_enabled():
+        return cross_entropy(model, batch)
+    if multiprocessing.parent_process() is not None:
+        time.sleep(90)
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+training(loss, workers=3, engine="one-by-one").run()
+"""
+
+
+def test_workers_do_not_outlive_the_process_that_forked_them():
+    script = ORPHANS.format(path=[str(ROOT / "tests")])
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    # The workers hold the other end of the pipes too: this returns when all have ended, and else fails.
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    assert len(run.stdout.split()) == 2  # there were two
+
+
+def test_a_worker_has_one_thread_and_the_caller_gets_its_own_back():
+    seen = []
+    torch.set_num_threads(2)
+    training(workers=2, rounds=1).run([Observer(lambda *_: seen.append(torch.get_num_threads()))])
+    assert seen[0] == 1
+    assert torch.get_num_threads() == 2
+
+
+def test_a_gpu_is_not_for_forked_workers():
+    problem = SimpleNamespace(device=torch.device("cuda", 0))
+    with pytest.raises(SettingError, match=r"workers=2 must be 1 on device cuda:0.* one process a GPU with torchrun"):
+        ForkedBackend(None, problem, [PoissonSampling(0.5)], 2)
+
+
+def test_without_fork_workers_are_refused(monkeypatch):
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    with pytest.raises(SettingError, match="workers=2 must be 1 where processes cannot be forked"):
+        training(workers=2)
+
+
+def test_a_group_of_the_callers_own_is_left_alone(tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        assert distance(training(workers=2).run(), alone()) <= TOLERANCE
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_run_within_a_run_has_workers_of_its_own():
+    inner = []
+    outer = training(workers=2).run([Observer(lambda *_: inner.append(training(workers=3).run()))])
+    assert [distance(one, alone()) <= TOLERANCE for one in [outer, *inner]] == [True] * 5
+    assert nothing_is_left()
+
+
+def test_how_errors_are_printed_is_left_to_the_caller():
+    before = sys.excepthook
+    training(workers=2, rounds=1).run()
+    assert sys.excepthook is before
+
+
+def test_outside_a_run_a_round_is_trained_here():
+    run = training(workers=2)
+    state, _ = one_round(run)
+    one, _ = one_round(training())
+    assert torch.equal(state.params, one.params)

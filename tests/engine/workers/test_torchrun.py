@@ -1,0 +1,156 @@
+"""Processes that torchrun starts, on the processor with gloo: real ones, through the command line."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from samples import ROOT
+
+from clipline.cli.train import resolve, run
+from clipline.engine.workers import torchrun
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
+TRAIN = [
+    "-m",
+    "clipline",
+    "train",
+    "--population-size",
+    "100",
+    "--cohort-size",
+    "12",
+    "--rounds",
+    "2",
+    "--noise-multiplier",
+    "0.5",
+    "--engine",
+    "one-by-one",
+]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def environment(**more):
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **more}
+
+
+def call(arguments, cwd):
+    run = subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment(), capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run
+
+
+def test_torchrun_trains_one_run_that_one_process_repeats(tmp_path):
+    together = call([*TORCHRUN, *TRAIN, "--device", "cpu", "--out", "together", "--json"], tmp_path)
+    (line,) = together.stdout.splitlines()  # rank 0's; the others print nothing
+    assert json.loads(line)["run_dir"] == "together"
+    assert re.search(r"training 2 rounds on \d+ users by 2 workers for \(epsilon", together.stderr)
+    assert together.stderr.count("training 2 rounds") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["together"]
+    settings = tomllib.loads((tmp_path / "together" / "settings.toml").read_text())
+    assert "seed" in settings  # nobody gave one: rank 0's served both, or the two models would have nothing in common
+    run(*resolve(None, tmp_path / "together" / "settings.toml", {"workers": 1}), tmp_path / "one", None, True)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "together"))
+    for name in one:
+        # float32: a parameter may be rounded the other way in round 0, and round 1 trains from there
+        assert (one[name] - two[name]).norm() <= 1e-5 * one[name].norm()
+
+
+def pair(tmp_path, *of_rank):
+    """Two ranks of one group, each with arguments of its own; gives their exit codes and standard errors."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    ranks = []
+    for rank, arguments in enumerate(of_rank):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        env = environment(**place, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        command = [sys.executable, *arguments]
+        ranks.append(subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True))
+    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    return [(rank.returncode, text) for rank, text in zip(ranks, errors, strict=True)]
+
+
+def test_ranks_that_were_told_different_things_are_refused(tmp_path):
+    for code, text in pair(tmp_path, [*TRAIN, "--quantile", "0.5"], [*TRAIN, "--quantile", "0.6"]):
+        assert code == 2
+        assert "quantile=0.6 on rank 1 must be rank 0's, 0.5: start every rank with the same command" in text
+        assert "Traceback" not in text
+    assert list(tmp_path.iterdir()) == []
+
+
+LIBRARY = """
+import os, sys
+sys.path[:0] = {path!r}
+from samples import LOCAL, cross_entropy, flat_training, linear_model, small_population
+import torch
+def fails(model, batch):
+    if (batch["y"] == 2).any():  # made-up labels are 0 and 1
+        raise ZeroDivisionError("boom")
+    return cross_entropy(model, batch)
+def made(loss, users, change=0.0):
+    population = small_population(users)
+    population.fields["x"][17, 2] += change
+    return flat_training(linear_model(), loss, population, rounds=2, cohort_size=20, local=LOCAL, seed=1,
+                         noise_multiplier=0.5, workers="torchrun", engine="one-by-one", on_error="raise")
+def go(training):
+    if not training.leads:
+        return training.serve()
+    return training.run()
+rank = int(sys.argv[1])
+if rank == 1:
+    try:
+        made(cross_entropy, 60).run()
+    except ValueError as error:
+        assert "call serve()" in str(error), error
+# A loss that fails on rank 1 alone is told to rank 0; rank 1 goes on to the next run.
+try:
+    go(made(fails if rank == 1 else cross_entropy, 60))
+    assert rank == 1
+except RuntimeError as error:
+    assert rank == 0 and "worker 1 of 2 failed" in str(error) and "in fails" in str(error), error
+# The same group serves a second run, equal to that of one process.
+result = go(made(cross_entropy, 60))
+if rank == 0:
+    one = flat_training(linear_model(), cross_entropy, small_population(60), rounds=2, cohort_size=20, local=LOCAL,
+                        seed=1, noise_multiplier=0.5).run()
+    assert (one.state.params - result.state.params).norm() <= 1e-12 * one.state.params.norm()
+# Other data on rank 1, be it a single value: refused on both.
+try:
+    go(made(cross_entropy, 60, change=1e-9 * rank))
+    sys.exit("one value differed")
+except ValueError as error:
+    assert str(error).startswith("values of the data (salted checksum)="), error
+try:
+    go(made(cross_entropy, 60 + rank))
+except ValueError as error:
+    assert "on rank 1 must be rank 0's" in str(error), error
+    os._exit(7)  # as the command line leaves: torch's threads may abort a process while Python ends
+"""
+
+
+def test_a_program_may_run_and_serve_by_itself(tmp_path):
+    script = LIBRARY.format(path=[str(ROOT / "tests")])
+    for code, text in pair(tmp_path, ["-c", script, "0"], ["-c", script, "1"]):
+        assert code == 7, text
+
+
+def test_joining_leaves_the_callers_hook_for_errors(monkeypatch):
+    def initialised(*args, **kwargs):
+        sys.excepthook = print  # as torch does
+
+    monkeypatch.setattr("torch.distributed.init_process_group", initialised)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: False)
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    before = sys.excepthook
+    monkeypatch.setattr(sys, "excepthook", before)  # put back if this fails
+    torchrun.join_group()
+    assert sys.excepthook is before

@@ -1,0 +1,221 @@
+"""Noise against the clip, what would help, and the table: by hand and by the accountant."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from clipline import SettingError
+from clipline.privacy import NoiseTable, plan, plan_table, split_noise
+from clipline.privacy.feasibility import (
+    NoiseCell,
+    Verdict,
+    adapters_within,
+    count_parameters,
+    mean_update_norm,
+    most_parameters,
+    noise_norm,
+    slowdown,
+    update_noise,
+    usual_cohorts,
+    verdict,
+    verdict_text,
+    whole_round_noise,
+)
+from clipline.privacy.noise_split import default_count_stddev
+from clipline_paper.facts import FACTS
+
+
+def test_the_norm_is_that_of_drawn_noise():
+    # 10,000 coordinates of deviation 0.8 / 50: norm 0.016 * 100 = 1.6. The drawn norm deviates by 0.7% (one sigma);
+    # the seed is fixed.
+    drawn = np.random.default_rng(3).normal(scale=0.8, size=10_000) / 50
+    assert noise_norm(0.8, 50, 10_000) == pytest.approx(1.6)
+    assert noise_norm(0.8, 50, 10_000) == pytest.approx(np.linalg.norm(drawn), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("task", "ratio"),
+    [("cifar100", 1.005), ("emnist_cr", 1.098), ("emnist_ae", 0.505), ("shakespeare", 0.906), ("so_nwp", 0.201),
+     ("so_lr", 0.224)],
+)  # fmt: skip
+def test_the_papers_tasks_bear_a_fifth_of_a_clip_to_a_little_over_one(task, ratio):
+    # Table 1, by hand: z* sqrt(P) / 100 users, such as 0.1 * sqrt(1,206,590) / 100 = 0.1 * 1098.4 / 100.
+    facts = FACTS[task]
+    assert noise_norm(facts.noise_at_100, 100, facts.parameters) == pytest.approx(ratio, abs=5e-4)
+    assert Verdict.COMFORTABLE.most < ratio < 1.1 * Verdict.FEASIBLE.most
+
+
+def test_words_come_in_order_and_their_limits_are_included():
+    assert [str(verdict(ratio)) for ratio in (0, 0.2, 0.201, 1, 1.001, 2, 2.001, math.inf)] == [
+        "comfortable", "comfortable", "feasible", "feasible", "doubtful", "doubtful", "hopeless", "hopeless",
+    ]  # fmt: skip
+    assert verdict_text(2.7) == "hopeless: the noise is 2.7 times the longest possible mean update"
+    assert verdict_text(1.001) == "doubtful: the noise is 1.1 times the longest possible mean update"  # rounded up
+    assert verdict_text(0.25) == "feasible: the noise is 0.25 times the longest possible mean update"
+
+
+def test_the_most_parameters_are_where_the_norm_meets_the_ratio():
+    assert most_parameters(0.5, 100, 1.0) == pytest.approx(40_000)  # (100 / 0.5)^2
+    assert noise_norm(0.5, 100, 40_000) == pytest.approx(1.0)
+    assert most_parameters(0.0, 100, 1.0) == math.inf
+
+
+def test_parameters_are_a_number_or_shapes():
+    assert count_parameters(7) == 7
+    assert count_parameters([(3, 4), (4,), ()]) == 12 + 4 + 1
+    for wrong in (0, -1, 2.5, "many", [], [3, 4]):
+        with pytest.raises(SettingError, match="parameters"):
+            count_parameters(wrong)
+
+
+def test_the_noise_of_the_updates_is_theorem_1_or_all_of_the_round():
+    assert update_noise(1.0, 100, 5.0) == pytest.approx(1.00503781525921, rel=1e-12)  # (1 - 1/100)^(-1/2)
+    assert update_noise(1.0, 100, 0.4) == 1.0  # a count with 0.4 users of noise would reveal more than the round may
+
+
+def test_the_mean_of_updates_is_as_long_as_their_agreement():
+    assert mean_update_norm(100, 1.0) == 1.0
+    assert mean_update_norm(100, 0.0) == pytest.approx(0.1)
+    # Two unit vectors at 60 degrees (cosine 1/2): their mean is cos(30 degrees) long.
+    assert mean_update_norm(2, 0.5) == pytest.approx(math.sqrt(3) / 2)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 2.7])
+def test_noise_slows_descent_as_the_best_rate_on_a_bowl_shows(ratio):
+    # Descent of one step at rate s on a bowl of curvature 1 from a gradient of norm 1, noise of norm `ratio`.
+    rates = np.linspace(0, 1.5, 150_001)
+    descent = (rates - rates**2 * (1 + ratio**2) / 2).max()
+    assert slowdown(ratio) == pytest.approx(0.5 / descent, rel=1e-6)
+
+
+ASKED = {"population_size": 20_000, "cohort_size": 500, "rounds": 100, "epsilon": 3.0, "parameters": 1_200_000}
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return plan(**ASKED)
+
+
+def norm(**changes):
+    return plan(**{**ASKED, **changes}).noise_norm
+
+
+def test_a_larger_cohort_is_the_least_that_helps(planned):
+    assert planned.noise_norm > 1.5
+    found = planned.remedies.cohort_size
+    assert norm(cohort_size=found) <= 1.0 < norm(cohort_size=found * 99 // 100)
+
+
+def test_more_users_are_the_least_that_help_with_their_own_delta(planned):
+    users, cohort = planned.remedies.users
+    assert cohort / users == pytest.approx(500 / 20_000, rel=1e-3)
+    assert norm(population_size=users, cohort_size=cohort) <= 1.0
+    assert norm(population_size=users * 99 // 100, cohort_size=cohort * 99 // 100) > 1.0
+
+
+def test_fewer_parameters_are_the_most_that_train(planned):
+    found = planned.remedies.parameters
+    assert found == pytest.approx(1_200_000 / planned.noise_norm**2, abs=1.5)
+    assert norm(parameters=found) <= 1.0 < norm(parameters=found + 2)
+
+
+def test_a_weaker_promise_is_the_strongest_that_helps(planned):
+    found = planned.remedies.epsilon
+    assert norm(epsilon=found) <= 1.0 < norm(epsilon=0.99 * found)
+
+
+def test_where_nothing_but_users_or_a_smaller_model_helps_it_is_said():
+    few = plan(population_size=300, cohort_size=100, rounds=300, epsilon=2.0, parameters=10**6)
+    assert few.remedies.cohort_size is None
+    assert few.remedies.users[0] > 300
+    assert norm(population_size=300, cohort_size=300, rounds=300, epsilon=2.0, parameters=10**6) > 1.0
+
+
+def test_what_trains_needs_no_remedy():
+    assert plan(**{**ASKED, "parameters": 1000}).remedies is None
+    assert plan(**{**ASKED, "epsilon": None, "noise_multiplier": 0.0}).remedies is None
+
+
+def test_adapters_have_the_largest_rank_that_fits():
+    shapes = [(100, 50), (50, 20), (20,), (8, 3, 5, 5)]
+    assert adapters_within(shapes, 220 * 3 + 219).rank == 3  # a rank trains 150 + 70 numbers
+    assert adapters_within(shapes, 220 * 3).parameters == 660
+    assert adapters_within(shapes, 219) is None
+    assert adapters_within(shapes, 10**9).rank == 10  # 20 columns: a higher rank would train as much as the matrix
+    assert adapters_within([(20,)], 10**9) is None
+
+
+@pytest.mark.parametrize("count_stddev", [None, 7.0])
+@pytest.mark.parametrize("noise", [0.3, 4.0])
+def test_the_noise_of_the_round_is_the_inverse_of_the_split(noise, count_stddev):
+    z = whole_round_noise(noise, 100, count_stddev)
+    stddev = default_count_stddev(100, z) if count_stddev is None else count_stddev
+    assert float(split_noise(z, stddev)) == pytest.approx(noise, rel=1e-9)
+
+
+@pytest.fixture(scope="module")
+def table():
+    return plan_table(population_size=20_000, epsilon=3.0, rounds=300, parameters=400_000)
+
+
+def test_rows_are_round_numbers_of_users_up_to_half_of_them():
+    assert usual_cohorts(20_000) == (200, 500, 1000, 2000, 5000, 10_000)
+    assert usual_cohorts(10**9) == (200, 500, 1000, 2000, 5000, 10_000)
+    assert usual_cohorts(500) == (5, 10, 20, 50, 100, 200)
+    assert usual_cohorts(3) == usual_cohorts(1) == (1,)
+
+
+def test_more_users_a_round_hide_more_on_the_mean_and_more_rounds_less():
+    table = plan_table(population_size=20_000, epsilon=3.0)
+    noise = {(cell.cohort_size, cell.rounds): cell.delta_noise_multiplier / cell.cohort_size for cell in table.cells}
+    assert len(noise) == 24
+    for cohort, larger in zip(table.cohorts, table.cohorts[1:], strict=False):
+        assert all(noise[larger, rounds] < noise[cohort, rounds] for rounds in table.rounds)
+    for rounds, longer in zip(table.rounds, table.rounds[1:], strict=False):
+        assert all(noise[cohort, longer] > noise[cohort, rounds] for cohort in table.cohorts)
+    assert (table.best.cohort_size, table.best.rounds) == (10_000, 100)
+
+
+def test_what_a_cell_bears_is_hand_arithmetic():
+    cell = NoiseCell(cohort_size=200, rounds=100, noise_multiplier=0.49, delta_noise_multiplier=0.5)
+    assert cell.most_parameters == 160_000  # (200 / 0.5)^2
+    assert cell.noise_norm(40_000) == pytest.approx(0.5)
+
+
+def test_the_least_feasible_cohort_agrees_with_a_plan_of_its_own(table):
+    assert isinstance(table, NoiseTable)
+    found = table.least_feasible(300).cohort_size
+    before = table.cohorts[table.cohorts.index(found) - 1]
+    norms = [
+        plan(population_size=20_000, epsilon=3.0, rounds=300, cohort_size=cohort, parameters=400_000).noise_norm
+        for cohort in (found, before)
+    ]
+    assert norms[0] <= 1.0 < norms[1]
+    assert table.remedies is None
+
+
+def test_a_table_without_hope_has_remedies_and_is_json():
+    table = plan_table(population_size=2000, epsilon=1.0, rounds=300, cohort_size=200, parameters=10**6)
+    assert table.least_feasible(300) is None
+    answer = json.loads(json.dumps(table.to_json(), allow_nan=False))
+    assert answer["table"][0]["verdict"] == "hopeless"
+    assert answer["remedies"]["parameters"] == pytest.approx(answer["table"][0]["most_parameters"], abs=1)
+    assert answer["remedies"]["population_size"] > 2000
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epsilon": 0.0}, "epsilon=0.0"),
+        ({"cohort_size": 30_000}, "cohort_size=30000 must be at most the population"),
+        ({"rounds": 0}, "rounds=0"),
+        ({"count_stddev": -1.0}, "count_stddev=-1.0"),
+        ({"parameters": 0}, "parameters=0"),
+        ({"relation": "paper"}, "fixed-size"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(changes, words):
+    with pytest.raises(SettingError, match=words):
+        plan_table(**{"population_size": 20_000, "epsilon": 3.0, **changes})

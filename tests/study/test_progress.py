@@ -1,0 +1,56 @@
+import pytest
+
+from clipline.study.study import StudyProgress, Tally
+
+
+def test_time_left_is_that_of_the_rounds_left_at_the_speed_so_far():
+    # 4 runs of 10 rounds, one done before. After the first round 11 in 5.5 s: 18 of 30 are left, half a second each.
+    tally = Tally({"a": 10, "b": 10, "c": 10}, total=4, running={"a", "b"})
+    assert tally.left(100.0) is None
+    for run in "aaaaaabbbbbb":
+        tally.add_round(run, now=100.5)
+    assert tally.left(100.6) is None  # too early to tell
+    assert tally.left(106.0) == pytest.approx(9.0)
+    assert tally.text(106.0) == "runs 1/4 done  2 running  0:00:09 left"
+    tally.drop("a")  # ended early: 4 rounds of b and 10 of c are left
+    assert tally.left(106.0) == pytest.approx(7.0)
+
+
+def test_lines_say_what_is_done_running_and_failed(capsys):
+    progress = StudyProgress("fig9")
+    progress.begin({"a": 2, "b": 2, "c": 2}, ["a"])
+    progress.start(["b", "c"])
+    for _ in range(2):
+        progress.round("c")
+    progress.fail("seed 1", "b", "ValueError: no such luck")
+    progress.end(["c"])
+    progress.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "fig9  runs 1/3 done  0 running"
+    assert lines[1] == "run b (seed 1) failed: ValueError: no such luck"
+    assert lines[2] == "fig9  runs 2/3 done  0 running  1 failed"
+    assert len(lines) == 3
+
+
+def test_runs_that_another_process_ended_count_as_done(capsys):
+    progress = StudyProgress()
+    progress.begin({"a": 2}, [])
+    progress.wait(1)
+    progress.wait(1)
+    progress.end(["a", "elsewhere"])
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "runs 0/1 done  0 running  waiting for 1 of another process",
+        "runs 1/1 done  0 running",
+    ]
+
+
+def test_progress_that_is_not_shown_prints_nothing(capsys):
+    progress = StudyProgress(shown=False)
+    progress.begin({"a": 1}, [])
+    progress.start(["a"])
+    progress.round("a")
+    progress.wait(1)
+    progress.end(["a"])
+    progress.fail("", "a", "")
+    progress.close()
+    assert capsys.readouterr() == ("", "")

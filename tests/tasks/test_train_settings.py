@@ -1,0 +1,150 @@
+import math
+import tomllib
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from clipline import FixedClip, LocalAdam, LocalSGD, QuantileClip, ServerYogi, SettingError
+from clipline.tasks.handwriting import TASK
+from clipline.tasks.train_settings import TrainSettings, read_toml
+
+BASE = TASK.settings
+
+
+def test_what_is_written_reads_back_equal(tmp_path):
+    settings = BASE.overridden({"clip": 0.3, "delta": 1e-6, "clamp_fraction": True, "max_examples": 50}, "here")
+    (tmp_path / "s.toml").write_text(settings.to_toml())
+    assert BASE.overridden(read_toml(tmp_path / "s.toml"), "the file") == settings
+    assert "noise_multiplier" not in tomllib.loads(settings.to_toml())  # None is left out
+
+
+@pytest.mark.parametrize(
+    ("clip", "controller"),
+    [
+        ("quantile", QuantileClip(0.5, BASE.clip_start, 0.2)),
+        ("fixed", FixedClip(BASE.fixed_clip)),
+        ("none", FixedClip(math.inf)),
+        (0.25, FixedClip(0.25)),
+    ],
+)
+def test_the_clip_names_a_controller(clip, controller):
+    assert BASE.overridden({"clip": clip}, "here").controller() == controller
+
+
+def test_optimisers_of_users_and_server_follow_from_the_settings(tmp_path):
+    chosen = {"client_lr": 0.1, "client_clip_norm": 2.0, "client_lr_schedule": "cosine", "server_lr_schedule": "linear"}
+    adam = BASE.overridden({**chosen, "client_optimiser": "adam", "server": "yogi"}, "here")
+    (tmp_path / "s.toml").write_text(adam.to_toml())
+    read = BASE.overridden(read_toml(tmp_path / "s.toml"), "the file")
+    more = {"clip_norm": 2.0, "lr_schedule": "cosine", "batch_size": BASE.batch_size, "reduction": "sum"}
+    assert read.local("sum") == LocalAdam(0.1, **more)
+    assert read.server_optimiser() == ServerYogi(BASE.server_lr, lr_schedule="linear")
+    sgd = BASE.overridden({**chosen, "client_momentum": 0.9, "client_proximal": 0.1}, "here")
+    assert sgd.local("sum") == LocalSGD(0.1, **more, momentum=0.9, proximal=0.1)
+    assert BASE.local().plain_sgd
+
+
+def test_epsilon_and_noise_replace_each_other_but_never_stand_together():
+    noisy = BASE.overridden({"noise_multiplier": 1.0}, "here")
+    assert (noisy.epsilon, noisy.noise_multiplier) == (None, 1.0)
+    assert noisy.overridden({"epsilon": 2.0}, "here").noise_multiplier is None
+    with pytest.raises(SettingError, match="drop one of them"):
+        BASE.overridden({"epsilon": 2.0, "noise_multiplier": 1.0}, "here")
+
+
+def test_the_number_of_generated_users_is_a_setting_and_so_declared():
+    assert BASE.declared_size == BASE.drawn_users() == BASE.population_size == 40_000
+    assert BASE.overridden({"population_size": 50_000}, "here").declared_size == 50_000
+    fixed = BASE.overridden({"sampling": "fixed"}, "here")
+    assert (fixed.drawn_users(), fixed.declared_size) == (40_000, None)  # a cohort of those who are there
+    with pytest.raises(SettingError, match="population_size=None must be given where users are generated"):
+        replace(BASE, population_size=None).drawn_users()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quantlie": 0.3}, "here has the unknown key 'quantlie': did you mean 'quantile'?"),
+        ({"clamp_fraction": 1}, "clamp_fraction=1 must be true or false"),
+        ({"clip": True}, "clip=True"),
+        ({"server": "rmsprop"}, "server='rmsprop' must be one of sgd, adam, yogi"),
+        ({"fixed_clip": 0}, "fixed_clip=0"),
+        ({"fixed_clip": 1e-310}, "fixed_clip=1e-310 must be a finite number at least 1e-30"),
+        ({"clip": 5e-324}, "clip=5e-324 must be a finite number at least 1e-30"),
+        ({"unprivate_timing": 1}, "unprivate_timing=1 must be true or false"),
+        ({"clip_rule": "cubic"}, "clip_rule='cubic'"),
+        ({"clip_start": 0.0}, "clip_start=0.0"),
+        ({"population_size": 10}, "cohort_size="),
+        (
+            {"population_size": 299},
+            "cohort_size=300 must be at most the population, 299 users: lower the cohort or declare more users",
+        ),
+        ({"population_size": 0}, "population_size=0 must be a whole number at least 1"),
+        ({"population_size": 200, "sampling": "fixed"}, "cohort_size=300 must be at most the population, 200 users"),
+        ({"clip": "fixed", "fixed_clip": None}, "fixed_clip=None must be given where clip='fixed'"),
+        ({"noise_multiplier": 0, "max_epsilon": 4.0}, "max_epsilon=4.0 must be left out where there is no noise"),
+        ({"epsilon": None}, "epsilon=None and noise_multiplier=None, but one of them must be set"),
+        (
+            {"client_optimiser": "adam", "client_momentum": 0.9},
+            "client_momentum=0.9 must be left out where client_optimiser='adam': drop it",
+        ),
+        ({"workers": "many"}, "workers='many' must be one of torchrun or a number"),
+    ],
+)
+def test_bad_settings_are_refused_on_construction(changes, words):
+    with pytest.raises(SettingError) as error:
+        BASE.overridden(changes, "here")
+    assert words in str(error.value)
+
+
+ODD_NAMES = [
+    "emoji \U0001f600",
+    "quote \" and '",
+    "new\nline\r",
+    "back\\slash",
+    "tab\t bell\x07 del\x7f nul\0",
+    "ü\u2028\x85",
+]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_any_text_is_written_as_toml_and_reads_back(name, tmp_path):
+    settings = replace(BASE, data=name)
+    (tmp_path / "s.toml").write_text(settings.to_toml(), encoding="utf-8", newline="")
+    assert read_toml(tmp_path / "s.toml")["data"] == name
+
+
+def test_text_that_utf8_does_not_have_is_refused():
+    with pytest.raises(SettingError, match=r"data=.* must be text in UTF-8, as settings are stored so: rename"):
+        replace(BASE, data="half \udcff")
+
+
+def test_numbers_of_numpy_are_written_as_plain_ones():
+    settings = replace(BASE, client_lr=np.float64(0.25), rounds=np.int64(7))
+    assert (tomllib.loads(settings.to_toml())["client_lr"], tomllib.loads(settings.to_toml())["rounds"]) == (0.25, 7)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["rounds = " + "1" * 5000, "rounds = " + "[" * 100_000, "rounds", b"# \xff", "\0", 'data = "\\ud800"'],
+)
+def test_a_file_that_is_no_toml_is_refused(content, tmp_path):
+    (tmp_path / "s.toml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(SettingError, match="cannot be read as TOML"):
+        read_toml(tmp_path / "s.toml")
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return TASK.load(BASE.overridden({"population_size": 60, "cohort_size": 6}, "here"))
+
+
+@pytest.mark.parametrize("digits", [25, 400])
+@pytest.mark.parametrize("name", [field.name for field in fields(TrainSettings) if field.name not in ("task", "data")])
+def test_a_number_of_many_digits_is_refused_by_its_name_before_anything_is_trained(name, digits, loaded):
+    changes = {"population_size": 60, "cohort_size": 6, "noise_multiplier": 0.2, name: 10 ** (digits - 1)}
+    if name == "epsilon":
+        del changes["noise_multiplier"]
+    with pytest.raises(SettingError, match=rf"^{name}="):
+        TASK.training(BASE.overridden(changes, "here"), None if name == "classes" else loaded)
