@@ -109,15 +109,15 @@ BUDGETS = {
     "cli": 2534,
     "clipline_paper": 5141,
     "data": 4705,
-    "engine": 12702,
-    "federated": 1243,
+    "engine": 12604,
+    "federated": 1451,
     "privacy": 3963,
     "random": 310,
-    "root files": 1548,
+    "root files": 1559,
     "serve": 782,
     "study": 4577,
-    "tasks": 2265,
-    "training": 3652,
+    "tasks": 2225,
+    "training": 3731,
 }
 
 

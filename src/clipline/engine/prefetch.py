@@ -113,7 +113,7 @@ class Prefetch:
 
     def _draw(self, round_index: int) -> None:
         self._drawn.clear()
-        cohort = self._sampler.draw(self._streams.sampling(round_index))
+        cohort = self._sampler.draw(self._streams.sampling(round_index), round_index)
         self._drawn[round_index] = cohort, self._noise(self._streams.noise(round_index))
 
     def _noise(self, rng: NormalGenerator) -> Noise:

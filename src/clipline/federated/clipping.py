@@ -35,8 +35,8 @@ class UserUpdates(Protocol):
         ...
 
 
-class _Private:
-    """A sum over users. Its values are not accessible, and it cannot be printed, copied or pickled."""
+class Private:
+    """Private numbers, such as a sum over users: they cannot be read, printed, copied or pickled."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class _Private:
         raise PrivateError(f"{type(self).__name__} is private and must not be copied or pickled: release it first")
 
 
-class PartialSums(_Private):
+class PartialSums(Private):
     """The sums of some users (a block's, a worker's, a rank's), one for each of one or more runs: PRIVATE.
 
     It accumulates in the memory that it is given, (runs, dim + 1) float64, starting from zeros. The owner of the memory
@@ -84,7 +84,7 @@ class PartialSums(_Private):
         return [ClippedSum(*one) for one in zip(self.__totals, clips, samplings, strict=True)]
 
 
-class ClippedSum(_Private):
+class ClippedSum(Private):
     """The sum of a round: PRIVATE. Only the mechanism can open it, and only to turn it into a `Release`."""
 
     __slots__ = ("__total", "bound", "sampling")
