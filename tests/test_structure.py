@@ -169,7 +169,7 @@ def test_a_round_fits_on_one_screen():
 BUDGETS = {
     "cli": 2534,
     "clipline_paper": 5141,
-    "data": 4705,
+    "data": 4653,
     "engine": 12476,
     "federated": 1482,
     "privacy": 3918,
