@@ -14,8 +14,8 @@ from torch import nn
 from clipline.study.execution import Recorder
 from clipline.study.record import RunSpec
 from clipline.study.study import Study
-from clipline.tasks.own_task import own_task
 from clipline.tasks.task import LoadedTask, Task, initialised
+from clipline.tasks.task_file import own_task
 from clipline.tasks.train_settings import TrainSettings
 
 
@@ -55,7 +55,7 @@ def seeds(count: int, **changes) -> list[RunSpec]:
 def process_of(target, *arguments):
     """A real process, started from one that has imported what takes long."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "clipline.study.study", "clipline.tasks.own_task"])
+    context.set_forkserver_preload(["torch._dynamo", "clipline.study.study", "clipline.tasks.task_file"])
     process = context.Process(target=target, args=arguments)
     process.start()
     return process

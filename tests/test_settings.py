@@ -12,6 +12,7 @@ from samples import SOURCE
 from clipline import FastParts, LocalAdam, LocalSGD, QuantileClip, ServerSGD, SettingError, Training
 from clipline.cli import main
 from clipline.cli.train import command
+from clipline.federated.mechanism import BandedNoise
 from clipline.privacy.relations import Relation
 from clipline.settings import GROUPS, SETTINGS, Settings, check, keywords_for
 from clipline.tasks.handwriting import TASK
@@ -19,7 +20,7 @@ from clipline.tasks.strokes import CHARACTERS
 from clipline.tasks.train_settings import TrainSettings, settings_from
 from clipline.training.options import Compute, Privacy
 
-TAKERS = (Privacy, Compute, FastParts, LocalSGD, LocalAdam, QuantileClip, ServerSGD)
+TAKERS = (Privacy, Compute, FastParts, LocalSGD, LocalAdam, QuantileClip, ServerSGD, BandedNoise)
 # As ServerAdam's: who changes them writes Python.
 OF_ADAM = {"betas", "eps"}
 # What belongs to the model and its loss is written in Python beside them, not in a file of settings.
@@ -38,6 +39,7 @@ OUTSIDE = {
     "clamp_fraction": 3, "fixed_clip": 1e-40,
     "epsilon": -1.5, "noise_multiplier": -1.5, "delta": 1.5, "population_size": 0, "cohort_size": 0,
     "sampling": "shuffle", "relation": "neighbours", "count_stddev": -1.5, "max_epsilon": -1.5, "noise_source": "dice",
+    "noise": "loud", "bands": 0,
     "test_users": 1, "evaluate_on": "train", "evaluate_every": 0, "early_stopping": "",
     "device": 7, "engine": "diesel", "precision": "float8", "workers": 0,
     "compiled_steps": "often", "stored_programs": 3,
@@ -96,7 +98,7 @@ def test_every_setting_that_no_object_takes_is_one_of_training_or_of_the_task():
     training = {"rounds", "cohort_size", "seed"}
     assert training <= inspect.signature(Training).parameters.keys()
     of_callbacks = {"evaluate_every", "early_stopping", "unprivate_timing"}
-    choices = {"server", "client_optimiser", "clip", "fixed_clip"}  # which object, by name
+    choices = {"server", "client_optimiser", "clip", "fixed_clip", "noise"}  # which object, by name
     of_the_task = {"task", "data", "user_column", *(name for name in SETTINGS if SETTINGS[name].some_tasks)}
     assert SETTINGS.keys() - taken == training | of_callbacks | choices | of_the_task
 

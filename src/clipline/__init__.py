@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .errors import CliplineError, HopelessNoiseWarning, SettingError
     from .federated.clip_controllers import FixedClip, QuantileClip, ScheduledClip
     from .federated.local_sgd import LocalAdam, LocalSGD
+    from .federated.mechanism import BandedNoise, IndependentNoise
     from .federated.server_optimisers import ServerAdam, ServerSGD, ServerYogi
     from .privacy.guarantee import Guarantee
     from .privacy.planning import plan
@@ -40,11 +41,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Callback", "CliplineError", "Compute", "Curves", "EarlyStopping", "Evaluate", "FastParts", "FixedClip",
-    "Guarantee", "HopelessNoiseWarning", "LocalAdam", "LocalSGD", "Log", "Perplexity", "Population", "Privacy",
-    "PrivateStatistics", "Progress", "QuantileClip", "Relation", "RunDirectory", "ScheduledClip", "ServerAdam",
-    "ServerSGD", "ServerYogi", "SettingError", "StopOnInterrupt", "TensorBoard", "TrainResult", "Training",
-    "causal_lm_loss", "load", "plan", "run_together", "task_named", "train_many",
+    "BandedNoise", "Callback", "CliplineError", "Compute", "Curves", "EarlyStopping", "Evaluate", "FastParts",
+    "FixedClip", "Guarantee", "HopelessNoiseWarning", "IndependentNoise", "LocalAdam", "LocalSGD", "Log",
+    "Perplexity", "Population", "Privacy", "PrivateStatistics", "Progress", "QuantileClip", "Relation",
+    "RunDirectory", "ScheduledClip", "ServerAdam", "ServerSGD", "ServerYogi", "SettingError", "StopOnInterrupt",
+    "TensorBoard", "TrainResult", "Training", "causal_lm_loss", "load", "plan", "run_together", "task_named",
+    "train_many",
 ]  # fmt: skip
 __getattr__, __dir__ = lazily(
     __name__,
@@ -54,6 +56,7 @@ __getattr__, __dir__ = lazily(
         ".errors": "CliplineError HopelessNoiseWarning SettingError",
         ".federated.clip_controllers": "FixedClip QuantileClip ScheduledClip",
         ".federated.local_sgd": "LocalAdam LocalSGD",
+        ".federated.mechanism": "BandedNoise IndependentNoise",
         ".data.population": "Population",
         ".federated.server_optimisers": "ServerAdam ServerSGD ServerYogi",
         ".privacy.guarantee": "Guarantee",

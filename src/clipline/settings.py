@@ -298,6 +298,14 @@ class Settings:
         way_out="cohort_size / 20 is the paper's choice",
         unset="cohort_size / 20, or more where that would cost over 1% of noise",
     )  # fmt: skip
+    noise: str = setting(
+        "independent in every round, or banded: cancels over rounds, for users drawn from groups in turn.", PRIVACY,
+        default="independent", choices=("independent", "banded"),
+    )  # fmt: skip
+    bands: int | str = setting(
+        "Rounds whose banded noise cancels; auto takes the number with the least noise on the model.", PRIVACY,
+        default="auto", choices=("auto",), or_number=True, at_least=1, way_out="8 is usual; auto chooses by the plan",
+    )  # fmt: skip
     max_epsilon: float | None = setting(
         "Stop before the round that would pass this epsilon.", PRIVACY, default=None, above=0,
         way_out="4.0 is a usual target", unset="that of --epsilon, or no limit",

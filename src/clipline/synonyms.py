@@ -15,7 +15,7 @@ Made = TypeVar("Made")
 SYNONYMS = {
     **dict.fromkeys(("eps", "target_epsilon", "privacy_budget", "budget"), "epsilon"),
     **dict.fromkeys(("target_delta",), "delta"),
-    **dict.fromkeys(("noise", "noise_mult", "noise_scale", "noise_level", "sigma", "z"), "noise_multiplier"),
+    **dict.fromkeys(("noise_mult", "noise_scale", "noise_level", "sigma", "z"), "noise_multiplier"),
     **dict.fromkeys(("users", "n_users", "num_users", "clients", "n_clients", "num_clients", "n"), "population_size"),
     **dict.fromkeys(("users_per_round", "clients_per_round", "cohort", "n_sampled", "m"), "cohort_size"),
     **dict.fromkeys(("n_rounds", "num_rounds", "steps", "max_steps", "iterations"), "rounds"),

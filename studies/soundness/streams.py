@@ -119,9 +119,9 @@ class KnownOthers:
         """All else as declared and accounted."""
         return getattr(self.before, name)
 
-    def draw(self, rng: np.random.Generator) -> Any:
+    def draw(self, rng: np.random.Generator, round_index: int = 0) -> Any:
         """The others, and the target at the rate of the plan."""
-        drawn = self.before.draw(rng)
+        drawn = self.before.draw(rng, round_index)
         came = self.target is not None and rng.random() < COHORT / POPULATION
         users = np.sort(np.array([*self.others, *([self.target] if came else [])], dtype=np.int64))
         return dataclasses.replace(drawn, users=users)

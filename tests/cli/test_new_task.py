@@ -15,7 +15,7 @@ import pytest
 from samples import ROOT
 
 import clipline as cl
-from clipline.tasks.own_task import own_task
+from clipline.tasks.task_file import own_task
 
 SECRETS = ("zanzibar", "987654", "1999")
 ROWS = [

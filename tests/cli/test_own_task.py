@@ -20,8 +20,8 @@ from clipline.data.store import write_store
 from clipline.privacy.ledger import Ledger
 from clipline.study.report.content import content
 from clipline.study.report.reading import collect
-from clipline.tasks.own_task import own_task
 from clipline.tasks.sweep import train_many
+from clipline.tasks.task_file import own_task
 from clipline.tasks.train_settings import TrainSettings
 from clipline.training import callbacks
 from clipline.training.callbacks import Callback

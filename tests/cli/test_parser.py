@@ -18,7 +18,7 @@ def commands(group):
 def test_a_flag_that_means_a_setting_has_the_name_of_the_setting_too():
     options = [option for command in commands(app) for option in command.params if isinstance(option, click.Option)]
     short = [(option, flag) for option in options for flag in option.opts if flag.strip("-") in SYNONYMS]
-    assert {flag for _, flag in short} == {"--users", "--cohort", "--noise", "--user"}
+    assert {flag for _, flag in short} == {"--users", "--cohort", "--user"}
     for option, flag in short:
         assert SETTINGS[SYNONYMS[flag.strip("-")]].flag in option.opts, flag
 

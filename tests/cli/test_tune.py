@@ -138,7 +138,7 @@ def test_too_few_users_end_in_a_refusal_with_what_would_do_and_a_page(mine, tmp_
 def test_a_search_on_the_private_data_is_charged_as_a_whole(mine, tmp_path):
     asked = ["--epsilon", 4, "--users", 120, "--data", "private.npz", "--user-column", "user", "--cohort-size", 20]
     asked += ["--delta", 0.004, "--relation", "zero-out"]
-    flags = ["--private-search", "--noise", 0.95, "--reach", 1]
+    flags = ["--private-search", "--noise-multiplier", 0.95, "--reach", 1]
     code, out, err = mine("tune", "mine.py", *asked, *FLAGS, *flags)
     assert code == 0, err
     facts = json.loads((tmp_path / "tuned/tune.json").read_text(encoding="utf-8"))
@@ -182,7 +182,7 @@ def test_a_search_on_the_private_data_is_charged_as_a_whole(mine, tmp_path):
         (["--data", "proxy.npz"], ("proxy='proxy.npz'", "--private-search")),
         (["--search", "annealing"], ("search='annealing'", "grid")),
         (["--search", "optuna", "--sampler", "tea"], ("sampler='tea'", "tpe")),
-        (["--noise", 0], ("noise=0", "above 0")),
+        (["--noise-multiplier", 0], ("noise=0", "above 0")),
         (["--runs", 0], ("runs=0", "at least 1")),
         (["--private-search"], ("proxy='proxy.npz'", "--private-search")),
         (["--relation", "paper"], ("relation='paper'",)),
@@ -239,7 +239,7 @@ def test_a_file_of_settings_tunes_its_task(mine, tmp_path):
 
 
 def test_killed_and_asked_again_it_repeats_no_run(mine, tmp_path):
-    arguments = [*ASKED, *FLAGS, "--rounds", 40]
+    arguments = [*ASKED, *FLAGS, "--rounds", 20]
     command = [sys.executable, "-m", "clipline", "tune", "mine.py", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)

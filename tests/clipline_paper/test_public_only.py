@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import pkgutil
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,8 @@ def test_public_names_are_literals_that_exist(module):
     )
     assert ast.literal_eval(value) == found.__all__
     assert len(set(found.__all__)) == len(found.__all__)
+    modules = {module.name for module in pkgutil.iter_modules(getattr(found, "__path__", []))}
+    assert not modules & set(found.__all__)  # once imported, the module would be found in the place of the name
     for name in found.__all__:
         getattr(found, name)
         assert not name.startswith("_")

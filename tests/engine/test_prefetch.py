@@ -150,8 +150,8 @@ class Watched:
     def __getattr__(self, name):
         return getattr(self.inner, name)
 
-    def draw(self, rng):
-        cohort = self.inner.draw(rng)
+    def draw(self, rng, round_index):
+        cohort = self.inner.draw(rng, round_index)
         self.drawn.append(cohort.users.tolist())
         return cohort
 

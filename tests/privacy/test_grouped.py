@@ -155,6 +155,6 @@ def test_a_statistic_is_no_round_of_a_sequence():
 
 def test_a_guarantee_names_groups_and_rounds():
     text = str(account(Ledger().add(EVENT, 10), delta=1e-6, relation=ADD_OR_REMOVE))
-    assert "Poisson sampling from groups in turn, 10 rounds" in text
+    assert "Poisson sampling from groups in turn, banded noise, 10 rounds" in text
     mixed = account(Ledger().add(EVENT, 10).add(GaussianEvent(NoSampling(), 9.0)), delta=1e-6, relation=ADD_OR_REMOVE)
     assert (mixed.sampler, mixed.rounds) == ("mixed", 11)

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from clipline.tasks.own_task import TaskFile
+from clipline.tasks.task_file import TaskFile
 
 
 def test_pitfall_a_file_changed_within_a_second_is_not_run_from_the_bytecode_of_before(tmp_path, monkeypatch):

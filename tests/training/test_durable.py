@@ -368,7 +368,7 @@ def test_a_budget_is_never_charged_beyond_after_resumes_with_noise_from_the_syst
             privacy=Privacy(noise_multiplier=4.0, max_epsilon=2.9, noise_source="system"),
         )  # fmt: skip
 
-    affordable, most = made().affordable(Ledger(), 400), []
+    affordable, most = made().affordable(made().init()), []
     folder, left = tmp_path / "r", tmp_path / "left"
 
     class Killed(Callback):

@@ -99,7 +99,7 @@ def _parameters_of(model: str) -> Any:
     """How many parameters a task trains; of a file the shape of each, so that adapters can be counted."""
     if not is_task_file(model):
         return task_entry(check_choice("model", model, task_names())).parameters
-    from ..tasks.own_task import own_model
+    from ..tasks.task_file import own_model
 
     module, personal = own_model(model)
     tensors = dict(module.named_parameters())
@@ -144,7 +144,7 @@ def _users_in_store(data: str, *, own: bool) -> int:
         flag = SETTINGS["population_size"].flag
         raise SettingError(f"population_size is missing, and plan counts no users in the table {data!r}: give {flag}")
     if own:
-        from ..tasks.own_task import users_of_store
+        from ..tasks.task_file import users_of_store
 
         return users_of_store(data)
     return read_manifest(data).users

@@ -109,7 +109,7 @@ def resolve(
     """
     from ..data.task_stores import find_store
     from ..engine.workers.torchrun import from_rank_0
-    from ..tasks.own_task import own_task
+    from ..tasks.task_file import own_task
     from ..tasks.train_settings import check_given, merged, read_toml
 
     file = {} if config is None else read_toml(config)

@@ -297,7 +297,7 @@ command = Command(
             help="Search on the private data; the price is charged and shown.",
         ),
         _search(
-            ["--noise-multiplier", "--noise", "noise"],
+            ["--noise-multiplier", "noise"],
             type=float,
             metavar="X",
             help="Noise z of step 1, at the trial's cohort.",

@@ -87,7 +87,7 @@ class PlainDraws:
 
     def take(self, round_index: int) -> tuple[Cohort, Noise]:
         """The cohort now, the noise when its numbers are read."""
-        cohort = self.sampler.draw(self.streams.sampling(round_index))
+        cohort = self.sampler.draw(self.streams.sampling(round_index), round_index)
         return cohort, self.noise(self.streams.noise(round_index), self.dim + 1, self.device)
 
     def prefetch(self, round_index: int) -> None:

@@ -1,27 +1,94 @@
-"""The Gaussian mechanism: the only way from a private sum to public numbers."""
+"""The Gaussian mechanism, with independent or banded noise: the only way from a private sum to public numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..cuda_streams import LateScalar
-from ..errors import check_number, refuse
-from ..privacy.events import GaussianEvent
+from ..errors import PrivateError, check_number, refuse
+from ..privacy.banded_noise import band_coefficients, inverse_coefficients, lasting_share
+from ..privacy.events import GaussianEvent, GroupedPoissonSampling
 from ..privacy.noise_split import DeltaNoise, split_noise
 from ..random.streams import NormalGenerator
-from ..settings import check
-from .clipping import ClippedSum
+from ..settings import check, check_declared, declared
+from ..synonyms import refuses_unknown_keywords
+from .clipping import ClippedSum, Private
 from .draws import Noise, NoiseNow
 
 _open = ClippedSum.take_key()  # no other module can read a private sum
 _GRID_BITS = 20  # a release is a multiple of 2^-20 of the noise's standard deviation, rounded down to a power of two
+_STEP = 2.0**-24  # earlier noise is kept in whole multiples of this, in units of its own deviation
+_MOST_STEPS = 2**31 - 1  # 128 deviations
 SMALLEST_STDDEV = 1e-200  # far above the smallest float64: near those, noise could be rounded to nothing
+
+
+@refuses_unknown_keywords
+@dataclass(frozen=True)
+class IndependentNoise:
+    """Fresh noise in every round, as in the paper."""
+
+
+@refuses_unknown_keywords
+@dataclass(frozen=True)
+class BandedNoise:
+    """Noise of `bands` consecutive rounds that cancels in their sum, and so in the model; see docs/guarantees.md.
+
+    Users are drawn from as many groups in turn, by a hash of their ids. The same epsilon then leaves less noise in the
+    model, the less the smaller the cohort is beside the population. Bands cost memory: for each but the first a vector
+    of the model's size, 4 bytes a parameter.
+
+    Args:
+      bands: How many; "auto" takes the number with the least noise on the models, for the epsilon of `Privacy`.
+
+    Raises:
+      SettingError: If `bands` is neither "auto" nor a whole number of at least 1.
+
+    Example:
+      >>> cl.Training(model, loss, people, noise=cl.BandedNoise(), ...)
+    """
+
+    bands: int | str = declared("bands")
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+
+
+@dataclass(frozen=True)
+class MeanNoise:
+    """The noise on each coordinate of a released mean, in clips. Public."""
+
+    clip: float  # that the updates were clipped to
+    stddev: float  # of this round's noise
+    lasting: float  # of independent noise that would leave as much in the models: smaller where bands cancel
+
+
+class NoiseState(Private):
+    """Noise of the last rounds, with which that of the next is made. PRIVATE: whoever has it can subtract the noise."""
+
+    __slots__ = ("__earlier", "index", "made_for", "next_round", "spent")
+
+    def __init__(
+        self, made_for: tuple[int, int], next_round: int, index: int = 0, earlier: tuple[Tensor, ...] = ()
+    ) -> None:
+        self.made_for = made_for  # rounds and bands
+        self.next_round, self.index = next_round, index  # of the training, and of this noise
+        self.spent = False  # whether the next round has been released
+        self.__earlier = earlier  # each (dim + 1,) int32, in units of _STEP; the last round comes first
+
+    @property
+    def unprivate_earlier(self) -> tuple[Tensor, ...]:
+        """For a checkpoint, which is private."""
+        return self.__earlier
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateError("a state with banded noise is private and cannot be pickled: store it by a RunDirectory")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +99,7 @@ class Release:
     read_fraction: Callable[[], float | None] = field(repr=False)  # on a GPU reading waits for the round
     is_ready: Callable[[], bool] = field(repr=False)  # whether `fraction_within` can be read without waiting
     event: GaussianEvent
+    noise: MeanNoise | None = None  # for server optimisers
 
     @cached_property
     def fraction_within(self) -> float | None:
@@ -87,17 +155,37 @@ class GaussianMechanism:
         reveal what the noise was added to. Without noise nothing is rounded. `noise` is one joint draw for updates and
         bit, possibly started before, or the generator to draw it from now.
         """
-        delta_stddev = self.delta_stddev(total.bound)
+        self.delta_stddev(total.bound)  # refused before noise is drawn
+        if isinstance(noise, NormalGenerator):
+            private = _open(total)
+            noise = NoiseNow(noise, len(private), private.device)
+        return self._hidden(total, noise.numbers())
+
+    def begin(self, round_index: int) -> NoiseState | None:
+        """What `step` needs in the first round of a noise that begins here."""
+        return None
+
+    def step(
+        self, total: ClippedSum, noise: Noise, state: NoiseState | None, round_index: int
+    ) -> tuple[Release, NoiseState | None]:
+        """The release of a round, and the state of the noise after it."""
+        return self.release(total, noise), None
+
+    @property
+    def lasting_share(self) -> float:
+        """How much of the noise of a round stays in the models, beside independent noise of the same deviation."""
+        return 1.0
+
+    def _hidden(self, total: ClippedSum, numbers: Tensor, widened: float = 1.0) -> Release:
+        """The release with these standard normal numbers, times a deviation that is `widened`."""
+        delta_stddev, count_stddev = self.delta_stddev(total.bound) * widened, (self.count_stddev or 0.0) * widened
         private = _open(total)
         dim = len(private) - 1
-        if isinstance(noise, NormalGenerator):
-            noise = NoiseNow(noise, dim + 1, private.device)
-        numbers = noise.numbers()
         if len(numbers) != dim + 1:
             raise refuse("noise", len(numbers), f"{dim + 1} numbers, one for each of the sum", "draw as many")
         noisy = numbers  # in place: the noise is not used again
 
-        for part, stddev in ((slice(dim), delta_stddev), (slice(dim, None), self.count_stddev or 0.0)):
+        for part, stddev in ((slice(dim), delta_stddev), (slice(dim, None), count_stddev)):
             hidden = torch.add(private[part], numbers[part], alpha=stddev, out=noisy[part])
             if stddev > 0:
                 grid = grid_of(stddev)
@@ -106,14 +194,78 @@ class GaussianMechanism:
                 hidden.div_(self.cohort_size)
         if self.count_stddev is None:
             noisy[-1:] = 0.0  # the count has no noise: it must not stay in memory behind the mean
-        centred = LateScalar(noisy[-1:])
+        centred = total.read_late(noisy[-1:])
 
         def read_fraction() -> float | None:
             value = centred()  # read anyway: this throttles the host, which would run far ahead of a GPU
             return None if self.count_stddev is None else value + 0.5
 
         event = GaussianEvent(total.sampling, self.noise_multiplier)
-        return Release(noisy[:-1], read_fraction, centred.is_ready, event)
+        stddev = float(self.delta_noise_multiplier) / self.cohort_size
+        told = MeanNoise(total.bound, stddev, stddev * self.lasting_share)
+        return Release(noisy[:-1], read_fraction, centred.is_ready, event, told)
+
+
+@dataclass(frozen=True)
+class BandedMechanism(GaussianMechanism):
+    """The same with banded noise over `rounds` rounds, for users who are drawn from `bands` groups in turn."""
+
+    bands: int = 1
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        band_coefficients(self.rounds, self.bands)  # refuses more bands than rounds
+
+    def begin(self, round_index: int) -> NoiseState:
+        """No earlier noise."""
+        return NoiseState((self.rounds, self.bands), round_index)
+
+    @property
+    def lasting_share(self) -> float:
+        """`privacy.banded_noise.lasting_share`."""
+        return lasting_share(self.rounds, self.bands)
+
+    def release(self, total: ClippedSum, noise: Noise | NormalGenerator) -> NoReturn:
+        """Refused: banded noise is made of earlier noise."""
+        raise refuse("noise", "of one round", "made by `step`, with that of the rounds before", "call step")
+
+    def step(
+        self, total: ClippedSum, noise: Noise, state: NoiseState | None, round_index: int
+    ) -> tuple[Release, NoiseState]:
+        """The release of a round, with noise that cancels some of the earlier, and the state of the noise after it."""
+        groups = total.sampling.bands if isinstance(total.sampling, GroupedPoissonSampling) else 0
+        if groups != self.bands:  # by plain Poisson sampling a user would come in rounds that share noise
+            limit = f"from {self.bands} groups in turn, as the noise has {self.bands} bands"
+            raise refuse("sampling", str(total.sampling), limit, "draw by a GroupedPoissonSampler")
+        if state is None or (state.made_for, state.next_round) != ((self.rounds, self.bands), round_index):
+            raise refuse("state", "of other noise", f"that of round {round_index} of this training", "begin anew")
+        self.delta_stddev(total.bound)  # refused before noise is drawn
+        numbers = noise.numbers()
+        first, *others = band_coefficients(self.rounds, self.bands)
+        for coefficient, earlier in zip(others, state.unprivate_earlier, strict=False):  # there are fewer at first
+            numbers.sub_(earlier, alpha=coefficient * _STEP)
+        numbers.div_(first)
+        kept = numbers.div(_STEP).round_().clamp_(-_MOST_STEPS, _MOST_STEPS).to(torch.int32) if others else numbers
+        earlier_then = (kept, *state.unprivate_earlier)[: self.bands - 1]
+        slack = keeping_slack(self.noise_multiplier, len(numbers)) if others else 0.0
+        release = self._hidden(total, numbers, 1 + slack)
+        state.spent = True
+        assert release.noise is not None
+        spread = math.sqrt(np.sum(inverse_coefficients(self.rounds, self.bands)[: state.index + 1] ** 2))
+        told = replace(release.noise, stddev=release.noise.stddev * spread)
+        after = NoiseState(state.made_for, round_index + 1, state.index + 1, earlier_then)
+        return replace(release, event=release.event.at(state.index), noise=told), after
+
+
+def keeping_slack(noise_multiplier: float, count: int) -> float:
+    """By how much, relative, `count` numbers of earlier noise that are kept in steps let one user move more.
+
+    A user's vector changes how the noise of the same round is rounded, by up to a step in each number, and so the
+    noise of the rounds after it. In units of the noise that adds a vector of at most _STEP sqrt(count) to the user's
+    own of at most 1 / z; a hundredth more covers the rounding of float64.
+    """
+    return 1.01 * _STEP * math.sqrt(count) * noise_multiplier
 
 
 def rounding_slack(cohort_size: int) -> float:

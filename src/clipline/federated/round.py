@@ -14,20 +14,21 @@ from .backend import CohortRequest
 from .clip_controllers import ClipController, ClipState, LateClip
 from .clipping import ClippedSum
 from .draws import Draws
-from .mechanism import GaussianMechanism, Release
+from .mechanism import GaussianMechanism, NoiseState, Release
 from .sampling import Sampler
 from .server_optimisers import ServerOptimiser, ServerState
 
 
 @dataclass(frozen=True, eq=False)
 class TrainState:
-    """The whole state of a run between two rounds. Everything in it has been released."""
+    """The whole state of a run between two rounds. All of it has been released, but for banded noise."""
 
     round_index: int  # of the next round, from 0
     params: Tensor  # (dim,)
     server: ServerState
     read_clip: Callable[[], ClipState]  # late: on a GPU reading waits for the previous round
     ledger: Ledger
+    noise: NoiseState | None = None  # of banded noise: PRIVATE
 
     @cached_property
     def clip(self) -> ClipState:
@@ -46,12 +47,17 @@ class Algorithm:
 
     @property
     def event(self) -> GaussianEvent:
-        """The event that every round is charged as."""
+        """The event that every round is charged as; with banded noise that of its first round."""
         return GaussianEvent(self.sampler.sampling, self.mechanism.noise_multiplier)
+
+    def next_event(self, state: TrainState) -> GaussianEvent:
+        """The event of the round that follows this state."""
+        return self.event.at(0 if state.noise is None else state.noise.index)
 
     def init(self, params: Tensor) -> TrainState:
         """The state before round 0."""
-        return TrainState(0, params, self.server.init(params), self.controller.init, Ledger())
+        noise = self.mechanism.begin(0)
+        return TrainState(0, params, self.server.init(params), self.controller.init, Ledger(), noise)
 
     def round(
         self, state: TrainState, draws: Draws
@@ -64,8 +70,8 @@ class Algorithm:
         cohort, noise = draws.take(t)
         total = yield CohortRequest(state.params, cohort, t, lambda: state.clip.clip)
         draws.prefetch(t + 1)
-        release = self.mechanism.release(total, noise)
+        release, noise_after = self.mechanism.step(total, noise, state.noise, t)
         params, server = self.server.update(state.params, state.server, release)
         clip = LateClip(lambda: self.controller.update(state.clip, release))
         ledger = state.ledger.add(release.event)
-        return TrainState(t + 1, params, server, clip, ledger), release
+        return TrainState(t + 1, params, server, clip, ledger, noise_after), release

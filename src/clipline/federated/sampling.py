@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -11,8 +12,10 @@ from numpy.typing import NDArray
 
 from ..errors import check_whole, refuse
 from ..privacy.accountant import default_relation
-from ..privacy.events import FixedSizeSampling, PoissonSampling, Sampling
+from ..privacy.banded_noise import check_bands
+from ..privacy.events import FixedSizeSampling, GroupedPoissonSampling, PoissonSampling, Sampling
 from ..privacy.relations import Relation
+from ..random.streams import Streams
 from ..settings import check
 
 
@@ -31,7 +34,7 @@ class Cohort:
 
 
 class Sampler(Protocol):
-    """Draws each round's cohort from the whole population, independently of all other rounds."""
+    """Draws each round's cohort, independently of all other rounds."""
 
     @property
     def cohort_size(self) -> int:
@@ -43,7 +46,7 @@ class Sampler(Protocol):
         """What is accounted; known before any draw."""
         ...
 
-    def draw(self, rng: np.random.Generator) -> Cohort:
+    def draw(self, rng: np.random.Generator, round_index: int = 0) -> Cohort:
         """The cohort of one round. The cost grows with the cohort, not with the population."""
         ...
 
@@ -63,7 +66,7 @@ class FixedSizeSampler:
         """`cohort_size` of `population_size`."""
         return FixedSizeSampling(self.cohort_size, self.population_size)
 
-    def draw(self, rng: np.random.Generator) -> Cohort:
+    def draw(self, rng: np.random.Generator, round_index: int = 0) -> Cohort:
         """`cohort_size` users without replacement."""
         return Cohort(_distinct(rng, self.population_size, self.cohort_size), self.sampling)
 
@@ -92,11 +95,57 @@ class PoissonSampler:
         """The probability with which each user takes part."""
         return PoissonSampling(self.cohort_size / self.population_size)
 
-    def draw(self, rng: np.random.Generator) -> Cohort:
+    def draw(self, rng: np.random.Generator, round_index: int = 0) -> Cohort:
         """A binomial number of users, then that many without replacement: the same as a coin for each user."""
         users = self.population_size if self.users is None else self.users
         count = int(rng.binomial(users, self.sampling.rate))
         return Cohort(_distinct(rng, users, count), self.sampling)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedPoissonSampler:
+    """Poisson sampling from `bands` groups of users in turn: round t draws from group t mod bands.
+
+    So nobody comes twice within `bands` rounds. Everybody of the group comes with probability bands * cohort_size /
+    population_size, whatever the group's true size: that a cohort has `cohort_size` users on average is approximate.
+    """
+
+    population_size: int
+    cohort_size: int
+    bands: int
+    groups: NDArray[np.int64] = field(repr=False)  # (users,) of each user
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.population_size, self.cohort_size)
+        check_bands(self.bands, self.cohort_size, self.population_size)
+
+    @classmethod
+    def of(
+        cls, identities: NDArray[np.uint64], population_size: int, cohort_size: int, bands: int
+    ) -> GroupedPoissonSampler:
+        """Groups by a hash of each user's own identity and of public numbers: other users change nothing about it."""
+        public = f"groups of {population_size} users, {cohort_size} a round, {bands} bands"
+        keys = Streams(0).user_keys(public, 0, identities)  # seed 0 stands for no secret: groups are public
+        return cls(population_size, cohort_size, bands, (keys % np.uint64(bands)).astype(np.int64))
+
+    @property
+    def sampling(self) -> GroupedPoissonSampling:
+        """The probability with which each user of a group takes part in the group's rounds."""
+        return GroupedPoissonSampling(self.bands * self.cohort_size / self.population_size, self.bands)
+
+    def draw(self, rng: np.random.Generator, round_index: int = 0) -> Cohort:
+        """A binomial number of the group's users, then that many without replacement."""
+        users = self._members[round_index % self.bands]
+        count = int(rng.binomial(len(users), self.sampling.rate))
+        return Cohort(users[_distinct(rng, len(users), count)], self.sampling)
+
+    @cached_property
+    def _members(self) -> list[NDArray[np.int64]]:
+        order, sizes = np.argsort(self.groups, kind="stable"), np.bincount(self.groups, minlength=self.bands)
+        return np.split(order, np.cumsum(sizes)[:-1])
+
+
+KnownSampler = FixedSizeSampler | PoissonSampler | GroupedPoissonSampler
 
 
 def sampler_named(

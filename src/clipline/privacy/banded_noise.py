@@ -91,8 +91,8 @@ def check_bands(bands: int, cohort_size: int, population_size: int) -> None:
 
 
 def _fits(bands: int, cohort_size: int, population_size: int) -> bool:
-    users = population_size / bands
-    return bands == 1 or (cohort_size <= users and bands * math.exp(-users) <= _EMPTY)
+    whole = bands * cohort_size <= population_size
+    return bands == 1 or (whole and bands * math.exp(-population_size / bands) <= _EMPTY)
 
 
 def choose_bands(

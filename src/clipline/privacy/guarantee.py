@@ -18,7 +18,7 @@ AccountantName = Literal["renyi", "privacy loss"]
 SAMPLERS = {
     "none": "no sampling",
     "poisson": "Poisson sampling",
-    "grouped-poisson": "Poisson sampling from groups in turn",
+    "grouped-poisson": "Poisson sampling from groups in turn, banded noise",
     "truncated-poisson": "Poisson sampling with a cap",
     "fixed": "fixed-size sampling",
     "mixed": "mixed sampling",

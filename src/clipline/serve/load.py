@@ -41,8 +41,8 @@ from ..federated.local_sgd import Batch
 from ..privacy.guarantee import Guarantee
 from ..settings import SETTINGS, STAND_IN
 from ..tasks import is_task_file, task_named
-from ..tasks.own_task import file_checksum, model_of
 from ..tasks.task import Task
+from ..tasks.task_file import file_checksum, model_of
 from ..training.model_card import guarantee_from, layers_text
 from ..training.run_directory import checked_path
 from ..training.run_files import CARD_KEY, CHECKPOINT, MODEL

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import CliplineError, RunError, SettingError, first_line
-from ..tasks.own_task import task_of
 from ..tasks.task import Task
+from ..tasks.task_file import task_of
 from ..tasks.train_settings import TrainSettings
 from .execution import Failure, LocalExecutor, PlannedRun, shape_key
 from .record import RunRecord, RunSpec, data_checksum, identity_of

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ..metric_direction import better_facts, lower_is_better
     from .handwriting import writers_population
     from .metrics import Counts, evaluator, hits_without, sequence_loss
-    from .own_task import own_task
     from .task import LoadedTask, Task, initialised
+    from .task_file import own_task
     from .train_settings import TrainSettings
 
 __all__ = [
@@ -178,7 +178,7 @@ __getattr__, __dir__ = lazily(
     {
         ".handwriting": "writers_population",
         ".metrics": "Counts evaluator hits_without sequence_loss",
-        ".own_task": "own_task",
+        ".task_file": "own_task",
         ".train_settings": "TrainSettings",
         ".task": "LoadedTask Task initialised",
         "..federated.local_sgd": "Batch",

@@ -8,7 +8,7 @@ from ..errors import SettingError, refuse
 from ..training.callbacks import Callback
 from ..training.result import TrainResult
 from ..training.side_by_side import run_together
-from .own_task import task_of
+from .task_file import task_of
 from .train_settings import TrainSettings
 
 # What side by side runs must share: what decides the data, the model, the batches and how they are computed.

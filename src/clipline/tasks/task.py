@@ -77,6 +77,7 @@ class Task:
             cohort_size=settings.cohort_size,
             local=settings.local(loaded.reduction),
             clip=settings.controller(),
+            noise=settings.correlation(),
             server=settings.server_optimiser(),
             privacy=settings.privacy(),
             compute=replace(compute, row_fields=loaded.row_fields),

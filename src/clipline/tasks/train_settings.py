@@ -13,6 +13,7 @@ from ..engine.core.fast_parts import FastParts
 from ..errors import SettingError, refuse
 from ..federated.clip_controllers import ClipController, FixedClip, QuantileClip
 from ..federated.local_sgd import LocalAdam, LocalSGD, LocalTraining
+from ..federated.mechanism import BandedNoise, IndependentNoise
 from ..federated.sampling import sampler_named
 from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
 from ..settings import SETTINGS, STAND_IN, Settings, check, keywords_for, toml_text
@@ -36,6 +37,7 @@ class TrainSettings(Settings):
         # The objects that training takes check what these settings mean together.
         self.privacy()
         self.controller()
+        self.correlation()
         self.local()
         if self.population_size is not None:
             sampler_named(self.sampling, self.population_size, self.cohort_size, self.declared_size)
@@ -82,6 +84,12 @@ class TrainSettings(Settings):
             return ServerSGD(**keywords_for(ServerSGD, self))
         kind = ServerAdam if self.server == "adam" else ServerYogi
         return kind(self.server_lr, lr_schedule=self.server_lr_schedule)
+
+    def correlation(self) -> IndependentNoise | BandedNoise:
+        """How noise is correlated over rounds, as `noise` names it."""
+        if self.noise == "independent" and self.bands != "auto":
+            raise refuse("bands", self.bands, "left out where noise='independent'", "set noise='banded'")
+        return BandedNoise(self.bands) if self.noise == "banded" else IndependentNoise()
 
     def controller(self) -> ClipController:
         """The clip controller that `clip` names."""

@@ -1,7 +1,8 @@
 """The whole state of a run in one file: model, server momentum, clip, round and ledger together, or not at all.
 
 Randomness needs no saving: every stream is a function of seed, purpose and round, so a resumed run draws what the
-uninterrupted one would have drawn.
+uninterrupted one would have drawn. Banded noise also goes on from that of the last rounds, which is saved: whoever has
+it can subtract it, and such a checkpoint is as private as the data.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..engine.core.personal import PersonalStore
 from ..engine.prefetch import draws_on_device
 from ..errors import RunError, check_number, check_whole
 from ..federated.clip_controllers import ClipState, LateClip
+from ..federated.mechanism import NoiseState
 from ..federated.round import TrainState
 from ..privacy.events import GaussianEvent
 from ..privacy.ledger import Ledger
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 _VERSION = "2"
 _PERSONAL = "unprivate personal."  # begins the names of tensors that are outside the release
+_NOISE = "unprivate noise "  # the same of earlier noise: the last round's is number 0
 _CHECKSUM = re.compile("[0-9a-f]{32}")  # of which a reader learns no more than that it is another
 # The next checkpoint waits so many times as long as the last one took to write, as writing holds Python's lock and so
 # the rounds beside it; but no more seconds than somebody may lose by a power cut.
@@ -67,7 +70,11 @@ def _contents(
         tensors[f"{_PERSONAL}initial"] = personal.initial
         tensors[f"{_PERSONAL}users"] = torch.tensor(list(rows), dtype=torch.int64)
         tensors[f"{_PERSONAL}rows"] = torch.stack([*rows.values()]) if rows else personal.initial.new_zeros(0)
+    noise = state.noise
+    if noise is not None:
+        tensors |= {f"{_NOISE}{number}": earlier for number, earlier in enumerate(noise.unprivate_earlier)}
     metadata = {
+        "noise": json.dumps(None if noise is None else [*noise.made_for, noise.index]),
         "version": _VERSION,
         "clip": repr(state.clip.clip),
         "round_index": str(state.clip.round_index),
@@ -169,10 +176,18 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstance
             check_whole("round_index", int(metadata["round_index"]), at_least=0, way_out="none"),
         )
         params = tensors.pop("params")
+        kept = [f"{_NOISE}{number}" for number in range(len(tensors))]
+        earlier = tuple(tensors.pop(name) for name in kept if name in tensors)
+        noise = None
+        if (known := json.loads(metadata.get("noise", "null"))) is not None:
+            rounds, bands, index = known
+            noise = NoiseState((rounds, bands), clip.round_index, index, earlier)
+            if len(earlier) != min(index, bands - 1):
+                raise KeyError(_NOISE)
         server = {
             name.removeprefix("server."): tensor for name, tensor in tensors.items() if not name.startswith(_PERSONAL)
         }
-        return TrainState(clip.round_index, params, server, LateClip.known(clip), ledger)
+        return TrainState(clip.round_index, params, server, LateClip.known(clip), ledger, noise)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{str(path)!r} is damaged ({error!r}): start the run again") from None
 

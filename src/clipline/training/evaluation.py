@@ -347,8 +347,7 @@ class EarlyStopping(Callback):
     def on_start(self, training: Training, state: TrainState) -> None:
         """Begin to count, and charge every round that may come."""
         self.stop_requested, self._since, self._best = False, 0, self._nothing_yet()
-        planned = training.affordable(state.ledger, training.rounds - state.round_index)
-        self.charged = state.ledger.add(training.algorithm.event, planned) if planned else state.ledger
+        self.charged = state.ledger.add(training.algorithm.next_event(state), training.affordable(state))
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:
         """Compare with the best so far, if the round was measured."""

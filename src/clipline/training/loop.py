@@ -132,15 +132,14 @@ class Run:
         self._training, self._number = training, number
         # Those that write the ledger come first: a round is on record before anything else is done with it.
         self._callbacks = sorted(_checked(callbacks), key=lambda callback: not hasattr(callback, "charged"))
-        self._state = training.init() if state is None else _with_statistics(state, training)
+        self._state = training.init() if state is None else _gone_on(state, training)
         if self._state.round_index > training.rounds:
             limit = f"at most the {training.rounds} rounds of the training"
             raise refuse("state.round_index", self._state.round_index, limit, "raise rounds")
         if training.personal is not None:
             training.personal.begin(self._state.round_index)
         # Every round is the same event, so it is known at once how many the budget allows.
-        begin = self._state.round_index
-        self._until = begin + training.affordable(self._state.ledger, training.rounds - begin)
+        self._until = self._state.round_index + training.affordable(self._state)
         self._draws = draws_of(training, self._until)
         self._reports = ReportQueue(self._callbacks)
         self._stopped: Stopped = "finished"
@@ -299,10 +298,19 @@ def known_of(training: Training, callbacks: Sequence[Callback]) -> Known:
     )
 
 
-def _with_statistics(state: TrainState, training: Training) -> TrainState:
-    """The state, whose ledger has the statistics of the training at least: it may come from a run without them."""
+def _gone_on(state: TrainState, training: Training) -> TrainState:
+    """The state to go on from, whose ledger has the statistics of the training at least.
+
+    Banded noise goes on too, but not for a second time from one state, unless it is the same again: rounds that shared
+    their earlier noise with others would cost more than the ledger says. Then, and in a state of another training, it
+    begins anew.
+    """
+    begun, noise = training.algorithm.mechanism.begin(state.round_index), state.noise
+    again = noise is not None and noise.spent and training.privacy.noise_source == "system"
+    if begun is None or noise is None or again or noise.made_for != begun.made_for:
+        noise = begun
     ledger = state.ledger.with_statistics(training.preprocessing.events)
-    return state if ledger == state.ledger else replace(state, ledger=ledger)
+    return state if ledger == state.ledger and noise is state.noise else replace(state, ledger=ledger, noise=noise)
 
 
 class GuaranteesAhead:
@@ -325,7 +333,7 @@ class GuaranteesAhead:
         first = self._next(state.round_index + 1)
         for rounds in (first, self._next(first + 1)):
             if rounds not in self._pending:
-                ledger = state.ledger.add(self._training.algorithm.event, rounds - state.round_index)
+                ledger = state.ledger.add(self._training.algorithm.next_event(state), rounds - state.round_index)
                 self._pending[rounds] = ledger, PendingGuarantee(self._training.accounting(ledger), self._thread)
 
     def of(self, state: TrainState, *, begin: bool) -> PendingGuarantee:

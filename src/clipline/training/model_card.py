@@ -210,6 +210,7 @@ def describe(training: Training) -> dict[str, Any]:
         "clip": _attributes(algorithm.controller),
         "server": _scheduled(training.server, training.rounds),
         "privacy": _attributes(training.privacy),
+        "noise": _attributes(training.noise) if hasattr(training.noise, "bands") else None,
         "compute": _attributes(training.compute),
     }
 
@@ -226,6 +227,7 @@ def resolved(training: Training) -> dict[str, Any]:
         "noise_multiplier": training.noise_multiplier,
         "delta_noise_multiplier": float(mechanism.delta_noise_multiplier),
         "count_stddev": mechanism.count_stddev,
+        **({"bands": training.noise.bands} if hasattr(training.noise, "bands") else {}),
         "delta": training.delta,
         "relation": str(training.relation),
         **({} if training.declared else {"users": len(training.population)}),  # declared: how many came is private

@@ -150,7 +150,7 @@ class RunDirectory(Callback):
                 raise RunError(f"{str(file)!r} holds rounds of another run: restore it, or start a new run")
             known = [one for one in read_rounds(self.path / METRICS) if one["round"] < training.rounds]
             after = max([0, *(one["round"] + 1 - state.round_index for one in known)])  # rounds after the checkpoint
-            seen = state.ledger.add(training.algorithm.event, after)
+            seen = state.ledger.add(training.algorithm.next_event(state), after)
             charged = max(seen, written, key=lambda ledger: ledger.rounds)
             durable.write(file, _ledger_lines(charged))
             self.rounds_before = [one for one in known if one["round"] < state.round_index]
@@ -158,7 +158,9 @@ class RunDirectory(Callback):
             if self.facts is None:
                 self.facts = read_facts(self.path)
             if training.privacy.noise_source == "system":
-                state = replace(state, ledger=charged)
+                # Other noise after rounds that were released already must not share earlier noise with them.
+                noise = None if charged.rounds > state.ledger.rounds else state.noise
+                state = replace(state, ledger=charged, noise=noise)
             self._open(training, state, lock, charged, circumstances)
             self._reopened = True
             on_error.pop_all()
@@ -168,10 +170,11 @@ class RunDirectory(Callback):
         """A line of the ledger on disk, before anything else is done with the round; perhaps some of the next too."""
         if state.ledger.rounds <= self.charged.rounds:
             return
-        releases, event = state.ledger.releases, state.ledger.entries[-1][0]
+        releases, after = state.ledger.releases, state.ledger.next_event
         if releases > self._written:
             ahead = releases + max(0, min(self._block - 1, self._until - state.round_index))
-            lines = [ledger_line(index, event) + "\n" for index in range(releases - 1, ahead)]
+            events = [(index, after.at(after.index + index - releases)) for index in range(releases - 1, ahead)]
+            lines = [ledger_line(index, event) + "\n" for index, event in events]
             durable.append(self.path / LEDGER, "".join(lines))
             self._written = ahead
         self.charged = state.ledger
@@ -259,8 +262,8 @@ class RunDirectory(Callback):
         self._lock, self.charged, self._written = lock, charged, charged.releases
         short = training.cohort_size * training.dim < _SHORT
         self._block = max(1, min(_AHEAD, training.rounds // _SHARE)) if short else 1  # rounds charged with one sync
-        left = training.rounds - state.round_index
-        self._until = state.round_index + (training.affordable(state.ledger, left) if self._block > 1 else left)
+        left = training.affordable(state) if self._block > 1 else training.rounds - state.round_index
+        self._until = state.round_index + left
         self._checkpoints = CheckpointWriter(self.path / CHECKPOINT)
 
     def _settings_text(self, training: Training) -> str:

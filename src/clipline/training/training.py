@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..data.population import Population
-from ..engine.choose import choose_backend, choose_trainer
+from ..engine.choose import choose_backend, choose_trainer, make_problem
 from ..engine.core.one_by_one import OneByOne
 from ..engine.core.personal import PersonalStore
-from ..engine.core.problem import Problem
 from ..engine.core.working_model import check_module, uncompiled
 from ..engine.gpu.programs.program_cache import ProgramCounts
 from ..engine.stacked.trainer import Stacked
@@ -29,12 +29,19 @@ from ..engine.workers.torchrun import TorchrunBackend, from_rank_0
 from ..errors import HopelessNoiseWarning, SettingError, refuse, shown
 from ..federated.clip_controllers import ClipController, QuantileClip
 from ..federated.local_sgd import LocalSGD, LocalTraining, Loss, OnError
-from ..federated.mechanism import GaussianMechanism
+from ..federated.mechanism import BandedMechanism, BandedNoise, GaussianMechanism, IndependentNoise
 from ..federated.round import Algorithm, TrainState
-from ..federated.sampling import relation_for, sampler_named, warn_of_declared_users
+from ..federated.sampling import (
+    GroupedPoissonSampler,
+    KnownSampler,
+    relation_for,
+    sampler_named,
+    warn_of_declared_users,
+)
 from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi, scheduled
 from ..lr_schedules import tabulated
 from ..privacy.accountant import account
+from ..privacy.banded_noise import choose_bands
 from ..privacy.calibration import noise_multiplier_for, rounds_within
 from ..privacy.feasibility import Verdict, noise_norm, verdict
 from ..privacy.guarantee import Guarantee, default_delta, warn_of_delta
@@ -53,7 +60,14 @@ from .run_directory import checked_path, directory_first
 
 Given = ParamSpec("Given")
 
-_PARTS = {"privacy": Privacy, "local": LocalSGD, "clip": QuantileClip, "server": ServerSGD, "compute": Compute}
+_PARTS = {
+    "privacy": Privacy,
+    "local": LocalSGD,
+    "clip": QuantileClip,
+    "server": ServerSGD,
+    "compute": Compute,
+    "noise": BandedNoise,
+}
 
 
 def says_where_keywords_belong(init: Callable[Given, None]) -> Callable[Given, None]:
@@ -144,12 +158,14 @@ class Training:
         trial_batch: Mapping[str, Any] | None = None,
         preprocessing: Iterable[Any] = (),
         personal: Sequence[str] = (),
+        noise: IndependentNoise | BandedNoise | None = None,
     ) -> None:
         clip = QuantileClip() if clip is None else clip
+        noise = IndependentNoise() if noise is None else noise
         if server is None:  # the paper's, or for single examples that of DP-SGD
             server = ServerSGD(momentum=0.0) if getattr(population, "example_level", False) else ServerSGD()
         compute = Compute() if compute is None else compute
-        _check_parts(population, local, privacy, clip, server, compute)
+        _check_parts(population, local, privacy, clip, server, compute, noise)
         check_module(uncompiled(model))
         compute = compute.resolved(sum(p.numel() for p in model.parameters() if p.requires_grad), cohort_size)
         check("rounds", rounds)
@@ -164,7 +180,7 @@ class Training:
             seed = streams.seed  # drawn if none was given, and kept: a resume needs it
         self.population, self.cohort_size, self.local, self.seed = population, cohort_size, local, seed
         self.privacy, self.compute, self.clip, self.server = privacy, compute, clip, server
-        sampler = sampler_named(privacy.sampling, len(population), cohort_size, privacy.population_size)
+        sampler: KnownSampler = sampler_named(privacy.sampling, len(population), cohort_size, privacy.population_size)
         self.declared = privacy.population_size is not None
         if self.declared and population.user_ids is None:
             raise refuse(
@@ -178,6 +194,11 @@ class Training:
         named: list[Any] = [getattr(one, "event", one) for one in ([preprocessing] if single else preprocessing)]
         self.preprocessing = Ledger().with_statistics([*population.charges, *named])  # before the first round
         _check_units(self.preprocessing, population)
+        bands = self._bands_of(noise, sampler.population_size)
+        self.noise = BandedNoise(bands) if bands > 1 else IndependentNoise()
+        if bands > 1:
+            identities = population.identities(np.arange(len(population)))
+            sampler = GroupedPoissonSampler.of(identities, sampler.population_size, cohort_size, bands)
         if privacy.noise_multiplier is not None:
             self.noise_multiplier = privacy.noise_multiplier
         else:
@@ -197,22 +218,24 @@ class Training:
         if count_stddev is None:
             count_stddev = default_count_stddev(cohort_size, self.noise_multiplier)
         mechanism = GaussianMechanism(cohort_size, self.noise_multiplier, count_stddev if clip.needs_fraction else None)
+        if bands > 1:
+            mechanism = BandedMechanism(cohort_size, self.noise_multiplier, mechanism.count_stddev, bands, rounds)
         mechanism.delta_stddev(clip.init().clip)  # refuses a clip that no noise can be made for
         self.algorithm = Algorithm(sampler, mechanism, scheduled(server, rounds), clip)
-        self.problem = Problem(
+        self.problem = make_problem(
             model,
             loss,
             population,
             local,
             streams,
             compute.device,
-            compute.precision,
-            compute.row_fields,
-            on_error,
-            trial_batch,
-            compute.fast,
-            rounds,
-            personal,
+            precision=compute.precision,
+            row_fields=compute.row_fields,
+            on_error=on_error,
+            trial_batch=trial_batch,
+            fast=compute.fast,
+            rounds=rounds,
+            personal=personal,
         )
         if personal and privacy.sampling == "fixed":
             # Others' rows depend on whether they were drawn, and in a cohort of fixed size that depends on one user.
@@ -231,6 +254,24 @@ class Training:
         """What is planned, without a number of the data."""
         return f"<Training of {self.dim:,} parameters, {self.cohort_size:,} users a round: {self.planned}>"
 
+    def _bands_of(self, noise: IndependentNoise | BandedNoise, population_size: int) -> int:
+        """How many bands the noise has; refused where it cannot be accounted."""
+        if isinstance(noise, IndependentNoise) or noise.bands == 1:
+            return 1
+        if self.privacy.sampling == "fixed":
+            raise refuse("noise", "BandedNoise", "IndependentNoise where sampling='fixed'", "take sampling='poisson'")
+        if self.declared and self.population.example_level:  # who is removed changes the places, and so the groups
+            raise refuse("noise", "BandedNoise", "IndependentNoise where population_size is declared for one_each",
+                         "leave population_size out")  # fmt: skip
+        if isinstance(noise.bands, int):
+            return noise.bands
+        if self.privacy.epsilon is None:
+            raise refuse("bands", noise.bands, "a number where noise_multiplier is given", "give bands=8, or epsilon")
+        return choose_bands(
+            cohort_size=self.cohort_size, population_size=population_size, rounds=self.rounds,
+            epsilon=self.privacy.epsilon, delta=self.delta, relation=self.relation,
+        )  # fmt: skip
+
     @property
     def dim(self) -> int:
         """Number of trained parameters."""
@@ -238,8 +279,13 @@ class Training:
 
     @property
     def noise_norm(self) -> float:
-        """How long the noise on the mean update is, in clips: up to 1 a model can train, from 2 on hardly any can."""
-        return noise_norm(float(self.algorithm.mechanism.delta_noise_multiplier), self.cohort_size, self.dim)
+        """How long the noise on the mean update is, in clips: up to 1 a model can train, from 2 on hardly any can.
+
+        Of banded noise the part that stays in the models.
+        """
+        mechanism = self.algorithm.mechanism
+        lasting = float(mechanism.delta_noise_multiplier) * mechanism.lasting_share
+        return noise_norm(lasting, self.cohort_size, self.dim)
 
     @property
     def device(self) -> torch.device:
@@ -335,20 +381,21 @@ class Training:
             shows_errors=self.problem.on_error == "raise",
         )
 
-    def affordable(self, spent: Ledger, remaining: int) -> int:
-        """How many of the `remaining` rounds the budget allows after what is spent.
+    def affordable(self, state: TrainState) -> int:
+        """How many of the rounds that remain the budget allows after what is spent.
 
         Asked of the same accountant that chose the noise, for the whole plan first: a plan that was calibrated to the
         budget is not cut short.
         """
+        remaining = self.rounds - state.round_index
         if self.max_epsilon is None:
             return remaining
         return rounds_within(
-            self.algorithm.event,
+            self.algorithm.next_event(state),
             epsilon=self.max_epsilon,
             delta=self.delta,
             relation=self.relation,
-            after=spent,
+            after=state.ledger,
             at_most=remaining,
         )
 
@@ -400,6 +447,7 @@ def _check_parts(
     clip: ClipController,
     server: ServerOptimiser,
     compute: Compute,
+    noise: IndependentNoise | BandedNoise,
 ) -> None:
     """Refuse objects of another kind: an old keyword's value, say."""
     for name, part, kind, example in (
@@ -411,6 +459,9 @@ def _check_parts(
         if not isinstance(part, kind):
             named = "a LocalSGD or LocalAdam" if kind is LocalTraining else f"a {kind.__name__}"
             raise refuse(name, part, named, f"give {example}")
+    if not isinstance(noise, IndependentNoise | BandedNoise):
+        way_out = "give BandedNoise(), or privacy=Privacy(noise_multiplier=1.0) for how much noise there is"
+        raise refuse("noise", noise, "a BandedNoise or an IndependentNoise", way_out)
     for name, rule, example in (("clip", clip, "FixedClip(1.0)"), ("server", server, "ServerSGD(1.0)")):
         if not hasattr(rule, "init"):
             raise refuse(name, rule, f"a {name} object", f"give {example}")

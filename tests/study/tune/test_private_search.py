@@ -51,7 +51,7 @@ def test_too_few_users_are_refused_with_what_would_do():
     with pytest.raises(Unreachable) as caught:
         price_search(target, 0.1, 9)
     found = {one.change.split(" ")[0]: one.change.split(" ")[1] for one in caught.value.alternatives}
-    assert price_search(target, float(found["--noise"]), 9).guarantee.epsilon <= 4
+    assert price_search(target, float(found["--noise-multiplier"]), 9).guarantee.epsilon <= 4
     loose = Target(float(found["--epsilon"]), 1e-6, 1_000, 50, 100)
     assert price_search(loose, 0.1, 9).cohort_size <= 1_000
 

@@ -224,7 +224,7 @@ def _unreachable(target: Target, noise_multiplier: float, runs: int) -> Unreacha
         while high / low > 1.001:
             middle = math.sqrt(low * high)
             low, high = (low, middle) if epsilon(middle) <= target.epsilon else (middle, high)
-        found.append(Alternative(f"--noise {rounded_up(high, 3)}", f"at m = {m}, if the model bears it"))
+        found.append(Alternative(f"--noise-multiplier {rounded_up(high, 3)}", f"at m = {m}, if the model bears it"))
     found.append(Alternative("--proxy DATA without --private-search", "a search on other data is free"))
     return Unreachable(
         f"epsilon={target.epsilon:g} at delta={target.delta_value:.3g} must be met by the whole private search, "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import importlib.util
 import inspect
 import sys
 import traceback
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from functools import partial
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,6 +35,11 @@ from .metrics import held_out_users
 from .task import LoadedTask, Task, initialised
 from .train_settings import TrainSettings, check_given, merged, settings_from
 
+TEST_SHARE = 0.1  # of the users of a single store or a table are measured on and not trained on
+_BATCH = 500  # examples to measure at once
+_COLUMNS = ("fields", *(field.name for field in fields(ColumnOptions)))
+_MINE = ("data", "user_column", "evaluate_on")
+_NOT_HERE = [name for name, declared in SETTINGS.items() if declared.some_tasks and name not in _MINE]
 _SIGNATURES = {
     "model": "model()",
     "loss": "loss(model, batch)",
@@ -57,14 +60,13 @@ class TaskFile:
         self.task = task  # as it was given
         self.path, self.name = file_and_name(task)
         if Path(self.path).stem in task_names():
-            raise refuse(
-                "task", task, f"named other than {Path(self.path).stem!r}, a task of clipline", "rename the file"
-            )
+            limit = f"named other than {Path(self.path).stem!r}, a task of clipline"
+            raise refuse("task", task, limit, "rename the file")
         self._module = _run(task, self.path)
         self._chosen: Any = None
         if self.name is not None:
             self._chosen = self._named(self.name)
-        both = self._has("TASK") and any(self._has(name) for name in _SIGNATURES)
+        both = self.has("TASK") and any(self.has(name) for name in _SIGNATURES)
         if self.name is None and both:
             raise SettingError(f"task={task!r} defines TASK and also model or loss, and one must be meant: delete one")
 
@@ -78,7 +80,8 @@ class TaskFile:
         there = "there is none" if found is None else f"{name!r} (line {_line_of(found)}) is something else"
         raise refuse("task", self.task, f"{limit}, and {there}", way_out)
 
-    def _has(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
+        """Whether the file defines this, or the class that was named."""
         return hasattr(self._chosen, name) or hasattr(self._module, name)
 
     def value(self, name: str, default: Any = None) -> Any:
@@ -90,13 +93,12 @@ class TaskFile:
         """Whether the file makes a `Task` itself, of which nothing can be said before its data are there."""
         return isinstance(self._chosen, Task) or (self.name is None and self.value("TASK") is not None)
 
-    def made_task(self) -> Task | None:
-        """The `Task` that the file makes, if it makes one."""
-        if not self.makes_task:
-            return None
+    @property
+    def made_task(self) -> Task:
+        """That `Task`."""
         made = self._chosen if self.name is not None else self.value("TASK")
         if not isinstance(made, Task):
-            raise refuse("TASK", made, f"a clipline.tasks.task.Task in {self.path!r}", _PAGE)
+            raise refuse("TASK", made, f"a clipline.tasks.Task in {self.path!r}", _PAGE)
         return made
 
     def mapping(self, name: str, example: str) -> Mapping[str, Any]:
@@ -111,11 +113,10 @@ class TaskFile:
         wanted, function = _SIGNATURES[name], self.value(name)
         if not callable(function):
             raise SettingError(f"task={self.task!r} must define {wanted}, and it does not: {_PAGE}")
-        arguments = [] if name == "model" else [None, None]
         try:
             signature = inspect.signature(function)
             if not (name == "loss" and takes_reference(function)):
-                signature.bind(*arguments)
+                signature.bind(*([] if name == "model" else [None, None]))
         except TypeError:
             raise SettingError(
                 f"task={self.task!r} must define {wanted}, and its {name} is called as {name}{signature}: change its "
@@ -127,7 +128,7 @@ class TaskFile:
 
     def optional(self, name: str) -> Any:
         """A function of the file, or None where there is none."""
-        return self.function(name) if self._has(name) else None
+        return self.function(name) if self.has(name) else None
 
     def make_model(self) -> Callable[[], nn.Module]:
         """What makes a new model, checked each time; an error inside is said with its line."""
@@ -144,6 +145,37 @@ class TaskFile:
             return model
 
         return made
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What `COLUMNS` says of a table, as `Population.from_table` takes it; an unknown word is refused."""
+        columns = dict(self.mapping("COLUMNS", '{"fields": ["km"]}'))
+        for name in columns:
+            if name not in _COLUMNS:
+                raise SettingError(f"COLUMNS of {self.path!r} has the unknown key {name!r}", nearest(name, _COLUMNS))
+        chosen = columns.get("fields", ())
+        if isinstance(chosen, str) or not all(isinstance(one, str) for one in chosen):
+            raise refuse("fields", chosen, f"a list of columns in COLUMNS of {self.path!r}", 'write "fields": ["km"]')
+        with in_keys_of(self.path):
+            ColumnOptions.of({name: value for name, value in columns.items() if name != "fields"})  # checks them
+        return columns
+
+    @property
+    def personal(self) -> Sequence[str]:
+        """Names of the parameters that stay with their user."""
+        personal: Any = self.value("PERSONAL", ())
+        if not isinstance(personal, list | tuple):
+            wanted = f"a list of parameters' names in {self.path!r}"
+            raise refuse("PERSONAL", personal, wanted, 'write PERSONAL = ["taste"]')
+        return personal
+
+    @property
+    def better(self) -> Mapping[str, str]:
+        """Which way metrics are better, where their names do not say it."""
+        better = self.mapping("BETTER", '{"gap": "lower"}')
+        for name, way in better.items():
+            check_choice(f"BETTER[{name!r}] of {self.path!r}", way, ("lower", "higher"))
+        return better
 
     def line_of(self, name: str) -> str:
         """Where a function begins, in words: 'rides.py', line 12."""
@@ -168,41 +200,23 @@ def file_checksum(task: str) -> str:
     return hashlib.sha256(Path(file_and_name(task)[0]).read_bytes()).hexdigest()
 
 
-class _FreshLoader(SourceFileLoader):
-    """Runs the file as it stands: stored bytecode may be of what stood there a moment before, if as long."""
-
-    def path_stats(self, path: str) -> Mapping[str, Any]:
-        """Not known, so that Python neither reads nor writes bytecode."""
-        raise OSError
-
-
 def _run(task: str, path: str) -> ModuleType:
+    """The file as it stands, run: never from stored bytecode, which may be of what stood there a moment before."""
     if not Path(path).is_file():
-        raise refuse(
-            "task", task, "the path of a Python file, and there is none", "give another path, or a task's name"
-        )
-    name = f"clipline_task_{Path(path).stem}"
-    spec = importlib.util.spec_from_file_location(name, path, loader=_FreshLoader(name, path))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with _imports_from(Path(path).resolve().parent):
-        sys.modules[spec.name] = module
-        try:
-            spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:
-            raise SettingError(f"task={task!r} cannot be run ({_at(path, error)}): mend the file") from error
-    return module
-
-
-@contextmanager
-def _imports_from(folder: Path) -> Iterator[None]:
-    """Let a file import what lies beside it, as a Python program may."""
-    sys.path.insert(0, str(folder))
+        hint = "give another path, or a task's name"
+        raise refuse("task", task, "the path of a Python file, and there is none", hint)
+    module = ModuleType(f"clipline_task_{Path(path).stem}")
+    module.__file__ = path
+    folder = str(Path(path).resolve().parent)
+    sys.modules[module.__name__] = module
+    sys.path.insert(0, folder)  # it may import what lies beside it, as a Python program may
     try:
-        yield
+        exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        raise SettingError(f"task={task!r} cannot be run ({_at(path, error)})", "mend the file") from error
     finally:
-        sys.path.remove(str(folder))
+        sys.path.remove(folder)
+    return module
 
 
 def _at(path: str, error: BaseException) -> str:
@@ -230,53 +244,27 @@ def _is_task(value: object) -> bool:
     return isinstance(value, Task) or (isinstance(value, type) and any(name in vars(value) for name in _NAMES))
 
 
-Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]  # name -> (examples,) numbers
-
-TEST_SHARE = 0.1  # of the users of a single store or a table are measured on and not trained on
-_COLUMNS = ("fields", *(field.name for field in fields(ColumnOptions)))
-_MINE = ("data", "user_column", "evaluate_on")
-_NOT_HERE = [name for name, declared in SETTINGS.items() if declared.some_tasks and name not in _MINE]
-_BATCH = 500  # examples to measure at once
-
-
 def own_task(task: str, given: Mapping[str, Any]) -> Task:
-    """The task that a Python file defines, with its settings, then those given.
-
-    The file defines `model()` and `loss(model, batch)`, and may define `metrics(model, batch)`, `predict(model, batch)`
-    for `clipline.load`, the dicts `SETTINGS`, `COLUMNS` and `BETTER`, and `PERSONAL`, names of parameters that stay
-    with their user; or it defines a `Task` as `TASK`. With `FILE.py:name` the class `name` of the file goes before the
-    file itself, or is a `Task`.
-    """
+    """The task that a Python file defines, as docs/own_model.md says, with its settings, then those given."""
     file = TaskFile(task)
+    describe, code = partial(_describe, task), file_checksum(task)
+    if file.makes_task:
+        settings = file.made_task.settings.overridden({**given, "task": task}, "the command line")
+        return replace(file.made_task, settings=settings, describe=describe if settings.stored else None, code=code)
+    for name in _SIGNATURES:
+        if name in ("model", "loss") or file.has(name):
+            file.function(name)
     where = f"SETTINGS of {file.path!r}"
-    made = file.made_task()
-    if made is not None:
-        settings = made.settings.overridden({**given, "task": task}, "the command line")
-        describe = partial(_describe, task) if settings.stored else None
-        return replace(made, settings=settings, describe=describe, code=file_checksum(task))
-    for name in ("model", "loss"):
-        file.function(name)
-    for name in ("metrics", "predict"):
-        file.optional(name)
     defaults = file.mapping("SETTINGS", '{"rounds": 100}')
     check_given(defaults, where)
     settings = settings_from({**merged(defaults, given), "task": task}, where, without=_NOT_HERE)
     if not settings.stored:
         raise refuse("data", settings.data, f"given for {task!r}, which generates no users", "give --data DIR or FILE")
-    columns = columns_in(file)
-    _personal_in(file)
-    better = _better_in(file)
+    load, _ = partial(_load, file, file.columns), file.personal  # what is wrong with these is told now
     return Task(
-        name=short_name(task),
-        title=task,
-        metric_name="loss",
-        settings=settings,
-        load=partial(_load, file, columns),
-        data="own",
-        describe=partial(_describe, task),
-        better=better,
-        code=file_checksum(task),
-    )
+        name=short_name(task), title=task, metric_name="loss", settings=settings, load=load, data="own",
+        describe=describe, better=file.better, code=code,
+    )  # fmt: skip
 
 
 def task_of(settings: TrainSettings) -> Task:
@@ -287,59 +275,23 @@ def task_of(settings: TrainSettings) -> Task:
 
 
 def own_model(task: str) -> tuple[nn.Module, list[str]]:
-    """A new model of a file that defines `model()`, and which of its parameters stay with their user, by name.
-
-    Nothing else of the file is needed, and no data.
-    """
+    """A new model of a file that defines `model()`, and which of its parameters stay with their user, by name."""
     file = TaskFile(task)
     if file.makes_task:
-        raise SettingError(f"model={task!r} defines TASK, whose model depends on its data: give --parameters instead")
+        raise SettingError(f"model={task!r} defines TASK, whose model depends on its data", "give --parameters instead")
     model = file.make_model()()
     names = [name for name, _ in model.named_parameters()]
-    return model, [name for pattern in _personal_in(file) for name in fnmatch.filter(names, pattern)]
+    return model, [name for pattern in file.personal for name in fnmatch.filter(names, pattern)]
 
 
 def model_of(task: str) -> tuple[Callable[[], nn.Module], Any, str | None]:
     """What makes the model of a task's file, its `predict(model, batch)` and its `LABEL`, or None. The file is run."""
     file = TaskFile(task)
     if file.makes_task:
-        raise SettingError(
-            f"task={task!r} defines TASK, whose model cannot be made without its data: load it in Python, with "
-            "clipline.load(path, model=MyModel())"
-        )
+        hint = "load it in Python, with clipline.load(path, model=MyModel())"
+        raise SettingError(f"task={task!r} defines TASK, whose model cannot be made without its data", hint)
     label = file.value("LABEL")
     return file.make_model(), file.optional("predict"), label if isinstance(label, str) else None
-
-
-def columns_in(file: TaskFile) -> dict[str, Any]:
-    """What a file says of a table's columns, as `Population.from_table` takes it; an unknown word is refused."""
-    columns = dict(file.mapping("COLUMNS", '{"fields": ["km"]}'))
-    for name in columns:
-        if name not in _COLUMNS:
-            raise SettingError(f"COLUMNS of {file.path!r} has the unknown key {name!r}: {nearest(name, _COLUMNS)}")
-    chosen = columns.get("fields", ())
-    if isinstance(chosen, str) or not all(isinstance(one, str) for one in chosen):
-        raise refuse("fields", chosen, f"a list of columns in COLUMNS of {file.path!r}", 'write "fields": ["km"]')
-    with in_keys_of(file.path):
-        ColumnOptions.of({name: value for name, value in columns.items() if name != "fields"})  # checks them
-    return columns
-
-
-def _personal_in(file: TaskFile) -> Sequence[str]:
-    """Names of the parameters that stay with their user."""
-    personal = file.value("PERSONAL", ())
-    if not isinstance(personal, list | tuple):
-        wanted = f"a list of parameters' names in {file.path!r}"
-        raise refuse("PERSONAL", personal, wanted, 'write PERSONAL = ["taste"]')
-    return personal
-
-
-def _better_in(file: TaskFile) -> Mapping[str, str]:
-    """Which way metrics are better, where their names do not say it."""
-    better = file.mapping("BETTER", '{"gap": "lower"}')
-    for name, way in better.items():
-        check_choice(f"BETTER[{name!r}] of {file.path!r}", way, ("lower", "higher"))
-    return better
 
 
 def _describe(task: str, settings: TrainSettings) -> DataUsed:
@@ -366,7 +318,7 @@ def _load(file: TaskFile, columns: Mapping[str, Any], settings: TrainSettings) -
         places = held_out_users(len(test), settings.evaluate_on)
         if not places:
             raise SettingError(
-                f"data={settings.data!r} has one test user and none to {settings.evaluate_on}: bring more"
+                f"data={settings.data!r} has one test user and none to {settings.evaluate_on}", "bring more"
             )
         test = test.subset(places)
     if test.examples == 0:
@@ -377,7 +329,7 @@ def _load(file: TaskFile, columns: Mapping[str, Any], settings: TrainSettings) -
     for users in (test, population):
         measuring.check_ranges(model, users)
     main = measuring.try_out(model)
-    return LoadedTask(population, made, measuring.loss, measuring, metric_name=main, personal=_personal_in(file))
+    return LoadedTask(population, made, measuring.loss, measuring, metric_name=main, personal=file.personal)
 
 
 def _users(file: TaskFile, columns: Mapping[str, Any], settings: TrainSettings) -> tuple[Population, Population]:
@@ -431,8 +383,7 @@ class _Measuring:
     def __init__(self, file: TaskFile, test: Population) -> None:
         self.file, self.test = file, test
         self.loss: Loss = file.function("loss")
-        self.metrics: Metrics | None = file.optional("metrics")
-        self.personal = _personal_in(file)
+        self.metrics = file.optional("metrics")
         self._examples: Examples | None = None  # where a model was last measured
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
@@ -490,7 +441,7 @@ class _Measuring:
         if not takes_reference(self.loss):
             return self.loss(model, batch)
         own = {name: param.detach() for name, param in model.named_parameters() if param.requires_grad}
-        stays = {name for pattern in self.personal for name in fnmatch.filter(own, pattern)}
+        stays = {name for pattern in self.file.personal for name in fnmatch.filter(own, pattern)}
         return self.loss(model, batch, {name: value for name, value in own.items() if name not in stays})
 
     def _measured(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:

@@ -1,0 +1,299 @@
+"""Trainings with banded noise: what they cost, how they go on, and what is refused."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from samples import LOCAL, cross_entropies, linear_float32, small_population
+
+import clipline as cl
+from clipline.data.population import Population
+from clipline.errors import SettingError
+from clipline.privacy.events import GaussianEvent, PoissonSampling
+from clipline.privacy.ledger import Ledger
+from clipline.study.report.reading import read_run_directory
+from clipline.training.callbacks import Callback
+from clipline.training.side_by_side import run_together
+
+BANDS, ROUNDS, M, USERS = 4, 14, 10, 200
+PEOPLE = small_population(USERS)
+
+
+def made(source="seed", bands=BANDS, rounds=ROUNDS, privacy=None, workers=1, population=PEOPLE, seed=3, **options):
+    privacy = {"noise_multiplier": 0.8, "noise_source": source, **(privacy or {})}
+    return cl.Training(
+        linear_float32(), cross_entropies, population, rounds=rounds, cohort_size=M, local=LOCAL,
+        privacy=cl.Privacy(**privacy), compute=cl.Compute(workers=workers), seed=seed if source == "seed" else None,
+        noise=cl.BandedNoise(bands), **options,
+    )  # fmt: skip
+
+
+def blocks(count, training):
+    """The ledger that so many blocks cost."""
+    return Ledger().add(GaussianEvent(PoissonSampling(BANDS * M / USERS), training.noise_multiplier), count)
+
+
+class StopAfter(Callback):
+    def __init__(self, rounds):
+        self.rounds, self.stop_requested = rounds, False
+
+    def on_release(self, state):
+        self.stop_requested = state.round_index >= self.rounds
+
+
+class Gone(Exception):
+    pass
+
+
+class Killed(Callback):
+    """A kill when so many rounds are released: what it leaves of the folder is kept, and put back by `again`."""
+
+    def __init__(self, folder, rounds):
+        self.folder, self.left, self.rounds = folder, folder.with_name("left"), rounds
+
+    def on_release(self, state):
+        if state.round_index >= self.rounds:
+            shutil.copytree(self.folder, self.left)
+            raise Gone
+
+    def again(self):
+        shutil.rmtree(self.folder)
+        self.left.rename(self.folder)
+
+
+def same(one, other):
+    return torch.equal(one.state.params, other.state.params) and one.state.clip == other.state.clip
+
+
+def test_one_band_trains_as_independent_noise_does():
+    plain = made(bands=1).run()
+    other = cl.Training(
+        linear_float32(), cross_entropies, PEOPLE, rounds=ROUNDS, cohort_size=M, local=LOCAL,
+        privacy=cl.Privacy(noise_multiplier=0.8), seed=3,
+    ).run()  # fmt: skip
+    assert same(plain, other)
+    assert plain.state.ledger == other.state.ledger
+    assert not same(plain, made().run())
+
+
+def test_epsilon_buys_the_noise_that_the_rounds_in_groups_need():
+    training = made(privacy={"epsilon": 3.0, "noise_multiplier": None})
+    result = training.run()
+    assert 2.999 < result.guarantee.epsilon <= 3.0
+    assert result.guarantee == training.planned
+    assert training.guarantee_of(blocks(4, training)).epsilon == result.guarantee.epsilon  # ceil(14 / 4)
+    assert "from groups in turn, banded noise, 14 rounds" in str(result.guarantee)
+    chosen = made(bands="auto", privacy={"epsilon": 3.0, "noise_multiplier": None})
+    lasting = [one.algorithm.mechanism.lasting_share * one.noise_multiplier for one in (chosen, training)]
+    assert chosen.noise.bands in (2, 4, 6)
+    assert lasting[0] <= lasting[1] * 1.005
+
+
+@pytest.mark.parametrize("rounds", [1, 4, 5, 13])
+def test_a_run_that_is_stopped_costs_the_blocks_that_it_began(rounds):
+    training = made()
+    result = training.run([StopAfter(rounds)])
+    assert result.guarantee.rounds == rounds
+    assert result.guarantee.epsilon == training.guarantee_of(blocks(math.ceil(rounds / BANDS), training)).epsilon
+
+
+def test_a_budget_ends_between_blocks_and_early_stopping_charges_all_rounds():
+    limit = made().guarantee_of(blocks(3, made())).epsilon
+    result = made(privacy={"max_epsilon": limit * 1.0001}).run()
+    assert (result.stopped, result.state.round_index) == ("budget", 3 * BANDS)
+
+    class Same(Callback):
+        def measure(self, state, last):
+            from concurrent.futures import Future
+
+            future = Future()
+            future.set_result({"accuracy": 0.5})
+            return future
+
+    early = made().run([Same(), cl.EarlyStopping("accuracy", patience=2)])
+    assert early.stopped == "early"
+    assert early.state.round_index < ROUNDS
+    assert early.guarantee == made().planned
+
+
+@pytest.mark.parametrize("source", ["seed", "system"])
+def test_a_run_that_was_interrupted_goes_on_with_the_same_noise(tmp_path, source):
+    interrupted = made(source).run([cl.RunDirectory(tmp_path / "r"), StopAfter(6)])
+    training = made(source)
+    result = training.resume(tmp_path / "r")
+    ledger = Ledger.read(tmp_path / "r" / "ledger.jsonl")
+    assert ledger.entries == ((training.algorithm.event, ROUNDS),)  # one noise, in which blocks count once
+    assert result.guarantee.epsilon == training.guarantee_of(blocks(4, training)).epsilon
+    if source == "seed":
+        assert same(result, made().run())
+    else:  # the noise of round 6 is made of what the checkpoint held
+        earlier = interrupted.state.noise.unprivate_earlier
+        assert len(earlier) == BANDS - 1
+        assert all(one.any() for one in earlier)
+    assert not (tmp_path / "r" / "checkpoint.safetensors").exists()
+
+
+def test_a_checkpoint_keeps_earlier_noise_to_the_last_bit(tmp_path):
+    interrupted = made("system").run([cl.RunDirectory(tmp_path / "r"), StopAfter(6)])
+    again = made("system")
+    directory = cl.RunDirectory(tmp_path / "r")
+    noise = directory.reopen(again).noise
+    directory.close()
+    pairs = list(zip(noise.unprivate_earlier, interrupted.state.noise.unprivate_earlier, strict=True))
+    assert len(pairs) == 3
+    assert all(torch.equal(one, other) for one, other in pairs)
+    assert (noise.index, noise.next_round, noise.made_for) == (6, 6, (ROUNDS, BANDS))
+
+
+def test_rounds_that_are_run_again_with_the_same_noise_are_charged_once(tmp_path):
+    folder = tmp_path / "r"
+    kill = Killed(folder, 11)
+    with pytest.raises(Gone):
+        made().run([cl.RunDirectory(folder, checkpoint_every=3), kill])
+    kill.again()
+    result = made().resume(folder)
+    assert same(result, made().run())
+    assert result.guarantee == made().planned
+    assert Ledger.read(folder / "ledger.jsonl").entries == ((made().algorithm.event, ROUNDS),)
+
+
+def test_rounds_that_are_run_again_with_other_noise_share_none_with_the_lost_ones(tmp_path):
+    """Otherwise a user of the round before would be seen twice through one draw, which no number of rounds covers."""
+    folder, training = tmp_path / "r", made("system")
+    kill = Killed(folder, 6)
+    with pytest.raises(Gone):
+        training.run([cl.RunDirectory(folder), kill])
+    kill.again()
+    result = (again := made("system")).resume(folder)
+    lost, rest = Ledger.read(folder / "ledger.jsonl").entries
+    assert lost == (again.algorithm.event, 6)
+    assert rest[0] == again.algorithm.event  # a noise of its own, from its round 0
+    begun = ROUNDS - rest[1]  # the round from which on they were run again
+    assert begun < 6
+    charged = math.ceil(6 / BANDS) + math.ceil((ROUNDS - begun) / BANDS)
+    assert result.guarantee.epsilon == again.guarantee_of(blocks(charged, again)).epsilon
+    assert result.guarantee.epsilon > again.planned.epsilon
+
+
+def test_a_state_gives_its_noise_to_one_run_only_unless_that_is_the_same_again():
+    class Kept(Callback):
+        def on_round(self, report, state):
+            if state.round_index == 6:
+                self.state = state
+
+    for source in ("system", "seed"):
+        kept, training = Kept(), made(source)
+        whole = training.run([kept])
+        again = training.run(state=kept.state)
+        entries = again.state.ledger.entries
+        assert [count for _, count in entries] == ([6, 8] if source == "system" else [14])
+        assert same(again, whole) == (source == "seed")
+    other = made(bands=2).run(state=kept.state)  # of a training with other bands
+    assert [count for _, count in other.state.ledger.entries] == [6, 8]
+    plain = cl.Training(
+        linear_float32(), cross_entropies, PEOPLE, rounds=ROUNDS, cohort_size=M, local=LOCAL,
+        privacy=cl.Privacy(noise_multiplier=0.8), seed=3,
+    ).run(state=kept.state)  # fmt: skip
+    assert plain.state.noise is None
+
+
+def test_workers_and_runs_side_by_side_release_what_one_process_does():
+    alone = made().run()
+    assert same(made(workers=2).run(), alone)
+    first, second = run_together([made(), made(seed=4, bands=2)])
+    for together, training in ((first, made()), (second, made(seed=4, bands=2))):
+        result = training.run()
+        torch.testing.assert_close(together.state.params, result.state.params)
+        assert together.guarantee == result.guarantee
+
+
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_draws_in_the_background_are_the_same(prefetch):
+    options = {"clip": cl.FixedClip(0.5)}
+    training = made(**options)
+    training.problem.fast = cl.FastParts(prefetch=prefetch)
+    assert same(training.run(), made(**options).run())
+
+
+def test_files_of_a_run_agree_with_its_guarantee(tmp_path):
+    training = made(privacy={"epsilon": 3.0, "noise_multiplier": None})
+    result = training.run([cl.RunDirectory(tmp_path / "r"), StopAfter(9)])
+    run = read_run_directory(tmp_path / "r")
+    assert run.problems == []
+    assert run.promise.epsilon == result.guarantee.epsilon
+    assert run.promise.sampling == "Poisson sampling at rate 0.2 from one of 4 groups in turn"
+    lines = [json.loads(line) for line in (tmp_path / "r" / "ledger.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(line["round"], line["index"], line["bands"]) for line in lines] == [(t, t, BANDS) for t in range(9)]
+    assert "bands = 4" in (tmp_path / "r" / "settings.toml").read_text(encoding="utf-8")
+    assert cl.load(tmp_path / "r", model=linear_float32()).guarantee == result.guarantee
+
+
+def test_a_run_with_other_bands_does_not_go_on(tmp_path):
+    made().run([cl.RunDirectory(tmp_path / "r"), StopAfter(6)])
+    with pytest.raises(cl.CliplineError, match=r"noise\.bands = 4' then, 'noise\.bands = 2' now"):
+        made(bands=2).resume(tmp_path / "r")
+
+
+def test_personal_parameters_are_kept_by_users_who_come_in_rounds_that_are_apart():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shared, self.own = linear_float32(), torch.nn.Parameter(torch.zeros(3))
+
+        def forward(self, x):
+            return self.shared(x) + self.own
+
+    training = cl.Training(
+        Model(), cross_entropies, PEOPLE, rounds=9, cohort_size=M, local=LOCAL, personal=["own"],
+        privacy=cl.Privacy(noise_multiplier=0.8), seed=3, noise=cl.BandedNoise(BANDS),
+    )  # fmt: skip
+    result = training.run()
+    assert result.guarantee.rounds == 9
+    assert training.unprivate_personal()
+
+
+ONE_EACH = Population.one_each(x=np.zeros((USERS, 6)), y=np.zeros(USERS, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"privacy": {"sampling": "fixed"}}, "IndependentNoise where sampling='fixed'"),
+        ({"privacy": {"relation": "replace-one"}}, "whoever replaces a user may be in another group"),
+        ({"population": ONE_EACH, "privacy": {"population_size": USERS}}, "where population_size is declared for one_"),
+        ({"bands": "auto"}, "bands='auto' must be a number where noise_multiplier is given"),
+        ({"bands": 21}, "bands=21 must be at most"),
+        ({"bands": 9, "rounds": 8}, "bands=9 must be"),
+        ({"bands": 0}, "bands=0"),
+        ({"bands": "many"}, "bands='many'"),
+    ],
+)
+def test_what_cannot_be_accounted_is_refused(options, message):
+    with pytest.raises(SettingError, match=message):
+        made(**options)
+
+
+def test_noise_that_is_none_and_bands_in_the_wrong_place_are_refused():
+    arguments = {"rounds": 3, "cohort_size": M, "local": LOCAL, "privacy": cl.Privacy(epsilon=3.0)}
+    with pytest.raises(SettingError, match=r"noise=1\.0 must be a BandedNoise or an IndependentNoise"):
+        cl.Training(linear_float32(), cross_entropies, PEOPLE, noise=1.0, **arguments)
+    with pytest.raises(SettingError, match=r"give noise=BandedNoise\(bands=8\)"):
+        cl.Training(linear_float32(), cross_entropies, PEOPLE, bands=8, **arguments)
+
+
+def test_examples_that_are_silent_keep_their_group():
+    result = made(population=ONE_EACH).run()
+    assert "zero-out one example" in str(result.guarantee)
+
+
+def test_settings_and_flags_name_the_noise():
+    task = cl.task_named("handwriting")
+    settings = task.settings.overridden(
+        {"noise": "banded", "bands": 2, "population_size": 300, "cohort_size": 20, "rounds": 4}, "flags"
+    )
+    assert task.training(settings).noise == cl.BandedNoise(2)
+    with pytest.raises(SettingError, match="bands=2 must be left out where noise='independent'"):
+        settings.overridden({"noise": "independent"}, "flags")
