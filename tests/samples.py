@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import clipline
 from clipline import LocalSGD, Population
+from clipline.engine.choose import make_problem
 from clipline.engine.core.one_by_one import OneByOne
-from clipline.engine.core.problem import Problem
 from clipline.engine.stacked.layers import MatrixLSTM, MaxPool2d, PatchConv2d
 from clipline.engine.stacked.trainer import Stacked
 from clipline.federated.backend import CohortRequest
@@ -96,7 +96,7 @@ def population_of(sizes: list[int], features: int = 6, classes: int = 3, seed: i
 
 def one_by_one(*args, **kwargs) -> OneByOne:
     """The plain trainer of this problem."""
-    return OneByOne(Problem(*args, **kwargs))
+    return OneByOne(make_problem(*args, **kwargs))
 
 
 def request(params: Tensor, users, round_index: int = 0, clip: float = 1.0, run: int = 0, sampling=None):

@@ -155,7 +155,7 @@ def test_a_table_with_nan_is_refused_and_no_value_is_told(ending, tmp_path):
 
 @pytest.mark.parametrize("lines", ["a,1\nb,secret word\n", "a,1\nb,2,secret word\n"])
 def test_a_damaged_row_of_csv_is_told_without_its_values(lines, tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "CHUNK_BYTES", 32)
+    monkeypatch.setattr(tables, "CSV_BYTES", 32)
     (tmp_path / "t.csv").write_text("u,x\n" + "a,1\n" * 30 + lines)  # the first block says what x is
     with pytest.raises(PopulationError) as error:
         Population.from_table(tmp_path / "t.csv", user="u")

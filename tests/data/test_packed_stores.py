@@ -103,7 +103,7 @@ def test_any_working_memory_gives_the_plain_grouping_of_lists(tmp_path, memory_b
             wanted = entries[ends[place] - sizes[place] : ends[place]][:WIDTH]
             assert row[:length].tolist() == wanted.tolist()
             assert not row[length:].any()
-    assert done[-1] == (180, 180)  # rows, and once more for the lists
+    assert done[-1] == (90, 90)
 
 
 def test_users_without_any_list_have_a_store_too(tmp_path):

@@ -26,6 +26,7 @@ from clipline import (
     load,
 )
 from clipline.engine.core.working_model import WorkingModel
+from clipline.engine.stacked.vmap_layers import make_stackable
 from clipline.tasks import causal_lm
 
 
@@ -117,7 +118,7 @@ def test_lists_of_tokens_train_as_padded_ones_with_a_mask_do():
 def test_the_base_is_the_callers_memory_in_its_own_type_and_adapters_train_in_float32():
     model = _bf16_adapted()
     frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
-    working = WorkingModel(model)
+    working = WorkingModel(model, make_stackable=make_stackable)
     ours = dict(working.module.named_parameters())
     assert all(ours[name].data_ptr() == p.data_ptr() and ours[name] is not p for name, p in frozen.items())
     assert {p.dtype for p in frozen.values()} == {torch.bfloat16}

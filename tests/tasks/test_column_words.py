@@ -55,8 +55,9 @@ def test_no_message_of_the_command_line_names_an_argument_of_python(tmp_path):
     (tmp_path / "t.jsonl").write_text(
         json.dumps({"user": 1, **rows, "gap": 1.5}) + "\n" + json.dumps({"user": 2, **rows, "list": [1]}) + "\n"
     )
-    for column in ("gap", "when", "list"):
+    (tmp_path / "t.csv").write_text("user,when\n1,2026-01-01 10:00:00\n")
+    for column, file in (("gap", "t.jsonl"), ("when", "t.csv"), ("list", "t.jsonl")):
         with pytest.raises((PopulationError, SettingError)) as error, in_flags():
-            list(read_table(tmp_path / "t.jsonl", "user", fields=[column], options=ColumnOptions()))
+            list(read_table(tmp_path / file, "user", fields=[column], options=ColumnOptions()))
         assert not any(f"{word}=" in str(error.value) for word in ("fill", "missing", "timestamps", "lengths"))
         assert "--" in str(error.value)

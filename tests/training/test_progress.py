@@ -4,7 +4,7 @@ import pytest
 from samples import ROOT, small_training, terminal_of
 
 from clipline.console import Bar
-from clipline.engine.gpu.programs.notices import Notices
+from clipline.engine.core.notices import Notices
 from clipline.engine.gpu.programs.program_cache import forget_programs
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.workers.single import SingleProcess

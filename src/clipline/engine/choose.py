@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Literal
+from typing import Any, Literal
 
+import torch
+from torch import nn
+
+from ..data.population import Population
 from ..errors import check_choice, check_whole
 from ..federated.backend import Backend, LocalTrainer
+from ..federated.local_sgd import LocalTraining, Loss
 from ..privacy.events import Sampling
+from ..random.streams import Streams
+from .core import updates
 from .core.one_by_one import OneByOne
 from .core.problem import Problem, SlowEngineWarning
+from .gpu.programs.triton_runtime import prepare_triton
 from .isolation.guard import enough_resources
 from .stacked.agreement import WrongStack
 from .stacked.probe import CannotStack
 from .stacked.single_step import SingleStep, can_share_weights
 from .stacked.trainer import Stacked
+from .stacked.vmap_layers import make_stackable
 from .workers.forked import ForkedBackend, warn_of_too_many
 from .workers.single import SingleProcess
 from .workers.torchrun import TorchrunBackend
@@ -24,7 +33,29 @@ Workers = int | Literal["torchrun"]
 Engine = Literal["auto", "one-by-one", "stacked"]
 SMALL_MODEL = 100_000  # parameters: below, launching an operation for one user costs more than the operation itself
 SMALL_WORK = 1 << 28  # tokens times parameters in a step of one user: above, a stack gains nothing on a core
+try:
+    from .gpu.kernels import block_sums_triton
+except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
+    pass
+else:
+    updates.block_sums = block_sums_triton
+
 ENGINES: tuple[Engine, ...] = ("auto", "one-by-one", "stacked")
+
+
+def make_problem(
+    model: nn.Module,
+    loss: Loss,
+    population: Population,
+    local: LocalTraining,
+    streams: Streams,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> Problem:
+    """A `Problem`, whose model has layers that run in a stack; on a GPU also what Triton needs before its kernels."""
+    if torch.device(device).type == "cuda":
+        prepare_triton()
+    return Problem(model, loss, population, local, streams, device, make_stackable=make_stackable, **options)
 
 
 @enough_resources()

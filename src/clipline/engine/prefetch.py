@@ -14,7 +14,6 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from ..cuda_streams import side_stream
 from ..errors import RunError
 from ..federated.draws import Noise, part_generators
 from ..federated.sampling import Cohort, Sampler
@@ -22,6 +21,7 @@ from ..random.streams import NormalGenerator, Streams
 from .core.problem import Problem
 from .gpu.kernels import noise as device_noise
 from .gpu.kernels.noise import DeviceNoise
+from .gpu.streams import side_stream
 
 _FEW = 1 << 15  # numbers that are drawn in less time than threads take to wake up
 _STAGED = 1 << 13  # numbers, 64 KiB: so few are copied from any memory without waiting for what is under way (H200)

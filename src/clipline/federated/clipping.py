@@ -79,21 +79,53 @@ class PartialSums(Private):
         updates.add_to(totals[:, :-1], scale, run)
         totals[:, -1].index_add_(0, run, within.double() - 0.5)
 
-    def finished(self, clips: Sequence[float], samplings: Sequence[Sampling]) -> list[ClippedSum]:
-        """The sum of each run, once all parts of it are added."""
-        return [ClippedSum(*one) for one in zip(self.__totals, clips, samplings, strict=True)]
+    def finished(
+        self, clips: Sequence[float], samplings: Sequence[Sampling], *read_late: Callable[[Tensor], LateNumber]
+    ) -> list[ClippedSum]:
+        """The sum of each run, once all parts of it are added. `read_late`, if given: see `ClippedSum`."""
+        return [ClippedSum(*one, *read_late) for one in zip(self.__totals, clips, samplings, strict=True)]
+
+
+class LateNumber(Protocol):
+    """A released number that is read later: on a GPU reading waits for the work that computes it."""
+
+    def is_ready(self) -> bool:
+        """Whether it can be read without waiting."""
+        ...
+
+    def __call__(self) -> float:
+        """The number."""
+        ...
+
+
+class ReadNow:
+    """A number (1,) on a processor, copied: what it was read from may change."""
+
+    def __init__(self, number: Tensor) -> None:
+        self._value = number.clone()
+
+    def is_ready(self) -> bool:
+        """At once."""
+        return True
+
+    def __call__(self) -> float:
+        """The number."""
+        return float(self._value)
 
 
 class ClippedSum(Private):
     """The sum of a round: PRIVATE. Only the mechanism can open it, and only to turn it into a `Release`."""
 
-    __slots__ = ("__total", "bound", "sampling")
+    __slots__ = ("__total", "bound", "read_late", "sampling")
     _key_is_free = True
 
-    def __init__(self, total: Tensor, bound: float, sampling: Sampling) -> None:
+    def __init__(
+        self, total: Tensor, bound: float, sampling: Sampling, read_late: Callable[[Tensor], LateNumber] = ReadNow
+    ) -> None:
         self.__total = total  # (dim + 1,) float64: the summed updates, then the sum of (within - 1/2)
         self.bound = bound  # the clip that was used: no user's update in the sum has a larger norm
         self.sampling = sampling  # how the users were sampled
+        self.read_late = read_late  # how the backend reads a number on its device, without waiting for later work
 
     @classmethod
     def take_key(cls) -> Callable[[ClippedSum], Tensor]:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cuda_streams import LateScalar
 from ..errors import PrivateError, check_number, refuse
 from ..privacy.banded_noise import band_coefficients, inverse_coefficients, lasting_share
 from ..privacy.events import GaussianEvent, GroupedPoissonSampling
@@ -195,7 +194,7 @@ class GaussianMechanism:
                 hidden.div_(self.cohort_size)
         if self.count_stddev is None:
             noisy[-1:] = 0.0  # the count has no noise: it must not stay in memory behind the mean
-        centred = LateScalar(noisy[-1:])
+        centred = total.read_late(noisy[-1:])
 
         def read_fraction() -> float | None:
             value = centred()  # read anyway: this throttles the host, which would run far ahead of a GPU

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .feasibility import NoiseTable
     from .guarantee import Guarantee, rounded_up
     from .ledger import Ledger
-    from .noise_split import DeltaNoise, join_noise, quantile_bound, split_noise
+    from .noise_split import DeltaNoise, join_noise, split_noise
     from .numerics import gaussian_mu
     from .planning import Plan, plan, plan_table
     from .relations import Relation
@@ -37,7 +37,7 @@ __all__ = [
     "NoSampling", "NoiseTable", "Plan", "PoissonRuns", "PoissonSampling", "Relation", "Statistic",
     "TruncatedNegativeBinomial", "TruncatedPoissonSampling", "account", "account_grid", "account_renyi",
     "account_search", "cohort_within", "default_relation", "delta_at", "gaussian_mu", "join_noise", "least_scale",
-    "noise_multiplier_for", "plan", "plan_table", "quantile_bound", "rounded_up", "rounds_within",
+    "noise_multiplier_for", "plan", "plan_table", "rounded_up", "rounds_within",
     "sampling_named", "split_noise",
 ]  # fmt: skip
 __getattr__, __dir__ = lazily(
@@ -50,7 +50,7 @@ __getattr__, __dir__ = lazily(
         ".feasibility": "NoiseTable",
         ".guarantee": "Guarantee rounded_up",
         ".ledger": "Ledger",
-        ".noise_split": "DeltaNoise join_noise quantile_bound split_noise",
+        ".noise_split": "DeltaNoise join_noise split_noise",
         ".numerics": "gaussian_mu",
         ".planning": "Plan plan plan_table",
         ".relations": "Relation",

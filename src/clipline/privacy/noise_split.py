@@ -7,11 +7,11 @@ bit_bound / count_stddev. Both releases together are as private as one Gaussian 
 
 `bit_bound` is how far one user moves the count, and depends on what is subtracted from each bit before the sum:
 
-    1/2                        CENTRED: within - 1/2, what this library releases
-    1                          UNCENTRED: within itself; the sum also reveals the size of the cohort, which under
-                               Poisson sampling is secret
-    max(quantile, 1-quantile)  `quantile_bound(quantile)`: within - quantile; the clip then settles at the right
-                               quantile even if the divisor is wrong
+    1/2                        within - 1/2, what this library releases
+    1                          within itself; the sum also reveals the size of the cohort, which under Poisson sampling
+                               is secret
+    max(quantile, 1-quantile)  within - quantile; the clip then settles at the right quantile even if the divisor is
+                               wrong
 
 Under replace-one both parts move by twice as much, whatever is subtracted. The split is the same; the accountant halves
 the noise multiplier.
@@ -24,16 +24,9 @@ from dataclasses import dataclass
 
 from ..errors import check_number, refuse
 
-CENTRED, UNCENTRED = 0.5, 1.0
+CENTRED = 0.5
 PAPERS_SHARE = 20  # the paper's count_stddev is cohort_size / 20
 _PAPERS_COST = 0.01  # more noise on the updates than this: the paper's choice does not fit
-
-
-def quantile_bound(quantile: float) -> float:
-    """The `bit_bound` of bits from which `quantile` is subtracted."""
-    way_out = "give the quantile that the clip follows, such as 0.5"
-    share = check_number("quantile", quantile, at_least=0, at_most=1, way_out=way_out)
-    return max(share, 1 - share)
 
 
 @dataclass(frozen=True, order=True)

@@ -88,18 +88,16 @@ class PoissonRuns:
 RunCount = TruncatedNegativeBinomial | PoissonRuns
 
 
-def search_epsilon(orders: Array, divergences: Array, runs: RunCount, delta: float) -> tuple[float, float]:
-    """(epsilon, order) of releasing the best of a random number of runs, each with this Renyi curve."""
-    _check_distribution(runs)
-    return _best(orders, runs.charge(orders, divergences), delta)
-
-
 def account_search(ledger: Ledger, runs: RunCount, *, delta: float, relation: Relation) -> Guarantee:
     """The guarantee of releasing the best of `runs` runs, each of which is `ledger` (or costs no more).
 
     It replaces the guarantee of the released run and is not added to it. See the module for what must hold.
     """
-    _check_distribution(runs)
+    if not isinstance(runs, TruncatedNegativeBinomial | PoissonRuns):
+        raise SettingError(
+            f"runs={runs!r} must be a distribution of the number of runs, since a fixed number is not covered: "
+            "give TruncatedNegativeBinomial.with_mean(10) or PoissonRuns(10), or use account_grid"
+        )
     if any(event.statistic is not None for event in ledger.events):
         raise SettingError("ledger holds private statistics, which no run releases again: account for them apart")
     one = account(ledger, delta=delta, relation=relation)
@@ -110,25 +108,13 @@ def account_search(ledger: Ledger, runs: RunCount, *, delta: float, relation: Re
         total += count * renyi_curve(event, one.relation, tuple(_ORDERS))
     charged = runs.charge(_ORDERS, total)
     # A divergence rises with its order, so that a bound at a higher order also holds at every lower one.
-    epsilon, order = _best(_ORDERS, np.minimum.accumulate(charged[::-1])[::-1], delta)
-    return Guarantee(epsilon, delta, one.relation, one.sampler, "renyi", order, one.rounds)
+    bounds = epsilons(np.minimum.accumulate(charged[::-1])[::-1], _ORDERS, delta)
+    best = int(np.argmin(bounds))
+    epsilon = max(float(bounds[best]), 0.0)
+    return Guarantee(epsilon, delta, one.relation, one.sampler, "renyi", float(_ORDERS[best]), one.rounds)
 
 
 def account_grid(ledger: Ledger, runs: int, *, delta: float, relation: Relation) -> Guarantee:
     """The guarantee of `runs` runs of `ledger` where the choice looks at them all: each is charged in full."""
     check_whole("runs", runs, at_least=1, way_out="give the number of runs on the grid")
     return account(Ledger(ledger.entries * runs), delta=delta, relation=relation)
-
-
-def _best(orders: Array, divergences: Array, delta: float) -> tuple[float, float]:
-    bounds = epsilons(divergences, orders, delta)
-    best = int(np.argmin(bounds))
-    return max(float(bounds[best]), 0.0), float(orders[best])
-
-
-def _check_distribution(runs: object) -> None:
-    if not isinstance(runs, TruncatedNegativeBinomial | PoissonRuns):
-        raise SettingError(
-            f"runs={runs!r} must be a distribution of the number of runs, since a fixed number is not covered: "
-            "give TruncatedNegativeBinomial.with_mean(10) or PoissonRuns(10), or use account_grid"
-        )

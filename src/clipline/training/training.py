@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ..data.population import Population
-from ..engine.choose import choose_backend, choose_trainer
+from ..engine.choose import choose_backend, choose_trainer, make_problem
 from ..engine.core.one_by_one import OneByOne
 from ..engine.core.personal import PersonalStore
-from ..engine.core.problem import Problem
 from ..engine.core.working_model import check_module, uncompiled
 from ..engine.gpu.programs.program_cache import ProgramCounts
 from ..engine.stacked.trainer import Stacked
@@ -223,20 +222,20 @@ class Training:
             mechanism = BandedMechanism(cohort_size, self.noise_multiplier, mechanism.count_stddev, bands, rounds)
         mechanism.delta_stddev(clip.init().clip)  # refuses a clip that no noise can be made for
         self.algorithm = Algorithm(sampler, mechanism, scheduled(server, rounds), clip)
-        self.problem = Problem(
+        self.problem = make_problem(
             model,
             loss,
             population,
             local,
             streams,
             compute.device,
-            compute.precision,
-            compute.row_fields,
-            on_error,
-            trial_batch,
-            compute.fast,
-            rounds,
-            personal,
+            precision=compute.precision,
+            row_fields=compute.row_fields,
+            on_error=on_error,
+            trial_batch=trial_batch,
+            fast=compute.fast,
+            rounds=rounds,
+            personal=personal,
         )
         if personal and privacy.sampling == "fixed":
             # Others' rows depend on whether they were drawn, and in a cohort of fixed size that depends on one user.

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from clipline import LocalSGD
-from clipline.tasks.handwriting.writers import writer_sizes
+from clipline.tasks.handwriting import writer_sizes
 from clipline_paper.stand_ins import WRITER_EXAMPLES
 from clipline_paper.tasks.emnist_cr import TASK, CharacterNet, count, loss
 

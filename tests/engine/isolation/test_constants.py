@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from clipline.engine.isolation.constants import SHORT, Constant, checksum, set_version_counters
+from clipline.engine.isolation.constants import SHORT, Constant, checksum
 
 
 class Own(nn.Parameter):
@@ -19,8 +19,6 @@ TENSORS = {
     "a gradient": (torch.zeros(3, requires_grad=True), lambda now: setattr(now, "grad", torch.ones(3))),
     "that a gradient is asked for": (torch.zeros(3), lambda now: now.requires_grad_()),
     "that a computation made it": (torch.zeros(3), lambda now: now.add_(0.0 * torch.ones(3, requires_grad=True))),
-    "memory for other processes": (torch.zeros(3), lambda now: now.share_memory_()),
-    "a number beside a view": (torch.zeros(4)[:3], lambda now: now.as_strided((1,), (1,), 3).fill_(1.0)),
     "other strides": (torch.zeros(3, 3), lambda now: setattr(now, "data", now.data.t())),
     "a parameter of a class of one's own": (Own(torch.zeros(3), False), lambda now: now.data.add_(1.0)),
     "a number of an array": (np.zeros(3), lambda now: now.__setitem__(1, 1.0)),
@@ -41,23 +39,19 @@ def test_a_tensor_or_array_that_changes_is_seen_and_put_back_to_the_last_bit(now
     assert not np.signbit(np.asarray(now.detach() if isinstance(now, torch.Tensor) else now)).any()
 
 
-@pytest.mark.filterwarnings("ignore")  # torch calls one of these new, and one old
-def test_the_parts_of_sparse_and_quantised_tensors_are_compared_and_put_back():
-    sparse = torch.eye(3).to_sparse()
-    rows = torch.eye(3).to_sparse_csr()
-    quantised = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
-    kept = [Constant("kept", one) for one in (sparse, rows, quantised)]
-    assert [one.same() for one in kept] == [True] * 3
+@pytest.mark.filterwarnings("ignore")  # torch calls one of these new
+def test_the_parts_of_sparse_tensors_are_compared_and_put_back():
+    sparse, rows = torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()
+    kept = [Constant("kept", one) for one in (sparse, rows)]
+    assert [one.same() for one in kept] == [True] * 2
     sparse._values().zero_()
     rows.values()[0] = 2.0
-    quantised.data.copy_(torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8))
-    assert [one.same() for one in kept] == [False] * 3
+    assert [one.same() for one in kept] == [False] * 2
     for one in kept:
         one.restore()
-    assert [one.same() for one in kept] == [True] * 3
+    assert [one.same() for one in kept] == [True] * 2
     assert torch.equal(sparse.to_dense(), torch.eye(3))
     assert torch.equal(rows.to_dense(), torch.eye(3))
-    assert quantised.dequantize().tolist() == pytest.approx([1.0] * 3)
 
 
 def test_what_is_not_a_number_is_like_itself():
@@ -74,20 +68,16 @@ def test_of_a_very_large_tensor_or_array_a_checksum_is_compared_however_it_is_wr
     fixed = np.arange(9.0)
     fixed.flags.writeable = False
     kept = [Constant("tensor", tensor), Constant("array", array), Constant("by columns", array.T), Constant("", fixed)]
-    assert [one.before for one in kept] == [None] * 4  # no copy is held, and so a change cannot be undone
-    assert all(one.same() and one.lost for one in kept)
+    assert all(one.same() and one.lost for one in kept)  # no copy is held, and so a change cannot be undone
     tensor.data[8], array[2, 2] = 1.0, 1.0  # past torch's count of changes
-    assert tensor._version == kept[0].version
     assert [one.same() for one in kept] == [False, False, False, True]
 
 
-def test_a_write_of_what_was_there_already_is_seen_by_torchs_count_alone():
-    kept = Constant("kept", torch.ones(3))
+def test_a_write_of_what_was_there_already_is_no_change():
+    kept = Constant("kept", torch.ones(SHORT))
     kept.now.mul_(1.0)
+    assert not kept.touched()
     assert kept.same()
-    assert kept.written()
-    set_version_counters((kept.now,), (kept.version,))
-    assert not kept.written()
 
 
 LONG = SHORT // 4 + 3  # float32 numbers, just too many to be copied
@@ -110,7 +100,6 @@ def test_a_shared_tensor_is_put_back_in_the_callers_memory_or_known_to_be_lost(s
     constant = Constant("base", callers.detach(), shared=True)
     assert constant.same()
     assert constant.lost == (size == LONG)  # no copy of a long one is held
-    assert (constant.before is None) == (size == LONG)
     constant.now.data[1] = 9.0  # past the version counter
     assert not constant.same()
     constant.restore()

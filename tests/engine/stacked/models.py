@@ -73,7 +73,7 @@ MODELS = {
 SHARED = {
     "logistic": {"weight"},
     "mlp": {"0.weight", "2.weight"},
-    "convolutional": {"conv1.weight", "conv2.weight", "row.weight", "fc1.weight", "fc2.weight"},
+    "convolutional": {"conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"},
     "lstm": {"out.weight"},
     "gru": {"out.weight"},
     "words": {"words.weight", "places.weight", "twice.weight", "out.weight"},

@@ -12,6 +12,7 @@ from clipline.engine.choose import choose_trainer
 from clipline.engine.core.working_model import WorkingModel
 from clipline.engine.stacked.attention import explicit_attention, use_stackable_attention
 from clipline.engine.stacked.trainer import Stacked
+from clipline.engine.stacked.vmap_layers import make_stackable
 from clipline.random.streams import Streams
 
 USERS = np.arange(6)
@@ -46,7 +47,7 @@ def test_without_transformers_models_nothing_is_changed():
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "bert"])
 def test_the_working_copy_answers_as_the_callers_model_does(name, attention):
     model = base(name, attn_implementation=attention).eval()
-    working = WorkingModel(model)
+    working = WorkingModel(model, make_stackable=make_stackable)
     assert working.attention == "attention as explicit products"
     assert model.config._attn_implementation == attention  # the caller's
     ids = torch.arange(1, 17).view(2, 8)

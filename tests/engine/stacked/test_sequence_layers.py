@@ -13,7 +13,7 @@ from clipline import LocalSGD, Population
 from clipline.engine.core.working_model import WorkingModel
 from clipline.engine.stacked.probe import CannotStack
 from clipline.engine.stacked.trainer import Stacked
-from clipline.engine.stacked.vmap_layers import replace_layers
+from clipline.engine.stacked.vmap_layers import make_stackable, replace_layers
 from clipline.random.streams import Streams
 
 DOUBLE = torch.float64
@@ -201,7 +201,7 @@ def test_what_has_no_version_for_a_stack_trains_one_by_one_and_says_why(layer, w
 
 def test_the_callers_layers_and_what_is_handed_back_stay_torchs():
     model = nn.Sequential(nn.LSTM(2, 2), nn.GRU(2, 2), nn.MultiheadAttention(2, 1))
-    working = WorkingModel(model)
+    working = WorkingModel(model, make_stackable=make_stackable)
     assert [type(part).__module__ for part in working.module] == ["clipline.engine.stacked.sequence_layers"] * 3
     exported = working.export(working.initial + 1)
     assert (

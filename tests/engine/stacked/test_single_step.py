@@ -1,21 +1,26 @@
 """Single steps with shared weights equal one user after the other, for every kind of layer."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
 from engine.stacked.models import MODELS, SHARED, USERS, Recurrent, plain_trainer
-from samples import cross_entropies, flat_training, opened, population_of, request
+from samples import cross_entropies, flat_training, one_by_one, opened, population_of, request, small_population
 from torch import nn
 
 from clipline import FixedClip, LocalSGD, Population, ServerSGD
 from clipline.engine.choose import choose_trainer
 from clipline.engine.core.fast_parts import FastParts
 from clipline.engine.core.one_by_one import OneByOne
+from clipline.engine.stacked import shared_step, single_step
+from clipline.engine.stacked.agreement import WrongStack
 from clipline.engine.stacked.probe import CannotStack
 from clipline.engine.stacked.shared_step import NotShared
 from clipline.engine.stacked.single_step import SingleStep, takes_single_steps
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.workers.single import SingleProcess
+from clipline.random.streams import Streams
 
 
 def rows_by_user(trainer, users, round_index=0):
@@ -157,3 +162,77 @@ def test_two_workers_give_the_same():
 
     one, two = run(1), run(2)
     torch.testing.assert_close(one.state.params, two.state.params, rtol=1e-11, atol=1e-12)
+
+
+def test_a_wrong_gradient_is_found_before_any_training(monkeypatch):
+    plain = plain_trainer(MODELS["mlp"])
+    monkeypatch.setattr(
+        shared_step, "FactoredUpdates", lambda start, inputs, outputs: shared_step.Dense(start, 0 * outputs.flatten(1))
+    )
+    with pytest.raises(WrongStack, match="another gradient than a plain one"):
+        single_step.shared_step(plain.problem, plain.made_up)
+
+
+def test_a_rounding_that_depends_on_the_place_is_found(monkeypatch):
+    plain = plain_trainer(MODELS["mlp"], dtype=torch.float32)
+    step = single_step.shared_step(plain.problem, plain.made_up)
+    assert single_step.equal_widths(plain.problem, plain.made_up, step, [8, 16, 24]) == [8, 16, 24]
+    tilted = shared_step.FactoredUpdates
+
+    def wrong(start, inputs, outputs):
+        return tilted(start, inputs, outputs * (1 + 1e-6 * torch.arange(len(outputs))[:, None, None]))
+
+    monkeypatch.setattr(shared_step, "FactoredUpdates", wrong)
+    with pytest.raises(CannotStack, match="rounded otherwise at another place"):
+        single_step.equal_widths(plain.problem, plain.made_up, step, [8, 16])
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: float(torch.rand(()))])
+def test_draws_that_users_would_share_are_refused(draw):
+    def loss(model, batch):
+        return cross_entropies(model, batch) * draw()
+
+    plain = plain_trainer(MODELS["logistic"], loss=loss)
+    with pytest.raises(CannotStack):
+        single_step.shared_step(plain.problem, plain.made_up)
+
+
+def test_a_gradient_inside_the_loss_is_refused():
+    def loss(model, batch):
+        losses = cross_entropies(model, batch)
+        (slope,) = torch.autograd.grad(losses.sum(), model[0].weight, create_graph=True)
+        return losses + slope.square().sum()
+
+    plain = plain_trainer(lambda: nn.Sequential(nn.Linear(16, 3)), loss=loss)
+    with pytest.raises(CannotStack):
+        single_step.shared_step(plain.problem, plain.made_up)
+
+
+def test_a_model_that_writes_into_its_parameters_is_left_to_the_other_engines():
+    class Clamped(nn.Linear):
+        def forward(self, x):
+            self.weight.data.clamp_(-0.1, 0.1)
+            return super().forward(x)
+
+    plain = plain_trainer(lambda: nn.Sequential(Clamped(16, 3)))
+    with pytest.raises(CannotStack, match="writes into a parameter"):
+        single_step.shared_step(plain.problem, plain.made_up)
+
+
+def test_the_memory_of_a_user_holds_all_activations():
+    plain = plain_trainer(lambda: nn.Sequential(nn.Linear(16, 1000), nn.Tanh(), nn.Linear(1000, 3)))
+    step = single_step.shared_step(plain.problem, plain.made_up)
+    taken = single_step.bytes_a_user(plain.problem, plain.made_up, step)
+    assert 2 * 8000 < taken < 40_000 * 8  # the hidden layer is kept twice at least; weights are few beside it
+
+
+def test_why_users_do_not_train_in_single_steps_is_said(monkeypatch):
+    def refused(*arguments, **options):
+        raise CannotStack("no layer of the model has a weight that users could share")
+
+    monkeypatch.setattr("clipline.engine.choose.SingleStep", refused)
+    population = Population.one_each(**small_population().fields)
+    plain = one_by_one(nn.Linear(6, 3), cross_entropies, population, LocalSGD(0.1), Streams(0))
+    assert choose_trainer("auto", plain, 3).in_words.endswith(
+        "; not in single steps: no layer of the model has a weight that users could share"
+    )

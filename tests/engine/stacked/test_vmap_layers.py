@@ -16,7 +16,7 @@ from clipline.engine.core.precision import kernels_switched
 from clipline.engine.core.working_model import WorkingModel
 from clipline.engine.stacked import vmap_layers as layers
 from clipline.engine.stacked.trainer import Stacked
-from clipline.engine.stacked.vmap_layers import Dropout, GroupNorm, Linear, replace_layers
+from clipline.engine.stacked.vmap_layers import Dropout, GroupNorm, Linear, make_stackable, replace_layers
 from clipline.random.streams import Streams
 
 DOUBLE = torch.float64
@@ -30,7 +30,7 @@ def model():
 def test_layers_are_swapped_in_the_working_copy_only():
     ours = model()
     before = copy.deepcopy(ours)
-    flat = WorkingModel(ours)
+    flat = WorkingModel(ours, make_stackable=make_stackable)
     swapped = [type(layer) for layer in flat.module]
     assert swapped == [Linear, GroupNorm, nn.ReLU, Dropout, Linear]
     for layer, kind in zip(flat.module, (nn.Linear, nn.GroupNorm, nn.ReLU, nn.Dropout, nn.Linear), strict=True):
@@ -44,7 +44,7 @@ def test_layers_are_swapped_in_the_working_copy_only():
 
 def test_what_is_handed_back_is_of_torchs_own_layers():
     ours = model()
-    flat = WorkingModel(ours)
+    flat = WorkingModel(ours, make_stackable=make_stackable)
     exported = flat.export(flat.initial + 1)
     assert [type(layer) for layer in exported] == [type(layer) for layer in ours]
     ours.load_state_dict(exported.state_dict())  # the same keys

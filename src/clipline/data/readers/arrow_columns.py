@@ -140,9 +140,12 @@ def _dates(where: str, name: str, column: Any) -> Any:
 
 
 def _lists(where: str, name: str, column: Any, options: ColumnOptions, before: int) -> NDArray[Any]:
-    inner = _entries(where, name, column, options, before)
-    if inner.ndim >= DEEPEST:
+    kind, depth = column.type, 0
+    while _is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    if depth >= DEEPEST:
         raise PopulationError(f"{where} has {name!r} as lists more than {DEEPEST} deep: flatten them")
+    inner = _entries(where, name, column, options, before)
     widths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
     if len(widths) > 1:
         inside = name in options.lengths  # a width was given, to the lists around these

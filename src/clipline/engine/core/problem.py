@@ -20,13 +20,12 @@ from ...federated.backend import PersonalRows
 from ...federated.local_sgd import Batch, LocalTraining, Loss, OnError, Reference, per_example, takes_reference
 from ...lr_schedules import tabulated
 from ...random.streams import Streams
-from ..gpu.programs.notices import Notices
-from ..gpu.programs.triton_runtime import prepare_triton
 from ..isolation.generators import preserve_generators, preserve_torch_generators
 from ..isolation.guard import Isolation
 from ..isolation.made_up_data import check_trial_batch
 from .batches import Examples
 from .fast_parts import FastParts
+from .notices import Notices
 from .precision import Precision, kernels_switched, precision_context
 from .row_fields import RowFields, check_row_fields
 from .working_model import WorkingModel
@@ -74,12 +73,11 @@ class Problem:
         fast: FastParts | None = None,
         rounds: int = 1,
         personal: Sequence[str] = (),
+        make_stackable: Callable[[nn.Module], str] | None = None,
     ) -> None:
-        """`rounds` of the whole training, for schedules of the learning rate; `personal`: see `WorkingModel`."""
+        """`rounds` of the whole training, for schedules of the learning rate; the last two: see `WorkingModel`."""
         self.fast = FastParts() if fast is None else fast
-        self.model = WorkingModel(model, device, personal)
-        if torch.device(device).type == "cuda":
-            prepare_triton()
+        self.model = WorkingModel(model, device, personal, make_stackable)
         self.loss = loss
         # Asked while users train, a function that counts its calls would make one user's rate depend on others.
         local = replace(local, lr_schedule=tabulated(local.lr_schedule, rounds))
@@ -98,7 +96,9 @@ class Problem:
                 "few rows, as it shrinks all rows: drop it, or drop row_fields"
             )
         self.examples = Examples(population, self.device, self.model.vector.dtype)
-        self.isolation = Isolation(self.model.module, loss, self.model.trainable, self.model.shared)
+        self.isolation = Isolation(
+            self.model.module, loss, self.model.trainable, self.model.shared, list(self.model.random_layers.values())
+        )
         self.notices = Notices()  # who is told that training waits for a compiler
         self.draws_globally = False  # whether the model was seen to draw from torch's global generator
         fields = population.fields

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..isolation.user_sums import squares_by_leaf, sum_columns
-from ..stacked.factored_updates import FactoredUpdates
 from .precision import kernels_in_use
 
-try:
-    from ..gpu.kernels import block_sums_triton as block_sums
-except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
-    block_sums = None  # type: ignore[assignment]
+block_sums: Any = None  # Triton kernels, where there are: `engine/choose.py` hands them in
 
 _CHUNK = 1 << 22  # numbers converted to float64 at a time on a GPU, to bound memory
 _CACHED = 1 << 16  # the same on a CPU core, to fit its cache
@@ -78,7 +75,8 @@ class Dense:
         if unit is not None:
             return Dense(0, self.formed() / unit.unsqueeze(1)).squares()
         if _by_triton(self.values):
-            return block_sums.squares(self.values, self.before)
+            squares: Tensor = block_sums.squares(self.values, self.before)
+            return squares
         return squares_by_leaf(self.formed())
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
@@ -143,7 +141,8 @@ class Rows:
         The padding that a stack has is the user's own; users who were trained one by one are padded to the longest.
         """
         if self.before is not None and unit is None and _by_triton(self.values):
-            return block_sums.squares(self.values.flatten(1), self.before.flatten(1), self.used)
+            squares: Tensor = block_sums.squares(self.values.flatten(1), self.before.flatten(1), self.used)
+            return squares
         return sum_columns(Dense(0, self.formed().flatten(1)).squares(unit)).unsqueeze(1)
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
@@ -226,7 +225,35 @@ class ChannelsLast:
         return values.view(-1, out, height, width, channels).permute(0, 1, 4, 2, 3).flatten(1)
 
 
-Piece = Dense | Rows | ChannelsLast | FactoredUpdates
+class Piece(Protocol):
+    """The updates of some coordinates, in one of the forms above or in that of another way to train."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the updates."""
+        ...
+
+    def greatest(self) -> Tensor:
+        """(users,): the largest absolute value of each user."""
+        ...
+
+    def squares(self, unit: Tensor | None = None) -> Tensor:
+        """(users, parts) float64: squares of the values, divided by unit (users,) if given, added up in part."""
+        ...
+
+    def add_to(self, total: Tensor, scale: Tensor) -> None:
+        """Add sum over users of scale (users,) times their values, in float64, to total (dim,)."""
+        ...
+
+    def write_to(self, rows: Tensor) -> None:
+        """Write the updates into rows (users, dim)."""
+        ...
+
+    def of_users(self, chosen: Tensor) -> Piece:
+        """The updates of the users for whom `chosen` (users,) is true."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import copy
 import fnmatch
 import math
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,6 @@ from torch.nn.parameter import is_lazy
 from ...errors import ModuleError, first_line, nearest, refuse
 from ...federated.local_sgd import Batch, Loss, Reference, takes_reference
 from ..isolation.constants import SHORT, has_own_memory
-from ..stacked.attention import use_stackable_attention
-from ..stacked.vmap_layers import replace_layers
 from .user_random import UserRandom
 
 _OF_EVERY_MODULE = {*vars(nn.Module()), "draws", "_flat_weights", "_flat_weight_refs"}
@@ -38,9 +36,17 @@ class WorkingModel:
     Frozen parameters are not copied: on the caller's device they are the caller's own memory, read and never written.
     `shared` has those tensors, for the checks that they stay as they are. Views of larger memory and sparse ones are
     copied. Adapters of PEFT train in float32, whatever the type of the base.
+
+    `make_stackable` replaces layers of the copy by forms that also run for many users; what it says is `attention`.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", personal: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device | str = "cpu",
+        personal: Sequence[str] = (),
+        make_stackable: Callable[[nn.Module], str] | None = None,
+    ) -> None:
         module = uncompiled(module)
         check_module(module)
         self._original = module
@@ -50,8 +56,8 @@ class WorkingModel:
             for param in copied.parameters():
                 if param.requires_grad and param.dtype in (torch.bfloat16, torch.float16):
                     param.data = param.data.float()
-        self.attention = use_stackable_attention(copied)
-        self.module = replace_layers(copied).to(device)
+        self.attention = "" if make_stackable is None else make_stackable(copied)
+        self.module = copied.to(device)
         self.shared = [tensor for name, tensor in _tensors(self.module).items() if name in frozen]
         names_in_order = [name for name, p in self.module.named_parameters() if p.requires_grad]
         stays = _matching(names_in_order, personal)

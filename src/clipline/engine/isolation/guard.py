@@ -13,19 +13,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import CliplineError, ModuleError, RunError
-from .constants import Constant, set_version_counters
+from .constants import Constant
 from .generators import seed_global_generators
-from .quick_check import QuickCheck
-from .reachable import find_mutable_state
-from .snapshots import MISSING, Container, Snapshot, only_equal_values
+from .state import MISSING, Container, Snapshot, find_mutable_state
 
 # What a machine runs out of: numbers of an OSError, how torch's and Python's own messages begin, and what helps.
 _RESOURCES = {
@@ -53,8 +49,6 @@ _RESOURCES = {
     ),
 }
 _OF_A_SHARED_FILE = r"unable to [\w ()]+ <[^<>]*>[a-z -]*: "  # how torch begins, before libc's words and number
-# Of a parameter, that stay as they are.
-_attributes = attrgetter("grad", "requires_grad", "_backward_hooks", "shape", "_post_accumulate_grad_hooks")
 
 
 class IsolationError(ModuleError):
@@ -66,8 +60,8 @@ class Isolation:
 
     `after_user` restores plain attributes, containers, closures and global variables, so that every user finds the
     model as the caller gave it, and refuses other changes. `seed` reseeds NumPy's and Python's global generators, and
-    those that the model holds, with a user's own key. reachable.py says what is found. `shared` are tensors whose
-    memory is the caller's: a change of a long one is refused, and stays.
+    those that the model holds, with a user's own key. state.py says what is found. `shared` are tensors whose
+    memory is the caller's: a change of a long one is refused, and stays. `seeded` are layers that the engine seeds.
     """
 
     def __init__(
@@ -76,39 +70,19 @@ class Isolation:
         loss: Callable[..., Any],
         trainable: Mapping[str, nn.Parameter],
         shared: Sequence[Tensor] = (),
+        seeded: Sequence[nn.Module] = (),
     ) -> None:
-        self._module, self._loss, self._shared = module, loss, shared
+        self._module, self._loss, self._shared, self._seeded = module, loss, shared, seeded
         self._trainable = dict(trainable)
         self._spoilt = ""  # what a user has changed for good, in words
         self._snapshot_all()
 
     def _snapshot_all(self) -> None:
-        self._params = list(self._trainable.values())
-        self._layouts = [_layout(param) for param in self._params]
-        self._addresses, self._strides = [*map(Tensor.data_ptr, self._params)], [*map(Tensor.stride, self._params)]
-        self._attributes = [
-            (None, True, param._backward_hooks, param.shape, param._post_accumulate_grad_hooks)
-            for param in self._params
-        ]
-        self._data = [param.data for param in self._params]  # keeps the memory alive
+        self._layouts = [_layout(param) for param in self._trainable.values()]
+        self._data = [param.data for param in self._trainable.values()]  # keeps the memory alive
         self._dtype = torch.get_default_dtype()
-        self._state = find_mutable_state(self._module, self._loss, self._params, self._shared)
-        self._quick = QuickCheck(chain(self._state.structure, self._state.restorable))
-        # torch counts how often a tensor was written to. Anybody can read that: it would tell a user of those before.
-        self._counted = tuple(self._state.counted)
-        self._counts = tuple(tensor._version for tensor in self._counted)
-
-    def _unchanged(self) -> bool:
-        """Whether a quick check finds nothing that `_restore_or_refuse`, its plain twin, would restore or refuse."""
-        return (
-            [*map(Tensor.data_ptr, self._params)] == self._addresses
-            and [*map(Tensor.stride, self._params)] == self._strides
-            and [*map(_attributes, self._params)] == self._attributes
-            and not any(self._state.empty_containers)
-            and self._quick.passes()
-            and torch.get_default_dtype() == self._dtype
-            and not any(constant.touched() for constant in self._state.constants)
-        )
+        trainable = self._trainable.values()
+        self._state = find_mutable_state(self._module, self._loss, trainable, self._shared, self._seeded)
 
     def before_block(self) -> None:
         """Take a new snapshot if the caller changed something since the last users, a temperature for instance."""
@@ -118,7 +92,7 @@ class Isolation:
         if (
             any(state.empty_containers)
             or not all(snapshot.same() for snapshot in state.large_containers)
-            or not (self._quick.passes() or all(snapshot.same() for snapshot in state.restorable))
+            or not all(snapshot.same() for snapshot in state.restorable)
         ):
             self._snapshot_all()
 
@@ -130,31 +104,25 @@ class Isolation:
 
     def after_user(self) -> str:
         """Restore the state and name something that had changed, or give ""; refuse changed parameters or parts."""
-        for cache in self._state.caches:
+        state, leftover = self._state, ""
+        for cache in state.caches:
             cache.cache_clear()
-        leftover = "" if self._unchanged() else self._restore_or_refuse()
-        set_version_counters(self._counted, self._counts)
-        return leftover
-
-    def _restore_or_refuse(self) -> str:
-        """`after_user`, one snapshot after the other."""
-        refused, leftover = self._replaced(), ""
-        for snapshot in self._state.restorable:
+        refused = self._replaced()
+        for snapshot in state.restorable:
             if not snapshot.same():
-                leftover = leftover or ("" if only_equal_values(snapshot) else _where(snapshot))
+                equal = isinstance(snapshot, Container) and snapshot.only_equal_values()
+                leftover = leftover or ("" if equal else _where(snapshot))
                 snapshot.restore()
-        empty = self._state.empty_containers
-        if any(empty):
-            labels = self._state.empty_labels
-            leftover = leftover or next(label for label, inside in zip(labels, empty, strict=True) if inside)
-            for container in empty:
+        if any(state.empty_containers):
+            for label, container in zip(state.empty_labels, state.empty_containers, strict=True):
+                leftover = leftover or (label if container else "")
                 container.clear()
-        torch.set_default_dtype(self._dtype)
-        touched = next((one for one in self._state.constants if one.touched()), None)
-        refused = refused or ("" if touched is None else self._changed(touched))
+        if torch.get_default_dtype() != self._dtype:
+            torch.set_default_dtype(self._dtype)
+        if touched := [one for one in state.constants if one.touched()]:
+            refused = refused or self._changed(touched[0])
         if refused:
             self._restore_all()
-            set_version_counters(self._counted, self._counts)
             raise IsolationError(refused)
         return leftover
 
@@ -172,10 +140,7 @@ class Isolation:
 
     def after_step(self) -> None:
         """After a step of stacked users, which others' may follow. Any change is refused: it is nobody's alone."""
-        # A write of the same value counts too: how often it happens depends on the other users of the block.
-        written = next((one.label for one in self._state.constants if one.written()), "")
-        leftover = self.after_user() or written
-        if leftover:
+        if leftover := self.after_user():
             raise IsolationError(_remembered(leftover, together=True))
 
     def after_stack(self) -> None:
@@ -198,23 +163,25 @@ class Isolation:
     def __deepcopy__(self, memo: dict[int, Any]) -> Isolation:
         """A snapshot of the copied module."""
         module, loss = copy.deepcopy(self._module, memo), copy.deepcopy(self._loss, memo)
-        return Isolation(module, loss, copy.deepcopy(self._trainable, memo), copy.deepcopy(self._shared, memo))
+        trainable, shared = copy.deepcopy(self._trainable, memo), copy.deepcopy(self._shared, memo)
+        return Isolation(module, loss, trainable, shared, copy.deepcopy(self._seeded, memo))
 
     def _replaced(self) -> str:
         """An error message if a parameter has other memory, or the model other parts; else ""."""
         for (name, param), layout in zip(self._trainable.items(), self._layouts, strict=True):
-            if _layout(param) != layout:
+            if (now := _layout(param)) == layout:
+                continue
+            if now[:-2] != layout[:-2]:
                 return (
                     f"parameter {name!r} of the model was replaced, or given other memory, while a user trained, and "
                     "would carry that user's weights to the next: write into it in place under torch.no_grad(), or "
                     "compute from it without assigning"
                 )
-            if param.grad is not None or not param.requires_grad:
-                what = "has a gradient left behind" if param.grad is not None else "no longer requires a gradient"
-                return (
-                    f"parameter {name!r} of the model {what} after a user trained, and would carry it to the next: "
-                    "return the loss and leave the backward pass and requires_grad alone"
-                )
+            what = "has a gradient left behind" if param.grad is not None else "no longer requires a gradient"
+            return (
+                f"parameter {name!r} of the model {what} after a user trained, and would carry it to the next: "
+                "return the loss and leave the backward pass and requires_grad alone"
+            )
         for snapshot in self._state.structure:
             if not snapshot.same():
                 return _changed_structure(snapshot)
@@ -226,7 +193,7 @@ class Isolation:
             snapshot.restore()
         for constant in self._state.constants:
             constant.restore()
-        for param, data in zip(self._params, self._data, strict=True):
+        for param, data in zip(self._trainable.values(), self._data, strict=True):
             param.grad = None
             param.data = data
             param.requires_grad_()
@@ -235,9 +202,9 @@ class Isolation:
 
 
 def _layout(param: Tensor) -> tuple[object, ...]:
-    """Address, shape and strides of a parameter, and the number of hooks on its gradient."""
+    """Address, shape and strides of a parameter, its hooks, and last whether it has a gradient and whether it asks."""
     hooks = len(param._backward_hooks or ()), len(param._post_accumulate_grad_hooks or ())
-    return param.data_ptr(), param.shape, param.stride(), hooks
+    return param.data_ptr(), param.shape, param.stride(), hooks, param.grad is None, param.requires_grad
 
 
 def _changed(constant: Constant, module: nn.Module) -> str:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ...cuda_streams import side_stream
 from ...errors import CliplineError, ModuleError, first_line
 from ...federated.backend import CohortRequest
 from ...federated.local_sgd import Batch
@@ -30,6 +29,7 @@ from ..core.user_random import random_layer_keys
 from ..gpu.compile_gain import WORTH_S
 from ..gpu.programs.program_cache import ProgramCounts, Programs
 from ..gpu.stragglers import StragglerStreams
+from ..gpu.streams import side_stream
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import IsolationError, exhausted, users_own
 from .agreement import check_agreement

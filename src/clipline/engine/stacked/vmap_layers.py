@@ -27,10 +27,17 @@ from ..core.user_random import UserRandom
 from ..core.vmap_axis import in_vmap, is_batched
 from ..gpu.kernels import convolution
 from ..gpu.kernels.group_norm import normalised
-from .attention import explicit_attention
+from .attention import explicit_attention, use_stackable_attention
 from .sequence_layers import replace_sequence_layer
 
 LIBRARY_IS_FAST = ("cpu",)  # devices where torch's grouped convolution of a stack is faster than patches
+
+
+def make_stackable(module: nn.Module) -> str:
+    """Give a working copy layers and attention that run under vmap; in words, which attention, or "" if as it was."""
+    attention = use_stackable_attention(module)
+    replace_layers(module)
+    return attention
 
 
 def replace_layers(module: nn.Module) -> nn.Module:

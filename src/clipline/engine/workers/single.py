@@ -10,6 +10,7 @@ import torch
 
 from ...federated.backend import CohortRequest, LocalTrainer
 from ...federated.clipping import ClippedSum, PartialSums
+from ..gpu.streams import LateScalar
 from ..isolation.generators import preserve_generators
 
 
@@ -49,4 +50,5 @@ def add_up(trainer: LocalTrainer, requests: Sequence[CohortRequest], sums: Parti
 
 def finished(sums: PartialSums, requests: Sequence[CohortRequest]) -> list[ClippedSum]:
     """The sum of each request, once all parts of it are added: PRIVATE."""
-    return sums.finished([request.clip for request in requests], [request.cohort.sampling for request in requests])
+    samplings = [request.cohort.sampling for request in requests]
+    return sums.finished([request.clip for request in requests], samplings, LateScalar)

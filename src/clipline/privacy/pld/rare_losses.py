@@ -27,7 +27,6 @@ Everything else is charged as in `compose`. The place of the cut affects how muc
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,15 +51,8 @@ _Complex = NDArray[np.complex128]
 _MOST_POINTS = 1 << 18
 _MOST_EXPONENT = 600.0  # well below overflow
 _LATTICE_ERROR = 1e-4  # about which share of epsilon the lattice may add
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """Where losses are divided, and the tilt of the small ones."""
-
-    loss: float
-    tilt: float
-    steepness: float  # about how fast the logarithm of delta falls with epsilon
+# One round's losses, those of them up to the cut, the index of loss 0, and the number of such rounds.
+_Part = tuple[DiscretisedLoss, DiscretisedLoss, int, int]
 
 
 def compose_rare_losses(rounds: Rounds, epsilon: float, delta: float, coarseness: float) -> TotalLoss | None:
@@ -72,19 +64,23 @@ def compose_rare_losses(rounds: Rounds, epsilon: float, delta: float, coarseness
     truncation = 10.0 ** math.floor(math.log10(TRUNCATED_SHARE * delta / count))
     bottom, top, tail_tilt = _span(rounds, math.log(TRUNCATED_SHARE * delta), truncation)
     near = max(min(epsilon, top), 1e-4 * (top - bottom))
-    cut = _choose_cut(rounds, near, delta, top - bottom)
-    if cut is None:
+    chosen = _choose_cut(rounds, near, delta, top - bottom)
+    if chosen is None:
         return None
-    tilt, step = cut.tilt, _lattice_step(rounds, near, cut.steepness, top - bottom, coarseness)
+    cut, tilt, steepness = chosen
+    step = _lattice_step(rounds, near, steepness, top - bottom, coarseness)
     size = fast_size((top - bottom) / step + 2)
     first = math.floor(bottom / step)
-    parts = [(_divide(*on_lattice(direction, step, truncation), cut.loss), n) for direction, n in rounds]
-
+    parts: list[_Part] = []
+    for direction, n in rounds:
+        whole, zero = on_lattice(direction, step, truncation)
+        small = DiscretisedLoss(whole.losses, np.where(whole.losses <= cut, whole.mass, 0.0), 0.0)
+        parts.append((whole, small, zero, n))
     with_large = _with_a_large_loss(parts, size)
     if with_large is None:
         return None
     large, norm = with_large
-    spectra = [(spectrum_of(one.small, one.zero, tilt, tail_tilt, size), n) for one, n in parts]
+    spectra = [(spectrum_of(small, zero, tilt, tail_tilt, size), n) for _, small, zero, n in parts]
     masses, log_scale, rounding = tilted_sum(spectra, size, first, step, tilt, near)
     if log_scale > _MOST_EXPONENT:
         return None
@@ -92,36 +88,21 @@ def compose_rare_losses(rounds: Rounds, epsilon: float, delta: float, coarseness
     start = first * step
     masses += np.maximum(np.roll(large, -(first % size)), 0.0) * math.exp(32 * count * MACHINE_EPSILON - log_scale)
 
-    tail = sum(n * float(one.whole.log_moments(np.array([tail_tilt]))[0]) for one, n in parts)
+    tail = sum(n * float(whole.log_moments(np.array([tail_tilt]))[0]) for whole, _, _, n in parts)
     above = math.exp(min(tail - tail_tilt * (start + step * size), 0.0))
     rounding_of_large = norm * math.sqrt(size) * -math.expm1(-step * size)
-    charged = sum(n * one.whole.infinity_mass for one, n in parts) + above + rounding_of_large
+    charged = sum(n * whole.infinity_mass for whole, _, _, n in parts) + above + rounding_of_large
     return TotalLoss(start, step, tilt, masses, near, start, log_scale, rounding, 0.0, charged)
 
 
-@dataclass(frozen=True, eq=False)
-class _DividedLoss:
-    """One round's losses, divided at a cut."""
-
-    whole: DiscretisedLoss
-    small: DiscretisedLoss
-    large: Array  # masses at the same losses
-    zero: int  # index of loss 0
-
-
-def _divide(loss: DiscretisedLoss, zero: int, cut: float) -> _DividedLoss:
-    small = loss.losses <= cut
-    part = DiscretisedLoss(loss.losses, np.where(small, loss.mass, 0.0), 0.0)
-    return _DividedLoss(loss, part, np.where(small, 0.0, loss.mass), zero)
-
-
-def _with_a_large_loss(parts: list[tuple[_DividedLoss, int]], size: int) -> tuple[Array, float] | None:
+def _with_a_large_loss(parts: list[_Part], size: int) -> tuple[Array, float] | None:
     """The masses of the second part, and a bound on the norm of their errors; None where R may outweigh B."""
     log_size, relative, count = (np.zeros(size // 2 + 1) for _ in range(3))
     exponent, power = (np.zeros(size // 2 + 1, dtype=np.complex128) for _ in range(2))
-    for one, number in parts:
-        b, r = (np.fft.rfft(wrapped(masses, one.zero, size)) for masses in (one.small.mass, one.large))
-        mass = float(one.large.sum())
+    for whole, small, zero, number in parts:
+        large = whole.mass - small.mass
+        b, r = (np.fft.rfft(wrapped(masses, zero, size)) for masses in (small.mass, large))
+        mass = float(large.sum())
         at_most = np.abs(b) + mass * (1 + 1e-9)
         if np.abs(b).min() <= 4 * mass:
             return None
@@ -132,7 +113,7 @@ def _with_a_large_loss(parts: list[tuple[_DividedLoss, int]], size: int) -> tupl
         power += number * _log1p(r / b)
     bound = relative * np.exp(log_size)
     kept = log_size > -NEGLIGIBLE
-    transform = np.where(kept, np.exp(np.where(kept, exponent, 0)) * _expm1(np.where(kept, power, 0)), 0)
+    transform = np.where(kept, np.exp(np.where(kept, exponent, 0)) * np.expm1(np.where(kept, power, 0)), 0)
     error = np.where(kept, 2 * fft_rounding(size) * bound * (2 + count), bound)
     norm = math.sqrt(2 * float(np.sum(error**2)) / size)
     return np.fft.irfft(transform, size), norm
@@ -141,14 +122,6 @@ def _with_a_large_loss(parts: list[tuple[_DividedLoss, int]], size: int) -> tupl
 def _log1p(w: _Complex) -> _Complex:
     """The complex logarithm of 1 + w for |w| < 1/2, with a small relative error."""
     result: _Complex = 0.5 * np.log1p(2 * w.real + w.real**2 + w.imag**2) + 1j * np.arctan2(w.imag, 1 + w.real)
-    return result
-
-
-def _expm1(v: _Complex) -> _Complex:
-    """The complex exponential less one, with a small relative error also where it is small."""
-    result: _Complex = (
-        np.expm1(v.real) * np.cos(v.imag) - 2 * np.sin(v.imag / 2) ** 2 + 1j * np.exp(v.real) * np.sin(v.imag)
-    )
     return result
 
 
@@ -168,8 +141,11 @@ def _span(rounds: Rounds, log_chance: float, truncation: float) -> tuple[float, 
     return min(-float(bottoms.min()), 0.0), float(tops.min()), float(TILTS[int(tops.argmin())])
 
 
-def _choose_cut(rounds: Rounds, epsilon: float, delta: float, width: float) -> _Cut | None:
-    """The cut and the tilt with the least rounding, of those tried on a coarse lattice; None if there are none."""
+def _choose_cut(rounds: Rounds, epsilon: float, delta: float, width: float) -> tuple[float, float, float] | None:
+    """(cut, tilt of what is below it, about how fast log delta falls with epsilon), with the least rounding.
+
+    Of those tried on a coarse lattice; None if there are none.
+    """
     tilts = TILTS[(TILTS * epsilon > 0.1) & (TILTS * epsilon < _MOST_EXPONENT)]
     if not len(tilts):
         return None
@@ -197,7 +173,7 @@ def _choose_cut(rounds: Rounds, epsilon: float, delta: float, width: float) -> _
     steepest = int(np.argmin(bounds[:, column]))
     share = math.exp(min(float(bounds[steepest, column]) - math.log(delta), 0.0))
     steepness = density / delta + float(tilts[steepest]) * share + 1 / epsilon
-    return _Cut(float(cuts[column]), float(tilts[row]), steepness)
+    return float(cuts[column]), float(tilts[row]), steepness
 
 
 def _lattice_step(rounds: Rounds, epsilon: float, steepness: float, width: float, coarseness: float) -> float:

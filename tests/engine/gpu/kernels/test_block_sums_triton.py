@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from clipline.engine import choose  # hands the sums their kernels
 from clipline.engine.core.precision import kernels_switched
-from clipline.engine.core.updates import Dense, Rows, Updates, block_sums
+from clipline.engine.core.updates import Dense, Rows, Updates
 from clipline.engine.gpu.kernels import convolution
 
 DOUBLE = torch.float64
@@ -126,9 +127,9 @@ def test_rows_on_a_gpu_add_up_as_on_the_cpu_and_the_same_every_time(padded):
 @pytest.mark.parametrize("users", [1, 8, 21])
 def test_spreading_writes_every_row_and_nothing_beside(users):
     row, rows = torch.randn(1, 3001, device="cuda"), torch.full((users + 1, 3001), 7.0, device="cuda")
-    block_sums.spread(row[0], rows[:users])
+    choose.block_sums_triton.spread(row[0], rows[:users])
     assert torch.equal(rows[:users], row.expand(users, 3001))
     assert (rows[users:] == 7).all()
     rounded = torch.zeros(users, 3001, dtype=torch.bfloat16, device="cuda")
-    block_sums.spread(row[0], rounded)
+    choose.block_sums_triton.spread(row[0], rounded)
     assert torch.equal(rounded, row.bfloat16().expand(users, 3001))

@@ -6,14 +6,15 @@ from samples import Uncompiled
 from torch import nn
 
 from clipline import LocalSGD
+from clipline.engine.core.notices import Notices
 from clipline.engine.core.precision import kernels_switched
 from clipline.engine.core.problem import SlowEngineWarning
 from clipline.engine.core.working_model import WorkingModel
 from clipline.engine.gpu.programs import inductor, program_cache
-from clipline.engine.gpu.programs.notices import Notices
 from clipline.engine.gpu.programs.program_cache import Programs
 from clipline.engine.gpu.recorded_step import CompiledStep
 from clipline.engine.stacked.step import StackStep
+from clipline.engine.stacked.vmap_layers import make_stackable
 
 
 def pull(model, batch):
@@ -60,7 +61,7 @@ def after_a_step(loss=pull, weight=0.0, scale=1.0, users=2, width=2, programs=No
 
 
 def compiled_step(module, loss=pull, width=2, programs=None):
-    step = StackStep(WorkingModel(module), loss, LocalSGD(1.0, width))
+    step = StackStep(WorkingModel(module, make_stackable=make_stackable), loss, LocalSGD(1.0, width))
     step.per_example = True
     return CompiledStep(step, programs)
 

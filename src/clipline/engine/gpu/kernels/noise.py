@@ -27,11 +27,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....cuda_streams import SideStreamTensor
 from ....errors import RunError
 from ....federated.draws import PART
 from ....random.normal_numbers import SystemNormal, from_words, numpy_layers, words_for
 from ....random.streams import NormalGenerator
+from ..streams import SideStreamTensor
 
 try:
     from . import noise_triton

@@ -2,5 +2,5 @@
 
 Begin with `program_cache.py`, which keeps programs and finds them again. `inductor.py` compiles, `repeats.py` finds
 what need be compiled once only (after `graph_cleanup.py` has removed what is computed twice), `program_files.py`
-stores, and `notices.py` tells callbacks that training waits for the compiler.
+stores; `core/notices.py` tells callbacks that training waits for the compiler.
 """

@@ -29,11 +29,11 @@ from torch.fx import GraphModule
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import tree_leaves
 
+from ...core.notices import Notices
 from ...core.precision import kernels_in_use
 from . import inductor
 from .code_versions import code_versions
 from .inductor import Compiled, Version
-from .notices import Notices
 from .program_files import ProgramFiles, cache_folder
 
 _MOST = 32  # programs; the one that was not used for longest goes first
