@@ -170,7 +170,7 @@ BUDGETS = {
     "cli": 2358,
     "clipline_paper": 5104,
     "data": 4653,
-    "engine": 12476,
+    "engine": 12416,
     "federated": 1482,
     "privacy": 3918,
     "random": 310,
