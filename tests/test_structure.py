@@ -167,10 +167,10 @@ def test_a_round_fits_on_one_screen():
 
 # Lines of Python, as the formatter leaves them. A budget only falls: see docs/scope.md, which says why.
 BUDGETS = {
-    "cli": 2534,
-    "clipline_paper": 5141,
+    "cli": 2358,
+    "clipline_paper": 5104,
     "data": 4653,
-    "engine": 12476,
+    "engine": 12416,
     "federated": 1482,
     "privacy": 3918,
     "random": 310,

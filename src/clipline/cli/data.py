@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,20 +226,9 @@ def _terminated_cleanly() -> Iterator[None]:
 _NAME = ", ".join([*registry.names("data_sets"), "a task that reads one of these"])
 _path = click.Path(path_type=Path)
 _json = Option(["--json", "as_json"], is_flag=True, help="Print one JSON object.")
-list_command = Command(
-    "list",
-    callback=list_data,
-    help=list_data.__doc__,
-    params=[
-        Option(
-            ["--in", "where"],
-            type=_path,
-            unset="CLIPLINE_DATA or clipline-data",
-            help="Where to look for what is present.",
-        ),
-        _json,
-    ],
-)
+_in = Option(["--in", "where"], type=_path, unset="CLIPLINE_DATA or clipline-data", help="The folder to look in.")
+_column = partial(Option, multiple=True)
+list_command = Command("list", callback=list_data, help=list_data.__doc__, params=[_in, _json])
 prepare_command = Command(
     "prepare",
     callback=prepare_data,
@@ -248,54 +238,28 @@ prepare_command = Command(
         Option(["--from", "source"], type=_path, required=True, help="The file, or a folder with the original files."),
         Option(["--to", "target"], type=_path, required=True, help="The folder to write; new or empty."),
         Option(["--user-column"], metavar="TEXT", help="The column that says whose row it is."),
+        _column(["--fields"], metavar="TEXT", unset="all others", help="Columns to keep, as a,b."),
         Option(
-            ["--fields"],
-            metavar="TEXT",
-            multiple=True,
-            unset="all others",
-            help="Columns to keep, as a,b; may be given several times.",
+            ["--missing"], metavar="NUMBER", unset="gaps are refused",
+            help="A number for gaps; or zero-update: their users contribute nothing.",
         ),
-        Option(
-            ["--missing"],
-            metavar="NUMBER",
-            unset="gaps are refused",
-            help="A number for gaps in the columns; or zero-update: who has one adds nothing.",
-        ),
-        Option(
-            ["--fill"],
-            metavar="COLUMN=NUMBER",
-            multiple=True,
-            help="What stands for gaps of one column, as age=40; goes before --missing.",
-        ),
-        Option(
-            ["--categories"],
-            metavar="COLUMN=A,B,...",
-            multiple=True,
+        _column(["--fill"], metavar="COLUMN=NUMBER", help="For gaps of one column, as age=40; goes before --missing."),
+        _column(
+            ["--categories"], metavar="COLUMN=A,B,...",
             help="Codes 0, 1, ... for these values of a column, and the next for all others, as city=Bern,Rome.",
         ),
-        Option(
-            ["--timestamps"],
-            metavar="COLUMN=UNITS",
-            multiple=True,
-            help='What to count of a column of dates, as "start=hours since 2026-01-01".',
-        ),
-        Option(
-            ["--lengths"],
-            metavar="COLUMN=N",
-            multiple=True,
+        _column(["--timestamps"], metavar="COLUMN=UNITS", help='What to count, as "start=hours since 2026-01-01".'),
+        _column(
+            ["--lengths"], metavar="COLUMN=N",
             help="The width to which lists of a column are cut or filled, as tokens=128; adds tokens_length.",
         ),
         Option(["--pad"], metavar="NUMBER", unset="0", help="What fills lists that are shorter."),
-        Option(
-            ["--split"],
-            metavar="TEXT",
-            help="Only this one, straight into DIR: train or test (stackoverflow: heldout too).",
-        ),
+        Option(["--split"], metavar="TEXT", help="Only this one, straight into DIR: train, test, or a data set's own."),
         Option(["--words"], type=_path, help="stackoverflow.word_count, if it is not beside the examples."),
         Option(["--tags"], type=_path, help="stackoverflow.tag_count, if it is not beside the examples."),
         _json,
     ],
-)
+)  # fmt: skip
 fetch_command = Command(
     "fetch",
     callback=fetch_data,

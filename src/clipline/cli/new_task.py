@@ -55,10 +55,8 @@ command = Command(
         _of_table(["--user-column", "--user", "user"], metavar="COLUMN", help="The column that says whose row it is."),
         _of_table(["--label"], metavar="COLUMN", help="The column to predict."),
         _of_table(
-            ["--classes"],
-            metavar="N|A,B,...",
-            unset="the label is a number to come near to",
-            help="What the label may be: so many classes 0, 1, ..., or these words.",
+            ["--classes"], metavar="N|A,B,...", unset="the label is a number to come near to",
+            help="What the label may be: this many classes 0, 1, ..., or these words.",
         ),
     ],
-)
+)  # fmt: skip

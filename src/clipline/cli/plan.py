@@ -202,26 +202,19 @@ command = Command(
         *flags_for(ASKED, group="The training", also={"population_size": "--users", "cohort_size": "--cohort"}),
         _option(["--config"], type=_path, group="The training", help="The same as TOML; flags override it."),
         _option(
-            ["--scale"],
-            metavar="TEXT",
-            group="The training",
+            ["--scale"], metavar="TEXT", group="The training",
             help='"m=100,z=0.03": find the least multiple of both that reaches epsilon (the paper\'s third step).',
         ),
         _option(
-            ["--parameters"],
-            type=int,
-            metavar="P",
-            group="The model",
+            ["--parameters"], type=int, metavar="P", group="The model",
             help="How many are trained: says whether the noise lets them, and what would help.",
         ),
         _option(
-            ["--model"],
-            metavar="FILE.py|TASK",
-            group="The model",
+            ["--model"], metavar="FILE.py|TASK", group="The model",
             help="Count them: of model() in a file (see docs/own_model.md), or of a task.",
         ),
         _option(["--explain"], is_flag=True, help="A line of explanation below every line."),
         _option(["--plot"], type=_path, help="Draw epsilon over rounds to this PNG file."),
         _option(["--json", "as_json"], is_flag=True, help="Print one JSON object."),
     ],
-)
+)  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 from ..privacy.feasibility import (
     TYPICAL_COSINE,
@@ -13,7 +13,6 @@ from ..privacy.feasibility import (
     Verdict,
     mean_update_norm,
     ratio_text,
-    slowdown,
     verdict,
     verdict_text,
 )
@@ -22,18 +21,35 @@ from ..privacy.noise_split import PAPERS_SHARE, counting_cost
 from ..privacy.planning import Plan
 from ..privacy.relations import Relation
 
-Row = tuple[str, str, str]  # name, text, one line of explanation
-
 _USUAL_EPSILON = 10  # above, a promise is worth little
 _MARKS = {Verdict.COMFORTABLE: "+", Verdict.FEASIBLE: " ", Verdict.DOUBTFUL: "?", Verdict.HOPELESS: "x"}
 _WIDTH = 12
+_EXPLANATIONS = {  # a line below the line of this name, where that is asked for
+    "epsilon": "seeing the model changes the odds of any guess on one user by at most e^epsilon, but for delta",
+    "population size": "everybody whose data may be trained on: the more, the less often each one takes part",
+    "cohort size": "how many users train in a round; the noise on their mean is divided by it",
+    "rounds": "each round releases something, so that more rounds need more noise for the same epsilon",
+    "noise multiplier": "standard deviation of the noise in clips, for updates and count together: what is accounted",
+    "adaptive clip": "the clip follows a noisy count of updates within it; that count costs the updates some noise",
+    "noise": "the clip is the longest that one user's update may be; the mean is the sum divided by the cohort",
+    "accountant": "how epsilon was computed: both ways are bounds that hold, and the smaller one counts",
+    "parameters": "every parameter gets the same noise: its norm grows with the root of their number",
+    "can it train?": "no mean is longer than a clip; R clips of noise take 1 + R^2 times the rounds (docs/plan.md)",
+    "typical update": "assumed, as measured on handwriting; over rounds noise averages out, what users share adds up",
+    "server rate": "its best rates: 0.3 at 0.5 clips, 0.1 at 1, 0.03 at 2; clipline tune searches yours",
+    "larger cohort": "the noise is divided by the cohort, and grows more slowly than it: the paper's own remedy",
+    "more users": "the same share of more users takes part each round: nearly the same noise, divided by more users",
+    "fewer parameters": "a smaller model, or a large one of which most is frozen",
+    "adapters": "for a matrix of a rows and b columns, an adapter of rank r trains r (a + b) numbers",
+    "weaker promise": "less noise hides a user less; above 10 an epsilon promises little",
+    "remedies": "computed with all else as planned; under noise longer than a clip few models train well",
+    "terms": "a relation says what is hidden: a user's presence, data, or exchange; fixed cohorts cost more",
+    "curve": "what has been spent after so many rounds: fewer, if their number is fixed beforehand, spend less",
+}
 
 
 def plan_text(plan: Plan, explain: bool = False) -> str:
-    """The whole plan; a ">" marks what was asked for. Epsilons and noise multipliers are rounded up.
-
-    `explain` adds a line of explanation below every line.
-    """
+    """The whole plan; a ">" marks what was asked for. `explain` adds a line of explanation below every line."""
     found = {"scale": ("cohort size", "noise multiplier")}.get(plan.found, (plan.found.replace("_", " "),))
     lines = [str(plan.guarantee), *_explained(explain, _EXPLANATIONS["epsilon"]), ""]
     lines += row_lines(_rows(plan), explain, found)
@@ -49,56 +65,35 @@ def plan_text(plan: Plan, explain: bool = False) -> str:
     return "\n".join(lines)
 
 
-_EXPLANATIONS = {
-    "epsilon": "seeing the model changes the odds of any guess on one user by at most e^epsilon, but for delta",
-    "remedies": "computed with all else as planned; under noise longer than a clip few models train well",
-    "terms": "a relation says what is hidden: a user's presence, data, or exchange; fixed cohorts cost more",
-    "curve": "what has been spent after so many rounds: fewer, if their number is fixed beforehand, spend less",
-}
+def row_lines(rows: Mapping[str, str], explain: bool, found: tuple[str, ...] = ()) -> list[str]:
+    """Lines with the name in a column of its own, each explained below if asked; ">" marks the names in `found`."""
+    lines = []
+    for name, text in rows.items():
+        lines.append(f"{'> ' if name in found else '  '}{name:<18}{text}")
+        lines += _explained(explain, _EXPLANATIONS[name])
+    return lines
 
 
 def _explained(explain: bool, words: str) -> list[str]:
     return [f"{'':22}{words}"] if explain else []
 
 
-def _rows(plan: Plan) -> list[Row]:
-    return [
-        (
-            "population size",
-            f"{plan.population_size:,}{_declared(plan)}",
-            "everybody whose data may be trained on: the more, the less often each one takes part",
-        ),
-        (
-            "cohort size",
-            f"{plan.cohort_size:,}{_spread(plan)}, each user with chance {plan.rate:.3g} a round",
-            "how many users train in a round; the noise on their mean is divided by it",
-        ),
-        (
-            "rounds",
-            f"{plan.rounds:,}, so that a user takes part {plan.rate * plan.rounds:.3g} times on average",
-            "each round releases something, so that more rounds need more noise for the same epsilon",
-        ),
-        (
-            "noise multiplier",
-            f"{_noise_up(plan.noise_multiplier)} of the whole round",
-            "standard deviation of the noise in clips, for updates and count together: what is accounted",
-        ),
-        (
-            "adaptive clip",
-            _cost_of_counting(plan),
-            "the clip follows a noisy count of updates within it; that count costs the updates some noise",
-        ),
-        (
-            "noise",
-            _noise(plan),
-            "the clip is the longest that one user's update may be; the mean is the sum divided by the cohort",
-        ),
-        (
-            "accountant",
-            _accountants(plan),
-            "how epsilon was computed: both ways are bounds that hold, and the smaller one counts",
-        ),
-    ]
+def _rows(plan: Plan) -> dict[str, str]:
+    exact = plan.sampling == "fixed"
+    spread = math.sqrt(plan.cohort_size * (1 - plan.rate))
+    cohort = " exactly" if exact else f" expected, give or take {spread:.3g} (one standard deviation)"
+    declared = plan.guarantee.relation is Relation.ADD_OR_REMOVE and not exact
+    counted = " declared beforehand; counted in the data instead, the same epsilon is for zero-out" * declared
+    return {
+        "population size": f"{plan.population_size:,}{counted}",
+        "cohort size": f"{plan.cohort_size:,}{cohort}, each user with chance {plan.rate:.3g} a round",
+        "rounds": f"{plan.rounds:,}, so that a user takes part {plan.rate * plan.rounds:.3g} times on average",
+        "noise multiplier": f"{_noise_up(plan.noise_multiplier)} of the whole round",
+        "adaptive clip": _cost_of_counting(plan),
+        "noise": f"{plan.update_noise:.4g} clips a coordinate on the sum, "
+        f"{plan.update_noise / plan.cohort_size:.3g} clips on the mean update",
+        "accountant": _accountants(plan),
+    }
 
 
 def text_curve(points: tuple[tuple[int, float], ...], height: int = 6) -> list[str]:
@@ -113,19 +108,6 @@ def text_curve(points: tuple[tuple[int, float], ...], height: int = 6) -> list[s
         lines.append(f"    {label:>8} |{bar}")
     first, last = f"{points[0][0]}", f"{points[-1][0]} rounds"
     return [*lines, f"    {'':>8} +{first}{'-' * max(1, 5 * len(points) - len(first) - len(last))}{last}"]
-
-
-def _declared(plan: Plan) -> str:
-    """Where the relation needs it: that the number of users is not read from the data."""
-    if plan.guarantee.relation is not Relation.ADD_OR_REMOVE or plan.sampling != "poisson":
-        return ""
-    return " declared beforehand; counted in the data instead, the same epsilon is for zero-out"
-
-
-def _spread(plan: Plan) -> str:
-    if plan.sampling == "fixed":
-        return " exactly"
-    return f" expected, give or take {math.sqrt(plan.cohort_size * (1 - plan.rate)):.3g} (one standard deviation)"
 
 
 def _cost_of_counting(plan: Plan) -> str:
@@ -152,13 +134,6 @@ def _papers_choice(plan: Plan) -> str:
 
 def _percent(share: float) -> str:
     return f"+{100 * share:.2g}%" if share < 1 else f"+{100 * share:.0f}%"
-
-
-def _noise(plan: Plan) -> str:
-    multiplier = plan.update_noise
-    return (
-        f"{multiplier:.4g} clips a coordinate on the sum, {multiplier / plan.cohort_size:.3g} clips on the mean update"
-    )
 
 
 def _accountants(plan: Plan) -> str:
@@ -190,7 +165,11 @@ def _eighths(part: float) -> str:
 
 def table_text(table: NoiseTable, explain: bool = False) -> str:
     """The noise multipliers, then what they mean for a model, then what to ask next. Noise is rounded up."""
-    lines = _promise(table)
+    warning = "" if table.relation.sound else "WARNING, not a guarantee: "
+    promise = f"epsilon {ratio_text(table.epsilon, 3)}, delta {delta_rounded_up(table.delta)}"
+    sampling = {"poisson": "Poisson", "fixed": "fixed-size"}[table.sampling]
+    terms = f"{table.relation.phrase}, {sampling} sampling, {table.population_size:,} users"
+    lines = [f"{warning}({promise}) for {terms}"]
     lines += _explained(explain, "smaller is more private; delta is the chance that epsilon does not hold")
     lines += ["", "  noise multiplier of the whole round:"]
     lines += _explained(explain, "standard deviation of the noise on the sum over users, in clips")
@@ -200,28 +179,16 @@ def table_text(table: NoiseTable, explain: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _promise(table: NoiseTable) -> list[str]:
-    promise = f"epsilon {ratio_text(table.epsilon, 3)}, delta {delta_rounded_up(table.delta)}"
-    warning = "" if table.relation.sound else "WARNING, not a guarantee: "
-    sampling = {"poisson": "Poisson", "fixed": "fixed-size"}[table.sampling]
-    first = f"{warning}({promise}) for {table.relation.phrase}, {sampling} sampling, {table.population_size:,} users"
-    return [first]
-
-
 def _for_any_model(table: NoiseTable, explain: bool) -> list[str]:
-    most = f"  most parameters for which the noise on the mean update is no longer than {Verdict.FEASIBLE.most:g} clip:"
     best = table.best
+    least = f"the least noise on a mean update here: {best.cohort_size:,} a round, {best.rounds:,} rounds"
     return [
-        most,
-        *_explained(
-            explain, "no mean update is longer than one clip; models beyond this drown in noise (docs/plan.md)"
-        ),
+        f"  most parameters for which the noise on the mean update is no longer than {Verdict.FEASIBLE.most:g} clip:",
+        *_explained(explain, "no mean update is longer than a clip; models beyond this drown in noise (docs/plan.md)"),
         *_grid(table, lambda cell: f"{_short(cell.most_parameters)} ", explain),
         "",
         "  add --parameters P or --model FILE.py for a verdict, --cohort-size and --rounds for one plan in full",
-        *_explained(
-            explain, f"the least noise on a mean update here: {best.cohort_size:,} a round, {best.rounds:,} rounds"
-        ),
+        *_explained(explain, least),
     ]
 
 
@@ -233,7 +200,8 @@ def _for_model(table: NoiseTable, explain: bool) -> list[str]:
         ratio = cell.noise_norm(parameters)
         return ratio_text(ratio) + _MARKS[verdict(ratio)]
 
-    legend = ", ".join(f"{_MARKS[word].strip() or 'no mark:'} {word}" + _range(word) for word in Verdict)
+    upto = {word: "" if word is Verdict.HOPELESS else f" to {word.most:g}" for word in Verdict}
+    legend = ", ".join(f"{_MARKS[word].strip() or 'no mark:'} {word}{upto[word]}" for word in Verdict)
     lines = [f"  noise on the mean update of {parameters:,} parameters, in clips (the longest that an update may be):"]
     lines += _explained(explain, "no mean update is longer than one clip, which it is where all users agree")
     lines += [*_grid(table, norm, explain), f"    {legend}", ""]
@@ -251,12 +219,6 @@ def _for_model(table: NoiseTable, explain: bool) -> list[str]:
         lines += ["", f"  what would bring that to {table.remedies.ratio:g} clip, each alone:"]
         lines += row_lines(remedy_rows(table.remedies, table.population_size, best.cohort_size), explain)
     return lines
-
-
-def _range(word: Verdict) -> str:
-    if word is Verdict.HOPELESS:
-        return ""
-    return f" to {word.most:g}"
 
 
 def _grid(table: NoiseTable, text: Callable[[NoiseCell], str], explain: bool) -> list[str]:
@@ -279,97 +241,42 @@ def _short(number: int) -> str:
     return f"{number:,}"
 
 
-def row_lines(rows: Iterable[Row], explain: bool, found: tuple[str, ...] = ()) -> list[str]:
-    """Lines with the name in a column of its own, each explained below if asked; ">" marks the names in `found`."""
-    lines = []
-    for name, text, explanation in rows:
-        lines.append(f"{'> ' if name in found else '  '}{name:<18}{text}")
-        if explain:
-            lines.append(f"{'':22}{explanation}")
-    return lines
-
-
-def noise_rows(ratio: float, parameters: int, cohort_size: int) -> list[Row]:
+def noise_rows(ratio: float, parameters: int, cohort_size: int) -> dict[str, str]:
     """The verdict on noise of `ratio` clips on the mean update, and the noise against a typical update."""
     typical = mean_update_norm(cohort_size, TYPICAL_COSINE)
-    rows = [
-        (
-            "parameters",
-            f"{parameters:,} trained, so that the noise on the mean update is {ratio_text(ratio)} clips long",
-            "every parameter gets the same noise: its norm grows with the root of their number",
-        ),
-        (
-            "can it train?",
-            verdict_text(ratio),
-            f"no mean is longer than a clip; in theory it takes {ratio_text(slowdown(ratio))} times the rounds or more "
-            "(docs/plan.md)",
-        ),
-        (
-            "typical update",
-            f"the noise is {ratio_text(ratio / typical)} times a mean update of {typical:.2g} clips, if two users' "
-            f"have a cosine of {TYPICAL_COSINE:g}",
-            "an assumption, measured on handwriting; over rounds noise averages out, what users share adds up",
-        ),
-    ]
+    rows = {
+        "parameters": f"{parameters:,} trained, so that the noise on the mean update is {ratio_text(ratio)} clips long",
+        "can it train?": verdict_text(ratio),
+        "typical update": f"the noise is {ratio_text(ratio / typical)} times a mean update of {typical:.2g} clips, if "
+        f"two users' have a cosine of {TYPICAL_COSINE:g}",
+    }
     if ratio > Verdict.COMFORTABLE.most:
-        rows.append(
-            (
-                "server rate",
-                "may have to be lower: at 0.5 clips handwriting learns at rate 0.3, and nothing at rate 1",
-                "its best rates: 0.3 at 0.5 clips, 0.1 at 1, 0.03 at 2; clipline tune searches yours",
-            )
-        )
+        rows["server rate"] = "may have to be lower: at 0.5 clips handwriting learns at rate 0.3, and nothing at rate 1"
     return rows
 
 
-def remedy_rows(remedies: Remedies, population_size: int, cohort_size: int) -> list[Row]:
+def remedy_rows(remedies: Remedies, population_size: int, cohort_size: int) -> dict[str, str]:
     """What would bring the noise down, each alone, rounded to the safe side."""
-    cohort, users = remedies.cohort_size, remedies.users
-    rows = [
-        (
-            "larger cohort",
-            f"of {_up(cohort)} of the same {population_size:,} users: {_times(cohort, cohort_size)} the work"
-            if cohort is not None
-            else f"none is enough: not even all {population_size:,} users in every round",
-            "the noise is divided by the cohort, and grows more slowly than it: the paper's own remedy",
-        ),
-        (
-            "more users",
-            f"{_up(users[0])}, with {_up(users[1])} a round" if users is not None else "no number is enough",
-            "the same share of more users takes part each round: nearly the same noise, divided by more users",
-        ),
-        (
-            "fewer parameters",
-            f"at most {_down(remedies.parameters)} trained" if remedies.parameters else "no number is enough",
-            "a smaller model, or a large one of which most is frozen",
-        ),
-    ]
-    if remedies.adapters is not None:
-        adapters = remedies.adapters
-        rows.append(
-            (
-                "adapters",
-                f"of rank {adapters.rank} on its {adapters.matrices} matrices, the rest frozen: "
-                f"{adapters.parameters:,} trained",
-                "for a matrix of a rows and b columns, an adapter of rank r trains r (a + b) numbers",
-            )
-        )
-    else:
-        rows.append(
-            (
-                "adapters",
-                "low-rank ones on a frozen model, if they have no more parameters than that",
-                "for a matrix of a rows and b columns, an adapter of rank r trains r (a + b) numbers",
-            )
-        )
-    weak = ", which promises little" if remedies.epsilon > _USUAL_EPSILON else ""
-    rows.append(
-        (
-            "weaker promise",
-            f"epsilon {rounded_up(remedies.epsilon, 3)}{weak}",
-            "less noise hides a user less; above 10 an epsilon promises little",
-        )
-    )
+    cohort, users, adapters = remedies.cohort_size, remedies.users, remedies.adapters
+    rows = {
+        "larger cohort": f"none is enough: not even all {population_size:,} users in every round",
+        "more users": "no number is enough",
+        "fewer parameters": "no number is enough",
+        "adapters": "low-rank ones on a frozen model, if they have no more parameters than that",
+        "weaker promise": f"epsilon {rounded_up(remedies.epsilon, 3)}",
+    }
+    if cohort is not None:
+        work = f"{math.ceil(10 * cohort / cohort_size) / 10:g} times the work"
+        rows["larger cohort"] = f"of {_up(cohort)} of the same {population_size:,} users: {work}"
+    if users is not None:
+        rows["more users"] = f"{_up(users[0])}, with {_up(users[1])} a round"
+    if remedies.parameters:
+        rows["fewer parameters"] = f"at most {_down(remedies.parameters)} trained"
+    if adapters is not None:
+        of = f"of rank {adapters.rank} on its {adapters.matrices} matrices, the rest frozen"
+        rows["adapters"] = f"{of}: {adapters.parameters:,} trained"
+    if remedies.epsilon > _USUAL_EPSILON:
+        rows["weaker promise"] += ", which promises little"
     return rows
 
 
@@ -382,7 +289,3 @@ def _up(number: int) -> str:
 def _down(number: int) -> str:
     unit = 10 ** max(len(str(number)) - 3, 0)
     return f"{number // unit * unit:,}"
-
-
-def _times(number: int, before: int) -> str:
-    return f"{math.ceil(10 * number / before) / 10:g} times"

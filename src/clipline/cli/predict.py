@@ -115,23 +115,17 @@ command = Command(
         Option(["--data"], type=_path, required=True, metavar="FILE|DIR", help="The table, or a folder made of one."),
         Option(["--out"], type=_path, required=True, help=f"A new file: {', '.join(_ENDINGS)}."),
         Option(
-            ["--model"],
-            metavar="FILE.py|TASK",
-            unset="that of the training, if it is clipline's own",
+            ["--model"], metavar="FILE.py|TASK", unset="that of the training, if it is clipline's own",
             help="Where the model is defined; the file is run.",
         ),
         Option(
-            ["--keep", "--id", "keep"],
-            metavar="COLUMN",
-            multiple=True,
+            ["--keep", "--id", "keep"], metavar="COLUMN", multiple=True,
             help="A column of the table to write too, such as an id; several as a,b (quotes keep a comma).",
         ),
         Option(
-            ["--classes"],
-            metavar="COLUMN|A,B,...",
-            unset="LABEL of the file",
+            ["--classes"], metavar="COLUMN|A,B,...", unset="LABEL of the file",
             help="The column that is predicted, or names of the classes in the order of the model's outputs.",
         ),
         Option(["--json", "as_json"], is_flag=True, help="Print one JSON object."),
     ],
-)
+)  # fmt: skip

@@ -54,13 +54,7 @@ command = Command(
     callback=report,
     help=report.__doc__,
     params=[
-        Argument(
-            ["paths"],
-            nargs=-1,
-            required=True,
-            type=_path,
-            help="Run directories, study directories, or folders of run directories.",
-        ),
+        Argument(["paths"], nargs=-1, required=True, type=_path, help="Run or study directories, or folders of them."),
         Option(["--out"], type=_path, unset="report.html in the path, or above several", help="The HTML file."),
         Option(["--live"], is_flag=True, help="Serve a page on this machine that follows the run."),
         Option(["--port"], type=int, unset="a free one", help="Where to serve it."),

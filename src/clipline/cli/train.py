@@ -393,7 +393,7 @@ def _can_it_train(training: Training) -> str:
     ratio = training.noise_norm
     if ratio == 0 or verdict(ratio) is Verdict.HOPELESS:
         return ""
-    said = {name: text for name, text, _ in noise_rows(ratio, training.dim, training.cohort_size)}
+    said = noise_rows(ratio, training.dim, training.cohort_size)
     rate = f"; the server rate {said['server rate']}" if "server rate" in said else ""
     return f"can it train?  {said['can it train?']}{rate}"
 

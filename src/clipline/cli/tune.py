@@ -233,7 +233,6 @@ def _no_task(path: str) -> str:
     raise SettingError(f'config {path!r} has no task: write task = "handwriting", say')
 
 
-_path = click.Path(path_type=Path)
 _target, _trial, _search, _run = (partial(Option, group=group) for group in (_TARGET, _TRIAL, _SEARCH, _RUN))
 command = Command(
     "tune",
@@ -244,71 +243,50 @@ command = Command(
         Argument(["task"], help="A task by name, a TOML file of settings, or a Python file of your own (see train)."),
         *flags_for(("epsilon", "delta"), group=_TARGET),
         _target(
-            ["--population-size", "--users", "users"],
-            type=int,
-            metavar="N",
+            ["--population-size", "--users", "users"], type=int, metavar="N",
             help="How many private users there are, known beforehand.",
         ),
         _target(
-            ["--relation"],
-            metavar="add-or-remove|replace-one|zero-out",
+            ["--relation"], metavar="add-or-remove|replace-one|zero-out", unset="add-or-remove",
             help="Which populations are neighbours.",
-            unset="add-or-remove",
         ),
         _target(["--data"], metavar="DATA", help="Private data, for final.toml; the search does not use them."),
         _trial(
-            ["--proxy"],
-            metavar="DATA",
+            ["--proxy"], metavar="DATA", unset="the task's generated users",
             help="Non-private data to search on: a folder or a table, as --data of train.",
-            unset="the task's generated users",
         ),
-        _trial(["--proxy-users"], type=int, metavar="N", help="So many generated users.", unset="4000, or the task's"),
-        _trial(["--cohort-size"], type=int, metavar="N", help="Users a round, m.", unset="100"),
+        _trial(["--proxy-users"], type=int, metavar="N", unset="4000, or the task's", help="How many to generate."),
+        _trial(["--cohort-size"], type=int, metavar="N", unset="100", help="Users a round, m."),
+        _trial(["--degradation"], metavar="SHARE", unset="5%", help="How much of the metric more noise may cost."),
+        _trial(["--metric"], metavar="NAME", unset="the task's", help="What to compare by."),
         _trial(
-            ["--degradation"],
-            metavar="SHARE",
-            help="How much of the metric more noise may cost, relative to little noise.",
-            unset="5%",
-        ),
-        _trial(["--metric"], metavar="NAME", help="What to compare by.", unset="the task's"),
-        _trial(
-            ["--better"],
-            metavar="lower|higher",
+            ["--better"], metavar="lower|higher", unset="by its name: lower for a loss, an error, a perplexity",
             help="Which way the metric is better.",
-            unset="by its name: lower for a loss, an error, a perplexity",
         ),
         *flags_for(_FLAGS[:-1], group=_TRIAL),
         _search(
-            ["--search"],
-            metavar="grid|optuna",
+            ["--search"], metavar="grid|optuna", unset="grid",
             help="How to look for rates; optuna needs the extra 'search'.",
-            unset="grid",
         ),
-        _search(["--runs"], type=int, metavar="N", help="Runs of step 1 at most.", unset="25"),
+        _search(["--runs"], type=int, metavar="N", unset="25", help="Runs of step 1 at most."),
+        _search(["--reach"], type=int, metavar="N", unset="1", help="Half decades to each side of the first grid."),
+        _search(["--sampler"], metavar="NAME", unset="tpe", help="Of optuna: tpe, random, qmc, gp."),
+        _search(["--pruner"], metavar="NAME", unset="median", help="Of optuna: median, halving, none."),
         _search(
-            ["--reach"], type=int, metavar="N", help="Half decades to each side that the grid begins with.", unset="1"
-        ),
-        _search(["--sampler"], metavar="NAME", help="Of optuna: tpe, random, qmc, gp.", unset="tpe"),
-        _search(["--pruner"], metavar="NAME", help="Of optuna: median, halving, none.", unset="median"),
-        _search(
-            ["--private-search"],
-            is_flag=True,
-            default=None,
+            ["--private-search"], is_flag=True, default=None,
             help="Search on the private data; the price is charged and shown.",
         ),
         _search(
-            ["--noise-multiplier", "noise"],
-            type=float,
-            metavar="X",
+            ["--noise-multiplier", "--noise", "noise"], type=float, metavar="X", unset="0.01",
             help="Noise z of step 1, at the trial's cohort.",
-            unset="0.01",
         ),
         _run(
-            ["--out"], type=_path, unset="tune/TASK", help="Where runs and results go; one that is there is continued."
+            ["--out"], type=click.Path(path_type=Path), unset="tune/TASK",
+            help="Where runs and results go; one that is there is continued.",
         ),
         _run(["--seed"], type=int, metavar="N", unset="0", help="Seed of the trial; the final training draws its own."),
         _run(["--cluster"], metavar="auto|ADDRESS", help="Make the runs on a Ray cluster; needs the extra 'cluster'."),
         *flags_for(_COMPUTING, group=_RUN),
         _run(["--json", "as_json"], is_flag=True, help="End with one JSON object on standard output."),
     ],
-)
+)  # fmt: skip

@@ -69,7 +69,7 @@ def _charted(what: str, protocol: Protocol, table: Table, clips: Sequence[float]
     if what in ("fig5", "fig6"):
         key = "quantile" if what == "fig5" else "clip"
         rows = sorted(chosen(table.rows), key=lambda row: (row[key], row["noise_at_100"]))
-        return _lines(_noise_label(protocol), rows, lambda row: f"{row['noise_at_100']:g}", lambda row: row[key], key)
+        return _lines(noise_label(protocol), rows, lambda row: f"{row['noise_at_100']:g}", lambda row: row[key], key)
     if what == "fig3":
         rows = sorted(chosen(table.rows), key=lambda row: (row["quantile"] is not None, row["quantile"]))
         quantiles = [row["quantile"] for row in rows if row["quantile"] is not None]
@@ -151,11 +151,11 @@ def _fixed_against_adaptive(protocol: Protocol, rows: Sequence[Row]) -> list[Fig
     if not ticks:
         return []
     made = tuple((name, tuple(points)) for name, points in lines.items())
-    chart = _Chart(_noise_label(protocol), tuple(ticks), made, ("accent", 0, 2))
+    chart = _Chart(noise_label(protocol), tuple(ticks), made, ("accent", 0, 2))
     return [_figure("fixed-against-adaptive", "Fixed against adaptive, at each noise", protocol, chart, None)]
 
 
-def _noise_label(protocol: Protocol) -> str:
+def noise_label(protocol: Protocol) -> str:
     """As below the pictures of `figures.py`."""
     users = protocol.cohort_size
     scaled = "" if users == PAPER_COHORT else f"; with {users} users, {users / PAPER_COHORT:.4g} times that"

@@ -40,7 +40,7 @@ from .rules import (
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of one CSV file. Every row has these columns; `runs` names the runs behind it, separated by spaces."""
+    """Rows of one CSV file. Every row has these columns, and perhaps others; `runs` names the runs behind it."""
 
     columns: tuple[str, ...]
     rows: list[dict[str, Any]]
@@ -250,7 +250,6 @@ def chosen(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 BOOTSTRAP_SEED = 0
 _FAR = 2.0  # times the largest clip without noise: a tracked clip beyond it was driven there by noise
-_OF_VALUE = ("value", "outcome", "chosen", "runs")
 _RUNS_ONLY = "this shows that it runs, not the finding: give --scale small, or more --rounds"
 MEDIAN_IS_WORST = "on the validation users the median is the worst of the six clips at every noise (one seed)"
 _WITHOUT_NOISE = "; z* is 0, so that this says nothing about noise"
@@ -386,7 +385,10 @@ def fig7(grid: Grid) -> Findings:
     judged = compare_clips(*by_seed, lower_is_better=lower, seed=BOOTSTRAP_SEED)
     tables = {
         "": _means(sides, means),
-        "seeds": _seeds(sides),
+        "seeds": Table(
+            ("side", "seed", "value", "outcome", "runs"),
+            [{**row, "side": side} for side, tested in sides.items() for row in tested],
+        ),
         "choice": _choice(protocol, rows, best, z_star, fixed["clip"]),
     }
     paths = [row["clips"] or [math.nan] for row in sides["median"]]  # empty if it diverged in its first round
@@ -407,14 +409,8 @@ def fig7(grid: Grid) -> Findings:
     return Findings("fig7", protocol, tables, numbers, said)
 
 
-EXPERIMENTS: Mapping[str, Callable[[Grid], Findings]] = {
-    "learning-rates": learning_rates,
-    "fig3": fig3,
-    "fig4": fig4,
-    "fig5": fig5,
-    "fig6": fig6,
-    "fig7": fig7,
-}
+EXPERIMENTS: Mapping[str, Callable[[Grid], Findings]]
+EXPERIMENTS = {"learning-rates": learning_rates, "fig3": fig3, "fig4": fig4, "fig5": fig5, "fig6": fig6, "fig7": fig7}
 
 
 def run_experiment(what: str, grid: Grid) -> Findings:
@@ -423,26 +419,17 @@ def run_experiment(what: str, grid: Grid) -> Findings:
     return found if grid.protocol.shows_finding else replace(found, summary=[*found.summary, _RUNS_ONLY])
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    columns = (*OF_RUN, *_OF_VALUE)
-    return Table(columns, [{name: row[name] for name in columns} for row in rows])
+def _table(rows: list[dict[str, Any]]) -> Table:
+    return Table((*OF_RUN, "value", "outcome", "chosen", "runs"), rows)
 
 
 def _means(sides: Mapping[str, Sequence[Row]], means: Mapping[str, Interval]) -> Table:
-    columns = ("side", *OF_RUN, "mean", "low", "high", "seeds", "runs")
     rows = []
     for side, tested in sides.items():
-        found = means[side]
+        found, runs = means[side], " ".join(row["runs"] for row in tested)
         numbers = {"mean": found.mean, "low": found.low, "high": found.high, "seeds": found.runs}
-        runs = " ".join(row["runs"] for row in tested)
-        rows.append({"side": side, **{name: tested[0][name] for name in OF_RUN}, **numbers, "runs": runs})
-    return Table(columns, rows)
-
-
-def _seeds(sides: Mapping[str, Sequence[Row]]) -> Table:
-    columns = ("side", "seed", "value", "outcome", "runs")
-    rows = [{"side": side, **row} for side, tested in sides.items() for row in tested]
-    return Table(columns, [{name: row[name] for name in columns} for row in rows])
+        rows.append({**tested[0], "side": side, **numbers, "runs": runs})
+    return Table(("side", *OF_RUN, "mean", "low", "high", "seeds", "runs"), rows)
 
 
 def _choice(
@@ -464,7 +451,7 @@ def _choice(
             "c_star": noise == z_star and row["clip"] == c_star,
         }
         tried = [one["runs"] for one in rows if all(one[name] == row[name] for name in OF_RUN[:4])]
-        table.append({name: {**row, **marks, "runs": " ".join(tried)}[name] for name in columns})
+        table.append({**row, **marks, "runs": " ".join(tried)})
     return Table(columns, table)
 
 
@@ -534,11 +521,9 @@ def _compared(protocol: Protocol, value: float, reference: float, what: str) -> 
         return f"better than {what}, which diverged"
     ahead = (reference - value) if protocol.lower_is_better else (value - reference)
     share = f" ({abs(ahead / reference):.1%})" if reference else ""
-    return (
-        f"{'better' if ahead > 0 else 'worse'} than {what} by {abs(ahead):.2g}{share}"
-        if ahead
-        else f"no different from {what}"
-    )
+    if not ahead:
+        return f"no different from {what}"
+    return f"{'better' if ahead > 0 else 'worse'} than {what} by {abs(ahead):.2g}{share}"
 
 
 def _at_base_rates(protocol: Protocol, row: Row) -> bool:

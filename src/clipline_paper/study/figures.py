@@ -21,8 +21,9 @@ from clipline.plotting import (
     save_figure,
 )
 
+from .charts import noise_label
 from .experiments import Findings, SummaryRow
-from .protocol import PAPER_COHORT, Protocol, differences
+from .protocol import Protocol, differences
 from .rules import DEGRADED, ramp_up_rounds
 
 if TYPE_CHECKING:
@@ -341,12 +342,7 @@ def _lines(
     _mark_diverged(axis, range(len(noises)), lost, "some diverged")
     axis.set_xticks(range(len(noises)), [f"{noise:g}" for noise in noises])
     axis.set_xlim(-0.2, len(noises) - 0.9)
-    scaled = (
-        ""
-        if protocol.cohort_size == PAPER_COHORT
-        else f"; with {protocol.cohort_size} users, {protocol.cohort_size / PAPER_COHORT:g} times that"
-    )
-    axis.set_xlabel(f"noise multiplier z at 100 users a round{scaled}")
+    axis.set_xlabel(noise_label(protocol))
     _label_metric(axis, protocol)
     return ends
 

@@ -89,22 +89,23 @@ def paper_experiments(directory: StudyDirectory) -> dict[str, dict[str, Any]]:
     return {name: facts for name, facts in found if isinstance(facts, dict) and facts.get("kind") == KIND}
 
 
-def summaries(directory: StudyDirectory) -> dict[str, list[str]]:
-    """What each finished experiment has found, in sentences, by its name."""
+def finished(directory: StudyDirectory) -> dict[str, Findings]:
+    """What each finished experiment has found, by its name."""
     found = {}
     for name, facts in paper_experiments(directory).items():
         with suppress(CliplineError):
-            found[name] = [line.strip() for line in findings_of(directory, facts).summary]
+            found[name] = findings_of(directory, facts)
     return found
+
+
+def summaries(directory: StudyDirectory) -> dict[str, list[str]]:
+    """What each finished experiment has found, in sentences, by its name."""
+    return {name: [line.strip() for line in found.summary] for name, found in finished(directory).items()}
 
 
 def figures(directory: StudyDirectory) -> list[Figure]:
     """The charts and tables of the finished experiments."""
-    found = []
-    for facts in paper_experiments(directory).values():
-        with suppress(CliplineError):
-            found.append(findings_of(directory, facts))
-    return report_figures(found)
+    return report_figures(list(finished(directory).values()))
 
 
 def without_tables(directory: StudyDirectory) -> list[str]:
@@ -140,12 +141,5 @@ def table_problems(directory: StudyDirectory) -> list[str]:
 
 def verdicts(directory: StudyDirectory) -> list[str]:
     """What Figures 3 and 7 say of the median, computed again from the records, where all of these are there."""
-    found = []
-    for name, facts in paper_experiments(directory).items():
-        try:
-            numbers = findings_of(directory, facts).numbers if facts.get("what") in ("fig3", "fig7") else {}
-        except CliplineError:
-            continue
-        if "verdict" in numbers:
-            found.append(f"{name}: {numbers['verdict']}")
-    return found
+    numbers = {name: found.numbers for name, found in finished(directory).items()}
+    return [f"{name}: {of_name['verdict']}" for name, of_name in numbers.items() if "verdict" in of_name]

@@ -319,12 +319,11 @@ def _conclusions(groups: Sequence[Group], pictures: str) -> list[str]:
         return []
     rows = []
     for group, found in compared:
-        z_star, paper = group.numbers["z_star"], PAPER_COMPARISON.get(group.task)
+        z_star, paper = group.numbers["z_star"], PAPER_COMPARISON[group.task]
         verdict = f"{found.verdict} (without noise)" if z_star == 0 else found.verdict
         difference = percents(found.difference) if math.isfinite(found.difference.mean) else "a run diverged"
-        said = paper or "not among its tasks"
-        agrees = "open: no noise here" if paper and z_star == 0 else agreement(found, paper)
-        rows.append([group.name, f"{z_star:g}", difference, verdict, said, agrees])
+        agrees = "open: no noise here" if z_star == 0 else agreement(found, paper)
+        rows.append([group.name, f"{z_star:g}", difference, verdict, paper, agrees])
     named = {
         word: [row for row, (_, found) in zip(rows, compared, strict=True) if found.word == word] for word in _WORDS
     }
@@ -397,8 +396,8 @@ def _remarks(group: Group) -> Iterator[str]:
 def _other_clips(group: Group) -> Iterator[str]:
     """Where clips are far from the paper's: ranges that do not overlap, or a C* more than three times another."""
     numbers, facts = group.numbers, FACTS[group.task]
-    if facts.clip_min is None or facts.clip_max is None:
-        return
+    assert facts.clip_min is not None
+    assert facts.clip_max is not None
     low, high, best = numbers["clip_min"], numbers["clip_max"], numbers["c_star"]
     apart = high < facts.clip_min or low > facts.clip_max
     if apart or not 1 / 3 <= best / facts.best_clip <= 3:
@@ -409,10 +408,8 @@ def _other_clips(group: Group) -> Iterator[str]:
         )
 
 
-def agreement(ours: ClipComparison, paper: str | None) -> str:
+def agreement(ours: ClipComparison, paper: str) -> str:
     """Whether our verdict is the paper's. It gives no margin: inside ours, only the direction can be compared."""
-    if paper is None:
-        return "-"
     if ours.word == "undecided":
         return "open"
     if ours.word in ("better", "worse"):
@@ -463,15 +460,14 @@ def _beside_the_paper(groups: Sequence[Group]) -> list[str]:
     rows = []
     for group in shown:
         numbers, facts = group.numbers, FACTS[group.task]
-        own = facts.clip_min is None
         rows.append([
             group.name,
             f"{numbers['z_star']:g}" if "z_star" in numbers else "-",
-            "-" if own else f"{facts.noise_at_100:g}",
+            f"{facts.noise_at_100:g}",
             f"{numbers['c_star']:g}" if "c_star" in numbers else "-",
-            "-" if own else f"{facts.best_clip:g}",
+            f"{facts.best_clip:g}",
             f"{numbers['clip_min']:.3g} to {numbers['clip_max']:.3g}",
-            "-" if own else f"{facts.clip_min:g} to {facts.clip_max:g}",
+            f"{facts.clip_min:g} to {facts.clip_max:g}",
             *(str(numbers[side]) if side in numbers else "-" for side in ("median", "fixed")),
         ])  # fmt: skip
     said = list[str]()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from functools import partial
 from pathlib import Path
 from statistics import NormalDist
@@ -130,12 +130,15 @@ def figure2(folder: Path, *, seed: int = 0, overwrite: bool = False) -> list[Pat
     return [table, picture]
 
 
+def free(path: Path, overwrite: bool) -> Path:
+    """The path, refused if there is a file: before minutes are spent on a new one."""
+    if path.exists() and not overwrite:
+        raise RunError(f"{str(path)!r} is in use: give another folder with --out, or --overwrite")
+    return path
+
+
 def _targets(folder: Path, name: str, overwrite: bool) -> tuple[Path, Path]:
-    targets = folder / f"{name}.csv", folder / f"{name}.png"
-    for target in targets:
-        if target.exists() and not overwrite:
-            raise RunError(f"{str(target)!r} is in use: give another folder with --out, or --overwrite")
-    return targets
+    return free(folder / f"{name}.csv", overwrite), free(folder / f"{name}.png", overwrite)
 
 
 def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -243,20 +246,9 @@ def table1_text(rows: list[TableRow]) -> str:
 
 def write_table1(folder: Path, rows: list[TableRow], *, overwrite: bool = False) -> Path:
     """The same as CSV."""
-    path = folder / "table1.csv"
-    check_table_free(folder, overwrite)
-    folder.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(TableRow)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+    path = free(folder / "table1.csv", overwrite)
+    _write(path, [field.name for field in fields(TableRow)], [astuple(row) for row in rows])
     return path
-
-
-def check_table_free(folder: Path, overwrite: bool) -> None:
-    """Refuse to replace a table, before minutes are spent on a new one."""
-    if (folder / "table1.csv").exists() and not overwrite:
-        raise RunError(f"{str(folder / 'table1.csv')!r} is in use: give another folder with --out, or --overwrite")
 
 
 def figure2_caption() -> str:

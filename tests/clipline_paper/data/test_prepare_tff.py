@@ -116,19 +116,6 @@ def test_text_goes_through_the_callers_tokeniser_a_whole_role_at_a_time(tmp_path
     assert bytes(Population.open(tmp_path / "store").of(0)["tokens"]).decode() == "To beor not "
 
 
-def test_stack_overflow_gives_its_three_texts(tmp_path):
-    post = example(creation_date="2017", title="how to", score=[3], tags="c|d", tokens="use a pointer", type="answer")
-    base = write_sqlite(tmp_path / "s.sqlite", [("heldout", "10", post)])
-    seen = []
-
-    def tokenise(chunk):
-        seen.append({name: field.tolist() for name, field in chunk[1].items()})
-        return chunk[0], {"words": np.array([[len(text.split())] for text in chunk[1]["tokens"]])}
-
-    prepare("so_nwp", base, tmp_path / "store", split="heldout", tokenise=tokenise)
-    assert seen == [{"tokens": ["use a pointer"], "title": ["how to"], "tags": ["c|d"]}]
-
-
 @pytest.mark.parametrize(
     ("name", "file", "options", "words"),
     [

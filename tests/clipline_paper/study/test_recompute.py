@@ -220,7 +220,6 @@ def test_table_1_and_figures_1_and_2_end_the_page(study, monkeypatch):
         ("worse", -9, -1, "worse", "yes"),
         ("worse", -9, -1, "as good", "**no**"),
         ("undecided", -9, 9, "as good", "open"),
-        ("better", 6, 9, None, "-"),
     ],
 )
 def test_agreement_is_said_in_the_words_of_the_verdict(word, low, high, paper, agree):

@@ -11,20 +11,18 @@ Buys: what `gpu/recorded_step.py` says, which could not run without; dense layer
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._functorch.autograd_function import custom_function_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.products import product
 from ..core.user_random import UserRandom
-from ..core.vmap_axis import in_vmap, is_batched
+from ..core.vmap_axis import is_batched
 from ..gpu.kernels import convolution
 from ..gpu.kernels.group_norm import normalised
 from .attention import explicit_attention, use_stackable_attention
@@ -66,55 +64,27 @@ class StackSafe(TorchFunctionMode):
     vmap of an embedding concatenates the users' weights: an index beyond a user's last row reads the next user's row,
     and `padding_idx` applies to the first user only. A label out of range is an error for the whole block, and on a GPU
     for the whole process. Here both are recorded, and `spoiled` makes the loss of such a user NaN.
-
-    Refused is what torch hands the tensors of all users at once: vmap rules of the caller's own, and dispatch modes and
-    hooks on saved tensors that the model or loss sets.
     """
+
+    replacing = False  # whether a replacement runs
 
     def __init__(self) -> None:
         super().__init__()
         self._invalid: list[Tensor] = []  # () bool each under vmap: one a user
-        self._replacing = False  # whether a replacement runs
-        self._below = _below_vmap()
-
-    def __enter__(self) -> StackSafe:
-        _entered.append(self)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        _entered.remove(self)
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """`func`, or its replacement."""
-        modes, hooks = _below_vmap()
-        if (modes > self._below[0] or hooks != self._below[1]) and in_vmap():
-            raise NotImplementedError("a dispatch mode, or a hook on saved tensors, would see all users of a stack")
-        if func in _CHECKED:
-            with self._replacement():
-                return _CHECKED[func](self._invalid, *args, **(kwargs or {}))
-        if func in _SAFE:
-            with self._replacement():
-                return _SAFE[func](*args, **(kwargs or {}))
-        if func is custom_function_call:
-            _check_rule(args[0])
-        return func(*args, **(kwargs or {}))
-
-    @contextmanager
-    def _replacement(self) -> Iterator[None]:
-        before, self._replacing = self._replacing, True
+        if func not in _CHECKED and func not in _SAFE:
+            return func(*args, **(kwargs or {}))
+        before, StackSafe.replacing = StackSafe.replacing, True
         try:
-            yield
+            if func in _CHECKED:
+                return _CHECKED[func](self._invalid, *args, **(kwargs or {}))
+            return _SAFE[func](*args, **(kwargs or {}))
         finally:
-            self._replacing = before
-
-    @staticmethod
-    def passed_by() -> bool:
-        """Whether an operation that arrives now comes from a loss of a stack, and not from a replacement."""
-        return any(not mode._replacing for mode in _entered)
+            StackSafe.replacing = before
 
     @property
     def any_invalid(self) -> bool:
@@ -126,21 +96,6 @@ class StackSafe(TorchFunctionMode):
         for invalid in self._invalid:
             loss = loss + torch.where(invalid, math.nan, 0.0).to(loss.dtype)
         return loss
-
-
-_entered: list[StackSafe] = []  # also while torch has taken them off its stack of modes, to run what they hand on
-
-
-def _below_vmap() -> tuple[int, Any]:
-    """What sees tensors of all users: the number of dispatch modes, and the innermost hooks on saved tensors."""
-    return torch._C._len_torch_dispatch_stack(), torch._C._autograd._top_saved_tensors_default_hooks(True)
-
-
-def _check_rule(function: type[torch.autograd.Function]) -> None:
-    """Refuse a function whose rule for many users torch does not make."""
-    own_rule = function.vmap is not torch.autograd.Function.vmap
-    if own_rule and function.__module__.partition(".")[0] not in _TRUSTED:
-        raise NotImplementedError(f"{function.__name__}.vmap would see all users of a stack: use generate_vmap_rule")
 
 
 def _embedding(
@@ -210,13 +165,6 @@ def _index_fill(values: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     return torch.index_fill(values, dim, index, value)
 
 
-def _text(values: Tensor, *args: Any, **kwargs: Any) -> str:
-    """`repr` or `format`; in a stack they would write down the numbers of all users."""
-    if is_batched(values):
-        raise NotImplementedError("the text of a tensor would show all users of a stack")
-    return format(values, *args) if args else repr(values)
-
-
 def _view(values: Tensor, *shape: Any, **options: Any) -> Tensor:
     """`Tensor.view`, or a copy where users' values lie in memory otherwise than one user's would."""
     try:
@@ -236,8 +184,6 @@ _CHECKED: dict[Any, Callable[..., Any]] = {
 _SAFE: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: explicit_attention,
     Tensor.view: _view,
-    Tensor.__repr__: _text,
-    Tensor.__format__: _text,
     torch.prod: _prod,
     Tensor.prod: _prod,
     torch.select_scatter: _select_scatter,
@@ -245,7 +191,6 @@ _SAFE: dict[Any, Callable[..., Any]] = {
     torch.index_fill: _index_fill,
     Tensor.index_fill: _index_fill,
 }
-_TRUSTED = ("aten", "prims", "clipline", "torch")  # whose rules for many users are tested
 _ATEN = torch.ops.aten
 _UNSAFE_OPS = {
     _ATEN.embedding,
@@ -257,24 +202,19 @@ _UNSAFE_OPS = {
 class Bypass(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """For the trial of a stack: refuses unsafe operations that bypass `StackSafe`, as in a scripted function.
 
-    So do those in a `torch.autograd.Function`, and `torch.ops.aten` called by name. Refused are also operations of
-    others' making with a vmap rule of their own. Some torch operations take another path while this mode is active, so
-    the trial must also pass without it.
+    So do those in a `torch.autograd.Function`, and `torch.ops.aten` called by name. Some torch operations take another
+    path while this mode is active, so the trial must also pass without it.
     """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """`func`."""
-        if func.overloadpacket in _UNSAFE_OPS and StackSafe.passed_by():
+        if func.overloadpacket in _UNSAFE_OPS and not StackSafe.replacing:
             raise NotImplementedError(
                 f"{func.overloadpacket} has no version for a stack in a scripted function, in an autograd.Function or "
                 "called by this name"
             )
-        if func.namespace not in _TRUSTED and torch._C._dispatch_has_kernel_for_dispatch_key(
-            func.name(), "FuncTorchBatched"
-        ):
-            raise NotImplementedError(f"the vmap rule of {func.name()} would see all users of a stack")
         return func(*args, **(kwargs or {}))
 
 
