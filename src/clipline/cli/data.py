@@ -88,7 +88,7 @@ def prepare_data(
     """
     from ..data.column_options import NO_OPTIONS, ColumnOptions
     from ..data.data_sets import TABLE, data_set
-    from ..data.prepare import prepare_table
+    from ..data.store import prepare_table
     from ..tasks.column_words import in_flags
 
     begun = time.perf_counter()

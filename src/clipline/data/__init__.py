@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     )
     from .data_sets import DataSet
     from .manifest import Manifest, verify_store
-    from .prepare import StageProgress, no_stages, prepare_table
-    from .store import atomic_folder, write_store
+    from .store import StageProgress, atomic_folder, no_stages, prepare_table, write_store
     from .task_stores import DataUsed, find_store, open_store
 
 __all__ = [
@@ -42,8 +41,7 @@ __getattr__, __dir__ = lazily(
         "text_array",
         ".data_sets": "DataSet",
         ".manifest": "Manifest verify_store",
-        ".prepare": "StageProgress no_stages prepare_table",
-        ".store": "atomic_folder write_store",
+        ".store": "StageProgress atomic_folder no_stages prepare_table write_store",
         ".task_stores": "DataUsed find_store open_store",
     },
 )

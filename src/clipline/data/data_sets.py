@@ -11,7 +11,7 @@ from ..errors import check_choice
 
 if TYPE_CHECKING:
     from .manifest import Manifest
-    from .prepare import StageProgress
+    from .store import StageProgress
 
 TABLE = "table"  # the name for data that no package knows
 
