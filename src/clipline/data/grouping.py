@@ -38,8 +38,9 @@ class Rows:
     of first appearance. At the end everybody has a rank in order of the ids.
     """
 
-    def __init__(self, folder: Path, memory: int = MEMORY_BYTES, *, finite: bool) -> None:
-        self.folder, self.memory, self.finite = folder, memory, finite
+    def __init__(self, folder: Path, memory: int | None = None, *, finite: bool) -> None:
+        self.folder, self.finite = folder, finite
+        self.memory = MEMORY_BYTES if memory is None else memory
         self.form: dict[str, Field] = {}  # each field without rows: its type, shape and padding
         self.count = 0
         self.entries: dict[str, int] = {}  # of each field: rows, or entries of its lists

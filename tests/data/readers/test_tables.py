@@ -14,7 +14,7 @@ import pytest
 
 from clipline.data.column_options import ColumnOptions
 from clipline.data.population import Population
-from clipline.data.readers import npz, tables
+from clipline.data.readers import tables
 from clipline.data.readers.tables import read_table, separator, whole_table
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
@@ -114,7 +114,7 @@ def test_lists_of_lists_and_dictionary_columns(tmp_path):
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_npz(tmp_path, save, monkeypatch):
-    monkeypatch.setattr(npz, "CHUNK_BYTES", 100)  # several chunks
+    monkeypatch.setattr(tables, "CHUNK_BYTES", 100)  # several chunks
     save(tmp_path / "data.npz", user=USERS, score=SCORES, pixels=np.array(PIXELS, dtype=np.int16))
     population = prepared(tmp_path / "data.npz", tmp_path)
     assert population.fields["pixels"].dtype == np.int16

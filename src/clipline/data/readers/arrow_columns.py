@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from ...errors import PopulationError, SettingError
 from ..chunks import FieldChunk, Text
 from ..column_options import ZERO_UPDATE, ColumnOptions
-from ..fields import list_fields
+from ..fields import list_fields, packed
 from ..packed_field import Field
-from ..sequences import packed
 from ..user_ids import is_text
 
 DEEPEST = 32  # nested lists; no version of NumPy allows fewer axes
