@@ -226,7 +226,8 @@ def training(job: Job, seed: int, task: Loaded, device: str) -> Any:
         task.model(seed), task.loss, task.population,
         rounds=ROUNDS, cohort_size=COHORTS[job.task], local=cl.LocalSGD(lr=job.client_rate, batch_size=task.batch_size),
         privacy=cl.Privacy(epsilon=job.epsilon, population_size=len(task.population)),
-        compute=cl.Compute(device=device, workers=1, fast=cl.FastParts(compiled_steps="never")), seed=1000 + seed, **more,
+        compute=cl.Compute(device=device, workers=1, fast=cl.FastParts(compiled_steps="never")),
+        seed=1000 + seed, **more,
     )  # fmt: skip
 
 
@@ -236,7 +237,7 @@ def lines(job: Job, seeds: list[int], task: Loaded, device: str) -> Iterator[str
 
     trainings = [training(job, seed, task, device) for seed in seeds]
     for seed, made, result in zip(seeds, trainings, cl.run_together(trainings), strict=True):
-        models = {"last": result.last, "averaged": result.averaged}
+        models = {"last": getattr(result, "last", result.model), "averaged": getattr(result, "averaged", None)}
         with torch.no_grad():
             values = {name: task.measure(model) for name, model in models.items() if model is not None}
         about = {"bands": getattr(made.noise, "bands", 1), "z": made.noise_multiplier, "noise_norm": made.noise_norm}
@@ -360,7 +361,8 @@ def written(records: Records) -> str:
             )
             if old and now:
                 second.append([
-                    TITLES[task].split(",")[0] if task != "V" else "EMNIST CNN", f"{epsilon:g}", rows[0]["bands"], mean(old), mean(grid[1]) if grid else "",
+                    TITLES[task].split(",")[0] if task != "V" else "EMNIST CNN", f"{epsilon:g}", rows[0]["bands"],
+                    mean(old), mean(grid[1]) if grid else "",
                     f"**{mean(now)}**", gain(old, now), gain(grid[1], now) if grid else "",
                 ])  # fmt: skip
     head = (
