@@ -27,7 +27,7 @@ def law(stddev):
     """The numbers that are not rare, and their probabilities, by a sum over all numbers with mpmath."""
     far = int(12 * stddev) + 10
     with mpmath.workprec(100):
-        weights = [mpmath.exp(-mpmath.mpf(k) ** 2 / (2 * mpmath.mpf(stddev) ** 2)) for k in range(-far, far + 1)]
+        weights = [mpmath.exp(-(mpmath.mpf(k) ** 2) / (2 * mpmath.mpf(stddev) ** 2)) for k in range(-far, far + 1)]
         total = mpmath.fsum(weights)
         return np.arange(-far, far + 1), np.array([float(weight / total) for weight in weights])
 

@@ -1,4 +1,4 @@
-"""All randomness: streams from one seed or from the system, each named by its purpose, normal numbers, and discrete ones.
+"""All randomness: streams from one seed or from the system, each named by its purpose, and what is drawn from them.
 
 Begin with `streams.py`.
 """
