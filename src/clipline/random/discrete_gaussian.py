@@ -65,7 +65,8 @@ def _candidates(count: int, stddev: float, words: Words) -> NDArray[np.int64]:
     far = size - float(centre)
     kept = coins(far * far / (2 * float(variance)), lambda i: (int(size[i]) - centre) ** 2 / (2 * variance), words)
     size, negative = size[kept], negative[kept]
-    return np.where(negative, -size, size)
+    signed: NDArray[np.int64] = np.where(negative, -size, size)
+    return signed
 
 
 def coins(g: NDArray[np.float64], exact: Callable[[int], Fraction], words: Words) -> NDArray[np.bool_]:
