@@ -172,7 +172,7 @@ BUDGETS = {
     "engine": 12416,
     "federated": 1482,
     "privacy": 3918,
-    "random": 310,
+    "random": 436,
     "root files": 1461,
     "serve": 776,
     "study": 4528,
