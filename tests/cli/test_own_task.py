@@ -282,7 +282,11 @@ def test_a_file_may_define_a_task(mine, tmp_path):
         ("SETTINGS = {", "SETTINGS = 3 or {", "SETTINGS=3 must be a dict in 'mine.py'"),
         ("def model()", "TASK = 3\ndef model()", "defines TASK and also model or loss, and one must be meant"),
         ('return {"accuracy": ', "return (", "metrics(model, batch) gave Tensor but must give names and numbers"),
-        (".float()}", ".float().mean()}", "gave 'accuracy' as () but must give ("),
+        (
+            ".float()}",
+            ".float().mean()}",
+            "metric 'accuracy' returned shape () but must return a tensor of shape (64,), one number for each",
+        ),
         (
             'batch["y"].long())',
             'batch["y"].long()).repeat(3)',
