@@ -314,8 +314,8 @@ class Population:
     def identities(self, users: NDArray[np.int64]) -> NDArray[np.uint64]:
         """What the randomness of each of these users is keyed by: a function of the user's own id and nothing else.
 
-        Whole numbers stand for themselves, also among fractions or as text, as one user's id may make all be read; other
-        ids stand for a hash of them. Without `user_ids` the place in the population is the id.
+        Whole numbers stand for themselves, also among fractions or as text, as one user's id may make all be read.
+        Other ids stand for a hash of them. Without `user_ids` the place in the population is the id.
         """
         if self.user_ids is None:
             return users.astype(np.uint64)
