@@ -165,10 +165,10 @@ def test_a_round_fits_on_one_screen():
 
 # Lines of Python, as the formatter leaves them. A budget only falls: see docs/scope.md, which says why.
 BUDGETS = {
-    "cli": 2385,
+    "cli": 2380,
     "clipline_paper": 5077,
     "data": 4713,
-    "engine": 12416,
+    "engine": 12181,
     "federated": 1486,
     "privacy": 3918,
     "random": 436,
