@@ -157,7 +157,6 @@ def run(
     import torch
 
     from ..engine.choose import SMALL_MODEL
-    from ..engine.core.allocator import keep_freed_memory
     from ..engine.workers.torchrun import agree, from_rank_0, torchrun_rank
     from ..training.callbacks import Callback, StopOnInterrupt, TensorBoard
     from ..training.evaluation import Evaluate
@@ -182,8 +181,6 @@ def run(
     training = task.training(settings, loaded)
     if training.dim < SMALL_MODEL:
         torch.set_num_threads(1)
-    if training.device.type == "cpu":
-        keep_freed_memory()  # the process is ours
     users = len(training.population) if not settings.stored or settings.population_size is None else None  # public
     on = "" if users is None else f" on {users:,} users"
     by = f" by {training.workers} workers" if training.workers > 1 else ""
