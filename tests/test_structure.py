@@ -170,7 +170,7 @@ BUDGETS = {
     "data": 4713,
     "engine": 12181,
     "federated": 1486,
-    "privacy": 3918,
+    "privacy": 4124,
     "random": 436,
     "root files": 1461,
     "serve": 776,
