@@ -168,7 +168,7 @@ BUDGETS = {
     "cli": 2380,
     "clipline_paper": 5077,
     "data": 4713,
-    "engine": 12181,
+    "engine": 12153,
     "federated": 1486,
     "privacy": 4124,
     "random": 436,
