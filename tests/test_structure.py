@@ -165,11 +165,11 @@ def test_a_round_fits_on_one_screen():
 
 # Lines of Python, as the formatter leaves them. A budget only falls: see docs/scope.md, which says why.
 BUDGETS = {
-    "cli": 2380,
+    "cli": 2357,
     "clipline_paper": 5077,
     "data": 4713,
     "engine": 12153,
-    "federated": 1486,
+    "federated": 1466,
     "privacy": 4124,
     "random": 436,
     "root files": 1461,
