@@ -41,10 +41,18 @@ _PLANNED = (
 
 @dataclass(frozen=True)
 class Files:
-    """Where the answer to one question goes: `final.toml`, `tune.json` and `tune.html`, or the like with a suffix."""
+    """Where the answer to one question goes: settings to train with, everything for programs, everything for people."""
 
     folder: Path
-    suffix: str = ""
+    final: Path
+    facts: Path
+    page: Path
+
+    @classmethod
+    def named(cls, folder: Path, suffix: str = "") -> Files:
+        """`final.toml`, `tune.json` and `tune.html`, or the like with a suffix."""
+        names = (name.replace(".", f"{suffix}.", 1) for name in (FINAL, FACTS, PAGE))
+        return cls(folder, *(folder / name for name in names))
 
     @classmethod
     def of(cls, question: Question, folder: Path) -> Files:
@@ -53,7 +61,7 @@ class Files:
         So `final.toml` stays what it was when the folder is asked for another epsilon: that one's settings are in
         `final-epsilon-1.toml`. A folder whose first question had no answer has no `final.toml`, and the name is free.
         """
-        plain = cls(folder)
+        plain = cls.named(folder)
         try:
             first = json.loads(plain.facts.read_text(encoding="utf-8"))["asked"] if plain.final.exists() else None
         except (OSError, ValueError, LookupError, TypeError):
@@ -65,26 +73,7 @@ class Files:
         if question.target.delta is None and "users" in changed and "delta" in changed:
             changed.remove("delta")  # it follows from the users
         values = {name: f"{now[name]:.12g}" if isinstance(now[name], float) else now[name] for name in changed}
-        return cls(folder, "".join(f"-{name}-{value}" for name, value in values.items()))
-
-    @property
-    def final(self) -> Path:
-        """The settings to train with."""
-        return self._named(FINAL)
-
-    @property
-    def facts(self) -> Path:
-        """Everything for programs."""
-        return self._named(FACTS)
-
-    @property
-    def page(self) -> Path:
-        """Everything for people."""
-        return self._named(PAGE)
-
-    def _named(self, name: str) -> Path:
-        stem, _, ending = name.partition(".")
-        return self.folder / f"{stem}{self.suffix}.{ending}"
+        return cls.named(folder, "".join(f"-{name}-{value}" for name, value in values.items()))
 
 
 def asked(question: Question) -> dict[str, Any]:
