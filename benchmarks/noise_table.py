@@ -39,7 +39,7 @@ ROUNDS, SEEDS = 150, 10
 WORDS, TAGS = 300, 30
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 CLIENT_RATES, SERVER_RATES = (0.03, 0.1, 0.3, 1.0), (0.3, 1.0, 3.0)
-NEWCOMER = 0.1  # client rate
+NEWCOMER = {"C": 0.0316, "L": 316.0}  # client rates: those of the paper; elsewhere 0.1
 
 
 class Job(NamedTuple):
@@ -48,7 +48,7 @@ class Job(NamedTuple):
     task: str
     epsilon: float
     way: str  # of WAYS, or "grid"
-    client_rate: float = NEWCOMER
+    client_rate: float
     server_rate: float = 1.0
 
     def key(self, seed: int) -> str:
@@ -64,15 +64,19 @@ class Loaded(NamedTuple):
     loss: Callable[[nn.Module, Mapping[str, torch.Tensor]], torch.Tensor]
     measure: Callable[[nn.Module], float]
     batch_size: int
+    reduction: str = "mean"
+    row_fields: Mapping[str, Any] | None = None
 
 
-COHORTS = {"H": 100, "M": 300, "E": 150, "V": 150, "S": 150}
+COHORTS = {"H": 100, "M": 300, "E": 150, "V": 150, "S": 150, "C": 1000, "L": 1000}
 TITLES = {
     "H": "handwriting, 10,000 writers, 100 a round",
     "M": "README's main job, 40,000 writers, 300 a round",
     "E": "EMNIST, 10,000 users, perceptron, 150 a round",
     "V": "EMNIST, 10,000 users, CNN, 150 a round",
     "S": "tags (CiteULike), 150 a round; recall at 5",
+    "C": "EMNIST-CR's model (1.2M parameters), 50,000 drawn writers of 20 images, 1,000 a round",
+    "L": "SO-LR's model (5M parameters), 20,000 drawn users, 1,000 a round; recall at 5",
 }
 SAME_SERVER = ("before", "grid")
 
@@ -207,7 +211,17 @@ def loaded(task: str, stores: Path, device: str) -> Loaded:
         own = cl.task_named("handwriting")
         at = own.load(replace(own.settings, population_size=users))
         return Loaded(at.population, at.make, at.loss, lambda model: float(at.evaluate(model)["accuracy"]), 20)
-    raise SystemExit(f"no task {task}")
+    if task == "C":
+        from clipline.tasks.handwriting import writers_population
+
+        own = cl.task_named("emnist_cr")
+        at = own.load(replace(own.settings, data="stand-in", population_size=100, test_users=100))
+        people = replace(writers_population(0, 50_000, 62, mean_examples=20), user_ids=np.arange(50_000))
+        return Loaded(people, at.make, at.loss, lambda model: float(at.evaluate(model)["accuracy"]), 20)
+    own = cl.task_named("so_lr")
+    at = own.load(replace(own.settings, data="stand-in", population_size=20_000, test_users=100))
+    measure = lambda model: float(at.evaluate(model)["recall_at_5"])  # noqa: E731
+    return Loaded(at.population, at.make, at.loss, measure, 100, at.reduction, at.row_fields)
 
 
 # ---------------------------------------------------------------- runs
@@ -224,9 +238,11 @@ def training(job: Job, seed: int, task: Loaded, device: str) -> Any:
         more = {"noise": cl.IndependentNoise()}
     return cl.Training(
         task.model(seed), task.loss, task.population,
-        rounds=ROUNDS, cohort_size=COHORTS[job.task], local=cl.LocalSGD(lr=job.client_rate, batch_size=task.batch_size),
+        rounds=ROUNDS, cohort_size=COHORTS[job.task],
+        local=cl.LocalSGD(lr=job.client_rate, batch_size=task.batch_size, reduction=task.reduction),
         privacy=cl.Privacy(epsilon=job.epsilon, population_size=len(task.population)),
-        compute=cl.Compute(device=device, workers=1, fast=cl.FastParts(compiled_steps="never")),
+        compute=cl.Compute(device=device, workers=1, row_fields=task.row_fields or {},
+                           fast=cl.FastParts(compiled_steps="never")),
         seed=1000 + seed, **more,
     )  # fmt: skip
 
@@ -248,11 +264,22 @@ def lines(job: Job, seeds: list[int], task: Loaded, device: str) -> Iterator[str
 
 def jobs(tasks: list[str]) -> list[Job]:
     """All that the table needs, the most important first."""
-    found = [Job(t, 4.0, way) for t in tasks for way in ("before", "now", "normalised")]
-    found += [Job(t, e, way) for e in EPSILONS for t in tasks for way in ("before", "now")]
-    rates = [(c, s) for c in CLIENT_RATES for s in SERVER_RATES]
-    found += [Job(t, 4.0, "grid", *pair) for t in tasks for pair in rates]
-    found += [Job(t, e, "grid", *pair) for e in EPSILONS for t in tasks if t != "M" for pair in rates]
+
+    def job(task: str, epsilon: float, way: str) -> Job:
+        return Job(task, epsilon, way, NEWCOMER.get(task, 0.1), 1.78 if task == "L" else 1.0)
+
+    def grid(task: str, epsilon: float) -> list[Job]:
+        own = NEWCOMER.get(task)
+        clients = CLIENT_RATES if own is None else (own / 3, own, 3 * own)
+        return [Job(task, epsilon, "grid", client, server) for client in clients for server in SERVER_RATES]
+
+    found = [job(task, 4.0, way) for task in tasks for way in ("before", "now", "normalised")]
+    found += [job(task, epsilon, way) for epsilon in EPSILONS for task in tasks for way in ("before", "now")
+              if task not in NEWCOMER]  # fmt: skip
+    found += [one for task in tasks for one in grid(task, 4.0)]
+    found += [
+        one for epsilon in EPSILONS for task in tasks if task not in ("M", *NEWCOMER) for one in grid(task, epsilon)
+    ]
     return list(dict.fromkeys(found))
 
 
