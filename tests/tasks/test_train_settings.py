@@ -68,7 +68,12 @@ def test_the_number_of_generated_users_is_a_setting_and_so_declared():
         ({"quantlie": 0.3}, "here has the unknown key 'quantlie': did you mean 'quantile'?"),
         ({"clamp_fraction": 1}, "clamp_fraction=1 must be true or false"),
         ({"clip": True}, "clip=True"),
-        ({"server": "rmsprop"}, "server='rmsprop' must be one of sgd, adam, yogi"),
+        ({"server": "rmsprop"}, "server='rmsprop' must be one of normalised, sgd, adam, yogi"),
+        (
+            {"server": "normalised", "server_lr": 0.5},
+            "server_lr=0.5 must be left out where server='normalised', which needs none: drop it, or add server='sgd'",
+        ),
+        ({"average": "yes"}, "average='yes' must be one of on, off"),
         ({"fixed_clip": 0}, "fixed_clip=0"),
         ({"fixed_clip": 1e-310}, "fixed_clip=1e-310 must be a finite number at least 1e-30"),
         ({"clip": 5e-324}, "clip=5e-324 must be a finite number at least 1e-30"),

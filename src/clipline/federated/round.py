@@ -16,7 +16,7 @@ from .clipping import ClippedSum
 from .draws import Draws
 from .mechanism import GaussianMechanism, NoiseState, Release
 from .sampling import Sampler
-from .server_optimisers import ServerOptimiser, ServerState
+from .server_optimisers import AVERAGE, ServerOptimiser, ServerState
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,16 @@ class TrainState:
     def clip(self) -> ClipState:
         """The clip of the next round."""
         return self.read_clip()
+
+    @property
+    def averaged(self) -> Tensor | None:
+        """(dim,) the exponential average of the models released so far, where it is kept."""
+        return self.server.get(AVERAGE)
+
+    @property
+    def returned(self) -> Tensor:
+        """(dim,) of the model that a training gives if it ends here: the average where it is kept, else the last."""
+        return self.params if self.averaged is None else self.averaged
 
 
 @dataclass(frozen=True, eq=False)
