@@ -118,12 +118,14 @@ class TrainSettings(Settings):
         """These settings with `changes`; an unknown key is refused with the nearest known one.
 
         Setting epsilon drops a noise_multiplier that was there before, and the other way round. Setting data to a store
-        drops the population_size and test_users of what was there before.
+        drops the population_size and test_users of what was there before, and another server the server_lr.
         """
         check_given(changes, where)
         for key, value in changes.items():
             if SETTINGS[key].some_tasks and value is not None and getattr(self, key) is None:
                 raise refuse(key, value, f"left out, as task {self.task!r} has no such setting", "drop it")
+        if changes.get("server", self.server) != self.server:  # the rate of one is none for the other
+            changes = {"server_lr": None, **changes}
         return replace(self, **completed(changes))
 
     def to_toml(self) -> str:
