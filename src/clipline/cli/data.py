@@ -89,11 +89,10 @@ def prepare_data(
     from ..data.column_options import NO_OPTIONS, ColumnOptions
     from ..data.data_sets import TABLE, data_set
     from ..data.prepare import prepare_table
-    from ..tasks.column_words import in_flags
 
     begun = time.perf_counter()
     columns = [column.strip() for given in fields for column in given.split(",") if column.strip()] if fields else None
-    with in_flags():
+    with _in_flags():
         options = ColumnOptions.of(_column_options(missing, fill, categories, timestamps, lengths, pad))
     known = None if name == TABLE else data_set(name, TABLE)
     if known is not None and (columns is not None or options != NO_OPTIONS):
@@ -103,7 +102,7 @@ def prepare_data(
             f"user_column is missing for {str(source)!r}: give --user-column, the column that says whose row it is"
         )
     lists = {flag: path for flag, path in (("words", words), ("tags", tags)) if path is not None}
-    with _terminated_cleanly(), Stages() as progress, in_flags():
+    with _terminated_cleanly(), Stages() as progress, _in_flags():
         if known is None:
             made = {".": prepare_table(source, target, str(user_column), fields=columns, options=options,
                                        progress=progress.show)}  # fmt: skip
@@ -207,6 +206,33 @@ def _prepared(folder: Path) -> dict[str, list[str]]:
             with suppress(PopulationError):  # no store of ours, or a damaged one: `state` has the reason
                 found[str(path.parent)] = read_manifest(path.parent).tasks
     return found
+
+
+# An option of columns in an error: fill={'age': 0}, fill['age']='x', missing=0, or `fill names 'aeg'`.
+_OPTION = re.compile(
+    r"""(?<![-\w])(fill|categories|timestamps|lengths|missing|pad)"""
+    r"""(?:=\{'?([^:{}]+?)'?: ([^{}]+)\}|=("[^"]*"|'[^']*'|[\w.-]+)|\['([^']+)'\]=|(?= names '))"""
+)
+
+
+@contextmanager
+def _in_flags() -> Iterator[None]:
+    """Turn options of columns in errors, which readers call as Python does, into flags: --fill age=0."""
+    try:
+        yield
+    except (PopulationError, SettingError) as error:
+        raise type(error)(_OPTION.sub(_as_flag, str(error))) from error.__cause__
+
+
+def _as_flag(found: re.Match[str]) -> str:
+    option, column, value, plain, refused = found.groups()
+    if plain is not None:
+        return "--" + option + " " + plain.strip('"')
+    if column is None:
+        return f"--{option}" + (f" {refused}=" if refused else "")
+    shown = "A,B,..." if option == "categories" else value.strip('"')
+    named = f"{column.upper() if column in ('column', 'field') else column}={shown}"
+    return f'--{option} "{named}"' if " " in named else f"--{option} {named}"
 
 
 @contextmanager

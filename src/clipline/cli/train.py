@@ -157,7 +157,6 @@ def run(
     import torch
 
     from ..engine.choose import SMALL_MODEL
-    from ..engine.core.allocator import keep_freed_memory
     from ..engine.workers.torchrun import agree, from_rank_0, torchrun_rank
     from ..training.callbacks import Callback, StopOnInterrupt, TensorBoard
     from ..training.evaluation import Evaluate
@@ -182,8 +181,6 @@ def run(
     training = task.training(settings, loaded)
     if training.dim < SMALL_MODEL:
         torch.set_num_threads(1)
-    if training.device.type == "cpu":
-        keep_freed_memory()  # the process is ours
     users = len(training.population) if not settings.stored or settings.population_size is None else None  # public
     on = "" if users is None else f" on {users:,} users"
     by = f" by {training.workers} workers" if training.workers > 1 else ""
@@ -318,9 +315,10 @@ def _summary_json(
 ) -> dict[str, Any]:
     """The same for programs; epsilon is null where there is no guarantee, `users` where their number is private.
 
-    So is a seed that is a secret: what programs print is kept in logs. It stands in the run directory.
+    The seed is told only where it makes the epsilon void: what programs print is kept in logs, and other runs may have
+    the same one. It stands in the run directory.
     """
-    from ..training.result import finite_or_none
+    from ..training.run_files import finite_or_none
 
     guarantee = result.guarantee
     return {
@@ -349,7 +347,7 @@ def _summary_json(
         "users": users,
         "population_size": settings.population_size,
         "cohort_size": settings.cohort_size,
-        "seed": settings.seed if settings.noise_source == "system" or _seed_guessable(settings) else None,
+        "seed": settings.seed if not guarantee.private or _seed_guessable(settings) else None,
         "run_dir": str(path),
         "report": None if report is None else str(report),
     }

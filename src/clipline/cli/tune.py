@@ -167,14 +167,12 @@ def _resolved(
 
 def _answered(question: Question, path: Path, cluster: str | None) -> Any:
     """Run the steps."""
-    from ..engine.core.allocator import keep_freed_memory
     from ..study.directory import StudyDirectory
     from ..study.study import Study, StudyProgress
     from ..study.tune.answer import data_words
     from ..study.tune.private_search import FOLDER, candidates_of, price_search, tune_privately
     from ..study.tune.recipe import tune as run_recipe
 
-    keep_freed_memory()  # the process is ours
     logging.getLogger("optuna").setLevel(logging.WARNING)  # it has a line for every trial, and so have we
     tell(f"trial on {data_words(question)}; kept in {path}")
     folder = path / FOLDER if question.private_search else path

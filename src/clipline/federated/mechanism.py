@@ -72,14 +72,18 @@ class MeanNoise:
 class NoiseState(Private):
     """Noise of the last rounds, with which that of the next is made. PRIVATE: whoever has it can subtract the noise."""
 
-    __slots__ = ("__earlier", "index", "made_for", "next_round", "spent")
+    __slots__ = ("__earlier", "index", "made_by", "next_round", "spent")
 
     def __init__(
-        self, made_for: tuple[int, int], next_round: int, index: int = 0, earlier: tuple[Tensor, ...] = ()
+        self,
+        next_round: int,
+        index: int = 0,
+        earlier: tuple[Tensor, ...] = (),
+        made_by: GaussianMechanism | None = None,
     ) -> None:
-        self.made_for = made_for  # rounds and bands
         self.next_round, self.index = next_round, index  # of the training, and of this noise
-        self.spent = False  # whether the next round has been released
+        self.made_by = made_by  # the mechanism of the only training that goes on with it: others draw other groups
+        self.spent = False  # whether the next round has been released, or may be by a resume
         self.__earlier = earlier  # each (dim + 1,) int32, in units of _STEP; the last round comes first
 
     @property
@@ -219,7 +223,7 @@ class BandedMechanism(GaussianMechanism):
 
     def begin(self, round_index: int) -> NoiseState:
         """No earlier noise."""
-        return NoiseState((self.rounds, self.bands), round_index)
+        return NoiseState(round_index, made_by=self)
 
     @property
     def lasting_share(self) -> float:
@@ -238,7 +242,7 @@ class BandedMechanism(GaussianMechanism):
         if groups != self.bands:  # by plain Poisson sampling a user would come in rounds that share noise
             limit = f"from {self.bands} groups in turn, as the noise has {self.bands} bands"
             raise refuse("sampling", str(total.sampling), limit, "draw by a GroupedPoissonSampler")
-        if state is None or (state.made_for, state.next_round) != ((self.rounds, self.bands), round_index):
+        if state is None or state.made_by is not self or state.next_round != round_index:
             raise refuse("state", "of other noise", f"that of round {round_index} of this training", "begin anew")
         self.delta_stddev(total.bound)  # refused before noise is drawn
         numbers = noise.numbers()
@@ -254,7 +258,7 @@ class BandedMechanism(GaussianMechanism):
         assert release.noise is not None
         spread = math.sqrt(np.sum(inverse_coefficients(self.rounds, self.bands)[: state.index + 1] ** 2))
         told = replace(release.noise, stddev=release.noise.stddev * spread)
-        after = NoiseState(state.made_for, round_index + 1, state.index + 1, earlier_then)
+        after = NoiseState(round_index + 1, state.index + 1, earlier_then, self)
         return replace(release, event=release.event.at(state.index), noise=told), after
 
 

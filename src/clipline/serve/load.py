@@ -151,12 +151,6 @@ class SavedModel:
                     param.copy_(given[name])
         return replace(self, model=model, personal=self.personal or bool(given))
 
-    @property
-    def _personal_patterns(self) -> Sequence[str]:
-        """Which parameters were personal in the training, as its settings have them."""
-        named = self.card.get("settings", {}).get("personal", [])
-        return [one for one in named if isinstance(one, str)] if isinstance(named, list) else []
-
     def _answer(self, joined: dict[str, NDArray[Any]], kept: Mapping[str, NDArray[Any]]) -> Any:
         """The predictions, as classes where these are known, behind the columns that are kept."""
         by_name = self.classes is not None and not isinstance(self.classes, str)

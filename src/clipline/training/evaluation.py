@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -162,8 +162,8 @@ class Evaluate(Measuring):
             examples = Examples(self.test, device, state.params.dtype)
             few = min(_TRIED, self.batch_size, self.test.examples)
             with torch.no_grad(), preserve_generators(), preserve_torch_generators(device):  # an error costs no privacy
-                self.names = list(_averages(self.metric, examples, few, self._model, until=few))
-            self._evaluate: EvaluateModel = partial(_averages, self.metric, examples, self.batch_size)
+                self.names = list(averages(self.metric, examples, few, self._model, until=few))
+            self._evaluate: EvaluateModel = partial(averages, self.metric, examples, self.batch_size)
         else:
             self._evaluate = self.test
         self._device = device
@@ -215,9 +215,7 @@ class Evaluate(Measuring):
             last = {} if state.averaged is None else self._metrics_of(state.params)
             if self._stream is not None:
                 self._stream.synchronize()
-        for name in metrics:
-            if name in RELEASED:
-                raise refuse("metric", name, f"named other than {', '.join(RELEASED)}", "give it another name")
+        _check_names(metrics)
         self.names = list(metrics)
         of_last = {LAST + name: value for name, value in last.items() if not name.startswith(WITHOUT_MODEL)}
         return {**metrics, **of_last}
@@ -246,7 +244,8 @@ def _named_numbers(evaluate: EvaluateModel, model: nn.Module) -> Metrics:
         ) from None  # fmt: skip
 
 
-def _averages(
+@torch.no_grad()
+def averages(
     metric: Metric, examples: Examples, batch_size: int, model: nn.Module, until: int | None = None
 ) -> Metrics:
     """Each metric's mean over all examples, or those before `until`, summed in float64 where the model is."""
@@ -262,6 +261,7 @@ def _averages(
         except Exception as error:
             raise failed(f"metric {_name(metric)!r}", error, batch, "mend it, or measure other users") from error
         named = values if isinstance(values, Mapping) else {_name(metric): values}
+        _check_names(named)
         if sums and named.keys() != sums.keys():
             limit = f"the same in every batch, and the first had {sorted(sums)}"
             raise refuse("metric names", sorted(named), limit, "return every name for every batch")
@@ -270,10 +270,16 @@ def _averages(
                 got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise SettingError(
                     f"metric {name!r} returned {got} but must return a tensor of shape ({stop - start},), one number "
-                    "for each example: do not average in the metric, or give a function of the model as test"
+                    "for each example: do not average in the metric"
                 )
             sums[name] = sums.get(name, 0) + value.double().sum()
     return {name: float(value) / total for name, value in sums.items()}
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        if name in RELEASED:
+            raise refuse("metric", name, f"named other than {', '.join(RELEASED)}", "give it another name")
 
 
 def _name(metric: Metric | EvaluateModel) -> str:

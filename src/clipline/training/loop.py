@@ -302,13 +302,13 @@ def _gone_on(state: TrainState, training: Training) -> TrainState:
     """The state to go on from, whose ledger has the statistics of the training at least.
 
     Banded noise goes on too, but not for a second time from one state, unless it is the same again: rounds that shared
-    their earlier noise with others would cost more than the ledger says. Then, and in a state of another training, it
-    begins anew.
+    their earlier noise with others would cost more than the ledger says. Then, and in a state of another training,
+    whose groups or users may be others, it begins anew.
     """
-    begun, noise = training.algorithm.mechanism.begin(state.round_index), state.noise
+    mechanism, noise = training.algorithm.mechanism, state.noise
     again = noise is not None and noise.spent and training.privacy.noise_source == "system"
-    if begun is None or noise is None or again or noise.made_for != begun.made_for:
-        noise = begun
+    if noise is None or again or noise.made_by is not mechanism:
+        noise = mechanism.begin(state.round_index)
     ledger = state.ledger.with_statistics(training.preprocessing.events)
     return state if ledger == state.ledger and noise is state.noise else replace(state, ledger=ledger, noise=noise)
 

@@ -26,8 +26,7 @@ from ..privacy.guarantee import ACCOUNTANTS, SAMPLERS, Guarantee
 from ..privacy.relations import Relation
 from ..settings import toml_text
 from . import durable
-from .result import finite_or_none
-from .run_files import CARD_KEY, MODEL
+from .run_files import CARD_KEY, MODEL, finite_or_none
 
 if TYPE_CHECKING:
     from .result import TrainResult

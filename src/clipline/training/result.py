@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from ..federated.round import TrainState
 from ..privacy.guarantee import Guarantee
 from .diagnosis import BestAndLast, Finding
+from .run_files import finite_or_none
 
 Metrics = Mapping[str, float]
 Stopped = Literal["finished", "budget", "early", "interrupted"]
@@ -67,11 +67,6 @@ def history(reports: Sequence[RoundReport], unprivate_timing: bool = False) -> d
     rows = [round_json(report, unprivate_timing) for report in reports]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
-
-
-def finite_or_none(number: float) -> float | None:
-    """JSON has no infinity and no NaN: null stands for both."""
-    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True, eq=False)

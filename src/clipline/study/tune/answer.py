@@ -24,7 +24,8 @@ from ...training import durable
 from ..directory import CLAIMS, STUDY
 from .private_search import FOLDER, PrivatelyTuned
 from .question import Question, final_settings, least_cohort
-from .recipe import RateTrial, Tuned, change_in_words, runs_with_fixed_clips, told
+from .recipe import Tuned, change_in_words, runs_with_fixed_clips
+from .trials import RateTrial, told
 
 Answer = Tuned | PrivatelyTuned
 

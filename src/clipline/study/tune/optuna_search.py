@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .question import Question
-from .recipe import STEP, Rates, RateTrial, Tell, Trials, check_learnt, told
+from .trials import STEP, Rates, RateTrial, Tell, Trials, check_learnt, told
 
 if TYPE_CHECKING:
     import optuna

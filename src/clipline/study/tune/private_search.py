@@ -33,7 +33,8 @@ from ..directory import CLAIMS, Claims
 from ..record import RunSpec
 from ..study import Study
 from .question import Alternative, Question, Target, Unreachable, least, least_cohort
-from .recipe import Metric, RateGrid, RateTrial, Tell, Trials, check_learnt, runs_with_fixed_clips
+from .recipe import RateGrid, runs_with_fixed_clips
+from .trials import Metric, RateTrial, Tell, Trials, check_learnt
 
 FOLDER = "private"  # in the directory of the tuning: it holds seeds, and nothing in it may leave
 _DRAWN = "drawn.json"
