@@ -249,7 +249,7 @@ def _summary(
     if best is not None and best.best != best.last:
         after = f"after {best.best_rounds} rounds, last {best.last:.4f} after {best.last_rounds}"
         lines.append(f"best {best.metric} {best.best:.4f} {after}")
-    if result.state.averaged is not None:
+    if result.has_average:
         of_last = result.metrics.get(LAST + metric_name)
         lines.append(f"saved: {result.saved}" + ("" if of_last is None else f"; the last one has {of_last:.4f}"))
     beside = {name: value for name, value in result.metrics.items() if name not in (metric_name, "loss")}

@@ -36,14 +36,9 @@ class TrainState:
         return self.read_clip()
 
     @property
-    def averaged(self) -> Tensor | None:
-        """(dim,) the exponential average of the models released so far, where it is kept."""
-        return self.server.get(AVERAGE)
-
-    @property
     def returned(self) -> Tensor:
-        """(dim,) of the model that a training gives if it ends here: the average where it is kept, else the last."""
-        return self.params if self.averaged is None else self.averaged
+        """(dim,) of the model that a training gives if it ends here: the average of models if it has one, or the last."""
+        return self.server.get(AVERAGE, self.params)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +61,7 @@ class Algorithm:
 
     def init(self, params: Tensor) -> TrainState:
         """The state before round 0."""
-        noise = self.mechanism.begin(0)
-        return TrainState(0, params, self.server.init(params), self.controller.init, Ledger(), noise)
+        return TrainState(0, params, self.server.init(params), self.controller.init, Ledger(), self.mechanism.begin(0))
 
     def round(
         self, state: TrainState, draws: Draws
@@ -83,5 +77,4 @@ class Algorithm:
         release, noise_after = self.mechanism.step(total, noise, state.noise, t)
         params, server = self.server.update(state.params, state.server, release)
         clip = LateClip(lambda: self.controller.update(state.clip, release))
-        ledger = state.ledger.add(release.event)
-        return TrainState(t + 1, params, server, clip, ledger, noise_after), release
+        return TrainState(t + 1, params, server, clip, state.ledger.add(release.event), noise_after), release

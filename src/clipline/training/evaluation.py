@@ -212,7 +212,7 @@ class Evaluate(Measuring):
             if self._stream is not None and ready is not None:
                 self._stream.wait_event(ready)
             metrics = self._metrics_of(state.returned)
-            last = {} if state.averaged is None else self._metrics_of(state.params)
+            last = {} if state.returned is state.params else self._metrics_of(state.params)
             if self._stream is not None:
                 self._stream.synchronize()
         _check_names(metrics)

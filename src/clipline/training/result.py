@@ -104,12 +104,17 @@ class TrainResult:
     @cached_property
     def averaged(self) -> nn.Module | None:
         """The exponential average of the models of all rounds; None where it was not kept."""
-        return None if self.state.averaged is None else self._with(self.state.averaged)
+        return self._with(self.state.returned) if self.has_average else None
+
+    @property
+    def has_average(self) -> bool:
+        """Whether the training averaged its models."""
+        return self.state.returned is not self.state.params
 
     @property
     def saved(self) -> str:
         """Which of the released models `model` is, in words."""
-        if self.state.averaged is None:
+        if not self.has_average:
             return f"the model released after {self.model_rounds} rounds"
         return f"the exponential average (0.9) of the models released in {self.model_rounds} rounds"
 
@@ -145,5 +150,5 @@ class TrainResult:
     def __str__(self) -> str:
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         said = "".join(f"\nwarning: {finding}" for finding in self.findings)
-        model = "" if self.state.averaged is None else f"; saved: {self.saved}"
+        model = f"; saved: {self.saved}" if self.has_average else ""
         return f"{metrics + '; ' if metrics else ''}{self.guarantee}{model}{said}"
