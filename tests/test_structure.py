@@ -165,18 +165,18 @@ def test_a_round_fits_on_one_screen():
 
 # Lines of Python, as the formatter leaves them. A budget only falls: see docs/scope.md, which says why.
 BUDGETS = {
-    "cli": 2387,
+    "cli": 2357,
     "clipline_paper": 5077,
     "data": 4713,
-    "engine": 12181,
-    "federated": 1597,
+    "engine": 12153,
+    "federated": 1466,
     "privacy": 4124,
     "random": 436,
-    "root files": 1469,
+    "root files": 1461,
     "serve": 776,
     "study": 4529,
-    "tasks": 2068,
-    "training": 3803,
+    "tasks": 2053,
+    "training": 3741,
 }
 
 
