@@ -37,7 +37,7 @@ class TrainState:
 
     @property
     def returned(self) -> Tensor:
-        """(dim,) of the model that a training gives if it ends here: the average of models if it has one, or the last."""
+        """(dim,) of the model that a training gives if it ends here: the average of models, or the last."""
         return self.server.get(AVERAGE, self.params)
 
 
