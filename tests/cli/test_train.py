@@ -87,6 +87,7 @@ def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
     assert answer["report"] == str(run / "report.html")
     # Everybody is above the first clip, 0.0035: it grows by e^(0.2 * 0.5) a round, but for the noise on the fraction.
     assert answer["clip"] == pytest.approx(0.0035 * math.exp(4 * 0.1), rel=0.5)
+    assert answer["clip"] == lines(run / "metrics.jsonl")[-1]["clip"]  # the one that the last round used
     assert answer["private"] is True
     assert answer["seed"] is None  # a secret, and what programs print is kept in logs
     assert "seconds" not in out
@@ -255,7 +256,8 @@ def test_two_processes_cannot_resume_one_run_and_a_killed_one_leaves_it_free_wit
 
     def once(self, report, state):
         seen.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
+        if len(seen) == 1:  # a second Ctrl-C does not wait for the end of a round
+            os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "on_round", once)

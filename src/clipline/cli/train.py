@@ -14,14 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import click
-
 from .. import console
 from ..errors import CliplineError, RunError, SettingError, nearest, refuse
 from ..metric_direction import better_facts, lower_is_better
 from ..settings import GROUPS, RUN, SETTINGS
 from ..tasks import DEFAULT_TASK, file_and_name, is_task_file, task_named, task_names, title_name
-from .parser import Argument, Command, Option, flags_for
+from .parser import PATH, Argument, Command, Option, flags_for
 
 if TYPE_CHECKING:
     from ..data.task_stores import DataUsed
@@ -433,21 +431,19 @@ _TASKS = (
     f"{', '.join(task_names())}; or a Python file of your own with model() and loss(model, batch), trained on --data: "
     f"FILE.py, or FILE.py:name for one of several in it; clipline new-task writes one.  [default: {DEFAULT_TASK}]"
 )
-_path = click.Path(path_type=Path)
 _option = partial(Option, group=RUN)
 command = Command(
     "train",
-    callback=train,
-    help=train.__doc__,
-    groups=GROUPS,
-    params=[
+    train,
+    [
         Argument(["task"], required=False, help=_TASKS),
         *flags_for(name for name in SETTINGS if name != "task"),
-        _option(["--config"], type=_path, help="Settings as TOML; flags override it."),
-        _option(["--out"], type=_path, unset="runs/...", help="Run directory, new or empty."),
-        _option(["--resume"], type=_path, help="Go on with an interrupted run directory."),
+        _option(["--config"], type=PATH, help="Settings as TOML; flags override it."),
+        _option(["--out"], type=PATH, unset="runs/...", help="Run directory, new or empty."),
+        _option(["--resume"], type=PATH, help="Go on with an interrupted run directory."),
         _option(["--tensorboard"], is_flag=True, help="Write TensorBoard's event files into the run directory too."),
         _option(["--no-report"], is_flag=True, help="Do not write report.html at the end."),
         _option(["--json", "as_json"], is_flag=True, help="End with one JSON object on standard output."),
     ],
+    groups=GROUPS,
 )

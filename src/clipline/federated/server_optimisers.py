@@ -57,57 +57,60 @@ class ServerSGD:
         return (self.lr * momentum).add_(params), {"momentum": momentum}
 
 
+@dataclass(frozen=True)
+class _Adaptive:
+    """What Adam and Yogi have in common: one step along the mean over the root of a second moment."""
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-3
+    lr_schedule: LrSchedule | None = declared("server_lr_schedule")
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+        check("server_lr", self.lr)
+        check_number("server_beta1", self.beta1, at_least=0, below=1, way_out="0.9 is usual")
+        check_number("server_beta2", self.beta2, at_least=0, below=1, way_out="0.99 is usual")
+        way_out = "1e-3 is usual for federated Adam and Yogi"
+        check_number("server_epsilon", self.epsilon, above=0, way_out=way_out)
+
+    def init(self, params: Tensor) -> ServerState:
+        """No moments yet, no step taken."""
+        zeros = torch.zeros_like(params)
+        return {"first": zeros, "second": zeros, "steps": torch.zeros((), dtype=torch.int64)}
+
+    def update(self, params: Tensor, state: ServerState, release: Release) -> tuple[Tensor, ServerState]:
+        """One step, with bias correction."""
+        mean = release.mean.to(params)
+        first = self.beta1 * state["first"] + (1 - self.beta1) * mean
+        second = self._second(state["second"], mean.square())
+        steps = state["steps"] + 1
+        first_unbiased = first / (1 - self.beta1 ** int(steps))
+        second_unbiased = second / (1 - self.beta2 ** int(steps))
+        params = params + self.lr * first_unbiased / (second_unbiased.sqrt() + self.epsilon)
+        return params, {"first": first, "second": second, "steps": steps}
+
+    def _second(self, second: Tensor, square: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
 @refuses_unknown_keywords
 @dataclass(frozen=True)
-class ServerAdam:
+class ServerAdam(_Adaptive):
     """Adam on the released mean, with bias correction. For study: the paper found it weaker under noise."""
 
-    lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    epsilon: float = 1e-3
-    lr_schedule: LrSchedule | None = declared("server_lr_schedule")
-
-    def __post_init__(self) -> None:
-        check_declared(self)
-        _check_adaptive(self.lr, self.beta1, self.beta2, self.epsilon)
-
-    def init(self, params: Tensor) -> ServerState:
-        """No moments yet, no step taken."""
-        return _no_moments(params)
-
-    def update(self, params: Tensor, state: ServerState, release: Release) -> tuple[Tensor, ServerState]:
-        """One step along mean / sqrt(mean square)."""
-        mean = release.mean.to(params)
-        second = self.beta2 * state["second"] + (1 - self.beta2) * mean.square()
-        return _adaptive_step(params, state, mean, second, self)
+    def _second(self, second: Tensor, square: Tensor) -> Tensor:
+        return self.beta2 * second + (1 - self.beta2) * square
 
 
 @refuses_unknown_keywords
 @dataclass(frozen=True)
-class ServerYogi:
+class ServerYogi(_Adaptive):
     """Yogi on the released mean: like Adam, but the second moment moves by at most (1 - beta2) mean^2. For study."""
 
-    lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    epsilon: float = 1e-3
-    lr_schedule: LrSchedule | None = declared("server_lr_schedule")
-
-    def __post_init__(self) -> None:
-        check_declared(self)
-        _check_adaptive(self.lr, self.beta1, self.beta2, self.epsilon)
-
-    def init(self, params: Tensor) -> ServerState:
-        """No moments yet, no step taken."""
-        return _no_moments(params)
-
-    def update(self, params: Tensor, state: ServerState, release: Release) -> tuple[Tensor, ServerState]:
-        """One step along mean / sqrt(second moment), the second moment following the sign of its error."""
-        mean = release.mean.to(params)
-        square = mean.square()
-        second = state["second"] - (1 - self.beta2) * torch.sign(state["second"] - square) * square
-        return _adaptive_step(params, state, mean, second, self)
+    def _second(self, second: Tensor, square: Tensor) -> Tensor:
+        return second - (1 - self.beta2) * torch.sign(second - square) * square
 
 
 @dataclass(frozen=True)
@@ -145,26 +148,3 @@ def scheduled(optimiser: ServerOptimiser, rounds: int) -> ServerOptimiser:
         optimiser = replace(optimiser, lr_schedule=schedule)
         return ScheduledServer(optimiser, rounds)
     return optimiser
-
-
-def _no_moments(params: Tensor) -> ServerState:
-    zeros = torch.zeros_like(params)
-    return {"first": zeros, "second": zeros, "steps": torch.zeros((), dtype=torch.int64)}
-
-
-def _adaptive_step(
-    params: Tensor, state: ServerState, mean: Tensor, second: Tensor, rule: ServerAdam | ServerYogi
-) -> tuple[Tensor, ServerState]:
-    first = rule.beta1 * state["first"] + (1 - rule.beta1) * mean
-    steps = state["steps"] + 1
-    first_unbiased = first / (1 - rule.beta1 ** int(steps))
-    second_unbiased = second / (1 - rule.beta2 ** int(steps))
-    params = params + rule.lr * first_unbiased / (second_unbiased.sqrt() + rule.epsilon)
-    return params, {"first": first, "second": second, "steps": steps}
-
-
-def _check_adaptive(lr: float, beta1: float, beta2: float, epsilon: float) -> None:
-    check("server_lr", lr)
-    check_number("server_beta1", beta1, at_least=0, below=1, way_out="0.9 is usual")
-    check_number("server_beta2", beta2, at_least=0, below=1, way_out="0.99 is usual")
-    check_number("server_epsilon", epsilon, above=0, way_out="1e-3 is usual for federated Adam and Yogi")
