@@ -175,9 +175,7 @@ def test_a_private_sum_has_no_public_numbers_but_its_bound():
     assert {name for name in dir(clipped_sum()) if not name.startswith("_")} == {
         *("bound", "read_late", "sampling", "take_key")
     }
-    assert {name for name in dir(partial_sums()) if not name.startswith("_")} == {
-        *("add", "add_clipped", "finished")
-    }
+    assert {name for name in dir(partial_sums()) if not name.startswith("_")} == {*("add", "add_clipped", "finished")}
     assert {name for name in dir(modular_sum()) if not name.startswith("_")} == {"add", "bits", "finished"}
     (total,) = partial_sums().finished([1e9], [PoissonSampling(0.5)])
     assert isinstance(total, ClippedSum)

@@ -77,7 +77,7 @@ def test_a_round_is_charged_at_its_multiplier_and_says_that_the_noise_is_discret
     assert 0 < event.log_ratio < 1e-30
     # 60 / 120 is 0.5, less the 4 of the rounding: by hand sqrt(3596) / 120 = 0.49972
     DiscreteMechanism(4, 0.4997, 5.0, code=Plain())
-    with pytest.raises(SettingError, match="noise_multiplier=0.49975"):
+    with pytest.raises(SettingError, match=r"noise_multiplier=0\.49975"):
         DiscreteMechanism(4, 0.49975, 5.0, code=Plain())
 
 

@@ -67,7 +67,11 @@ class DiscreteMechanism(GaussianMechanism):
     def _charged(self, sampling: Sampling) -> GaussianEvent:
         code = self.code
         return discrete_event(
-            sampling, stddev=code.stddev, bound=code.bound, dim=code.dim, shares=1 if self.shares is None else self.shares
+            sampling,
+            stddev=code.stddev,
+            bound=code.bound,
+            dim=code.dim,
+            shares=1 if self.shares is None else self.shares,
         )
 
     def event(self, sampling: Sampling) -> GaussianEvent:
