@@ -178,7 +178,7 @@ BUDGETS = {
     "clipline_paper": 5023,
     "data": 4713,
     "engine": 12153,
-    "federated": 1466,
+    "federated": 1636,
     "privacy": 4124,
     "random": 436,
     "root files": 1461,
