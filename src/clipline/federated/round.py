@@ -53,7 +53,7 @@ class Algorithm:
     @property
     def event(self) -> GaussianEvent:
         """The event that every round is charged as; with banded noise that of its first round."""
-        return GaussianEvent(self.sampler.sampling, self.mechanism.noise_multiplier)
+        return self.mechanism.event(self.sampler.sampling)
 
     def next_event(self, state: TrainState) -> GaussianEvent:
         """The event of the round that follows this state."""
