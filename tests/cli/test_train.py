@@ -87,6 +87,7 @@ def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
     assert answer["report"] == str(run / "report.html")
     # Everybody is above the first clip, 0.0035: it grows by e^(0.2 * 0.5) a round, but for the noise on the fraction.
     assert answer["clip"] == pytest.approx(0.0035 * math.exp(4 * 0.1), rel=0.5)
+    assert answer["clip"] == lines(run / "metrics.jsonl")[-1]["clip"]  # the one that the last round used
     assert answer["private"] is True
     assert answer["seed"] is None  # a secret, and what programs print is kept in logs
     assert "seconds" not in out

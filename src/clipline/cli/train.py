@@ -14,14 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import click
-
 from .. import console
 from ..errors import CliplineError, RunError, SettingError, nearest, refuse
 from ..metric_direction import better_facts, lower_is_better
 from ..settings import GROUPS, RUN, SETTINGS
 from ..tasks import DEFAULT_TASK, file_and_name, is_task_file, task_named, task_names, title_name
-from .parser import Argument, Command, Option, flags_for
+from .parser import PATH, Argument, Command, Option, flags_for
 
 if TYPE_CHECKING:
     from ..data.task_stores import DataUsed
@@ -239,6 +237,8 @@ def _summary(
     Of an interrupted run also what was `planned`, which holds whatever made somebody stop, and how to go on, with the
     `flags` that no file stores.
     """
+    from ..training.diagnosis import LAST
+
     own = is_task_file(settings.task)
     part = "" if settings.evaluate_on in (None, "original") else f" ({settings.evaluate_on})"
     lines = [f"{metric_name} {result.metrics[metric_name]:.4f} on {used.measured_on}{part}"]
@@ -247,7 +247,11 @@ def _summary(
     if best is not None and best.best != best.last:
         after = f"after {best.best_rounds} rounds, last {best.last:.4f} after {best.last_rounds}"
         lines.append(f"best {best.metric} {best.best:.4f} {after}")
+    if result.has_average:
+        of_last = result.metrics.get(LAST + metric_name)
+        lines.append(f"saved: {result.saved}" + ("" if of_last is None else f"; the last one has {of_last:.4f}"))
     beside = {name: value for name, value in result.metrics.items() if name not in (metric_name, "loss")}
+    beside = {name: value for name, value in beside.items() if not name.startswith(LAST)}
     if beside:  # such as what would do without a model
         lines.append("beside it: " + ", ".join(f"{name} {value:.4f}" for name, value in beside.items()))
     if used.kind == "stand-in":
@@ -337,6 +341,7 @@ def _summary_json(
         "findings": [asdict(finding) for finding in result.findings],
         "best": None if result.best is None else asdict(result.best),
         "model_rounds": result.model_rounds,
+        "saved": result.saved,
         "users": users,
         "population_size": settings.population_size,
         "cohort_size": settings.cohort_size,
@@ -433,21 +438,19 @@ _TASKS = (
     f"{', '.join(task_names())}; or a Python file of your own with model() and loss(model, batch), trained on --data: "
     f"FILE.py, or FILE.py:name for one of several in it; clipline new-task writes one.  [default: {DEFAULT_TASK}]"
 )
-_path = click.Path(path_type=Path)
 _option = partial(Option, group=RUN)
 command = Command(
     "train",
-    callback=train,
-    help=train.__doc__,
-    groups=GROUPS,
-    params=[
+    train,
+    [
         Argument(["task"], required=False, help=_TASKS),
         *flags_for(name for name in SETTINGS if name != "task"),
-        _option(["--config"], type=_path, help="Settings as TOML; flags override it."),
-        _option(["--out"], type=_path, unset="runs/...", help="Run directory, new or empty."),
-        _option(["--resume"], type=_path, help="Go on with an interrupted run directory."),
+        _option(["--config"], type=PATH, help="Settings as TOML; flags override it."),
+        _option(["--out"], type=PATH, unset="runs/...", help="Run directory, new or empty."),
+        _option(["--resume"], type=PATH, help="Go on with an interrupted run directory."),
         _option(["--tensorboard"], is_flag=True, help="Write TensorBoard's event files into the run directory too."),
         _option(["--no-report"], is_flag=True, help="Do not write report.html at the end."),
         _option(["--json", "as_json"], is_flag=True, help="End with one JSON object on standard output."),
     ],
+    groups=GROUPS,
 )
