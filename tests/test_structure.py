@@ -177,7 +177,7 @@ BUDGETS = {
     "cli": 2364,
     "clipline_paper": 5023,
     "data": 4713,
-    "engine": 12153,
+    "engine": 12109,
     "federated": 1740,
     "privacy": 4124,
     "random": 436,
