@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from ..errors import PopulationError
 from ..privacy.events import GaussianEvent
 from .array_checks import check_field, check_finite, check_user_ids, checked_offsets, overlapping
 from .packed_field import Field, is_mapped
+
+_WHOLE = re.compile(rb"-?[0-9]{1,18}")  # an id that is a whole number written as text
 
 
 class ColumnKeywords(TypedDict, total=False):
@@ -311,16 +314,19 @@ class Population:
     def identities(self, users: NDArray[np.int64]) -> NDArray[np.uint64]:
         """What the randomness of each of these users is keyed by: a function of the user's own id and nothing else.
 
-        Whole numbers stand for themselves, also among fractions, as which one user's id may make all be read; other ids
-        stand for a hash of them. Without `user_ids` the place in the population is the id.
+        Whole numbers stand for themselves, also among fractions or as text, as one user's id may make all be read.
+        Other ids stand for a hash of them. Without `user_ids` the place in the population is the id.
         """
         if self.user_ids is None:
             return users.astype(np.uint64)
         ids = self.user_ids[users]
         if ids.dtype.kind in "iub":
             return np.asarray(ids.astype(np.uint64))
-        digests = [hashlib.blake2b(_id_bytes(one), digest_size=8).digest() for one in ids.tolist()]
+        given = [_id_bytes(one) for one in ids.tolist()]
+        digests = [hashlib.blake2b(one, digest_size=8).digest() for one in given]
         hashes = np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+        numbers = [place for place, one in enumerate(given) if _WHOLE.fullmatch(one)]
+        hashes[numbers] = np.array([int(given[place]) for place in numbers], np.int64).astype(np.uint64)
         if ids.dtype.kind == "f":
             whole = (ids == np.rint(ids)) & (np.abs(ids) < 2**53)
             hashes[whole] = ids[whole].astype(np.int64).astype(np.uint64)

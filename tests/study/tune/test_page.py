@@ -7,7 +7,8 @@ from study.tune.made_up import question_of
 
 from clipline.study.tune.answer import Files, _shares, page
 from clipline.study.tune.question import least_cohort, scale_up
-from clipline.study.tune.recipe import Metric, NoiseSearch, NoiseTrial, Rates, RateTrial, Tuned
+from clipline.study.tune.recipe import NoiseSearch, NoiseTrial, Tuned
+from clipline.study.tune.trials import Metric, Rates, RateTrial
 
 
 @pytest.fixture

@@ -90,6 +90,24 @@ def read_npz(
         raise PopulationError(f"{str(file)!r} cannot be read as NPZ ({short(error)}): save it again") from None
 
 
+def npz_schema(file: Path) -> Any:
+    """The arrays of an archive as an Arrow schema, from their headers alone; what has no place in a column is null."""
+    import pyarrow as pa
+
+    def kind(member: _Member) -> Any:
+        if member.dtype.kind in "US":
+            return pa.string()
+        known = member.dtype.kind in "fiubM" and len(member.shape) == 1
+        return pa.from_numpy_dtype(member.dtype.newbyteorder("=")) if known else pa.null()
+
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+            return pa.schema([(name, kind(_Member(archive.open(f"{name}.npy"), name))) for name in names])
+    except (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise PopulationError(f"{str(file)!r} cannot be read as NPZ ({short(error)}): save it again") from None
+
+
 def _fields(name: str, array: NDArray[Any], text: Text | None, options: ColumnOptions) -> dict[str, Field]:
     made: dict[str, Field]
     if text is not None and array.dtype.kind == "U" and name not in options.categories:

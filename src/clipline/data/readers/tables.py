@@ -15,9 +15,10 @@ from typing import Any
 from ...errors import PopulationError
 from ..chunks import CHUNK_BYTES, FieldChunk, Progress, Text, columns_of, existing_file, no_progress, short
 from ..column_options import NO_OPTIONS, ColumnOptions
+from ..fields import not_numbers, places_without_number
 from ..sequences import check_length_fields
 from .arrow_columns import arrow_chunk, validated
-from .npz import read_npz
+from .npz import npz_schema, read_npz
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
 _KINDS = (".parquet", ".csv", ".tsv", ".jsonl", ".npz")
@@ -82,6 +83,26 @@ def whole_table(path: str | Path, options: ColumnOptions = NO_OPTIONS, *, as_tex
     raise PopulationError(f"{str(file)!r} is no table that can be read at once: {_WAY_OUT}")
 
 
+def table_schema(path: str | Path) -> Any:
+    """The columns of a table and their types as an Arrow schema. Of CSV and JSONL the first lines say them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = existing_file(path)
+    kind, codec = _kind(file)
+    try:
+        if kind == ".parquet":
+            return pq.read_schema(file)
+        if kind == ".npz":
+            return npz_schema(file)
+        with file.open("rb") as raw, _opened(raw, codec) as stream:
+            return next(_rows(stream, set(), file) if kind == ".csv" else _objects(stream, file)).schema
+    except StopIteration:
+        raise PopulationError(f"{str(file)!r} has no rows: give a table with examples") from None
+    except (pa.ArrowException, OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise PopulationError(f"{str(file)!r} cannot be read ({short(error)}): mend it or copy it again") from None
+
+
 def _kind(file: Path) -> tuple[str, str | None]:
     """The format and the compression that the name of the file says."""
     endings = [ending.lower() for ending in file.suffixes]
@@ -137,6 +158,8 @@ def _lines(
                     names = columns_of(repr(str(file)), batch.schema.names, user_column, fields)
                     options.check_columns(names)
                     check_length_fields(names, options)
+                    if kind == ".csv" and text is not None:
+                        _check_texts(batch, [name for name in names if name not in as_text])
                 batch = validated(batch, [user_column, *names])
                 for part in (batch.slice(start, at_once) for start in range(0, batch.num_rows, at_once)):
                     yield arrow_chunk(repr(str(file)), part, user_column, names, text, options, rows)
@@ -210,6 +233,19 @@ def _rows(stream: Any, as_text: set[str], file: Path) -> Iterator[Any]:
     if any(value not in (None, "") for value in batch.slice(batch.num_rows - 1).to_pylist()[0].values()):
         raise pa.ArrowInvalid(_OPEN_QUOTE)
     yield batch.slice(0, batch.num_rows - 1)
+
+
+def _check_texts(table: Any, names: Sequence[str]) -> None:
+    """Refuse columns of numbers with a few cells of text, which would all go through `text`: mistakes, most likely.
+
+    One user's cell must not decide what becomes of everybody's numbers.
+    """
+    import pyarrow as pa
+
+    for name in names:
+        column = table.column(name)
+        if pa.types.is_string(column.type) and places_without_number(texts := column.to_numpy(zero_copy_only=False)):
+            raise not_numbers(name, "text", texts)
 
 
 def _check_points(table: Any, as_text: set[str], file: Path) -> None:
