@@ -171,6 +171,11 @@ def image_loss(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Ten
     return F.cross_entropy(model(batch["x"]), batch["y"].long(), reduction="none")
 
 
+def where(model: nn.Module) -> torch.device:
+    """The device of its parameters."""
+    return next(model.parameters()).device
+
+
 def seeded(make: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
     """The first weights of a seed."""
 
@@ -182,12 +187,12 @@ def seeded(make: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
 
 
 @cache
-def loaded(task: str, stores: Path, device: str) -> Loaded:
+def loaded(task: str, stores: Path) -> Loaded:
     """The task's data in this process."""
     import clipline as cl
 
     def accuracy(x: torch.Tensor, y: torch.Tensor) -> Callable[[nn.Module], float]:
-        return lambda model: float((model(x.to(device)).argmax(dim=1).cpu() == y).double().mean())
+        return lambda model: float((model(x.to(where(model))).argmax(dim=1).cpu() == y).double().mean())
 
     if task in ("E", "V"):
         data = np.load(stores / "emnist.npz")
@@ -202,7 +207,7 @@ def loaded(task: str, stores: Path, device: str) -> Loaded:
         x, y = torch.from_numpy(words[data["test"]]), torch.from_numpy(tags[data["test"]]).double()
 
         def recall(model: nn.Module) -> float:
-            best = model(x.to(device)).topk(5, dim=1).indices.cpu()
+            best = model(x.to(where(model))).topk(5, dim=1).indices.cpu()
             return float(y.gather(1, best).sum() / y.sum())
 
         return Loaded(people, seeded(TaggedArticles), tags_loss, recall, 16)
@@ -234,8 +239,9 @@ def training(job: Job, seed: int, task: Loaded, device: str) -> Any:
     more: dict[str, Any] = {}
     if job.way in SAME_SERVER:
         more = {"server": cl.ServerSGD(job.server_rate), "noise": cl.IndependentNoise()}
-    elif job.way == "normalised":
-        more = {"noise": cl.IndependentNoise()}
+    else:
+        noise = cl.IndependentNoise() if job.way == "normalised" else cl.BandedNoise()
+        more = {"server": cl.ServerNormalised(), "noise": noise}
     return cl.Training(
         task.model(seed), task.loss, task.population,
         rounds=ROUNDS, cohort_size=COHORTS[job.task],
@@ -303,7 +309,7 @@ def work(wanted: argparse.Namespace, until: float) -> None:
         if not seeds:
             continue
         try:
-            for line in lines(job, seeds, loaded(job.task, wanted.stores, wanted.device), wanted.device):
+            for line in lines(job, seeds, loaded(job.task, wanted.stores), wanted.device):
                 with wanted.out.open("a", encoding="utf-8") as file:
                     file.write(line + "\n")
             print(f"{job}: {time.time() - begun:.1f} s", flush=True)
