@@ -175,7 +175,7 @@ def test_a_round_fits_on_one_screen():
 # Lines of Python, as the formatter leaves them. A budget only falls: see docs/scope.md, which says why.
 BUDGETS = {
     "cli": 2364,
-    "clipline_paper": 5023,
+    "clipline_paper": 4998,
     "data": 4713,
     "engine": 12109,
     "federated": 1740,
@@ -183,7 +183,7 @@ BUDGETS = {
     "random": 436,
     "root files": 1469,
     "serve": 776,
-    "study": 4459,
+    "study": 4399,
     "tasks": 2068,
     "training": 3822,
 }
