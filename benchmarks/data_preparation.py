@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from clipline.data import prepare_table
+from clipline_paper.data.catalogue import CATALOGUE
 from clipline_paper.data.prepare_tff import prepare
 
 WIDTH = 784
@@ -89,7 +90,11 @@ def measure(path: Path, name: str, target: Path, answers: "multiprocessing.Queue
 
     before = peak_megabytes()
     begun = time.perf_counter()
-    manifest = prepare_table(path, target, "user") if name == "table" else prepare(name, path, target)
+    manifest = (
+        prepare_table(path, target, "user")
+        if name == "table"
+        else prepare(CATALOGUE[name], path, target, split="train")["."]
+    )
     seconds = time.perf_counter() - begun
     answers.put((seconds, manifest.examples, peak_megabytes() - before))
 

@@ -138,7 +138,7 @@ CASES = (
     Case("ResNet with group norm", lambda: image_model(Residual(4), Residual(4)), "images"),
     Case("CNN with BatchNorm", lambda: image_model(nn.BatchNorm2d(4), nn.ReLU()), "images"),
     Case("LSTM (`nn.LSTM`)", lambda: Recurrent(nn.LSTM(16, 16, batch_first=True)), "texts"),
-    Case("LSTM (`clipline.engine.layers.MatrixLSTM`)", lambda: Recurrent(_matrix_lstm()), "texts"),
+    Case("LSTM (`clipline.engine.stacked.layers.MatrixLSTM`)", lambda: Recurrent(_matrix_lstm()), "texts"),
     Case("GRU (`nn.GRU`)", lambda: Recurrent(nn.GRU(16, 16, batch_first=True)), "texts"),
     Case("LSTM in two directions", lambda: Recurrent(nn.LSTM(16, 8, batch_first=True, bidirectional=True)), "texts"),
     Case("RNN (`nn.RNN`)", lambda: Recurrent(nn.RNN(16, 16, batch_first=True)), "texts"),

@@ -12,6 +12,7 @@ from samples import ROOT
 from tff_layouts import write_original
 
 import clipline as cl
+from clipline.cli.data import _in_flags
 from clipline.data.manifest import verify_store
 from clipline.data.population import Population
 from clipline.errors import SettingError
@@ -362,3 +363,25 @@ def test_column_options_out_of_range_are_refused_in_a_sentence(clipline, tmp_pat
     assert code == 2
     assert words in err
     assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            'fill={column: 0} or missing=0 fills them, missing="zero-update" keeps them',
+            "--fill COLUMN=0 or --missing 0 fills them, --missing zero-update keeps them",
+        ),
+        ("""timestamps={'t': "hours since 2026-01-01"} counts""", '--timestamps "t=hours since 2026-01-01" counts'),
+        ("categories={column: [values]} or", "--categories COLUMN=A,B,... or"),
+        ("one width with lengths={'t': 128}", "one width with --lengths t=128"),
+        ("fill['age']='x' must be a finite number", "--fill age='x' must be a finite number"),
+        ("categories names 'ctiy', which is no field", "--categories names 'ctiy', which is no field"),
+        ("pad=0.5 cannot stand in 't'", "--pad 0.5 cannot stand in 't'"),
+        ("'a.csv' has no rows", "'a.csv' has no rows"),
+    ],
+)
+def test_a_message_in_pythons_words_becomes_one_in_flags(said, expected):
+    with pytest.raises(SettingError) as error, _in_flags():
+        raise SettingError(said)
+    assert str(error.value) == expected

@@ -270,3 +270,6 @@ def test_an_id_that_is_no_whole_number_changes_nobody_elses_identity():
     users = [one.user_ids.tolist().index(number) for one in (whole, among_fractions) for number in (-1, 2, 3, 2**40)]
     assert whole.identities(np.array(users[:4])).tolist() == among_fractions.identities(np.array(users[4:])).tolist()
     assert among_fractions.identities(np.arange(5)).tolist() != whole.identities(np.arange(5)).tolist()
+    as_text = Population.from_arrays(["-1", "2", "3", str(2**40), "A5"], x=x)
+    places = np.array([as_text.user_ids.tolist().index(str(number)) for number in (-1, 2, 3, 2**40)])
+    assert as_text.identities(places).tolist() == whole.identities(np.array(users[:4])).tolist()

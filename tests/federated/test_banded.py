@@ -117,7 +117,7 @@ def test_sampling_by_which_a_user_comes_in_rounds_that_share_noise_is_refused(sa
 
 
 def test_a_release_without_the_noise_before_it_is_refused():
-    made, other = mechanism(), BandedMechanism(M, 0.7, 2.0, bands=BANDS, rounds=ROUNDS + 1)
+    made, other = mechanism(), mechanism()
     with pytest.raises(SettingError, match="made by `step`"):
         made.release(zeros(3), Streams(0).noise(0))
     for state in (None, made.begin(1), other.begin(0)):

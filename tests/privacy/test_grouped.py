@@ -1,5 +1,6 @@
 """Correlated noise with users in groups, as the ledger counts it and the accountant charges it."""
 
+import itertools
 import math
 import random
 
@@ -87,6 +88,30 @@ def test_two_trainings_or_one_that_began_its_noise_anew_share_no_block():
     assert together.events == {EVENT: 12}
     assert together.add(BLOCK).costs == {BLOCK: 5}  # a plain round of the same rate costs what it always does
     assert Ledger().add(EVENT, 3).add(EVENT.at(3), 5) == Ledger().add(EVENT, 8)
+
+
+@pytest.mark.parametrize("killed", [5, 6, 8])
+@pytest.mark.parametrize("resumed", [3, 4, 5])
+def test_no_user_takes_part_more_often_than_a_run_with_two_noises_pays_for(killed, resumed):
+    """Killed after so many rounds, and run again from an earlier one on with other noise, out of step with groups."""
+    last = 14
+    ledger = Ledger().add(EVENT, killed)
+    for index in range(last - resumed):
+        ledger = ledger.add(EVENT.at(index))
+    (paid,) = ledger.costs.values()
+    first, second = range(killed), range(resumed, last)
+    for group in range(BANDS):
+        comes = [[t for t in noise if t % BANDS == group] for noise in (first, second)]
+        assert len(comes[0]) + len(comes[1]) <= paid
+        assert all(later - earlier >= BANDS for rounds in comes for earlier, later in itertools.pairwise(rounds))
+    assert paid == math.ceil(killed / BANDS) + math.ceil((last - resumed) / BANDS)
+
+
+def test_groups_as_large_as_a_cohort_are_no_sampling():
+    ledger = Ledger().add(GaussianEvent(GroupedPoissonSampling(1.0, BANDS), 2.0), 10)
+    plain = Ledger().add(GaussianEvent(NoSampling(), 2.0), 3)
+    found, expected = (account(one, delta=1e-6, relation=ADD_OR_REMOVE).epsilon for one in (ledger, plain))
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_lines_that_are_doubled_missing_or_out_of_order_never_cost_less():

@@ -6,14 +6,14 @@ from clipline.study.study import StudyProgress, Tally
 def test_time_left_is_that_of_the_rounds_left_at_the_speed_so_far():
     # 4 runs of 10 rounds, one done before. After the first round 11 in 5.5 s: 18 of 30 are left, half a second each.
     tally = Tally({"a": 10, "b": 10, "c": 10}, total=4, running={"a", "b"})
-    assert tally.left(100.0) is None
+    assert tally.seconds_left(100.0) is None
     for run in "aaaaaabbbbbb":
         tally.add_round(run, now=100.5)
-    assert tally.left(100.6) is None  # too early to tell
-    assert tally.left(106.0) == pytest.approx(9.0)
+    assert tally.seconds_left(100.6) is None  # too early to tell
+    assert tally.seconds_left(106.0) == pytest.approx(9.0)
     assert tally.text(106.0) == "runs 1/4 done  2 running  0:00:09 left"
     tally.drop("a")  # ended early: 4 rounds of b and 10 of c are left
-    assert tally.left(106.0) == pytest.approx(7.0)
+    assert tally.seconds_left(106.0) == pytest.approx(7.0)
 
 
 def test_lines_say_what_is_done_running_and_failed(capsys):

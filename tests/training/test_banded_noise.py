@@ -10,6 +10,7 @@ import torch
 from samples import LOCAL, cross_entropies, linear_float32, small_population
 
 import clipline as cl
+from clipline.cli.study import check as check_command
 from clipline.data.population import Population
 from clipline.errors import SettingError
 from clipline.privacy.events import GaussianEvent, PoissonSampling
@@ -145,7 +146,7 @@ def test_a_checkpoint_keeps_earlier_noise_to_the_last_bit(tmp_path):
     pairs = list(zip(noise.unprivate_earlier, interrupted.state.noise.unprivate_earlier, strict=True))
     assert len(pairs) == 3
     assert all(torch.equal(one, other) for one, other in pairs)
-    assert (noise.index, noise.next_round, noise.made_for) == (6, 6, (ROUNDS, BANDS))
+    assert (noise.index, noise.next_round, noise.made_by) == (6, 6, again.algorithm.mechanism)
 
 
 def test_rounds_that_are_run_again_with_the_same_noise_are_charged_once(tmp_path):
@@ -176,6 +177,8 @@ def test_rounds_that_are_run_again_with_other_noise_share_none_with_the_lost_one
     charged = math.ceil(6 / BANDS) + math.ceil((ROUNDS - begun) / BANDS)
     assert result.guarantee.epsilon == again.guarantee_of(blocks(charged, again)).epsilon
     assert result.guarantee.epsilon > again.planned.epsilon
+    run = read_run_directory(folder)
+    assert (run.problems, run.promise.epsilon) == ([], result.guarantee.epsilon)
 
 
 def test_a_state_gives_its_noise_to_one_run_only_unless_that_is_the_same_again():
@@ -191,13 +194,42 @@ def test_a_state_gives_its_noise_to_one_run_only_unless_that_is_the_same_again()
         entries = again.state.ledger.entries
         assert [count for _, count in entries] == ([6, 8] if source == "system" else [14])
         assert same(again, whole) == (source == "seed")
-    other = made(bands=2).run(state=kept.state)  # of a training with other bands
-    assert [count for _, count in other.state.ledger.entries] == [6, 8]
+    # A user's group, and so the rounds between two in which the user comes, may be another in another training.
+    for other in (made(bands=2), made(), made("system"), made(population=small_population(USERS + 1))):
+        entries = other.run(state=kept.state).state.ledger.entries
+        assert [(event.index, count) for event, count in entries] == [(0, 6), (0, 8)]
     plain = cl.Training(
         linear_float32(), cross_entropies, PEOPLE, rounds=ROUNDS, cohort_size=M, local=LOCAL,
         privacy=cl.Privacy(noise_multiplier=0.8), seed=3,
     ).run(state=kept.state)  # fmt: skip
     assert plain.state.noise is None
+
+
+def test_noise_that_a_run_directory_holds_goes_on_from_there_alone(tmp_path):
+    """Two runs that go on with the same earlier noise, one from the file and one from the state, share it."""
+    training = made("system")
+    interrupted = training.run([cl.RunDirectory(tmp_path / "r"), StopAfter(6)])
+    here = training.run(state=interrupted.state)
+    assert [count for _, count in here.state.ledger.entries] == [6, 8]
+    there = made("system").resume(tmp_path / "r")
+    assert [count for _, count in there.state.ledger.entries] == [14]
+    alone = (one := made("system")).run([StopAfter(6)])
+    assert [count for _, count in one.run(state=alone.state).state.ledger.entries] == [14]
+
+
+def test_noise_that_begins_anew_is_charged_before_the_budget_is(tmp_path):
+    """Blocks that are not full are paid for twice, by a run that was killed and goes on with other noise."""
+    privacy = {"epsilon": 3.0, "noise_multiplier": None}
+    kill = Killed(tmp_path / "r", 6)
+    with pytest.raises(Gone):
+        made("system", privacy=privacy).run([cl.RunDirectory(tmp_path / "r"), kill])
+    kill.again()
+    result = (training := made("system", privacy=privacy)).resume(tmp_path / "r")
+    assert result.stopped == "budget"
+    assert result.guarantee.epsilon <= 3.0
+    first, second = (count for _, count in result.state.ledger.entries)
+    assert (first, second) == (6, 2 * BANDS)  # 4 blocks were planned, and 2 were begun
+    assert result.guarantee.epsilon == training.guarantee_of(blocks(4, training)).epsilon
 
 
 def test_workers_and_runs_side_by_side_release_what_one_process_does():
@@ -219,11 +251,12 @@ def test_draws_in_the_background_are_the_same(prefetch):
 
 
 def test_files_of_a_run_agree_with_its_guarantee(tmp_path):
-    training = made(privacy={"epsilon": 3.0, "noise_multiplier": None})
+    training = made("system", privacy={"epsilon": 3.0, "noise_multiplier": None})
     result = training.run([cl.RunDirectory(tmp_path / "r"), StopAfter(9)])
     run = read_run_directory(tmp_path / "r")
     assert run.problems == []
     assert run.promise.epsilon == result.guarantee.epsilon
+    assert check_command(tmp_path / "r") == 0
     assert run.promise.sampling == "Poisson sampling at rate 0.2 from one of 4 groups in turn"
     lines = [json.loads(line) for line in (tmp_path / "r" / "ledger.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [(line["round"], line["index"], line["bands"]) for line in lines] == [(t, t, BANDS) for t in range(9)]

@@ -15,12 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from .. import registry
 from ..console import Stages, say
 from ..errors import PopulationError, SettingError, refuse
-from .parser import Argument, Command, Group, Option
+from .parser import JSON, PATH, Argument, Command, Group, Option
 from .tasks import state_in_words
 
 if TYPE_CHECKING:
@@ -88,11 +86,10 @@ def prepare_data(
     from ..data.column_options import NO_OPTIONS, ColumnOptions
     from ..data.store import prepare_table
     from ..data.task_stores import TABLE, data_set
-    from ..tasks.column_words import in_flags
 
     begun = time.perf_counter()
     columns = [column.strip() for given in fields for column in given.split(",") if column.strip()] if fields else None
-    with in_flags():
+    with _in_flags():
         options = ColumnOptions.of(_column_options(missing, fill, categories, timestamps, lengths, pad))
     known = None if name == TABLE else data_set(name, TABLE)
     if known is not None and (columns is not None or options != NO_OPTIONS):
@@ -102,7 +99,7 @@ def prepare_data(
             f"user_column is missing for {str(source)!r}: give --user-column, the column that says whose row it is"
         )
     lists = {flag: path for flag, path in (("words", words), ("tags", tags)) if path is not None}
-    with _terminated_cleanly(), Stages() as progress, in_flags():
+    with _terminated_cleanly(), Stages() as progress, _in_flags():
         if known is None:
             made = {".": prepare_table(source, target, str(user_column), fields=columns, options=options,
                                        progress=progress.show)}  # fmt: skip
@@ -208,6 +205,33 @@ def _prepared(folder: Path) -> dict[str, list[str]]:
     return found
 
 
+# An option of columns in an error: fill={'age': 0}, fill['age']='x', missing=0, or `fill names 'aeg'`.
+_OPTION = re.compile(
+    r"""(?<![-\w])(fill|categories|timestamps|lengths|missing|pad)"""
+    r"""(?:=\{'?([^:{}]+?)'?: ([^{}]+)\}|=("[^"]*"|'[^']*'|[\w.-]+)|\['([^']+)'\]=|(?= names '))"""
+)
+
+
+@contextmanager
+def _in_flags() -> Iterator[None]:
+    """Turn options of columns in errors, which readers call as Python does, into flags: --fill age=0."""
+    try:
+        yield
+    except (PopulationError, SettingError) as error:
+        raise type(error)(_OPTION.sub(_as_flag, str(error))) from error.__cause__
+
+
+def _as_flag(found: re.Match[str]) -> str:
+    option, column, value, plain, refused = found.groups()
+    if plain is not None:
+        return "--" + option + " " + plain.strip('"')
+    if column is None:
+        return f"--{option}" + (f" {refused}=" if refused else "")
+    shown = "A,B,..." if option == "categories" else value.strip('"')
+    named = f"{column.upper() if column in ('column', 'field') else column}={shown}"
+    return f'--{option} "{named}"' if " " in named else f"--{option} {named}"
+
+
 @contextmanager
 def _terminated_cleanly() -> Iterator[None]:
     """Turn SIGTERM into an exception, so that temporary files are removed."""
@@ -223,19 +247,16 @@ def _terminated_cleanly() -> Iterator[None]:
 
 
 _NAME = ", ".join([*registry.names("data_sets"), "a task that reads one of these"])
-_path = click.Path(path_type=Path)
-_json = Option(["--json", "as_json"], is_flag=True, help="Print one JSON object.")
-_in = Option(["--in", "where"], type=_path, unset="CLIPLINE_DATA or clipline-data", help="The folder to look in.")
+_in = Option(["--in", "where"], type=PATH, unset="CLIPLINE_DATA or clipline-data", help="The folder to look in.")
 _column = partial(Option, multiple=True)
-list_command = Command("list", callback=list_data, help=list_data.__doc__, params=[_in, _json])
+list_command = Command("list", list_data, [_in, JSON])
 prepare_command = Command(
     "prepare",
-    callback=prepare_data,
-    help=prepare_data.__doc__,
-    params=[
+    prepare_data,
+    [
         Argument(["name"], help=f"{_NAME}; or table, for your own."),
-        Option(["--from", "source"], type=_path, required=True, help="The file, or a folder with the original files."),
-        Option(["--to", "target"], type=_path, required=True, help="The folder to write; new or empty."),
+        Option(["--from", "source"], type=PATH, required=True, help="The file, or a folder with the original files."),
+        Option(["--to", "target"], type=PATH, required=True, help="The folder to write; new or empty."),
         Option(["--user-column"], metavar="TEXT", help="The column that says whose row it is."),
         _column(["--fields"], metavar="TEXT", unset="all others", help="Columns to keep, as a,b."),
         Option(
@@ -254,18 +275,17 @@ prepare_command = Command(
         ),
         Option(["--pad"], metavar="NUMBER", unset="0", help="What fills lists that are shorter."),
         Option(["--split"], metavar="TEXT", help="Only this one, straight into DIR: train, test, or a data set's own."),
-        Option(["--words"], type=_path, help="stackoverflow.word_count, if it is not beside the examples."),
-        Option(["--tags"], type=_path, help="stackoverflow.tag_count, if it is not beside the examples."),
-        _json,
+        Option(["--words"], type=PATH, help="stackoverflow.word_count, if it is not beside the examples."),
+        Option(["--tags"], type=PATH, help="stackoverflow.tag_count, if it is not beside the examples."),
+        JSON,
     ],
 )  # fmt: skip
 fetch_command = Command(
     "fetch",
-    callback=fetch_data,
-    help=fetch_data.__doc__,
-    params=[
+    fetch_data,
+    [
         Argument(["name"], help=f"{_NAME}."),
-        Option(["--to", "target"], type=_path, required=True, help="The folder to download into."),
+        Option(["--to", "target"], type=PATH, required=True, help="The folder to download into."),
     ],
 )
 command = Group(

@@ -87,7 +87,7 @@ def not_numbers(name: str, what: str, texts: NDArray[Any] | None = None) -> Popu
 
     If most of its `texts` are numbers, the others are mistakes, most likely: it says how many, and where the first is.
     """
-    wrong = None if texts is None else _no_numbers(texts)
+    wrong = None if texts is None else places_without_number(texts)
     if wrong == []:
         return PopulationError(
             f"field {name!r} holds numbers written as text: convert it, as with [float(one) for one in {name}]"
@@ -113,7 +113,7 @@ def not_numbers(name: str, what: str, texts: NDArray[Any] | None = None) -> Popu
     return PopulationError(f"field {name!r} is {what} but a store holds numbers: leave it out of the fields, {ways}")
 
 
-def _no_numbers(texts: NDArray[Any]) -> list[int] | None:
+def places_without_number(texts: NDArray[Any]) -> list[int] | None:
     """The places of texts that are not numbers, if these are fewer than half of all."""
     wrong, gaps = [], 0
     for place, text in enumerate(texts.tolist() if texts.ndim == 1 else ()):

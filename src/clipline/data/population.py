@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -50,6 +51,8 @@ from .user_ids import ids_array
 
 _COPY_BYTES = 8 << 20  # of a field copied at a time
 _IN_MEMORY = 1 << 28  # bytes of a memory-mapped field up to which `split` copies it to memory, not to disk
+
+_WHOLE = re.compile(rb"-?[0-9]{1,18}")  # an id that is a whole number written as text
 
 
 class ColumnKeywords(TypedDict, total=False):
@@ -169,8 +172,8 @@ class Population:
         Parquet, CSV, JSONL (the last two also as `.gz`, `.bz2`, `.xz`, `.zst`) or NPZ, as the name ends. Columns are
         read as in `from_dataframe`; users in CSV are text, as written. The file may be larger than memory: what
         does not fit is grouped on disk, in temporary files in the folder `scratch` (the system's unless given), which
-        are deleted at once and whose space is free again when the population is. Nothing else is left behind. To group a large file
-        once and open it often, use `clipline data prepare table` and `Population.open`.
+        are deleted at once and whose space is free again when the population is. Nothing else is left behind. To group
+        a large file once and open it often, use `clipline data prepare table` and `Population.open`.
         """
         given = _given(columns)
         options = ColumnOptions.of(given)
@@ -443,16 +446,19 @@ class Population:
     def identities(self, users: NDArray[np.int64]) -> NDArray[np.uint64]:
         """What the randomness of each of these users is keyed by: a function of the user's own id and nothing else.
 
-        Whole numbers stand for themselves, also among fractions, as which one user's id may make all be read; other ids
-        stand for a hash of them. Without `user_ids` the place in the population is the id.
+        Whole numbers stand for themselves, also among fractions or as text, as one user's id may make all be read.
+        Other ids stand for a hash of them. Without `user_ids` the place in the population is the id.
         """
         if self.user_ids is None:
             return users.astype(np.uint64)
         ids = self.user_ids[users]
         if ids.dtype.kind in "iub":
             return np.asarray(ids.astype(np.uint64))
-        digests = [hashlib.blake2b(_id_bytes(one), digest_size=8).digest() for one in ids.tolist()]
+        given = [_id_bytes(one) for one in ids.tolist()]
+        digests = [hashlib.blake2b(one, digest_size=8).digest() for one in given]
         hashes = np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+        numbers = [place for place, one in enumerate(given) if _WHOLE.fullmatch(one)]
+        hashes[numbers] = np.array([int(given[place]) for place in numbers], np.int64).astype(np.uint64)
         if ids.dtype.kind == "f":
             whole = (ids == np.rint(ids)) & (np.abs(ids) < 2**53)
             hashes[whole] = ids[whole].astype(np.int64).astype(np.uint64)

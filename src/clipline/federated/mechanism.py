@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import PrivateError, check_number, refuse
 from ..privacy.banded_noise import band_coefficients, inverse_coefficients, lasting_share
-from ..privacy.events import GaussianEvent, GroupedPoissonSampling
+from ..privacy.events import GaussianEvent, GroupedPoissonSampling, Sampling
 from ..privacy.noise_split import DeltaNoise, split_noise
 from ..random.streams import NormalGenerator
 from ..settings import check, check_declared, declared
@@ -22,7 +22,7 @@ from ..synonyms import refuses_unknown_keywords
 from .clipping import ClippedSum, Private
 from .draws import Noise, NoiseNow
 
-_open = ClippedSum.take_key()  # no other module can read a private sum
+open_sum = ClippedSum.take_key()  # no module but this and `discrete_mechanism` can read a private sum
 _GRID_BITS = 20  # a release is a multiple of 2^-20 of the noise's standard deviation, rounded down to a power of two
 _STEP = 2.0**-24  # earlier noise is kept in whole multiples of this, in units of its own deviation
 _MOST_STEPS = 2**31 - 1  # 128 deviations
@@ -72,14 +72,18 @@ class MeanNoise:
 class NoiseState(Private):
     """Noise of the last rounds, with which that of the next is made. PRIVATE: whoever has it can subtract the noise."""
 
-    __slots__ = ("__earlier", "index", "made_for", "next_round", "spent")
+    __slots__ = ("__earlier", "index", "made_by", "next_round", "spent")
 
     def __init__(
-        self, made_for: tuple[int, int], next_round: int, index: int = 0, earlier: tuple[Tensor, ...] = ()
+        self,
+        next_round: int,
+        index: int = 0,
+        earlier: tuple[Tensor, ...] = (),
+        made_by: GaussianMechanism | None = None,
     ) -> None:
-        self.made_for = made_for  # rounds and bands
         self.next_round, self.index = next_round, index  # of the training, and of this noise
-        self.spent = False  # whether the next round has been released
+        self.made_by = made_by  # the mechanism of the only training that goes on with it: others draw other groups
+        self.spent = False  # whether the next round has been released, or may be by a resume
         self.__earlier = earlier  # each (dim + 1,) int32, in units of _STEP; the last round comes first
 
     @property
@@ -129,6 +133,10 @@ class GaussianMechanism:
             _check_stddev("count_stddev", self.count_stddev)
         _ = self.delta_noise_multiplier  # refuses a split that does not exist
 
+    def event(self, sampling: Sampling) -> GaussianEvent:
+        """What a release is charged as."""
+        return GaussianEvent(sampling, self.noise_multiplier)
+
     @property
     def delta_noise_multiplier(self) -> DeltaNoise:
         """Noise multiplier of the summed updates alone (z_delta of Theorem 1): a type that no event accepts."""
@@ -157,7 +165,7 @@ class GaussianMechanism:
         """
         self.delta_stddev(total.bound)  # refused before noise is drawn
         if isinstance(noise, NormalGenerator):
-            private = _open(total)
+            private = open_sum(total)
             noise = NoiseNow(noise, len(private), private.device)
         return self._hidden(total, noise.numbers())
 
@@ -179,8 +187,10 @@ class GaussianMechanism:
     def _hidden(self, total: ClippedSum, numbers: Tensor, widened: float = 1.0) -> Release:
         """The release with these standard normal numbers, times a deviation that is `widened`."""
         delta_stddev, count_stddev = self.delta_stddev(total.bound) * widened, (self.count_stddev or 0.0) * widened
-        private = _open(total)
+        private = open_sum(total)
         dim = len(private) - 1
+        if not private.is_floating_point():
+            raise refuse("total", "a sum of whole numbers", "a sum of updates", "release it by a DiscreteMechanism")
         if len(numbers) != dim + 1:
             raise refuse("noise", len(numbers), f"{dim + 1} numbers, one for each of the sum", "draw as many")
         noisy = numbers  # in place: the noise is not used again
@@ -200,7 +210,7 @@ class GaussianMechanism:
             value = centred()  # read anyway: this throttles the host, which would run far ahead of a GPU
             return None if self.count_stddev is None else value + 0.5
 
-        event = GaussianEvent(total.sampling, self.noise_multiplier)
+        event = self.event(total.sampling)
         stddev = float(self.delta_noise_multiplier) / self.cohort_size
         told = MeanNoise(total.bound, stddev, stddev * self.lasting_share)
         return Release(noisy[:-1], read_fraction, centred.is_ready, event, told)
@@ -219,7 +229,7 @@ class BandedMechanism(GaussianMechanism):
 
     def begin(self, round_index: int) -> NoiseState:
         """No earlier noise."""
-        return NoiseState((self.rounds, self.bands), round_index)
+        return NoiseState(round_index, made_by=self)
 
     @property
     def lasting_share(self) -> float:
@@ -238,7 +248,7 @@ class BandedMechanism(GaussianMechanism):
         if groups != self.bands:  # by plain Poisson sampling a user would come in rounds that share noise
             limit = f"from {self.bands} groups in turn, as the noise has {self.bands} bands"
             raise refuse("sampling", str(total.sampling), limit, "draw by a GroupedPoissonSampler")
-        if state is None or (state.made_for, state.next_round) != ((self.rounds, self.bands), round_index):
+        if state is None or state.made_by is not self or state.next_round != round_index:
             raise refuse("state", "of other noise", f"that of round {round_index} of this training", "begin anew")
         self.delta_stddev(total.bound)  # refused before noise is drawn
         numbers = noise.numbers()
@@ -254,7 +264,7 @@ class BandedMechanism(GaussianMechanism):
         assert release.noise is not None
         spread = math.sqrt(np.sum(inverse_coefficients(self.rounds, self.bands)[: state.index + 1] ** 2))
         told = replace(release.noise, stddev=release.noise.stddev * spread)
-        after = NoiseState(state.made_for, round_index + 1, state.index + 1, earlier_then)
+        after = NoiseState(round_index + 1, state.index + 1, earlier_then, self)
         return replace(release, event=release.event.at(state.index), noise=told), after
 
 

@@ -1,4 +1,4 @@
-"""All randomness: streams from one seed or from the system, each named by its purpose, and normal numbers.
+"""All randomness: streams from one seed or from the system, each named by its purpose, and what is drawn from them.
 
 Begin with `streams.py`.
 """

@@ -169,6 +169,9 @@ class SystemNormal:
         numbers = np.empty(1 if size is None else size) if out is None else out
         for start in range(0, len(numbers), _AT_ONCE):
             part = numbers[start : start + _AT_ONCE]
-            words = np.frombuffer(_random_bytes(8 * words_for(len(part))), np.uint64)
-            part[:] = from_words(words, len(part))
+            part[:] = from_words(self.words(words_for(len(part))), len(part))
         return numbers
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """(count,) new words of 64 random bits, read-only."""
+        return np.frombuffer(_random_bytes(8 * count), np.uint64)

@@ -151,12 +151,6 @@ class SavedModel:
                     param.copy_(given[name])
         return replace(self, model=model, personal=self.personal or bool(given))
 
-    @property
-    def _personal_patterns(self) -> Sequence[str]:
-        """Which parameters were personal in the training, as its settings have them."""
-        named = self.card.get("settings", {}).get("personal", [])
-        return [one for one in named if isinstance(one, str)] if isinstance(named, list) else []
-
     def _answer(self, joined: dict[str, NDArray[Any]], kept: Mapping[str, NDArray[Any]]) -> Any:
         """The predictions, as classes where these are known, behind the columns that are kept."""
         by_name = self.classes is not None and not isinstance(self.classes, str)
@@ -402,7 +396,7 @@ def _personal_file(path: Path) -> dict[str, Tensor]:
         raise RunError(f"values={str(path)[:200]!r} is no file: give tensors by name, or a safetensors file of them")
     try:
         return load_file(path)
-    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError, MemoryError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise RunError(f"{str(path)!r} cannot be read as safetensors ({short(error)}): save it again") from None
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,7 +31,8 @@ from ..training.callbacks import Callback, Measuring
 from ..training.evaluation import Evaluate
 from ..training.loop import Run, drive
 from ..training.model_card import where_it_ran
-from ..training.result import Metrics, RoundReport, finite_or_none
+from ..training.result import Metrics, RoundReport
+from ..training.run_files import finite_or_none
 from ..training.side_by_side import SharedNoiseWarning, run_together
 from ..training.training import Training
 from .record import QUANTILES, Outcome, RunRecord, RunSpec
@@ -112,8 +113,9 @@ class Recorder(Measuring):
                 rounds=self._columns(result),
                 final={name: _number(result.metrics.get(name)) for name in self._measured(result)},
                 guarantee=self._guarantee(result),
-                circumstances={
-                    **circumstances(self._training),
+                circumstances={  # none of it should decide a number
+                    **{name: value for name, value in where_it_ran(self._training).items() if name != "engine"},
+                    "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                     **self._facts,
                     "unprivate_seconds": round(time.perf_counter() - self._begun, 3),
                 },
@@ -172,12 +174,6 @@ class Recorder(Measuring):
         return columns
 
 
-def circumstances(training: Training) -> dict[str, Any]:
-    """Where and by what a run was made: machine, device, versions, date. None of it should decide a number."""
-    where = {name: value for name, value in where_it_ran(training).items() if name != "engine"}
-    return {**where, "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-
-
 def _finite_too(loaded: LoadedTask) -> Callable[[torch.nn.Module], Metrics]:
     """The task's metrics; NaN and nothing else if a parameter is not finite, which a task need not put up with."""
 
@@ -193,14 +189,15 @@ def _number(value: float | None) -> float | None:
 
 
 class UnprivateNorms:
-    """A trainer that hands on what `trainer` gives, and writes down quantiles of the norms of the updates.
+    """Stands before a trainer once it is called with one, and writes down quantiles of the norms of the updates."""
 
-    `of_run(number)` has a row of quantiles for each round of a run; see `unprivate_quantiles_of` for what they are.
-    """
-
-    def __init__(self, trainer: LocalTrainer) -> None:
-        self._trainer = trainer
+    def __init__(self) -> None:
         self._rounds: dict[int, dict[int, list[float | None]]] = {}  # run -> round -> quantiles
+
+    def __call__(self, trainer: LocalTrainer) -> UnprivateNorms:
+        """The same with a trainer, whose blocks it hands on."""
+        self._trainer = trainer
+        return self
 
     def train(self, requests: Sequence[CohortRequest]) -> Iterator[tuple[UserUpdates, NDArray[np.int64]]]:
         """The blocks of the trainer, unchanged."""
@@ -215,7 +212,7 @@ class UnprivateNorms:
             self._rounds.setdefault(request.run, {})[request.round_index] = of_round
 
     def of_run(self, number: int) -> dict[int, list[float | None]]:
-        """The quantiles of each round of this run: round -> one number for each of `QUANTILES`."""
+        """For each round of this run a number for each of `QUANTILES`; see `unprivate_quantiles_of`."""
         return self._rounds.get(number, {})
 
 
@@ -338,72 +335,30 @@ def _run(task: Task, loaded: LoadedTask, group: Sequence[PlannedRun], recorder: 
             _run_together(task, loaded, group, recorder)
             return
     for run in group:
-        _run_alone(task, loaded, run, recorder)
+        if not run.spec.unprivate_quantiles:
+            task.training(run.spec.settings, loaded).run([recorder(run)])
+            continue
+        norms = UnprivateNorms()
+        training = task.training(replace(run.spec.settings, workers=1), loaded)
+        watching = recorder(run, unprivate_quantiles=partial(norms.of_run, 0))
+        drive([Run(training, [watching])], SingleProcess(norms(training.trainer)))
 
 
 def _run_together(
     task: Task, loaded: LoadedTask, group: Sequence[PlannedRun], recorder: Callable[..., Recorder]
 ) -> None:
-    watch = _Watch() if group[0].spec.unprivate_quantiles else None
+    norms = UnprivateNorms() if group[0].spec.unprivate_quantiles else None
     trainings: list[Training] = []
-    for run in group:
+    callbacks: list[list[Callback]] = []
+    for number, run in enumerate(group):
         # One stack for all is made below: none for each. Watching needs all updates in one process.
-        workers = 1 if watch else run.spec.settings.workers
-        settings = replace(run.spec.settings, engine="one-by-one", workers=workers)
-        training = task.training(settings, loaded)
+        workers = 1 if norms else run.spec.settings.workers
+        training = task.training(replace(run.spec.settings, engine="one-by-one", workers=workers), loaded)
         if trainings:  # one copy of the examples on a GPU, not one a run
             training.problem.examples = trainings[0].problem.examples
         trainings.append(training)
-    callbacks: list[list[Callback]] = [
-        [recorder(run, unprivate_quantiles=partial(watch.of_run, number) if watch else None)]
-        for number, run in enumerate(group)
-    ]
-    run_together(trainings, callbacks, unprivate_watch=watch)
-
-
-def _run_alone(task: Task, loaded: LoadedTask, run: PlannedRun, recorder: Callable[..., Recorder]) -> None:
-    if not run.spec.unprivate_quantiles:
-        task.training(run.spec.settings, loaded).run([recorder(run)])
-        return
-    watch = _Watch()
-    training = task.training(replace(run.spec.settings, workers=1), loaded)
-    callbacks = [recorder(run, unprivate_quantiles=partial(watch.of_run, 0))]
-    drive([Run(training, callbacks)], SingleProcess(watch(training.trainer)))
-
-
-class _Watch:
-    """Puts an `UnprivateNorms` before the trainer, once there is one, and tells what it has seen."""
-
-    def __call__(self, trainer: Any) -> UnprivateNorms:
-        self._norms = UnprivateNorms(trainer)
-        return self._norms
-
-    def of_run(self, number: int) -> dict[int, list[float | None]]:
-        return self._norms.of_run(number)
-
-
-class Executor(Protocol):
-    """Makes groups of runs, one or several at a time."""
-
-    def free_slots(self) -> int:
-        """How many groups may be started now."""
-        ...
-
-    def most(self, settings: TrainSettings) -> int:
-        """How many runs like this one make a group."""
-        ...
-
-    def start(self, group: Sequence[PlannedRun]) -> None:
-        """Begin a group, whose runs share a shape."""
-        ...
-
-    def wait(self) -> list[tuple[Sequence[PlannedRun], list[Failure]]]:
-        """The groups that have ended since the last call, with the runs that failed. May come back with none."""
-        ...
-
-    def close(self) -> None:
-        """Give up what has not ended."""
-        ...
+        callbacks.append([recorder(run, unprivate_quantiles=partial(norms.of_run, number) if norms else None)])
+    run_together(trainings, callbacks, unprivate_watch=norms)
 
 
 class LocalExecutor:

@@ -28,7 +28,7 @@ Outcome = Literal["finished", "diverged", "budget"]
 # What changes a result by rounding alone, or where things lie. The task and its data enter by name and checksum.
 _NOT_PART = ("task", "data", "device", "engine", "workers", "compiled_steps", "stored_programs", "unprivate_timing")
 # These came when there were records: where they have their defaults, a run is what it was and keeps its name.
-_LATER = ("client_optimiser", "client_momentum", "client_weight_decay", "client_proximal")
+_LATER = ("client_optimiser", "client_momentum", "client_weight_decay", "client_proximal", "noise", "bands")
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,18 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..console import QUIET_SECONDS, Bar, clock, tell
 from ..errors import CliplineError, check_whole, refuse
 from ..tasks.task import Task
 from ..tasks.train_settings import TrainSettings
 from .directory import Claims, StudyDirectory
-from .execution import Executor, Failure, LocalExecutor, PlannedRun, shape_key
+from .execution import Failure, LocalExecutor, PlannedRun, shape_key
 from .record import RunRecord, RunSpec, data_checksum, identity_of
+
+if TYPE_CHECKING:
+    from .cluster import ClusterExecutor
 
 _POLL_SECONDS = 0.2  # how often to look for what another process makes
 _ENDED_SECONDS = 1.0  # without a terminal, between the lines for runs that end
@@ -58,7 +61,7 @@ class Study:
         if side_by_side is not None:
             check_whole("side_by_side", side_by_side, at_least=1, way_out="1 makes one run after the other")
         self._checksums: dict[str | None, str] = {}
-        self._executor: Executor
+        self._executor: LocalExecutor | ClusterExecutor
         if cluster is None:
             self._executor = LocalExecutor(task, self._add, self.progress.round)
         else:
@@ -183,29 +186,13 @@ def describe(parts: Mapping[str, Any]) -> str:
 class Tally:
     """Counts of runs, and how long the rest will take at the speed so far. Times are in seconds."""
 
-    rounds: dict[str, int]  # of every run that is not done
+    left: dict[str, int]  # rounds to train of every run that is not done
     total: int
     running: set[str] = field(default_factory=set)
-    failed: set[str] = field(default_factory=set)
+    failed: int = 0
     elsewhere: int = 0  # runs that another process makes, while there is nothing to do here
     begun: float | None = None  # when the first round ended: what came before it, such as loading, comes once
     trained: int = 0  # rounds of runs, here, since then
-    rounds_of: dict[str, int] = field(default_factory=dict)  # rounds here of each run that is not done
-
-    @property
-    def done(self) -> int:
-        """Runs that have ended, here or elsewhere, before or now."""
-        return self.total - len(self.rounds) - len(self.failed)
-
-    def left(self, now: float) -> float | None:
-        """Seconds until all are done; None as long as there is no speed to tell it from."""
-        if self.begun is None or not self.trained or now - self.begun < 1.0:
-            return None
-        return self.rounds_left() * (now - self.begun) / self.trained
-
-    def rounds_left(self) -> int:
-        """Rounds to train, of all runs."""
-        return sum(max(0, count - self.rounds_of.get(run, 0)) for run, count in self.rounds.items())
 
     def add_round(self, run: str, now: float) -> None:
         """One run has trained one round more."""
@@ -213,21 +200,30 @@ class Tally:
             self.begun = now
         else:
             self.trained += 1
-        self.rounds_of[run] = self.rounds_of.get(run, 0) + 1
+        self.left[run] = max(0, self.left.get(run, 0) - 1)
 
     def drop(self, run: str) -> None:
         """Nothing of this run is left to train."""
-        self.rounds.pop(run, None)
-        self.rounds_of.pop(run, None)
+        self.left.pop(run, None)
         self.running.discard(run)
+
+    def rounds_left(self) -> int:
+        """Rounds to train, of all runs."""
+        return sum(self.left.values())
+
+    def seconds_left(self, now: float) -> float | None:
+        """Until all are done; None as long as there is no speed to tell it from."""
+        if self.begun is None or not self.trained or now - self.begun < 1.0 or self.elsewhere:
+            return None
+        return self.rounds_left() * (now - self.begun) / self.trained
 
     def text(self, now: float) -> str:
         """In a line."""
-        parts = [f"runs {self.done}/{self.total} done", f"{len(self.running)} running"]
-        parts += [f"{len(self.failed)} failed"] if self.failed else []
+        done, seconds = self.total - len(self.left) - self.failed, self.seconds_left(now)
+        parts = [f"runs {done}/{self.total} done", f"{len(self.running)} running"]
+        parts += [f"{self.failed} failed"] if self.failed else []
         parts += [f"waiting for {self.elsewhere} of another process"] if self.elsewhere else []
-        left = None if self.elsewhere else self.left(now)
-        return "  ".join([*parts, "" if left is None else f"{clock(left)} left"]).rstrip()
+        return "  ".join([*parts, *([] if seconds is None else [f"{clock(seconds)} left"])])
 
 
 class StudyProgress:
@@ -240,54 +236,46 @@ class StudyProgress:
 
     def __init__(self, label: str = "", *, shown: bool = True) -> None:
         self.label, self.shown = label, shown
-        self._tally: Tally | None = None
+        self._tally = Tally({}, 0)
         self._bar: Bar | None = None
 
     def begin(self, rounds: Mapping[str, int], done: Iterable[str]) -> None:
         """These runs are asked for (id -> rounds), of which some are `done` already."""
-        if not self.shown:
-            return
         ended = set(done)
-        left = {run: count for run, count in rounds.items() if run not in ended}
-        self._tally = Tally(left, len(rounds))
-        self._bar = Bar(max(1, sum(left.values())), transient=True)
-        self._show(0.0)
+        self._tally = Tally({run: count for run, count in rounds.items() if run not in ended}, len(rounds))
+        if self.shown:
+            self._bar = Bar(max(1, self._tally.rounds_left()), transient=True)
+            self._show(0.0)
 
     def start(self, ids: Iterable[str]) -> None:
         """Count these as running."""
-        if self._tally is not None:
-            self._tally.running |= set(ids)
-            self._tally.elsewhere = 0
-            self._show(QUIET_SECONDS)
+        self._tally.running |= set(ids)
+        self._tally.elsewhere = 0
+        self._show()
 
     def round(self, run: str) -> None:
         """Count one round."""
-        if self._tally is not None:
-            self._tally.add_round(run, time.perf_counter())
-            self._show(QUIET_SECONDS)
+        self._tally.add_round(run, time.perf_counter())
+        self._show()
 
     def wait(self, count: int) -> None:
         """Another process makes the last `count` runs: said at once, then every ten seconds."""
-        if self._tally is not None:
-            first, self._tally.elsewhere = not self._tally.elsewhere, count
-            self._show(0.0 if first else QUIET_SECONDS)
+        first, self._tally.elsewhere = not self._tally.elsewhere, count
+        self._show(0.0 if first else QUIET_SECONDS)
 
     def end(self, ids: Iterable[str]) -> None:
         """Count these as done."""
-        tally = self._tally
-        ended = [run for run in ids if tally is not None and run in tally.rounds]
-        if tally is None or not ended:
-            return
+        ended = [run for run in ids if run in self._tally.left]
         for run in ended:
-            tally.drop(run)
-        tally.elsewhere = min(tally.elsewhere, len(tally.rounds))
-        self._show(_ENDED_SECONDS if tally.rounds else 0.0)
+            self._tally.drop(run)
+        self._tally.elsewhere = min(self._tally.elsewhere, len(self._tally.left))
+        if ended:
+            self._show(_ENDED_SECONDS if self._tally.left else 0.0)
 
     def fail(self, what: str, run: str, error: str) -> None:
         """Count this one as failed, and say why at once."""
-        if self._tally is not None:
-            self._tally.drop(run)
-            self._tally.failed.add(run)
+        self._tally.drop(run)
+        self._tally.failed += 1
         if self.shown:
             tell(f"run {run} ({what}) failed: {error}")
 
@@ -295,10 +283,9 @@ class StudyProgress:
         """Leave the terminal as it was, below a last line."""
         if self._bar is not None:
             self._bar.close()
-        self._tally = self._bar = None
+        self._bar = None
 
-    def _show(self, quiet: float) -> None:
-        assert self._tally is not None, "begin comes first"
-        assert self._bar is not None
-        text = f"{self.label}  {self._tally.text(time.perf_counter())}".strip()
-        self._bar.show(self._bar.total - self._tally.rounds_left(), text, quiet=quiet)
+    def _show(self, quiet: float = QUIET_SECONDS) -> None:
+        if self._bar is not None:
+            text = f"{self.label}  {self._tally.text(time.perf_counter())}".strip()
+            self._bar.show(self._bar.total - self._tally.rounds_left(), text, quiet=quiet)

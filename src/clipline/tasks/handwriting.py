@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data.population import Population
-from ..errors import SettingError, check_number, check_whole
+from ..errors import check_number, check_whole
 from ..federated.local_sgd import Batch
 from ..random.streams import Streams, counter_bits
 from .metrics import held_out
@@ -73,28 +73,18 @@ Pixels = NDArray[np.uint8]
 
 
 def draw_writers(
-    first: int,
-    count: int,
-    *,
-    classes: int = 10,
-    seed: int,
-    mean_examples: float = 12.0,
-    out: tuple[Pixels, Pixels] | None = None,
+    first: int, count: int, *, classes: int = 10, seed: int, mean_examples: float = 12.0
 ) -> tuple[Whole, Pixels, Pixels]:
     """The handwriting of writers `first` to `first + count - 1`: offsets, pixels, labels.
 
     offsets (count + 1,) int64: writer `first + i` owns examples offsets[i] to offsets[i + 1]; pixels (examples, 28, 28)
-    uint8, paper 255; labels (examples,) uint8, the place in `CHARACTERS`. The last two are written into `out` if it
-    is given, which may be memory maps; drawing takes less than 20 MB beside them,
-    and about 100 bytes a writer.
+    uint8, paper 255; labels (examples,) uint8, the place in `CHARACTERS`. Drawing takes less than 20 MB beside these.
     """
     check_whole("classes", classes, at_least=2, at_most=len(CHARACTERS), way_out="10 are the digits, 62 with letters")
     sizes = writer_sizes(first, count, seed=seed, mean_examples=mean_examples)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     total = int(offsets[-1])
-    pixels, labels = (
-        _check_out(out, total) if out else (np.empty((total, SIDE, SIDE), np.uint8), np.empty(total, np.uint8))
-    )
+    pixels, labels = np.empty((total, SIDE, SIDE), np.uint8), np.empty(total, np.uint8)
     for start in range(0, total, BLOCK):
         examples = np.arange(start, min(start + BLOCK, total))
         owners = np.searchsorted(offsets, examples, side="right") - 1
@@ -230,16 +220,6 @@ def _distances(maps: NDArray[np.float32], labels: NDArray[np.integer], classes: 
 
 def _column(values: Real) -> NDArray[np.float32]:
     return values.astype(np.float32)[:, None]
-
-
-def _check_out(out: tuple[Pixels, Pixels], total: int) -> tuple[Pixels, Pixels]:
-    for name, array, shape in (("pixels", out[0], (total, SIDE, SIDE)), ("labels", out[1], (total,))):
-        if array.shape != shape or array.dtype != np.uint8:
-            raise SettingError(
-                f"out has {name} of shape {array.shape} and type {array.dtype}, which must be {shape} and uint8: "
-                "allocate for the sum of writer_sizes"
-            )
-    return out
 
 
 TEST_WRITERS = 1000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,12 +26,20 @@ from ..data.population import Population, share_users
 from ..data.task_stores import CHECKSUM_BYTES, INSIDERS, OUTSIDERS, DataUsed
 from ..engine.core.batches import Examples
 from ..engine.value_ranges import check_ranges
-from ..errors import CliplineError, ModuleError, PopulationError, SettingError, check_choice, nearest, refuse
+from ..errors import (
+    CliplineError,
+    ModuleError,
+    PopulationError,
+    SettingError,
+    check_choice,
+    first_line,
+    nearest,
+    refuse,
+)
 from ..federated.local_sgd import Batch, Loss, per_example, takes_reference
 from ..settings import SETTINGS
-from ..training.diagnosis import RELEASED
+from ..training.evaluation import averages
 from . import file_and_name, is_task_file, short_name, task_named, task_names
-from .column_words import in_keys_of
 from .metrics import held_out_users
 from .task import LoadedTask, Task, initialised
 from .train_settings import TrainSettings, check_given, merged, settings_from
@@ -156,7 +165,7 @@ class TaskFile:
         chosen = columns.get("fields", ())
         if isinstance(chosen, str) or not all(isinstance(one, str) for one in chosen):
             raise refuse("fields", chosen, f"a list of columns in COLUMNS of {self.path!r}", 'write "fields": ["km"]')
-        with in_keys_of(self.path):
+        with _said_of_columns(self.path):
             ColumnOptions.of({name: value for name, value in columns.items() if name != "fields"})  # checks them
         return columns
 
@@ -195,6 +204,17 @@ class TaskFile:
             raise ModuleError(f"{what} of {self.path!r} fails ({_at(self.path, error)}): {way_out}") from error
 
 
+@contextmanager
+def _said_of_columns(path: str) -> Iterator[None]:
+    """Adds to an error about an option of columns where the file has them: `fill={'km': 0}` is a key of COLUMNS."""
+    try:
+        yield
+    except (PopulationError, SettingError) as error:
+        if not re.search(rf"\b({'|'.join(_COLUMNS)})(=|\[| names )", str(error)):
+            raise
+        raise type(error)(f"{error} (a key of COLUMNS in {path!r})") from error.__cause__
+
+
 def file_checksum(task: str) -> str:
     """Of the bytes of a task's file: whether it is still the same code."""
     return hashlib.sha256(Path(file_and_name(task)[0]).read_bytes()).hexdigest()
@@ -227,8 +247,8 @@ def _at(path: str, error: BaseException) -> str:
         if error.filename and Path(error.filename).resolve() != Path(path).resolve():  # of a file that it imports
             return f"line {lines[-1] if lines else 1}: {error.filename!r}, line {error.lineno}: {error.msg}"
         return f"line {error.lineno or 1}: {error.msg}"
-    first = str(error).strip().partition("\n")[0]
-    return f"line {lines[-1] if lines else '?'}: {type(error).__name__}{f': {first}' if first else ''}"
+    said = f": {first_line(error)}" if str(error).strip() else ""
+    return f"line {lines[-1] if lines else '?'}: {type(error).__name__}{said}"
 
 
 def _line_of(value: object) -> int | str:
@@ -336,7 +356,7 @@ def _users(file: TaskFile, columns: Mapping[str, Any], settings: TrainSettings) 
     """Users to train on and users to measure on: two stores, or one store or table split by user."""
     data = Path(str(settings.data))
     if data.is_file():
-        with in_keys_of(file.path):
+        with _said_of_columns(file.path):
             table = Population.from_table(data, str(settings.user_column), **columns)
         return table.split(test=TEST_SHARE, seed=0)
     if (data / "train" / MANIFEST).is_file():
@@ -386,14 +406,8 @@ class _Measuring:
         self.metrics = file.optional("metrics")
         self._examples: Examples | None = None  # where a model was last measured
 
-    def __call__(self, model: nn.Module) -> dict[str, float]:
-        examples = self._for(next(model.parameters()))
-        sums: dict[str, float] = {}
-        for start in range(0, self.test.examples, _BATCH):
-            batch = examples.between(start, min(start + _BATCH, self.test.examples))
-            for name, total in self._sums(model, batch).items():
-                sums[name] = sums.get(name, 0.0) + total
-        return {name: total / self.test.examples for name, total in sums.items()}
+    def __call__(self, model: nn.Module) -> Mapping[str, float]:
+        return averages(self._measured, self._for(next(model.parameters())), _BATCH, model)
 
     def check_ranges(self, model: nn.Module, users: Population) -> None:
         """Refuse labels and indices of these users that the loss cannot take, unless those who have one add nothing."""
@@ -411,8 +425,8 @@ class _Measuring:
 
     def try_out(self, model: nn.Module) -> str:
         """Measure one batch before anything is trained or written; the name of the main metric."""
-        examples = self._for(next(model.parameters(), torch.zeros(())))
-        named = self._sums(model, examples.between(0, min(_BATCH, self.test.examples)))
+        examples, few = self._for(next(model.parameters(), torch.zeros(()))), min(_BATCH, self.test.examples)
+        named = averages(self._measured, examples, few, model, until=few)
         return next((name for name in named if name != "loss"), "loss")
 
     def _for(self, like: Tensor) -> Examples:
@@ -420,21 +434,6 @@ class _Measuring:
         if self._examples is None or (self._examples.device, self._examples.dtype) != (like.device, like.dtype):
             self._examples = Examples(self.test, like.device, like.dtype)
         return self._examples
-
-    def _sums(self, model: nn.Module, batch: Batch) -> dict[str, float]:
-        """Sums over the examples of a batch; the loss may be a mean already."""
-        examples = len(next(iter(batch.values())))
-        with torch.no_grad():
-            with self.file.errors_in("loss(model, batch)", batch):
-                values = self._loss_of(model, batch)
-            try:
-                per_example(values, examples)
-            except ModuleError as error:
-                raise ModuleError(f"{error} ({self.file.line_of('loss')})") from None
-            sums = {name: float(numbers.double().sum()) for name, numbers in self._measured(model, batch).items()}
-            # Last, so that reports begin with the file's first metric; a metric of that name is the file's own.
-            sums.setdefault("loss", float(values.double().mean()) * examples)
-        return sums
 
     def _loss_of(self, model: nn.Module, batch: Batch) -> Tensor:
         """The loss. Where nobody trains, the round's parameters are the model's own."""
@@ -445,25 +444,20 @@ class _Measuring:
         return self.loss(model, batch, {name: value for name, value in own.items() if name not in stays})
 
     def _measured(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """The file's own metrics, checked: a number for each example under each name."""
-        if self.metrics is None:
-            return {}
-        with self.file.errors_in("metrics(model, batch)", batch):
-            values = self.metrics(model, batch)
-        where, examples = self.file.line_of("metrics"), len(next(iter(batch.values())))
-        if not isinstance(values, Mapping) or not values:
-            raise ModuleError(
-                f"metrics(model, batch) gave {type(values).__name__} but must give names and numbers for each example: "
-                f'return {{"accuracy": right}} ({where})'
-            )
-        for name, numbers in values.items():
-            if name in RELEASED:
-                limit = f"named other than {', '.join(RELEASED)}"
-                raise refuse("metric", name, limit, f"give it another name ({where})")
-            if not isinstance(numbers, Tensor) or numbers.shape != (examples,):
-                got = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
+        """Names and a number for each example. The loss stands last, as reports begin with the first metric."""
+        examples, own = len(next(iter(batch.values()))), {}
+        with self.file.errors_in("loss(model, batch)", batch):
+            losses = self._loss_of(model, batch)
+        try:
+            per_example(losses, examples)
+        except ModuleError as error:
+            raise ModuleError(f"{error} ({self.file.line_of('loss')})") from None
+        if self.metrics is not None:
+            with self.file.errors_in("metrics(model, batch)", batch):
+                own = self.metrics(model, batch)
+            if not isinstance(own, Mapping) or not own:
                 raise ModuleError(
-                    f"metrics(model, batch) gave {name!r} as {got} but must give ({examples},), a number for each "
-                    f"example: average over nothing ({where})"
+                    f"metrics(model, batch) gave {type(own).__name__} but must give names and numbers for each "
+                    f'example: return {{"accuracy": right}} ({self.file.line_of("metrics")})'
                 )
-        return values
+        return {**own, "loss": own.get("loss", losses.expand(examples))}

@@ -74,7 +74,7 @@ def _contents(
     if noise is not None:
         tensors |= {f"{_NOISE}{number}": earlier for number, earlier in enumerate(noise.unprivate_earlier)}
     metadata = {
-        "noise": json.dumps(None if noise is None else [*noise.made_for, noise.index]),
+        "noise": json.dumps(None if noise is None else [noise.index, len(noise.unprivate_earlier)]),
         "version": _VERSION,
         "clip": repr(state.clip.clip),
         "round_index": str(state.clip.round_index),
@@ -180,9 +180,9 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstance
         earlier = tuple(tensors.pop(name) for name in kept if name in tensors)
         noise = None
         if (known := json.loads(metadata.get("noise", "null"))) is not None:
-            rounds, bands, index = known
-            noise = NoiseState((rounds, bands), clip.round_index, index, earlier)
-            if len(earlier) != min(index, bands - 1):
+            index, vectors = known
+            noise = NoiseState(clip.round_index, index, earlier)
+            if len(earlier) != vectors:
                 raise KeyError(_NOISE)
         server = {
             name.removeprefix("server."): tensor for name, tensor in tensors.items() if not name.startswith(_PERSONAL)

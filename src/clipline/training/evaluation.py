@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from ..federated.round import TrainState
 from ..metric_direction import lower_is_better
 from ..settings import SETTINGS
 from .callbacks import Callback, Measuring
-from .diagnosis import RELEASED, Known, main_metric
+from .diagnosis import LAST, RELEASED, WITHOUT_MODEL, Known, main_metric
 from .result import Metrics, RoundReport
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Best:
             return False
         self.value, self.round_index = value, report.round_index
         if self.keeps:  # a few vectors of this length are there anyway
-            self.kept = Kept(state.params.clone(), report.metrics, state.round_index)
+            self.kept = Kept(state.returned.clone(), report.metrics, state.round_index)
         return True
 
 
@@ -95,6 +95,9 @@ class Evaluate(Measuring):
     unless the training's precision is float32. One thread measures one state after the other while the next rounds
     train. Metrics have no noise, and the guarantee does not cover the test users. A test population that shares user
     ids with the training is refused; `Population.split` makes two that share none. An object serves one run at a time.
+
+    Where the training gives the average of released models, that is what is measured. The last model is measured too,
+    and its metrics are called `last/accuracy`, say.
 
     With `keep_best` the result has the best model that was measured, and its metrics, instead of the last: the best by
     the metric of that name, or for True by the run directory's or else the first that is no loss. Which way is better
@@ -159,8 +162,8 @@ class Evaluate(Measuring):
             examples = Examples(self.test, device, state.params.dtype)
             few = min(_TRIED, self.batch_size, self.test.examples)
             with torch.no_grad(), preserve_generators(), preserve_torch_generators(device):  # an error costs no privacy
-                self.names = list(_averages(self.metric, examples, few, self._model, until=few))
-            self._evaluate: EvaluateModel = partial(_averages, self.metric, examples, self.batch_size)
+                self.names = list(averages(self.metric, examples, few, self._model, until=few))
+            self._evaluate: EvaluateModel = partial(averages, self.metric, examples, self.batch_size)
         else:
             self._evaluate = self.test
         self._device = device
@@ -176,7 +179,7 @@ class Evaluate(Measuring):
             return None
         assert self._thread is not None, "on_start comes first"
         ready = torch.cuda.current_stream(self._device).record_event() if self._stream is not None else None
-        return self._thread.submit(self._measure, state.params, ready)
+        return self._thread.submit(self._measure, state, ready)
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:
         """Keep the model if it is the best so far and that was asked for."""
@@ -203,22 +206,25 @@ class Evaluate(Measuring):
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = None
 
-    def _measure(self, params: Tensor, ready: torch.cuda.Event | None) -> Metrics:
+    def _measure(self, state: TrainState, ready: torch.cuda.Event | None) -> Metrics:
         with self._turn, torch.no_grad(), torch.cuda.stream(self._stream):  # without a stream, the latter does nothing
             _here.measuring = True
             if self._stream is not None and ready is not None:
                 self._stream.wait_event(ready)
-            pieces = torch.split(params.clone(), [param.numel() for param in self._trainable])  # a metric may write
-            for param, piece in zip(self._trainable, pieces, strict=True):
-                param.data = piece.view_as(param)
-            metrics = _named_numbers(self._evaluate, self._model)
+            metrics = self._metrics_of(state.returned)
+            last = {} if state.returned is state.params else self._metrics_of(state.params)
             if self._stream is not None:
                 self._stream.synchronize()
-        for name in metrics:
-            if name in RELEASED:
-                raise refuse("metric", name, f"named other than {', '.join(RELEASED)}", "give it another name")
+        _check_names(metrics)
         self.names = list(metrics)
-        return metrics
+        of_last = {LAST + name: value for name, value in last.items() if not name.startswith(WITHOUT_MODEL)}
+        return {**metrics, **of_last}
+
+    def _metrics_of(self, params: Tensor) -> Metrics:
+        pieces = torch.split(params.clone(), [param.numel() for param in self._trainable])  # a metric may write
+        for param, piece in zip(self._trainable, pieces, strict=True):
+            param.data = piece.view_as(param)
+        return _named_numbers(self._evaluate, self._model)
 
 
 def _named_numbers(evaluate: EvaluateModel, model: nn.Module) -> Metrics:
@@ -238,7 +244,8 @@ def _named_numbers(evaluate: EvaluateModel, model: nn.Module) -> Metrics:
         ) from None  # fmt: skip
 
 
-def _averages(
+@torch.no_grad()
+def averages(
     metric: Metric, examples: Examples, batch_size: int, model: nn.Module, until: int | None = None
 ) -> Metrics:
     """Each metric's mean over all examples, or those before `until`, summed in float64 where the model is."""
@@ -254,6 +261,7 @@ def _averages(
         except Exception as error:
             raise failed(f"metric {_name(metric)!r}", error, batch, "mend it, or measure other users") from error
         named = values if isinstance(values, Mapping) else {_name(metric): values}
+        _check_names(named)
         if sums and named.keys() != sums.keys():
             limit = f"the same in every batch, and the first had {sorted(sums)}"
             raise refuse("metric names", sorted(named), limit, "return every name for every batch")
@@ -262,10 +270,16 @@ def _averages(
                 got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise SettingError(
                     f"metric {name!r} returned {got} but must return a tensor of shape ({stop - start},), one number "
-                    "for each example: do not average in the metric, or give a function of the model as test"
+                    "for each example: do not average in the metric"
                 )
             sums[name] = sums.get(name, 0) + value.double().sum()
     return {name: float(value) / total for name, value in sums.items()}
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        if name in RELEASED:
+            raise refuse("metric", name, f"named other than {', '.join(RELEASED)}", "give it another name")
 
 
 def _name(metric: Metric | EvaluateModel) -> str:

@@ -238,7 +238,6 @@ class Run:
             last = replace(reports[-1], metrics=metrics, accounted=True, account_now=training.accounting(charged))
             reports = (*reports[:-1], last)
         kept = next((one for callback in self._callbacks if (one := getattr(callback, "kept", None)) is not None), None)
-        chosen = state if kept is None else replace(state, params=kept.params)
         before = next((one for callback in self._callbacks if (one := getattr(callback, "rounds_before", None))), ())
         rounds = [*before, *map(round_numbers, reports)]
         known = replace(
@@ -248,7 +247,7 @@ class Run:
             kept=None if kept is None or kept.rounds == state.round_index else kept.rounds,
         )
         result = TrainResult(
-            training.model_at(chosen),
+            training.model_at(state) if kept is None else training.problem.model.export(kept.params),
             state,
             training.guarantee_of(charged),
             metrics if kept is None else kept.metrics,
@@ -258,6 +257,7 @@ class Run:
             findings=diagnose(rounds, known),
             best=best_and_last(rounds, known),
             model_rounds=state.round_index if kept is None else kept.rounds,
+            released_names=tuple(training.problem.model.named_shapes),
         )
         for callback in self._callbacks:
             callback.on_end(result)
@@ -302,13 +302,13 @@ def _gone_on(state: TrainState, training: Training) -> TrainState:
     """The state to go on from, whose ledger has the statistics of the training at least.
 
     Banded noise goes on too, but not for a second time from one state, unless it is the same again: rounds that shared
-    their earlier noise with others would cost more than the ledger says. Then, and in a state of another training, it
-    begins anew.
+    their earlier noise with others would cost more than the ledger says. Then, and in a state of another training,
+    whose groups or users may be others, it begins anew.
     """
-    begun, noise = training.algorithm.mechanism.begin(state.round_index), state.noise
+    mechanism, noise = training.algorithm.mechanism, state.noise
     again = noise is not None and noise.spent and training.privacy.noise_source == "system"
-    if begun is None or noise is None or again or noise.made_for != begun.made_for:
-        noise = begun
+    if noise is None or again or noise.made_by is not mechanism:
+        noise = mechanism.begin(state.round_index)
     ledger = state.ledger.with_statistics(training.preprocessing.events)
     return state if ledger == state.ledger and noise is state.noise else replace(state, ledger=ledger, noise=noise)
 

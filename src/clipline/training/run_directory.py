@@ -140,6 +140,8 @@ class RunDirectory(Callback):
                 )
             circumstances = Circumstances(training, self.same)
             state = load_checkpoint(checkpoint, training.device, str(circumstances))
+            if state.noise is not None:  # the circumstances are the same, and so are rounds, bands and groups
+                state.noise.made_by = training.algorithm.mechanism
             if _shapes(state) != _shapes(training.init()):
                 raise RunError(f"{str(checkpoint)!r} holds tensors of another model: start the run again")
             if training.personal is not None:
@@ -229,6 +231,8 @@ class RunDirectory(Callback):
         if result.stopped == "interrupted":
             personal = self._training.personal
             save_checkpoint(self.path / CHECKPOINT, result.state, str(self._circumstances), personal)
+            if result.state.noise is not None:  # goes on from the file, and not from this state as well
+                result.state.noise.spent = True
         else:
             for left in (self.path / CHECKPOINT, durable.partial_path(self.path / CHECKPOINT)):
                 left.unlink(missing_ok=True)

@@ -162,12 +162,9 @@ class DataSet:
         progress: StageProgress,
     ) -> dict[str, Manifest]:
         """Write the stores that training reads, or one split; `lists` are the word and tag lists by flag."""
-        from .prepare_tff import prepare, prepare_task, tokeniser
+        from .prepare_tff import prepare
 
-        tokenise = tokeniser(task, source, lists)
-        if split is None:
-            return prepare_task(task, source, target, tokenise=tokenise, progress=progress)
-        return {".": prepare(task, source, target, split=split, tokenise=tokenise, progress=progress)}  # fmt: skip
+        return prepare(self, source, target, task=task, split=split, lists=lists, progress=progress)
 
     def fetch(self, target: Path, progress: StageProgress) -> list[tuple[Path, bool]]:
         """Download all files."""
@@ -291,10 +288,3 @@ STACKOVERFLOW = DataSet(
     ),
 )
 CATALOGUE = {data.name: data for data in (EMNIST, CIFAR100, SHAKESPEARE, STACKOVERFLOW)}
-
-
-def data_set(name: str) -> DataSet:
-    """A data set by its own name or by the name of a task that reads it."""
-    by_task = {task: data for data in CATALOGUE.values() for task in data.tasks}
-    known = {**by_task, **CATALOGUE}
-    return known[check_choice("data", name, known)]

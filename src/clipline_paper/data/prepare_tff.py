@@ -1,4 +1,4 @@
-"""Prepares a file of TFF: from HDF5 or SQLite to the stores that training reads."""
+"""Prepares files of TFF: from HDF5 or SQLite to the stores that training reads, text by the lists of words and tags."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clipline.data import (
     Chunk,
@@ -21,11 +22,13 @@ from clipline.data import (
     short,
     write_store,
 )
-from clipline.errors import PopulationError, SettingError
+from clipline.errors import PopulationError
 
 from .. import preprocessing
-from .catalogue import DataSet, data_set
 from .tff_files import decompressed, read_tff_hdf5, read_tff_sqlite
+
+if TYPE_CHECKING:
+    from .catalogue import DataSet
 
 WORD_LIST, TAG_LIST = "stackoverflow.word_count", "stackoverflow.tag_count"  # as TFF names them
 _WAY_OUT = "download it again with clipline data fetch stackoverflow"
@@ -97,12 +100,44 @@ _SQLITE = (".sqlite", ".sqlite.lzma")
 SPLITS = ("train", "test")  # what a task needs: users to train on, and examples to measure on
 
 
-def tokeniser(name: str, source: Path, lists: Mapping[str, Path]) -> Convert | None:
-    """What turns the text of this data set into numbers; nothing for data that are numbers already."""
+def prepare(
+    data: DataSet,
+    source: Path,
+    target: Path,
+    *,
+    task: str | None = None,
+    split: str | None = None,
+    lists: Mapping[str, Path] | None = None,
+    tokenise: Convert | None = None,
+    progress: StageProgress = no_stages,
+) -> dict[str, Manifest]:
+    """Write what tasks train and measure on, the stores `target/train` and `target/test`; or one split as `target`.
+
+    `source` is a folder with the original files, an SQLite file, which holds all splits, or the HDF5 file of one split
+    with that of the other beside it. Text is cut for `task`, or for all tasks of the data set, by the lists of words
+    and tags, or else by `tokenise`: a chunk with arrays of `str` in, a chunk with numbers out, where a user's
+    consecutive rows come in one chunk. `target` is complete or untouched.
+    """
+    task = task or data.name
+    convert = data.convert or tokenise or _tokeniser(task, source, lists or {})
+    with atomic_folder(target) as (folder, scratch):
+        if split is not None:
+            file = data.find(source, split) if source.is_dir() else source
+            return {".": _write(data, task, file, folder, scratch, split, convert, progress)}
+        with _unpacked({name: _file_of(source, data, name) for name in SPLITS}, scratch, progress) as files:
+            return {
+                name: _write(
+                    data, task, file, folder / name, scratch, name, convert,
+                    lambda stage, *now, name=name: progress(f"{name}: {stage}", *now),
+                )
+                for name, file in files.items()
+            }  # fmt: skip
+
+
+def _tokeniser(name: str, source: Path, lists: Mapping[str, Path]) -> Convert:
+    """What turns the text of this data set or task into numbers."""
     if name == "shakespeare":
         return preprocessing.snippets
-    if name not in ("so_nwp", "so_lr", "stackoverflow"):
-        return None
     beside = source if source.is_dir() else existing_file(source).parent
     words = read_words(lists.get("words") or find_list(beside, WORD_LIST), preprocessing.WORDS)
     if name == "so_nwp":
@@ -112,77 +147,25 @@ def tokeniser(name: str, source: Path, lists: Mapping[str, Path]) -> Convert | N
     return tagged if name == "so_lr" else preprocessing.together(preprocessing.sentences(words), tagged)
 
 
-def prepare(
-    name: str,
-    source: str | Path,
-    target: str | Path,
-    *,
-    split: str = "train",
-    tokenise: Convert | None = None,
-    progress: StageProgress = no_stages,
-) -> Manifest:
-    """Write the store of one split of a known data set.
-
-    `source` is a TFF file (HDF5, SQLite), or a folder with the data set under its original file names. Data sets of
-    text need `tokenise`: a chunk with arrays of `str` in, a chunk with numbers out. A user's consecutive rows come in
-    one chunk.
-    """
-    with atomic_folder(target) as (folder, scratch):
-        return _prepare(name, Path(source), folder, scratch, split, tokenise, progress)
-
-
-def _prepare(
-    name: str, source: Path, folder: Path, scratch: Path, split: str, tokenise: Convert | None, progress: StageProgress
-) -> Manifest:
-    """What `prepare` does, inside an `atomic_folder`."""
-    known = data_set(name)
-    convert = known.convert or tokenise
-    if convert is None:
-        raise SettingError(
-            f"data={name!r} is text and no tokeniser was given: call clipline_paper.data.prepare_tff.prepare "
-            "with tokenise=..., or prepare a table of numbers of your own"
-        )
-    file = known.find(source, split) if source.is_dir() else source
+def _write(
+    data: DataSet, task: str, file: Path, folder: Path, scratch: Path, split: str, convert: Convert,
+    progress: StageProgress,
+) -> Manifest:  # fmt: skip
+    """The store of one split, in an `atomic_folder`."""
     without_rows: list[str] = []
-    chunks = _read(file, known, split, scratch, without_rows.append, lambda *now: progress("reading", *now))
+    chunks = _read(file, data, split, scratch, without_rows.append, lambda *now: progress("reading", *now))
     with closing(chunks):  # before the scratch folder goes, also after an error
         return write_store(
             folder,
             converted(chunks, convert),
-            source=f"{known.name} {split} from {file.name}",
-            tasks=known.read_by(name),
+            source=f"{data.name} {split} from {file.name}",
+            tasks=data.read_by(task),
             origin="original",
-            shared_users=known.shared_users,
+            shared_users=data.shared_users,
             known_users=without_rows,
             progress=lambda *now: progress("grouping", *now),
             scratch=scratch,
         )
-
-
-def prepare_task(
-    name: str,
-    source: str | Path,
-    target: str | Path,
-    *,
-    tokenise: Convert | None = None,
-    progress: StageProgress = no_stages,
-) -> dict[str, Manifest]:
-    """Write what the tasks of a known data set train and measure on: the stores `target/train` and `target/test`.
-
-    `source` is a folder with the original files, an SQLite file, which holds both splits, or the HDF5 file of one
-    split with that of the other beside it. `target` is complete or untouched, as with `prepare`.
-    """
-    known = data_set(name)
-    with atomic_folder(target) as (folder, scratch):
-        files = {split: _file_of(Path(source), known, split) for split in SPLITS}
-        with _unpacked(files, scratch, progress) as files:
-            return {
-                split: _prepare(
-                    name, file, folder / split, scratch, split, tokenise,
-                    lambda stage, *now, split=split: progress(f"{split}: {stage}", *now),
-                )
-                for split, file in files.items()
-            }  # fmt: skip
 
 
 @contextmanager

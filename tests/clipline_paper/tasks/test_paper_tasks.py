@@ -93,7 +93,7 @@ def test_two_rounds_of_five_users_train_and_measure(name):
     assert not torch.equal(result.state.params, before)
 
 
-@pytest.mark.parametrize(("name", "lr"), zip(PAPER, (0.05, 0.03, 3.0, 1.0, 1.0, 300.0), strict=True))
+@pytest.mark.parametrize(("name", "lr"), [*zip(PAPER, (0.05, 0.03, 3.0, 1.0, 1.0, 300.0), strict=True)])
 def test_the_loss_falls_on_a_repeated_batch(name, lr, loaded):
     task = loaded(name)
     batch = {field: torch.from_numpy(rows[:4]) for field, rows in task.population.of(0).items()}

@@ -394,3 +394,14 @@ def test_single_cells_that_are_no_numbers_are_counted_and_the_first_is_named(tmp
     (tmp_path / "people.csv").write_text(f"user,age,label\n{rows}\n".replace("unknown", "").replace("n. a.", ""))
     people = Population.from_table(tmp_path / "people.csv", user="user", fill={"age": 0})
     assert people.fields["age"].tolist() == [20, 0, 21, 0, 0, 30, 31]
+
+
+def test_a_cell_of_text_among_numbers_is_refused_though_there_is_a_function_for_texts(tmp_path):
+    """One user's typing error must not send the numbers of all others through the function."""
+    (tmp_path / "t.csv").write_text("user,km,note\na,1.5,first\nb,abc,2\nc,3,third\n")
+    with pytest.raises(PopulationError, match=r"field 'km' is text, as 1 of 3 values is no number \(row 2\): mend the"):
+        list(read_table(tmp_path / "t.csv", "user", text=lambda texts: np.array([len(text) for text in texts])))
+    ((_, fields),) = read_table(
+        tmp_path / "t.csv", "user", fields=["note"], text=lambda texts: np.array([len(t) for t in texts])
+    )
+    assert fields["note"].tolist() == [5, 1, 5]

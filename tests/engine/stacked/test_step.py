@@ -76,7 +76,7 @@ def stacks(device, precision="float32", field=np.float64):
         return cross_entropies(model, {"x": batch["x"], "y": batch["y"].long()})
 
     population, local = Population(population.offsets, fields), LocalSGD(0.5, 4, 2)
-    plain = one_by_one(Mixed(), loss, population, local, Streams(0), device, precision)
+    plain = one_by_one(Mixed(), loss, population, local, Streams(0), device, precision=precision)
     return Stacked(plain, 7, compiled=False), Stacked(plain, 7, block_size=5, compiled=True)
 
 

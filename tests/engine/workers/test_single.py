@@ -72,7 +72,7 @@ def test_the_sums_of_several_requests_are_those_of_one_request_at_a_time(which):
 
 def test_the_clip_is_read_once_and_only_after_the_first_block_has_been_begun():
     """On a GPU reading it waits for the round before: by then this round's first block must be under way."""
-    trainer, events = plain(), []
+    trainer, events = Stacked(plain(), 5, block_size=2), []
 
     class Watched:
         def train(self, requests):
@@ -84,7 +84,6 @@ def test_the_clip_is_read_once_and_only_after_the_first_block_has_been_begun():
         events.append("clip")
         return 0.3
 
-    trainer._block_size = lambda left: 2
     asked = CohortRequest(trainer.problem.model.initial, Cohort(USERS, PoissonSampling(0.5)), 0, read)
     (late,) = SingleProcess(Watched()).sums([asked])
     assert events == ["block 0", "clip", "block 1", "block 2"]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from clipline.study.directory import StudyDirectory
 from clipline.study.study import Study
 from clipline.study.tune.question import Question, Target
-from clipline.study.tune.recipe import Metric, Trials
+from clipline.study.tune.trials import Metric, Trials
 from clipline.tasks import task_named
 
 

@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from clipline.study.tune.recipe import NoiseTrial, borne, change_in_words, degradation, next_noises
+from clipline.study.tune.recipe import NoiseTrial, borne, change_in_words, next_noises
+from clipline.study.tune.trials import degradation
 
 
 def trials(*pairs):

@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from clipline.study.tune.recipe import STEP, RateGrid, best_point, runs_with_fixed_clips
+from clipline.study.tune.recipe import RateGrid, best_point, runs_with_fixed_clips
+from clipline.study.tune.trials import STEP
 
 GRID = RateGrid(client_lr=0.1, server_lr=1.0)
 

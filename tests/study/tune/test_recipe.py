@@ -6,7 +6,8 @@ from study.tune.made_up import MadeUpTrials, question_of
 
 from clipline.errors import RunError
 from clipline.study.record import RunRecord
-from clipline.study.tune.recipe import Metric, _metric_of, raise_noise, search_grid
+from clipline.study.tune.recipe import raise_noise, search_grid
+from clipline.study.tune.trials import Metric, _metric_of
 
 SILENT = str.strip  # takes a line and shows nothing
 

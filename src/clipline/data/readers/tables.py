@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ...errors import PopulationError
 from ..chunks import CHUNK_BYTES, FieldChunk, Progress, Text, columns_of, existing_file, no_progress, short
 from ..column_options import NO_OPTIONS, ColumnOptions
-from ..fields import check_length_fields, list_fields
+from ..fields import check_length_fields, list_fields, not_numbers, places_without_number
 from ..packed_field import Field
 from .arrow_columns import arrow_chunk, validated
 
@@ -89,6 +89,26 @@ def whole_table(path: str | Path, options: ColumnOptions = NO_OPTIONS, *, as_tex
     raise PopulationError(f"{str(file)!r} is no table that can be read at once: {_WAY_OUT}")
 
 
+def table_schema(path: str | Path) -> Any:
+    """The columns of a table and their types as an Arrow schema. Of CSV and JSONL the first lines say them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = existing_file(path)
+    kind, codec = _kind(file)
+    try:
+        if kind == ".parquet":
+            return pq.read_schema(file)
+        if kind == ".npz":
+            return _npz_schema(file)
+        with file.open("rb") as raw, _opened(raw, codec) as stream:
+            return next(_rows(stream, set(), file) if kind == ".csv" else _objects(stream, file)).schema
+    except StopIteration:
+        raise PopulationError(f"{str(file)!r} has no rows: give a table with examples") from None
+    except (pa.ArrowException, OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise PopulationError(f"{str(file)!r} cannot be read ({short(error)}): mend it or copy it again") from None
+
+
 def _kind(file: Path) -> tuple[str, str | None]:
     """The format and the compression that the name of the file says."""
     endings = [ending.lower() for ending in file.suffixes]
@@ -144,6 +164,8 @@ def _lines(
                     names = columns_of(repr(str(file)), batch.schema.names, user_column, fields)
                     options.check_columns(names)
                     check_length_fields(names, options)
+                    if kind == ".csv" and text is not None:
+                        _check_texts(batch, [name for name in names if name not in as_text])
                 batch = validated(batch, [user_column, *names])
                 for part in (batch.slice(start, at_once) for start in range(0, batch.num_rows, at_once)):
                     yield arrow_chunk(repr(str(file)), part, user_column, names, text, options, rows)
@@ -217,6 +239,19 @@ def _rows(stream: Any, as_text: set[str], file: Path) -> Iterator[Any]:
     if any(value not in (None, "") for value in batch.slice(batch.num_rows - 1).to_pylist()[0].values()):
         raise pa.ArrowInvalid(_OPEN_QUOTE)
     yield batch.slice(0, batch.num_rows - 1)
+
+
+def _check_texts(table: Any, names: Sequence[str]) -> None:
+    """Refuse columns of numbers with a few cells of text, which would all go through `text`: mistakes, most likely.
+
+    One user's cell must not decide what becomes of everybody's numbers.
+    """
+    import pyarrow as pa
+
+    for name in names:
+        column = table.column(name)
+        if pa.types.is_string(column.type) and places_without_number(texts := column.to_numpy(zero_copy_only=False)):
+            raise not_numbers(name, "text", texts)
 
 
 def _check_points(table: Any, as_text: set[str], file: Path) -> None:
@@ -422,6 +457,24 @@ def _npz(
     except (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, PopulationError):
             raise
+        raise PopulationError(f"{str(file)!r} cannot be read as NPZ ({short(error)}): save it again") from None
+
+
+def _npz_schema(file: Path) -> Any:
+    """The arrays of an archive as an Arrow schema, from their headers alone; what has no place in a column is null."""
+    import pyarrow as pa
+
+    def kind(member: _Member) -> Any:
+        if member.dtype.kind in "US":
+            return pa.string()
+        known = member.dtype.kind in "fiubM" and len(member.shape) == 1
+        return pa.from_numpy_dtype(member.dtype.newbyteorder("=")) if known else pa.null()
+
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+            return pa.schema([(name, kind(_Member(archive.open(f"{name}.npy"), name))) for name in names])
+    except (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise PopulationError(f"{str(file)!r} cannot be read as NPZ ({short(error)}): save it again") from None
 
 

@@ -33,7 +33,8 @@ from ..directory import CLAIMS, Claims
 from ..record import RunSpec
 from ..study import Study
 from .question import Alternative, Question, Target, Unreachable, least, least_cohort
-from .recipe import Metric, RateGrid, RateTrial, Tell, Trials, check_learnt, runs_with_fixed_clips
+from .recipe import RateGrid, runs_with_fixed_clips
+from .trials import Metric, RateTrial, Tell, Trials, check_learnt
 
 FOLDER = "private"  # in the directory of the tuning: it holds seeds, and nothing in it may leave
 _DRAWN = "drawn.json"
@@ -70,7 +71,7 @@ class PrivatelyTuned:
 
 def candidates_of(question: Question) -> tuple[tuple[float, float], ...]:
     """The pairs of rates of a private search: a grid fixed beforehand."""
-    grid = RateGrid(question.trial.client_lr, question.trial.server_lr, question.reach)
+    grid = RateGrid(question.trial.client_lr, question.trial.server_rate, question.reach)
     return tuple(grid.rates(point) for point in grid.first())
 
 

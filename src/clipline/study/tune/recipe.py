@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import RunError, refuse
-from ...metric_direction import better_facts, lower_is_better
-from ..record import RunRecord, RunSpec
 from ..study import Study
+from .optuna_search import search_with_optuna
 from .question import Question, Scaled, Unreachable, scale_up
+from .trials import STEP, Metric, Rates, RateTrial, Tell, Trials, check_learnt, degradation, told
 
 GRID = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _SHORT_STEP = 1.5  # a step by less than this factor is not halved
@@ -24,19 +23,6 @@ class NoiseTrial:
     noise_multiplier: float
     value: float
     run: str = ""  # its identity in the study
-
-
-def degradation(reference: float, value: float, *, lower_is_better: bool) -> float:
-    """By how much `value` is worse than `reference`, relative to it: 0.05 is 5%; below 0 it is better.
-
-    Infinite for a run that diverged. A reference of zero cannot be worsened relatively: any loss from it is infinite.
-    """
-    if not math.isfinite(value):
-        return math.inf
-    loss = value - reference if lower_is_better else reference - value
-    if reference == 0:
-        return math.inf if loss > 0 else 0.0
-    return loss / abs(reference)
 
 
 def change_in_words(loss: float) -> str:
@@ -81,7 +67,6 @@ def next_noises(
     return [middle] if on_grid and above > _SHORT_STEP * chosen else []
 
 
-STEP = 10**0.5  # half a decade, from one rate to the next
 WORTH = 0.01  # of the metric, relative: less than this is no reason to search on
 _LARGEST = 1e30  # of a rate, as the settings allow
 
@@ -142,50 +127,7 @@ def runs_with_fixed_clips(runs: int) -> int:
     return 5 * runs
 
 
-Tell = Callable[[str], None]
-
 _AT_ONCE = 2  # noises of step 2 that are tried side by side
-
-
-@dataclass(frozen=True)
-class Metric:
-    """By what runs are compared."""
-
-    name: str
-    lower_is_better: bool
-    window: int  # rounds at the end over which it is averaged
-
-    def of(self, record: RunRecord) -> float:
-        """The converged metric of a run; the worst there is if it diverged."""
-        if record.outcome == "diverged":
-            return self.worst
-        value = record.average(self.name, self.window)
-        return value if math.isfinite(value) else self.worst
-
-    @property
-    def worst(self) -> float:
-        """What a run that diverged counts as."""
-        return math.inf if self.lower_is_better else -math.inf
-
-
-@dataclass(frozen=True)
-class RateTrial:
-    """One run of step 1: its rates, its converged metric (infinite if it diverged) and its identity in the study."""
-
-    client_lr: float
-    server_lr: float
-    value: float
-    run: str
-    pruned: bool = False  # ended before its last round: its metric is that of fewer rounds
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What step 1 found. `on_edge`: the best pair has neighbours that were not tried, for want of runs."""
-
-    trials: tuple[RateTrial, ...]
-    chosen: RateTrial
-    on_edge: bool = False
 
 
 @dataclass(frozen=True)
@@ -234,12 +176,8 @@ def tune(question: Question, study: Study, tell: Tell = lambda line: None) -> Tu
     """The recipe on proxy data. `tell` gets a line whenever something was found."""
     trials = Trials(question, study)
     tell(f"step 1 of 3: client and server rates at m = {question.trial.cohort_size}, z = {question.noise_multiplier:g}")
-    if question.search == "optuna":
-        from .optuna_search import search_with_optuna
-
-        found = search_with_optuna(question, trials, tell)
-    else:
-        found = search_grid(question, trials, tell)
+    search = search_with_optuna if question.search == "optuna" else search_grid
+    found = search(question, trials, tell)
     tell(f"step 2 of 3: more noise, at rates {found.chosen.client_lr:.3g} and {found.chosen.server_lr:.3g}")
     bearable = raise_noise(question, trials, found.chosen, tell)
     tell(f"step 3 of 3: cohort and noise together, for epsilon {question.target.epsilon:g}")
@@ -251,51 +189,9 @@ def tune(question: Question, study: Study, tell: Tell = lambda line: None) -> Tu
         return Tuned(question, trials.metric, found, bearable, None, refusal)
 
 
-class Trials:
-    """Makes runs of the trial and reads their converged metric."""
-
-    def __init__(self, question: Question, study: Study) -> None:
-        self.question, self.study = question, study
-        self._metric: Metric | None = None
-
-    def run(self, settings: Sequence[dict[str, float]]) -> list[tuple[float, RunRecord]]:
-        """(converged metric, record) of the trial with each of these settings changed."""
-        records = self.study.results([self.spec(changes) for changes in settings])
-        self._metric = self._metric or _metric_of(self.question, records)
-        return [(self._metric.of(record), record) for record in records]
-
-    def spec(self, changes: dict[str, float]) -> RunSpec:
-        """The run of the trial with these settings changed."""
-        question = self.question
-        # At least five of the rounds that are averaged are measured.
-        every = min(question.trial.measured_every, max(1, question.window // 5))
-        settings = {"noise_multiplier": question.noise_multiplier, "evaluate_every": every, **changes}
-        return RunSpec(question.trial.overridden(settings, "the trial"))
-
-    @property
-    def metric(self) -> Metric:
-        """What runs are compared by; known after the first one."""
-        assert self._metric is not None, "a trial was run"
-        return self._metric
-
-
-def _metric_of(question: Question, records: Sequence[RunRecord]) -> Metric:
-    """The metric asked for, or the task's main one: of a task of one's own the first that is not the loss."""
-    known = next((list(record.final) for record in records if record.final), [])
-    name = question.metric or question.task.metric_name
-    if question.metric is None and question.task.data == "own":
-        name = next((other for other in known if other != "loss"), "loss")
-    if known and name not in known:
-        raise refuse("metric", name, f"one of {', '.join(known)}", "give one that the task measures")
-    lower = question.lower_is_better
-    if lower is None:
-        lower = lower_is_better(name, better_facts(question.task.better))
-    return Metric(name, lower, question.window)
-
-
 def search_grid(question: Question, trials: Trials, tell: Tell) -> Rates:
     """Step 1 on the lattice of half decades, until the best pair has beaten its neighbours or `runs` are spent."""
-    grid = RateGrid(question.trial.client_lr, question.trial.server_lr, question.reach)
+    grid = RateGrid(question.trial.client_lr, question.trial.server_rate, question.reach)
     found: dict[Offsets, RateTrial] = {}
     scores: dict[Offsets, float] = {}
     points = sorted(grid.first(), key=lambda point: point[0] ** 2 + point[1] ** 2)  # the centre first, if runs are few
@@ -331,18 +227,3 @@ def raise_noise(question: Question, trials: Trials, chosen: RateTrial, tell: Tel
             shown = "diverged" if math.isinf(loss) else f"{metric.name} {value:.4g}, {change_in_words(loss)}"
             tell(f"  z = {z:.3g}: {shown}")
     return NoiseSearch(tuple(tried), borne(tried, question.degradation, lower_is_better=lower), enough)
-
-
-def check_learnt(chosen: RateTrial) -> None:
-    """Refuse to go on where no pair of rates gave a model."""
-    if not math.isfinite(chosen.value):
-        raise RunError(
-            f"every run of step 1 diverged, down to rates {chosen.client_lr:.3g} and {chosen.server_lr:.3g}: start "
-            "from smaller ones with --client-lr and --server-lr, or give more --runs"
-        )
-
-
-def told(trial: RateTrial, metric: Metric) -> str:
-    """A trial in a few words."""
-    value = f"{metric.name} {trial.value:.4g}" if math.isfinite(trial.value) else "diverged"
-    return f"best {value} at client rate {trial.client_lr:.3g}, server rate {trial.server_lr:.3g}"
