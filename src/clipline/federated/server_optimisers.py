@@ -115,7 +115,7 @@ class ServerYogi(_Adaptive):
 
 @dataclass(frozen=True)
 class ScheduledServer:
-    """A server optimiser whose `lr_schedule` is followed over so many rounds. The state counts the rounds."""
+    """A server optimiser whose `lr_schedule` is followed over `rounds` rounds. The state counts the rounds."""
 
     optimiser: ServerSGD | ServerAdam | ServerYogi
     rounds: int
@@ -135,7 +135,7 @@ class ScheduledServer:
 
 
 def scheduled(optimiser: ServerOptimiser, rounds: int) -> ServerOptimiser:
-    """The optimiser over so many rounds: itself, if it has no schedule. A function is asked here, and never again."""
+    """The optimiser over `rounds` rounds: itself, if it has no schedule. A function is asked here, and never again."""
     if isinstance(optimiser, ServerSGD | ServerAdam | ServerYogi) and optimiser.lr_schedule is not None:
         schedule = tabulated(optimiser.lr_schedule, rounds)
         if isinstance(schedule, FactorTable):  # a rate that is no setting would end the run at this round
