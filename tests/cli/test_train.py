@@ -148,7 +148,7 @@ def test_event_files_on_request_and_no_report_on_request(clipline, tmp_path):
 
 
 def test_times_of_rounds_are_stored_on_request_and_the_settings_show_it(clipline, tmp_path):
-    flags = [*SMALL, "--noise-multiplier", "0.7"]
+    flags = [*SMALL[:4], "--rounds", "1", "--workers", "1", "--noise-multiplier", "0.7", "--no-report"]
     code, _, err = clipline("train", *flags, "--unprivate-timing", "--out", "timed")
     assert code == 0, err
     assert all(line["unprivate_seconds"] > 0 for line in lines(tmp_path / "timed" / "metrics.jsonl"))
