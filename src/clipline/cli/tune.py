@@ -206,7 +206,7 @@ def _finish(answer: Any, path: Path, as_json: bool) -> None:
             words += "\nThe seed below is that of the chosen run and draws its noise: keep this file secret."
         files.write_final(named.final, settings, words=words, epsilon=answer.question.target.epsilon, secret=secret)
     content = files.facts(answer, path)
-    files.write_facts(named.facts, content)
+    files.write_file(named.facts, content)
     files.write_file(named.page, files.page(answer, named))
     if as_json:
         print(json.dumps(content))
