@@ -32,7 +32,7 @@ class Progress(Callback):
     def __init__(self, metric: str | None = None) -> None:
         self.metric = metric
         self._metrics: Metrics = {}
-        self._spent: tuple[int, str] | None = None  # after so many rounds, and epsilon
+        self._spent: tuple[int, str] | None = None  # the number of rounds, and epsilon after them
         self._bar: Bar | None = None
 
     def on_start(self, training: Training, state: TrainState) -> None:
