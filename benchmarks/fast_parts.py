@@ -28,7 +28,7 @@ from clipline.engine.stacked import vmap_layers
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
 from clipline_round import training as even_training
 
-EVERYTHING = FastParts(keep_freed_memory=True, compiled_steps="always")
+EVERYTHING = FastParts(compiled_steps="always")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,6 @@ class Bench:
 
 ON_CORES = {
     "prefetch": Bench("so_lr", 20, 9, workers=2),
-    "keep_freed_memory": Bench("emnist_cr", 6, 5, workers=2),
 }
 ON_GPU = {
     "compiled_steps": Bench("emnist_cr", 100, 20, precision="bf16"),

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from clipline.study.record import RunRecord, identity_of
+
 RESOLVED = """
 # What it is about:
 # facts.task = 'rides'
@@ -59,34 +61,36 @@ def end_run(path: Path):
 
 
 def write_record(
-    folder: Path, number: int, *, quantile=0.5, z=0.03, server_lr=1.0, seed=0, rounds=300, outcome="finished", **columns
-):
-    """One run of a study."""
+    folder: Path, number: int, *, quantile=0.5, z=0.03, server_lr=1.0, seed=0, rounds=300, outcome="finished",
+    task="emnist_cr", **columns,
+) -> Path:  # fmt: skip
+    """One run of a study; gives its file."""
     (folder / "runs").mkdir(parents=True, exist_ok=True)
-    (folder / "study.json").write_text("{}")
+    (folder / "study.json").write_text('{"format": 1, "experiments": {}, "asked": []}')
     measured = [0.9 * (1 - 0.99**t) - z + 0.01 * quantile if t % 10 == 9 else None for t in range(rounds)]
+    metrics = {name: column for name, column in columns.items() if not name.startswith("unprivate_")}
+    columns = columns if metrics else {"accuracy": measured, **columns}
     settings = {
         "clip": "quantile", "quantile": quantile, "noise_multiplier": z, "server_lr": server_lr, "seed": seed,
         "rounds": rounds, "cohort_size": 100, "noise_source": "seed", "sampling": "poisson",
     }  # fmt: skip
-    record = {
-        "id": f"{number:010x}{'0' * 10}",
-        "identity": {"task": "emnist_cr", "unprivate_data_checksum": "generated", "settings": settings},
-        "outcome": outcome,
-        "rounds": {
+    identity = {"task": task, "number": number, "unprivate_data_checksum": "generated", "settings": settings}
+    record = RunRecord(
+        identity_of(identity), identity, outcome,
+        {
             "round": list(range(rounds)),
             "clip": [quantile + 0.1 + 0.01 * (t % 7) for t in range(rounds)],
-            "fraction_within": [quantile + 0.001 * (t % 11) for t in range(rounds)],
-            "accuracy": measured, **columns,
+            "fraction_within": [quantile + 0.001 * (t % 11) for t in range(rounds)], **columns,
         },
-        "final": {"accuracy": measured[-1]},
-        "guarantee": {
+        {name: columns[name][-1] for name in metrics or ["accuracy"]},
+        {
             "in_words": "not private: no noise was added" if z == 0 else f"(epsilon {3 / z:g}, delta 1e-04)-DP",
             "epsilon": None if z == 0 else 3 / z, "delta": 1e-4, "relation": "add-or-remove", "sampling": "poisson",
             "accountant": "privacy loss", "rounds": rounds, "population_size": 3400, "cohort_size": 100,
             "noise_multiplier": z, "delta_noise_multiplier": z, "count_stddev": 5.0,
         },
-        "circumstances": {"machine": "Linux", "torch": "2.13.0", "unprivate_seconds": 12.0},
-    }  # fmt: skip
-    (folder / "runs" / f"{record['id']}.json").write_text(json.dumps(record))
-    return record
+        {"machine": "Linux", "torch": "2.13.0", "unprivate_seconds": 12.0},
+    )  # fmt: skip
+    file = folder / "runs" / f"{record.id}.json"
+    file.write_text(record.to_json())
+    return file

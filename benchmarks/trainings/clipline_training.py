@@ -21,7 +21,6 @@ def main() -> None:
 
     import clipline
     from clipline.engine.choose import SMALL_MODEL
-    from clipline.engine.core.allocator import keep_freed_memory
 
     class Mark(clipline.Callback):
         reads_guarantee = False
@@ -50,8 +49,6 @@ def main() -> None:
     training = task.training(settings, loaded)
     if training.dim < SMALL_MODEL:
         torch.set_num_threads(1)
-    if training.device.type == "cpu":
-        keep_freed_memory()  # as the command does: the process is ours
     marks.ready(f"clipline {clipline.__version__}, torch {torch.__version__}")
     result = training.run([Mark()])
     for parameter in result.model.parameters():

@@ -16,6 +16,7 @@ from samples import ROOT
 
 import clipline as cl
 from clipline.tasks.task_file import own_task
+from clipline.training.run_files import read_facts
 
 SECRETS = ("zanzibar", "987654", "1999")
 ROWS = [
@@ -120,6 +121,7 @@ def test_classes_are_written_by_name_beside_the_ids(sales, tmp_path):
     flags = ["--data", "sales.csv", "--rounds", 1, "--cohort-size", 20, "--workers", 1, "--out", "run"]
     code, printed, err = sales("train", "mine/task.py", *flags)
     assert code == 0, err
+    assert read_facts(tmp_path / "run")["task"] == "mine/task"  # not "task", as every such file is called
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     shares = {name: value for name, value in last.items() if name.startswith("share_")}
     assert "\nbeside it: share_small " in printed

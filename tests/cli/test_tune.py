@@ -239,7 +239,7 @@ def test_a_file_of_settings_tunes_its_task(mine, tmp_path):
 
 
 def test_killed_and_asked_again_it_repeats_no_run(mine, tmp_path):
-    arguments = [*ASKED, *FLAGS, "--rounds", 20]
+    arguments = [*ASKED, *FLAGS, "--rounds", 20, "--runs", 3]
     command = [sys.executable, "-m", "clipline", "tune", "mine.py", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)

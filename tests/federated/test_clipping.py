@@ -16,7 +16,7 @@ from samples import ROOT, aggregate, opened
 
 from clipline.engine.core.updates import Dense, Updates
 from clipline.errors import PrivateError
-from clipline.federated.clipping import ClippedSum, PartialSums, clip_factors, clip_rows, join_bit
+from clipline.federated.clipping import ClippedSum, ModularSum, PartialSums, clip_factors, clip_rows, join_bit
 from clipline.federated.mechanism import GaussianMechanism, Release
 from clipline.privacy.events import PoissonSampling
 
@@ -162,14 +162,21 @@ def partial_sums():
     return sums
 
 
-PRIVATE = [clipped_sum, partial_sums]
+def modular_sum():
+    sums = ModularSum(2, 16)
+    sums.add(np.array([123, 4], np.uint16))
+    return sums
+
+
+PRIVATE = [clipped_sum, partial_sums, modular_sum]
 
 
 def test_a_private_sum_has_no_public_numbers_but_its_bound():
     assert {name for name in dir(clipped_sum()) if not name.startswith("_")} == {
         *("bound", "read_late", "sampling", "take_key")
     }
-    assert {name for name in dir(partial_sums()) if not name.startswith("_")} == {"add", "finished"}
+    assert {name for name in dir(partial_sums()) if not name.startswith("_")} == {*("add", "add_clipped", "finished")}
+    assert {name for name in dir(modular_sum()) if not name.startswith("_")} == {"add", "bits", "finished"}
     (total,) = partial_sums().finished([1e9], [PoissonSampling(0.5)])
     assert isinstance(total, ClippedSum)
     assert partial_sums().add(Updates([Dense(0, torch.ones(1, 1))]), [1.0], np.zeros(1, np.int64)) is None

@@ -50,18 +50,8 @@ def trained(tmp_path_factory):
     np.savez(path / "t.npz", user=np.repeat(np.arange(40), 3), x=rng.normal(size=(120, 3)), y=np.ones(120, np.int64))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
-        flags = [
-            "--data",
-            path / "t.npz",
-            "--user-column",
-            "user",
-            "--workers",
-            1,
-            "--seed",
-            914_237_555,
-            "--no-report",
-        ]
-        command("train", "mine.py", *flags, "--out", "run")
+        flags = ["--data", path / "t.npz", "--user-column", "user", "--workers", 1, "--seed", 914_237_555]
+        command("train", "mine.py", *flags, "--no-report", "--out", "run")
     return path
 
 
@@ -114,7 +104,8 @@ def test_a_file_with_a_task_of_its_own_needs_the_model(tmp_path):
         code_of({}, str(tmp_path / "task.py"), tmp_path)
 
 
-def test_a_model_of_a_task_of_clipline_is_made_with_its_options(tmp_path):
+def test_a_model_of_a_task_of_clipline_is_made_with_its_options(tmp_path, monkeypatch):
+    monkeypatch.setattr("clipline.tasks.handwriting.TEST_WRITERS", 50)
     flags = ["--rounds", 1, "--cohort-size", 5, "--population-size", 20, "--classes", 3]
     command("train", "handwriting", *flags, "--workers", 1, "--no-report", "--out", tmp_path / "run")
     saved = cl.load(tmp_path / "run")

@@ -15,12 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from .. import registry
 from ..console import Stages, say
 from ..errors import PopulationError, SettingError, refuse
-from .parser import Argument, Command, Group, Option
+from .parser import JSON, PATH, Argument, Command, Group, Option
 from .tasks import state_in_words
 
 if TYPE_CHECKING:
@@ -250,19 +248,16 @@ def _terminated_cleanly() -> Iterator[None]:
 
 
 _NAME = ", ".join([*registry.names("data_sets"), "a task that reads one of these"])
-_path = click.Path(path_type=Path)
-_json = Option(["--json", "as_json"], is_flag=True, help="Print one JSON object.")
-_in = Option(["--in", "where"], type=_path, unset="CLIPLINE_DATA or clipline-data", help="The folder to look in.")
+_in = Option(["--in", "where"], type=PATH, unset="CLIPLINE_DATA or clipline-data", help="The folder to look in.")
 _column = partial(Option, multiple=True)
-list_command = Command("list", callback=list_data, help=list_data.__doc__, params=[_in, _json])
+list_command = Command("list", list_data, [_in, JSON])
 prepare_command = Command(
     "prepare",
-    callback=prepare_data,
-    help=prepare_data.__doc__,
-    params=[
+    prepare_data,
+    [
         Argument(["name"], help=f"{_NAME}; or table, for your own."),
-        Option(["--from", "source"], type=_path, required=True, help="The file, or a folder with the original files."),
-        Option(["--to", "target"], type=_path, required=True, help="The folder to write; new or empty."),
+        Option(["--from", "source"], type=PATH, required=True, help="The file, or a folder with the original files."),
+        Option(["--to", "target"], type=PATH, required=True, help="The folder to write; new or empty."),
         Option(["--user-column"], metavar="TEXT", help="The column that says whose row it is."),
         _column(["--fields"], metavar="TEXT", unset="all others", help="Columns to keep, as a,b."),
         Option(
@@ -281,18 +276,17 @@ prepare_command = Command(
         ),
         Option(["--pad"], metavar="NUMBER", unset="0", help="What fills lists that are shorter."),
         Option(["--split"], metavar="TEXT", help="Only this one, straight into DIR: train, test, or a data set's own."),
-        Option(["--words"], type=_path, help="stackoverflow.word_count, if it is not beside the examples."),
-        Option(["--tags"], type=_path, help="stackoverflow.tag_count, if it is not beside the examples."),
-        _json,
+        Option(["--words"], type=PATH, help="stackoverflow.word_count, if it is not beside the examples."),
+        Option(["--tags"], type=PATH, help="stackoverflow.tag_count, if it is not beside the examples."),
+        JSON,
     ],
 )  # fmt: skip
 fetch_command = Command(
     "fetch",
-    callback=fetch_data,
-    help=fetch_data.__doc__,
-    params=[
+    fetch_data,
+    [
         Argument(["name"], help=f"{_NAME}."),
-        Option(["--to", "target"], type=_path, required=True, help="The folder to download into."),
+        Option(["--to", "target"], type=PATH, required=True, help="The folder to download into."),
     ],
 )
 command = Group(

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import click
-
 from ..console import say
-from .parser import Argument, Command, Option
+from .parser import PATH, Argument, Command, Option
 
 
 def new_task(folder: Path, table: Path | None, user: str | None, label: str | None, classes: str | None) -> None:
@@ -42,16 +40,13 @@ def _classes(given: str | None) -> Sequence[str] | int | None:
     return [one.strip() for one in next(csv.reader([given], skipinitialspace=True), []) if one.strip()]
 
 
-_path = click.Path(path_type=Path)
 _of_table = partial(Option, group="A table of your own")
 command = Command(
     "new-task",
-    callback=new_task,
-    help=new_task.__doc__,
-    groups=("A table of your own", "Options"),
-    params=[
-        Argument(["folder"], type=_path, metavar="DIR", help="The folder to write, new or empty."),
-        _of_table(["--table"], type=_path, metavar="FILE", help="Parquet, CSV, JSONL or NPZ, a row an example."),
+    new_task,
+    [
+        Argument(["folder"], type=PATH, metavar="DIR", help="The folder to write, new or empty."),
+        _of_table(["--table"], type=PATH, metavar="FILE", help="Parquet, CSV, JSONL or NPZ, a row an example."),
         _of_table(["--user-column", "--user", "user"], metavar="COLUMN", help="The column that says whose row it is."),
         _of_table(["--label"], metavar="COLUMN", help="The column to predict."),
         _of_table(
@@ -59,4 +54,5 @@ command = Command(
             help="What the label may be: this many classes 0, 1, ..., or these words.",
         ),
     ],
+    groups=("A table of your own", "Options"),
 )  # fmt: skip

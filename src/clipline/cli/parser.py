@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING
+from pathlib import Path
 from typing import Any
 
 import click
@@ -96,11 +97,26 @@ def _flag(setting: Setting, group: str | None, also: Sequence[str]) -> Option:
     return Option([setting.flag, *also, setting.name], type=_Value(setting), **options)
 
 
-class Command(click.Command):
-    """A command whose help has the arguments first, then each group of options, in the given order or as they come."""
+PATH = click.Path(path_type=Path)
+JSON = Option(["--json", "as_json"], is_flag=True, help="Print one JSON object.")
 
-    def __init__(self, *arguments: Any, groups: Sequence[str] = (), **options: Any) -> None:
-        super().__init__(*arguments, **options)
+
+class Command(click.Command):
+    """A command whose help is that of its function, with the arguments first, then each group of options.
+
+    Groups stand in the given order, or as they come.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        callback: Callable[..., Any],
+        params: Sequence[click.Parameter] = (),
+        *,
+        groups: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(name, callback=callback, params=list(params), **{"help": callback.__doc__, **options})
         self.groups = groups
         self.context_settings = {"max_content_width": _WIDEST, **self.context_settings}
 

@@ -8,11 +8,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import click
-
 from ..console import say
 from ..errors import PopulationError, RunError, SettingError, check_choice, refuse
-from .parser import Argument, Command, Option
+from .parser import JSON, PATH, Argument, Command, Option
 
 _ENDINGS = (".csv", ".jsonl", ".parquet", ".npz")
 
@@ -105,15 +103,13 @@ def _no_objects(column: Any) -> Any:
     return column.astype(str) if column.dtype == object else column
 
 
-_path = click.Path(path_type=Path)
 command = Command(
     "predict",
-    callback=predict,
-    help=predict.__doc__,
-    params=[
-        Argument(["run"], type=_path, help="A folder with a trained model."),
-        Option(["--data"], type=_path, required=True, metavar="FILE|DIR", help="The table, or a folder made of one."),
-        Option(["--out"], type=_path, required=True, help=f"A new file: {', '.join(_ENDINGS)}."),
+    predict,
+    [
+        Argument(["run"], type=PATH, help="A folder with a trained model."),
+        Option(["--data"], type=PATH, required=True, metavar="FILE|DIR", help="The table, or a folder made of one."),
+        Option(["--out"], type=PATH, required=True, help=f"A new file: {', '.join(_ENDINGS)}."),
         Option(
             ["--model"], metavar="FILE.py|TASK", unset="that of the training, if it is clipline's own",
             help="Where the model is defined; the file is run.",
@@ -126,6 +122,6 @@ command = Command(
             ["--classes"], metavar="COLUMN|A,B,...", unset="LABEL of the file",
             help="The column that is predicted, or names of the classes in the order of the model's outputs.",
         ),
-        Option(["--json", "as_json"], is_flag=True, help="Print one JSON object."),
+        JSON,
     ],
 )  # fmt: skip

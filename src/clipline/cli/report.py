@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from ..console import say, tell
 from ..errors import SettingError
-from .parser import Argument, Command, Option
+from .parser import PATH, Argument, Command, Option
 
 
 def report(paths: tuple[Path, ...], out: Path | None, live: bool, port: int | None) -> None:
@@ -48,14 +46,12 @@ def follow(paths: tuple[Path, ...], out: Path | None, port: int) -> None:
             tell("ended")
 
 
-_path = click.Path(path_type=Path)
 command = Command(
     "report",
-    callback=report,
-    help=report.__doc__,
-    params=[
-        Argument(["paths"], nargs=-1, required=True, type=_path, help="Run or study directories, or folders of them."),
-        Option(["--out"], type=_path, unset="report.html in the path, or above several", help="The HTML file."),
+    report,
+    [
+        Argument(["paths"], nargs=-1, required=True, type=PATH, help="Run or study directories, or folders of them."),
+        Option(["--out"], type=PATH, unset="report.html in the path, or above several", help="The HTML file."),
         Option(["--live"], is_flag=True, help="Serve a page on this machine that follows the run."),
         Option(["--port"], type=int, unset="a free one", help="Where to serve it."),
     ],

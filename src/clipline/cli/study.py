@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from ..console import fail, say, tell
-from .parser import Argument, Command, Group, Option
+from .parser import JSON, PATH, Argument, Command, Group, Option
 
 if TYPE_CHECKING:
     from ..study.directory import StudyDirectory
@@ -169,23 +167,16 @@ def _asked_otherwise(directory: StudyDirectory, other: StudyDirectory) -> list[s
     return [name for name in both if any(here[name].get(part) != there[name].get(part) for part in parts)]
 
 
-_path = click.Path(path_type=Path)
-_folder = Argument(["folder"], type=_path, metavar="DIR", help="The folder of the study.")
-status_command = Command(
-    "status",
-    callback=status,
-    help=status.__doc__,
-    params=[_folder, Option(["--json", "as_json"], is_flag=True, help="Print one JSON object.")],
-)
-_checked = Argument(["folder"], type=_path, metavar="DIR", help="The folder of the study, or a run directory.")
-check_command = Command("check", callback=check, help=check.__doc__, params=[_checked])
+_folder = Argument(["folder"], type=PATH, metavar="DIR", help="The folder of the study.")
+status_command = Command("status", status, [_folder, JSON])
+_checked = Argument(["folder"], type=PATH, metavar="DIR", help="The folder of the study, or a run directory.")
+check_command = Command("check", check, [_checked])
 merge_command = Command(
     "merge",
-    callback=merge,
-    help=merge.__doc__,
-    params=[
-        Argument(["sources"], type=_path, nargs=-1, required=True, metavar="FROM...", help="Studies to take over."),
-        Option(["--into"], type=_path, required=True, metavar="DIR", help="The study to add to; may be new."),
+    merge,
+    [
+        Argument(["sources"], type=PATH, nargs=-1, required=True, metavar="FROM...", help="Studies to take over."),
+        Option(["--into"], type=PATH, required=True, metavar="DIR", help="The study to add to; may be new."),
     ],
 )
 command = Group(

@@ -68,9 +68,4 @@ def _cells(facts: TaskEntry, state: Mapping[str, Any]) -> list[str]:
     ]
 
 
-command = Command(
-    "tasks",
-    callback=tasks,
-    help=tasks.__doc__,
-    params=[Option(["--json", "as_json"], is_flag=True, help="Print one JSON list.")],
-)
+command = Command("tasks", tasks, [Option(["--json", "as_json"], is_flag=True, help="Print one JSON list.")])

@@ -14,14 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import click
-
 from .. import console
 from ..errors import CliplineError, RunError, SettingError, nearest, refuse
 from ..metric_direction import better_facts, lower_is_better
 from ..settings import GROUPS, RUN, SETTINGS
 from ..tasks import DEFAULT_TASK, file_and_name, is_task_file, task_named, task_names, title_name
-from .parser import Argument, Command, Option, flags_for
+from .parser import PATH, Argument, Command, Option, flags_for
 
 if TYPE_CHECKING:
     from ..data.task_stores import DataUsed
@@ -157,7 +155,6 @@ def run(
     import torch
 
     from ..engine.choose import SMALL_MODEL
-    from ..engine.core.allocator import keep_freed_memory
     from ..engine.workers.torchrun import agree, from_rank_0, torchrun_rank
     from ..training.callbacks import Callback, StopOnInterrupt, TensorBoard
     from ..training.evaluation import Evaluate
@@ -182,8 +179,6 @@ def run(
     training = task.training(settings, loaded)
     if training.dim < SMALL_MODEL:
         torch.set_num_threads(1)
-    if training.device.type == "cpu":
-        keep_freed_memory()  # the process is ours
     users = len(training.population) if not settings.stored or settings.population_size is None else None  # public
     on = "" if users is None else f" on {users:,} users"
     by = f" by {training.workers} workers" if training.workers > 1 else ""
@@ -242,6 +237,8 @@ def _summary(
     Of an interrupted run also what was `planned`, which holds whatever made somebody stop, and how to go on, with the
     `flags` that no file stores.
     """
+    from ..training.diagnosis import LAST
+
     own = is_task_file(settings.task)
     part = "" if settings.evaluate_on in (None, "original") else f" ({settings.evaluate_on})"
     lines = [f"{metric_name} {result.metrics[metric_name]:.4f} on {used.measured_on}{part}"]
@@ -250,7 +247,11 @@ def _summary(
     if best is not None and best.best != best.last:
         after = f"after {best.best_rounds} rounds, last {best.last:.4f} after {best.last_rounds}"
         lines.append(f"best {best.metric} {best.best:.4f} {after}")
+    if result.has_average:
+        of_last = result.metrics.get(LAST + metric_name)
+        lines.append(f"saved: {result.saved}" + ("" if of_last is None else f"; the last one has {of_last:.4f}"))
     beside = {name: value for name, value in result.metrics.items() if name not in (metric_name, "loss")}
+    beside = {name: value for name, value in beside.items() if not name.startswith(LAST)}
     if beside:  # such as what would do without a model
         lines.append("beside it: " + ", ".join(f"{name} {value:.4f}" for name, value in beside.items()))
     if used.kind == "stand-in":
@@ -312,9 +313,10 @@ def _summary_json(
 ) -> dict[str, Any]:
     """The same for programs; epsilon is null where there is no guarantee, `users` where their number is private.
 
-    So is a seed that is a secret: what programs print is kept in logs. It stands in the run directory.
+    The seed is told only where it makes the epsilon void: what programs print is kept in logs, and other runs may have
+    the same one. It stands in the run directory.
     """
-    from ..training.result import finite_or_none
+    from ..training.run_files import finite_or_none
 
     guarantee = result.guarantee
     return {
@@ -339,10 +341,11 @@ def _summary_json(
         "findings": [asdict(finding) for finding in result.findings],
         "best": None if result.best is None else asdict(result.best),
         "model_rounds": result.model_rounds,
+        "saved": result.saved,
         "users": users,
         "population_size": settings.population_size,
         "cohort_size": settings.cohort_size,
-        "seed": settings.seed if settings.noise_source == "system" or _seed_guessable(settings) else None,
+        "seed": settings.seed if not guarantee.private or _seed_guessable(settings) else None,
         "run_dir": str(path),
         "report": None if report is None else str(report),
     }
@@ -435,21 +438,19 @@ _TASKS = (
     f"{', '.join(task_names())}; or a Python file of your own with model() and loss(model, batch), trained on --data: "
     f"FILE.py, or FILE.py:name for one of several in it; clipline new-task writes one.  [default: {DEFAULT_TASK}]"
 )
-_path = click.Path(path_type=Path)
 _option = partial(Option, group=RUN)
 command = Command(
     "train",
-    callback=train,
-    help=train.__doc__,
-    groups=GROUPS,
-    params=[
+    train,
+    [
         Argument(["task"], required=False, help=_TASKS),
         *flags_for(name for name in SETTINGS if name != "task"),
-        _option(["--config"], type=_path, help="Settings as TOML; flags override it."),
-        _option(["--out"], type=_path, unset="runs/...", help="Run directory, new or empty."),
-        _option(["--resume"], type=_path, help="Go on with an interrupted run directory."),
+        _option(["--config"], type=PATH, help="Settings as TOML; flags override it."),
+        _option(["--out"], type=PATH, unset="runs/...", help="Run directory, new or empty."),
+        _option(["--resume"], type=PATH, help="Go on with an interrupted run directory."),
         _option(["--tensorboard"], is_flag=True, help="Write TensorBoard's event files into the run directory too."),
         _option(["--no-report"], is_flag=True, help="Do not write report.html at the end."),
         _option(["--json", "as_json"], is_flag=True, help="End with one JSON object on standard output."),
     ],
+    groups=GROUPS,
 )

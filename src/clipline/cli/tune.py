@@ -8,12 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from ..console import say, tell
 from ..errors import SettingError, check_choice, refuse
 from ..settings import STAND_IN
-from .parser import Argument, Command, Option, flags_for
+from .parser import PATH, Argument, Command, Option, flags_for
 
 if TYPE_CHECKING:
     from ..study.tune.question import Question
@@ -167,14 +165,12 @@ def _resolved(
 
 def _answered(question: Question, path: Path, cluster: str | None) -> Any:
     """Run the steps."""
-    from ..engine.core.allocator import keep_freed_memory
     from ..study.directory import StudyDirectory
     from ..study.study import Study, StudyProgress
     from ..study.tune.answer import data_words
     from ..study.tune.private_search import FOLDER, candidates_of, price_search, tune_privately
     from ..study.tune.recipe import tune as run_recipe
 
-    keep_freed_memory()  # the process is ours
     logging.getLogger("optuna").setLevel(logging.WARNING)  # it has a line for every trial, and so have we
     tell(f"trial on {data_words(question)}; kept in {path}")
     folder = path / FOLDER if question.private_search else path
@@ -210,7 +206,7 @@ def _finish(answer: Any, path: Path, as_json: bool) -> None:
             words += "\nThe seed below is that of the chosen run and draws its noise: keep this file secret."
         files.write_final(named.final, settings, words=words, epsilon=answer.question.target.epsilon, secret=secret)
     content = files.facts(answer, path)
-    files.write_facts(named.facts, content)
+    files.write_file(named.facts, content)
     files.write_file(named.page, files.page(answer, named))
     if as_json:
         print(json.dumps(content))
@@ -236,10 +232,8 @@ def _no_task(path: str) -> str:
 _target, _trial, _search, _run = (partial(Option, group=group) for group in (_TARGET, _TRIAL, _SEARCH, _RUN))
 command = Command(
     "tune",
-    callback=tune,
-    help=tune.__doc__,
-    groups=(_TARGET, _TRIAL, _SEARCH, _RUN),
-    params=[
+    tune,
+    [
         Argument(["task"], help="A task by name, a TOML file of settings, or a Python file of your own (see train)."),
         *flags_for(("epsilon", "delta"), group=_TARGET),
         _target(
@@ -281,7 +275,7 @@ command = Command(
             help="Noise z of step 1, at the trial's cohort.",
         ),
         _run(
-            ["--out"], type=click.Path(path_type=Path), unset="tune/TASK",
+            ["--out"], type=PATH, unset="tune/TASK",
             help="Where runs and results go; one that is there is continued.",
         ),
         _run(["--seed"], type=int, metavar="N", unset="0", help="Seed of the trial; the final training draws its own."),
@@ -289,4 +283,5 @@ command = Command(
         *flags_for(_COMPUTING, group=_RUN),
         _run(["--json", "as_json"], is_flag=True, help="End with one JSON object on standard output."),
     ],
+    groups=(_TARGET, _TRIAL, _SEARCH, _RUN),
 )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import PrivateError
+from ..errors import PrivateError, check_whole
 from ..privacy.events import Sampling
 
 _MARGIN = 4096  # ulps: a clipped row ends so far below the clip, more than the error of a pairwise summed norm
@@ -79,11 +79,53 @@ class PartialSums(Private):
         updates.add_to(totals[:, :-1], scale, run)
         totals[:, -1].index_add_(0, run, within.double() - 0.5)
 
+    def add_clipped(self, vector: Tensor, clip: float, run: int = 0) -> bool:
+        """Add what a client has clipped itself: update and centred bit (dim + 1,). Says whether it was added.
+
+        The update is clipped once more and the bit kept within -1/2 and 1/2, so that no client moves the sum further
+        than its bound. A vector that is not finite, not of floats or of another shape adds nothing.
+        """
+        total = self.__totals[run]
+        if vector.shape != total.shape or not vector.is_floating_point() or not vector.isfinite().all():
+            return False
+        (update,), _ = clip_rows(vector[None, :-1], clip)
+        total[:-1] += update
+        total[-1] += vector[-1].double().clamp(-0.5, 0.5)
+        return True
+
     def finished(
         self, clips: Sequence[float], samplings: Sequence[Sampling], *read_late: Callable[[Tensor], LateNumber]
     ) -> list[ClippedSum]:
         """The sum of each run, once all parts of it are added. `read_late`, if given: see `ClippedSum`."""
         return [ClippedSum(*one, *read_late) for one in zip(self.__totals, clips, samplings, strict=True)]
+
+
+class ModularSum(Private):
+    """A sum of vectors of whole numbers modulo 2^bits, as secure sums have it: PRIVATE."""
+
+    __slots__ = ("__total", "bits")
+
+    def __init__(self, dim: int, bits: int) -> None:
+        self.__total = np.zeros(dim, np.uint32)  # wraps modulo 2^32, a multiple of 2^bits
+        self.bits = check_whole("bits", bits, at_least=1, at_most=32, way_out="give the bits of the modulus")
+
+    def add(self, vector: NDArray[np.unsignedinteger]) -> bool:
+        """Add a vector, or the sum of several. Says whether it was added: one of another shape or type is not."""
+        if vector.shape != self.__total.shape or vector.dtype.kind != "u" or vector.dtype.itemsize > 4:
+            return False
+        self.__total += vector
+        return True
+
+    def finished(self, clip: float, sampling: Sampling) -> ClippedSum:
+        """The sum as int64 between -2^(bits - 1) and 2^(bits - 1), of updates that were clipped to `clip`."""
+        return ClippedSum(torch.from_numpy(centred(self.__total, self.bits)), clip, sampling)
+
+
+def centred(numbers: NDArray[np.integer], bits: int) -> NDArray[np.int64]:
+    """Whole numbers modulo 2^bits, as those between -2^(bits - 1) and 2^(bits - 1)."""
+    half = 1 << (bits - 1)
+    wrapped: NDArray[np.int64] = ((numbers.astype(np.int64) + half) & (2 * half - 1)) - half
+    return wrapped
 
 
 class LateNumber(Protocol):
@@ -122,7 +164,8 @@ class ClippedSum(Private):
     def __init__(
         self, total: Tensor, bound: float, sampling: Sampling, read_late: Callable[[Tensor], LateNumber] = ReadNow
     ) -> None:
-        self.__total = total  # (dim + 1,) float64: the summed updates, then the sum of (within - 1/2)
+        # (dim + 1,) float64: the summed updates, then the sum of (within - 1/2). Or encoded, as int64: `ModularSum`.
+        self.__total = total
         self.bound = bound  # the clip that was used: no user's update in the sum has a larger norm
         self.sampling = sampling  # how the users were sampled
         self.read_late = read_late  # how the backend reads a number on its device, without waiting for later work

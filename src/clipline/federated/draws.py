@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import RunError
+from ..random.discrete_gaussian import Words, words_of
 from ..random.streams import NormalGenerator, Streams
 from .sampling import Cohort, Sampler
 
@@ -70,6 +71,24 @@ class NoiseNow:
             generator.standard_normal(out=values[part])
         self._rng = None
         return torch.from_numpy(values).to(self._device)
+
+
+class WholeNoise:
+    """Words of one round's generator, from which a `DiscreteMechanism` draws whole numbers."""
+
+    def __init__(self, rng: NormalGenerator, count: int = 0, device: torch.device | str = "cpu") -> None:
+        self._words: Words | None = words_of(rng)
+
+    def numbers(self) -> NoReturn:
+        """Refused: the mechanism and the draws do not fit together."""
+        raise RunError("normal noise was asked for, but this training draws whole numbers: take its own mechanism")
+
+    def words(self) -> Words:
+        """The words. Given out once."""
+        if self._words is None:
+            raise RunError("noise was asked for twice but hides one release only: draw new noise for each")
+        words, self._words = self._words, None
+        return words
 
 
 @dataclass(frozen=True, eq=False)

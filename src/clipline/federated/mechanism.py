@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import PrivateError, check_number, refuse
 from ..privacy.banded_noise import band_coefficients, inverse_coefficients, lasting_share
-from ..privacy.events import GaussianEvent, GroupedPoissonSampling
+from ..privacy.events import GaussianEvent, GroupedPoissonSampling, Sampling
 from ..privacy.noise_split import DeltaNoise, split_noise
 from ..random.streams import NormalGenerator
 from ..settings import check, check_declared, declared
@@ -22,7 +22,7 @@ from ..synonyms import refuses_unknown_keywords
 from .clipping import ClippedSum, Private
 from .draws import Noise, NoiseNow
 
-_open = ClippedSum.take_key()  # no other module can read a private sum
+open_sum = ClippedSum.take_key()  # no module but this and `discrete_mechanism` can read a private sum
 _GRID_BITS = 20  # a release is a multiple of 2^-20 of the noise's standard deviation, rounded down to a power of two
 _STEP = 2.0**-24  # earlier noise is kept in whole multiples of this, in units of its own deviation
 _MOST_STEPS = 2**31 - 1  # 128 deviations
@@ -133,6 +133,10 @@ class GaussianMechanism:
             _check_stddev("count_stddev", self.count_stddev)
         _ = self.delta_noise_multiplier  # refuses a split that does not exist
 
+    def event(self, sampling: Sampling) -> GaussianEvent:
+        """What a release is charged as."""
+        return GaussianEvent(sampling, self.noise_multiplier)
+
     @property
     def delta_noise_multiplier(self) -> DeltaNoise:
         """Noise multiplier of the summed updates alone (z_delta of Theorem 1): a type that no event accepts."""
@@ -161,7 +165,7 @@ class GaussianMechanism:
         """
         self.delta_stddev(total.bound)  # refused before noise is drawn
         if isinstance(noise, NormalGenerator):
-            private = _open(total)
+            private = open_sum(total)
             noise = NoiseNow(noise, len(private), private.device)
         return self._hidden(total, noise.numbers())
 
@@ -183,8 +187,10 @@ class GaussianMechanism:
     def _hidden(self, total: ClippedSum, numbers: Tensor, widened: float = 1.0) -> Release:
         """The release with these standard normal numbers, times a deviation that is `widened`."""
         delta_stddev, count_stddev = self.delta_stddev(total.bound) * widened, (self.count_stddev or 0.0) * widened
-        private = _open(total)
+        private = open_sum(total)
         dim = len(private) - 1
+        if not private.is_floating_point():
+            raise refuse("total", "a sum of whole numbers", "a sum of updates", "release it by a DiscreteMechanism")
         if len(numbers) != dim + 1:
             raise refuse("noise", len(numbers), f"{dim + 1} numbers, one for each of the sum", "draw as many")
         noisy = numbers  # in place: the noise is not used again
@@ -204,7 +210,7 @@ class GaussianMechanism:
             value = centred()  # read anyway: this throttles the host, which would run far ahead of a GPU
             return None if self.count_stddev is None else value + 0.5
 
-        event = GaussianEvent(total.sampling, self.noise_multiplier)
+        event = self.event(total.sampling)
         stddev = float(self.delta_noise_multiplier) / self.cohort_size
         told = MeanNoise(total.bound, stddev, stddev * self.lasting_share)
         return Release(noisy[:-1], read_fraction, centred.is_ready, event, told)

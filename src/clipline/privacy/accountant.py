@@ -64,8 +64,11 @@ def delta_at(ledger: Ledger, *, epsilon: float, relation: Relation) -> float:
     if relation is Relation.PAPER:
         return min(float(deltas(_total_curve(events, relation, tuple(PAPER_ORDERS)), PAPER_ORDERS, epsilon).min()), 1.0)
     mu, directions = _composed_directions(events, relation)
-    noise = max(delta_of(rounds, epsilon) for rounds in directions) if directions else gaussian_delta(mu, epsilon)
-    return min(noise + threshold_delta(events, relation), 1.0)
+    ratio = log_ratio(events)
+    left = max(epsilon - 2 * ratio, 0.0)
+    noise = max(delta_of(rounds, left) for rounds in directions) if directions else gaussian_delta(mu, left)
+    beyond = max(2 * ratio - epsilon, 0.0)  # a profile falls no faster than this left of epsilon 0
+    return min((noise + beyond + threshold_delta(events, relation)) * math.exp(ratio), 1.0)
 
 
 def default_relation(sampling: Sampling) -> Relation:
@@ -84,13 +87,21 @@ def _guarantee(
     kinds = {event.sampling.name for event in rounds} or {NoSampling.name}
     sampler = kinds.pop() if len(kinds) == 1 else "mixed"
     noisy = all(event.noise_multiplier > 0 for event, _ in events)
-    epsilon, accountant, order = spent
+    epsilon, accountant, order = spent[0] + 2 * log_ratio(events), *spent[1:]
     known = [(event, event.statistic) for event in ledger.events if event.statistic is not None]
     names = tuple(f"{statistic.name} (noise multiplier {event.noise_multiplier:g})" for event, statistic in known)
     from_seed = any(statistic.from_seed for _, statistic in known)
     return Guarantee(
         epsilon, delta, relation, sampler, accountant, order, ledger.rounds, noisy, from_seed, statistics=names
     )
+
+
+def log_ratio(events: Events) -> float:
+    """How far, in logarithms, probabilities may be from those of normal noise, all rounds together.
+
+    Of both neighbours: so epsilon grows by twice as much, and delta by its exponential.
+    """
+    return math.fsum(event.log_ratio * count for event, count in events)
 
 
 def threshold_delta(events: Events, relation: Relation) -> float:
@@ -106,7 +117,8 @@ def threshold_delta(events: Events, relation: Relation) -> float:
 
 
 def _delta_left(events: Events, delta: float, relation: Relation) -> float:
-    """What the thresholds of statistics leave of delta for the noise."""
+    """What discrete noise and the thresholds of statistics leave of delta for normal noise."""
+    delta *= math.exp(-log_ratio(events))
     if not (taken := threshold_delta(events, relation)):
         return delta
     if taken >= delta:
@@ -169,7 +181,8 @@ def _bound(ledger: Ledger, delta: float, relation: Relation, bounds: Bounds) -> 
     if not events or relation is Relation.PAPER or any(event.noise_multiplier == 0 for event, _ in events):
         return _spent(events, delta, relation)[0]
     mu, directions = _composed_directions(events, relation)
-    return _worst(directions, delta, bounds) if directions else gaussian_epsilon(mu, delta)
+    epsilon = _worst(directions, delta, bounds) if directions else gaussian_epsilon(mu, delta)
+    return epsilon + 2 * log_ratio(events)
 
 
 def _worst(directions: tuple[Rounds, ...], delta: float, bounds: Bounds) -> float:

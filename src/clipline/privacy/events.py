@@ -174,12 +174,14 @@ class GaussianEvent:
 
     `noise_multiplier` is that of the whole round, updates and bit together. z_delta, the noise of the updates alone, is
     a `DeltaNoise` (see `noise_split`) and is refused here, by type checkers and at run time. Zero is allowed and means
-    that there was no noise: epsilon is then infinite.
+    that there was no noise: epsilon is then infinite. `log_ratio` bounds how far, in logarithms, the probability of an
+    outcome may be from that of such a release: above 0 where the noise is discrete, see `discrete_noise`.
     """
 
     sampling: Sampling
     noise_multiplier: float
     statistic: Statistic | None = None
+    log_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, Sampling):
@@ -200,6 +202,11 @@ class GaussianEvent:
         way_out = "give the noise of the round over its bound, such as 1.0, or 0 for no privacy"
         checked = check_number("noise_multiplier", self.noise_multiplier, at_least=0, way_out=way_out)
         object.__setattr__(self, "noise_multiplier", checked)
+        way_out = "leave it out for normal noise"
+        checked = check_number("log_ratio", self.log_ratio, at_least=0, below=0.5, way_out=way_out)
+        object.__setattr__(self, "log_ratio", checked)
+        if self.log_ratio and isinstance(self.sampling, GroupedPoissonSampling):  # a block is charged as one round
+            raise refuse("log_ratio", self.log_ratio, "0 for banded noise", "use independent noise")
 
     @property
     def index(self) -> int:
@@ -219,6 +226,7 @@ class GaussianEvent:
             **asdict(self.sampling),
             "noise_multiplier": self.noise_multiplier,
             **({} if self.statistic is None else {"statistic": _statistic_entries(self.statistic)}),
+            **({"log_ratio": self.log_ratio} if self.log_ratio else {}),
         }
 
     @classmethod
@@ -228,7 +236,7 @@ class GaussianEvent:
         settings = [field.name for field in fields(kind)]
         expected = ["sampling", *settings, "noise_multiplier"]
         for key in entries:
-            if key not in (*expected, "statistic"):
+            if key not in (*expected, "statistic", "log_ratio"):
                 raise SettingError(
                     f"unknown key {key!r} in an event with {kind.name} sampling: {nearest(key, expected)}"
                 )
@@ -238,7 +246,8 @@ class GaussianEvent:
         # The constructors check every value, so that a ledger cannot hold what a run could not have done.
         values: dict[str, Any] = dict(entries)
         statistic = _statistic_from(values["statistic"]) if "statistic" in values else None
-        return cls(kind(**{name: values[name] for name in settings}), values["noise_multiplier"], statistic)
+        sampling = kind(**{name: values[name] for name in settings})
+        return cls(sampling, values["noise_multiplier"], statistic, values.get("log_ratio", 0.0))
 
 
 def _statistic_entries(statistic: Statistic) -> dict[str, Any]:

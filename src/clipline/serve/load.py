@@ -396,7 +396,7 @@ def _personal_file(path: Path) -> dict[str, Tensor]:
         raise RunError(f"values={str(path)[:200]!r} is no file: give tensors by name, or a safetensors file of them")
     try:
         return load_file(path)
-    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError, MemoryError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise RunError(f"{str(path)!r} cannot be read as safetensors ({short(error)}): save it again") from None
 
 

@@ -31,7 +31,8 @@ from ..training.callbacks import Callback, Measuring
 from ..training.evaluation import Evaluate
 from ..training.loop import Run, drive
 from ..training.model_card import where_it_ran
-from ..training.result import Metrics, RoundReport, finite_or_none
+from ..training.result import Metrics, RoundReport
+from ..training.run_files import finite_or_none
 from ..training.side_by_side import SharedNoiseWarning, run_together
 from ..training.training import Training
 from .record import QUANTILES, Outcome, RunRecord, RunSpec

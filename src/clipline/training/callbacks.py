@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingError, refuse
 from ..federated.round import TrainState
-from .result import Metrics, RoundReport, finite_or_none, round_json
+from .result import Metrics, RoundReport, round_json
+from .run_files import finite_or_none
 
 if TYPE_CHECKING:
     from .result import TrainResult

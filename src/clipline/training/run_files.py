@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -90,6 +91,11 @@ def read_card(model: Path) -> dict[str, Any]:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return card if isinstance(card, dict) and isinstance(card.get("guarantee"), dict) else {}
+
+
+def finite_or_none(number: float) -> float | None:
+    """JSON has no infinity and no NaN: null stands for both."""
+    return number if math.isfinite(number) else None
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from clipline.study import Figure, Look, Point
 
@@ -40,32 +40,22 @@ def _of_task(found: Mapping[str, Findings]) -> list[Figure]:
     made = _fixed_against_adaptive(protocol, compared)
     for what, findings in found.items():
         for name, table in findings.tables.items():
-            chart = _charted(what, findings.protocol, table, clips) if name == "" else None
+            drawn = _drawn(what, findings.protocol, table, clips) if name == "" else {}
             titled = f"{what.replace('-', ' ')} {name}".strip()
-            title = f"Table of {titled}" if chart is None else _TITLES[what]
-            made.append(_figure(titled, title, findings.protocol, chart or _Chart(), table))
+            title = _TITLES[what] if drawn else f"Table of {titled}"
+            rows = tuple(tuple(cell(row[c]) for c in table.columns) for row in table.rows[:ROWS])
+            listed = {"columns": table.columns, "rows": rows, "rows_in_file": len(table.rows)}
+            made.append(_figure(titled, title, findings.protocol, **drawn, **listed))
     return made
 
 
-@dataclass(frozen=True)
-class _Chart:
-    x_label: str = ""
-    ticks: tuple[str, ...] = ()
-    lines: tuple[tuple[str, tuple[Point, ...]], ...] = ()
-    looks: tuple[Look, ...] = ()
+def _figure(name: str, title: str, protocol: Protocol, **parts: Any) -> Figure:
+    lower = protocol.lower_is_better
+    return Figure(name, protocol.task, title, protocol.metric, lower_is_better=lower, **parts)
 
 
-def _figure(name: str, title: str, protocol: Protocol, chart: _Chart, table: Table | None) -> Figure:
-    rows = () if table is None else tuple(tuple(cell(row[c]) for c in table.columns) for row in table.rows[:ROWS])
-    return Figure(
-        name, protocol.task, title, protocol.metric, chart.x_label, chart.ticks, chart.lines, chart.looks,
-        () if table is None else table.columns, rows, 0 if table is None else len(table.rows),
-        protocol.lower_is_better,
-    )  # fmt: skip
-
-
-def _charted(what: str, protocol: Protocol, table: Table, clips: Sequence[float]) -> _Chart | None:
-    """A figure's own table as a chart; None for one that stays a table."""
+def _drawn(what: str, protocol: Protocol, table: Table, clips: Sequence[float]) -> dict[str, Any]:
+    """A figure's own table as the parts of a chart; none for one that stays a table."""
     if what in ("fig5", "fig6"):
         key = "quantile" if what == "fig5" else "clip"
         rows = sorted(chosen(table.rows), key=lambda row: (row[key], row["noise_at_100"]))
@@ -89,7 +79,7 @@ def _charted(what: str, protocol: Protocol, table: Table, clips: Sequence[float]
 
         rows = [{**row, "value": row["mean"]} for row in table.rows]
         return _one_line("clip", protocol, rows, side, look_of_side)
-    return None
+    return {}
 
 
 def _quantile(row: Row) -> str:
@@ -98,15 +88,16 @@ def _quantile(row: Row) -> str:
 
 def _one_line(
     x_label: str, protocol: Protocol, rows: Sequence[Row], x_of: Callable[[Row], str], look: Callable[[Row], Look]
-) -> _Chart:
+) -> dict[str, Any]:
     ticks = [f"{x_of(row)}, diverged" if not math.isfinite(row["value"]) else x_of(row) for row in rows]
     points = tuple(_point(x, row, look(row)) for x, row in enumerate(rows) if math.isfinite(row["value"]))
-    return _Chart(x_label, tuple(ticks), ((protocol.metric, points),) if points else (), ((0, 1),) if points else ())
+    drawn = {"lines": ((protocol.metric, points),), "looks": ((0, 1),)} if points else {}
+    return {"x_label": x_label, "ticks": tuple(ticks), **drawn}
 
 
 def _lines(
     x_label: str, rows: Sequence[Row], x_of: Callable[[Row], str], line_of: Callable[[Row], float], key: str
-) -> _Chart:
+) -> dict[str, Any]:
     """A line for each quantile or clip."""
     names = list(dict.fromkeys(line_of(row) for row in rows))
     ticks = list(dict.fromkeys(x_of(row) for row in sorted(rows, key=lambda row: row["noise_at_100"])))
@@ -120,7 +111,7 @@ def _lines(
             lines.append((f"{key} {name:.4g}", points))
             looks.append((place, len(names)))
     shown = tuple(f"{tick}, {word}" if tick in lost else tick for tick in ticks)
-    return _Chart(x_label, shown, tuple(lines), tuple(looks))
+    return {"x_label": x_label, "ticks": shown, "lines": tuple(lines), "looks": tuple(looks)}
 
 
 def _point(x: int, row: Row, look: Look | None = None) -> Point:
@@ -151,8 +142,8 @@ def _fixed_against_adaptive(protocol: Protocol, rows: Sequence[Row]) -> list[Fig
     if not ticks:
         return []
     made = tuple((name, tuple(points)) for name, points in lines.items())
-    chart = _Chart(noise_label(protocol), tuple(ticks), made, ("accent", 0, 2))
-    return [_figure("fixed-against-adaptive", "Fixed against adaptive, at each noise", protocol, chart, None)]
+    chart = {"x_label": noise_label(protocol), "ticks": tuple(ticks), "lines": made, "looks": ("accent", 0, 2)}
+    return [_figure("fixed-against-adaptive", "Fixed against adaptive, at each noise", protocol, **chart)]
 
 
 def noise_label(protocol: Protocol) -> str:

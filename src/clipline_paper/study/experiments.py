@@ -11,6 +11,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from typing import Protocol as Interface
@@ -74,17 +75,6 @@ class Findings:
         return f"{self.name}{'-' + table if table else ''}.csv"
 
 
-@dataclass(frozen=True)
-class SummaryRow:
-    """One row of the summary picture: differences in percent of the metric, positive where the median is better."""
-
-    label: str
-    low: float
-    mean: float
-    high: float
-    verdict: str
-
-
 def disagreements(table: Table, path: Path) -> list[str]:
     """Where a CSV file is not the table: a sentence for each kind of difference; none if all numbers agree."""
     try:
@@ -134,14 +124,6 @@ class Results(Interface):
 
 
 @dataclass(frozen=True)
-class GridCell:
-    """One run of a grid: what to run, and what its row says of it."""
-
-    spec: RunSpec
-    labels: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class Grid:
     """A study, the protocol, and the settings that all runs share. A row holds its run's `spec` beside its columns."""
 
@@ -157,56 +139,39 @@ class Grid:
             self._kept.update(zip(missing, self.study.results(missing), strict=True))
         return [self._kept[spec] for spec in specs]
 
-    def adaptive(self, quantiles: Sequence[float], noises: Sequence[float]) -> list[GridCell]:
-        """A run for each quantile, noise and server rate."""
+    def adaptive(self, quantiles: Sequence[float], noises: Sequence[float]) -> list[Row]:
+        """A run to make for each quantile, noise and server rate."""
         return [
-            self._cell(self.protocol.adaptive(self.base, q, z, f), method="adaptive", quantile=q, noise_at_100=z)
-            for q in quantiles
-            for z in noises
-            for f in self.protocol.server_rates
+            self._asked(self.protocol.adaptive(self.base, q, z, f), method="adaptive", quantile=q, noise_at_100=z)
+            for q, z, f in product(quantiles, noises, self.protocol.server_rates)
         ]
 
-    def fixed(self, clips: Sequence[float], noises: Sequence[float]) -> list[GridCell]:
-        """A run for each clip, noise and server rate."""
+    def fixed(self, clips: Sequence[float], noises: Sequence[float]) -> list[Row]:
+        """A run to make for each clip, noise and server rate."""
         return [
-            self._cell(self.protocol.fixed(self.base, c, z, f), method="fixed", clip=c, noise_at_100=z)
-            for c in clips
-            for z in noises
-            for f in self.protocol.server_rates
+            self._asked(self.protocol.fixed(self.base, c, z, f), method="fixed", clip=c, noise_at_100=z)
+            for c, z, f in product(clips, noises, self.protocol.server_rates)
         ]
 
-    def unclipped(self, rates: Sequence[tuple[float, float]]) -> list[GridCell]:
-        """A run for each pair of client and server rate, without clipping and noise."""
+    def unclipped(self, rates: Sequence[tuple[float, float]]) -> list[Row]:
+        """A run to make for each pair of client and server rate, without clipping and noise."""
         runs = [self.protocol.unclipped(self.base, *pair) for pair in rates]
-        return [self._cell(run, method="unclipped", noise_at_100=0.0) for run in runs]
+        return [self._asked(run, method="unclipped", noise_at_100=0.0) for run in runs]
 
-    def rows(self, cells: Sequence[GridCell]) -> list[dict[str, Any]]:
-        """A row for each run; the best server rate of each configuration is `chosen`."""
+    def rows(self, asked: Sequence[Row]) -> list[dict[str, Any]]:
+        """These runs with what came of them; the best server rate of each configuration is `chosen`."""
         protocol, rows = self.protocol, []
-        for cell, record in zip(cells, self.records([cell.spec for cell in cells]), strict=True):
+        for row, record in zip(asked, self.records([row["spec"] for row in asked]), strict=True):
             value = record.average(protocol.metric, protocol.average_over)
-            settings = cell.spec.settings
-            rows.append(
-                {
-                    **dict.fromkeys(OF_RUN),
-                    **cell.labels,
-                    "noise_multiplier": settings.noise_multiplier,
-                    "client_lr": settings.client_lr,
-                    "server_lr": settings.server_lr,
-                    "value": value if math.isfinite(value) else math.nan,
-                    "outcome": record.outcome,
-                    "chosen": False,
-                    "runs": record.id,
-                    "spec": cell.spec,
-                }
-            )
+            found = {"value": value if math.isfinite(value) else math.nan, "outcome": record.outcome, "chosen": False}
+            rows.append({**row, **found, "runs": record.id})
         by = ("method", "quantile", "clip", "noise_at_100")
         best = best_of_server_rates(rows, by, "value", lower_is_better=protocol.lower_is_better)
         return [{**row, "chosen": any(row is one for one in best)} for row in rows]
 
-    def chosen(self, cells: Sequence[GridCell]) -> list[dict[str, Any]]:
+    def chosen(self, asked: Sequence[Row]) -> list[dict[str, Any]]:
         """The rows at their best server rate alone."""
-        return chosen(self.rows(cells))
+        return chosen(self.rows(asked))
 
     def clips(self) -> tuple[list[float], dict[str, Any]]:
         """The five fixed clips, and C_min and C_max with the two runs that they come from."""
@@ -218,29 +183,29 @@ class Grid:
     def tested(self, rows: Sequence[Row]) -> list[list[dict[str, Any]]]:
         """For each of these configurations a row for each seed: its final model, measured on the test users."""
         seeds = range(1, self.protocol.seeds + 1)
-        asked = [(row, seed) for row in rows for seed in seeds]
+        asked = list(product(rows, seeds))
         runs = [RunSpec(self.protocol.tested(row["spec"].settings, seed)) for row, seed in asked]
-        found: list[list[dict[str, Any]]] = [[] for _ in rows]
-        for number, ((row, seed), record) in enumerate(zip(asked, self.records(runs), strict=True)):
+        found = list[dict[str, Any]]()
+        for (row, seed), record in zip(asked, self.records(runs), strict=True):
             value = None if record.outcome == "diverged" else record.final.get(self.protocol.metric)
-            own: dict[str, Any] = {
-                "seed": seed,
-                "value": math.nan if value is None else float(value),
-                "outcome": record.outcome,
-            }
-            own["clips"] = [float(clip) for clip in record.rounds["clip"] if clip is not None]
-            found[number // len(seeds)].append({**{name: row[name] for name in OF_RUN}, **own, "runs": record.id})
-        return found
+            found.append({
+                **{name: row[name] for name in OF_RUN}, "seed": seed,
+                "value": math.nan if value is None else float(value), "outcome": record.outcome,
+                "clips": [float(clip) for clip in record.rounds["clip"] if clip is not None], "runs": record.id,
+            })  # fmt: skip
+        return [found[first : first + len(seeds)] for first in range(0, len(found), len(seeds))]
 
     def _curve(self, row: Row) -> ClipCurve:
         (record,) = self.records([row["spec"]])
         clips = [math.nan if clip is None else float(clip) for clip in record.rounds["clip"]]
         return ClipCurve(row["quantile"], clips, record.rounds["fraction_within"])
 
-    def _cell(self, settings: TrainSettings, **labels: Any) -> GridCell:
+    def _asked(self, settings: TrainSettings, **labels: Any) -> Row:
         """Runs without noise that follow a quantile also record the true quantiles, for Figure 4."""
         unprivate = settings.clip == "quantile" and settings.noise_multiplier == 0
-        return GridCell(RunSpec(settings, unprivate, evaluate_last=self.protocol.evaluate_last), labels)
+        rates = {name: getattr(settings, name) for name in ("noise_multiplier", "client_lr", "server_lr")}
+        spec = RunSpec(settings, unprivate, evaluate_last=self.protocol.evaluate_last)
+        return {**dict.fromkeys(OF_RUN), **labels, **rates, "spec": spec}
 
 
 def chosen(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from clipline.data import DataUsed, find_store
 from clipline.errors import RunError
 from clipline.settings import STAND_IN
-from clipline.study import Study, StudyDirectory, StudyProgress, data_checksum
+from clipline.study import Study, StudyDirectory, StudyProgress, data_checksum, replacing
 from clipline.tasks import Task, task_named
 
 from .experiments import Findings, Grid, run_experiment
@@ -76,22 +75,16 @@ def _check_same(directory: StudyDirectory, name: str, facts: Mapping[str, Any]) 
 
 
 def write_files(findings: Findings, directory: StudyDirectory, data: str) -> list[Path]:
-    """Write the tables and the picture, in the place of earlier ones of the same experiment.
-
-    Each at once, under a name of this process's own before: several that work on one study end at the same moment.
-    """
-    files, own = [], f"{secrets.token_hex(4)}.partial"
+    """Write the tables and the picture, in the place of earlier ones of the same experiment."""
+    files = []
     for name, table in findings.tables.items():
-        path = directory.path / findings.csv_name(name)
-        partial = directory.path / f".{path.name}.{own}"
-        partial.write_text(table.to_csv(), encoding="utf-8")
-        partial.replace(path)
-        files.append(path)
-    picture = directory.path / f"{findings.name}.png"
-    partial = directory.path / f".{findings.name}.{own}.png"
-    draw(findings, partial, data)
-    partial.replace(picture)
-    return [*files, picture]
+        files.append(directory.path / findings.csv_name(name))
+        with replacing(files[-1]) as partial:
+            partial.write_text(table.to_csv(), encoding="utf-8")
+    files.append(directory.path / f"{findings.name}.png")
+    with replacing(files[-1]) as partial:
+        draw(findings, partial, data)
+    return files
 
 
 def data_for(task: str, given: str | None) -> str | None:

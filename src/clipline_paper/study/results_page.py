@@ -14,7 +14,7 @@ from clipline.privacy import rounded_up
 from clipline.study import StudyDirectory
 
 from ..facts import FACTS
-from .experiments import EXPERIMENTS, MEDIAN_IS_WORST, Findings, SummaryRow, noise_that_helps
+from .experiments import EXPERIMENTS, MEDIAN_IS_WORST, Findings, noise_that_helps
 from .figures import draw, draw_fig3_all, draw_summary
 from .protocol import NOISES, PAPER_COHORT, Protocol, differences, protocol_for
 from .recompute import findings_of, paper_experiments
@@ -106,8 +106,11 @@ def write_results_page(studies: Sequence[Path], page: Path, *, without_training:
     for group in groups:
         for what, entry in group.entries.items():
             draw(entry.findings, pictures / _picture(group, what), entry.data)
-    if rows := [_summary_row(group) for group in groups if "comparison" in group.numbers]:
-        draw_summary(pictures / "summary.png", rows)
+    compared = [(group, group.numbers) for group in groups if "comparison" in group.numbers]
+    if compared:
+        labels = [f"{group.name} (no noise)" if found["z_star"] == 0 else group.name for group, found in compared]
+        rows = [found["comparison"] for _, found in compared]
+        draw_summary(pictures / "summary.png", list(zip(labels, rows, strict=True)))
     third = {group.task: group.entries["fig3"].findings for group in reversed(groups) if "fig3" in group.entries}
     if third:  # of each task the paper's scale, where it is there
         draw_fig3_all(pictures / "fig3.png", list(reversed(third.values())))
@@ -124,13 +127,6 @@ def write_results_page(studies: Sequence[Path], page: Path, *, without_training:
 
 def _picture(group: Group, what: str) -> str:
     return f"{what}-{group.task}{'-paper' if group.scale == _PAPER else ''}.png"
-
-
-def _summary_row(group: Group) -> SummaryRow:
-    comparison: ClipComparison = group.numbers["comparison"]
-    found = comparison.difference
-    label = f"{group.name} (no noise)" if group.numbers["z_star"] == 0 else group.name
-    return SummaryRow(label, found.low, found.mean, found.high, comparison.word)
 
 
 _PAPER = "paper's scale"

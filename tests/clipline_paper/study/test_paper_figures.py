@@ -7,9 +7,14 @@ from made_up_runs import grid_of, quality
 
 from clipline.plotting import ACCENT, ordered_colours
 from clipline_paper.study import figures
-from clipline_paper.study.experiments import SummaryRow, Table, fig3, fig6, fig7
+from clipline_paper.study.experiments import Table, fig3, fig6, fig7
 from clipline_paper.study.figures import _DRAWN, draw_fig3_all, draw_summary
 from clipline_paper.study.protocol import protocol_for
+from clipline_paper.study.rules import ClipComparison, Interval
+
+
+def compared(label, low, mean, high, word):
+    return label, ClipComparison(word, "", Interval(mean, low, high, 5))
 
 
 def cifar(value=quality, **overrides):
@@ -62,10 +67,10 @@ def test_figure_3_of_several_tasks_has_a_panel_each_and_bars_where_there_are_see
 
 def test_the_summary_has_a_row_a_task_the_margin_and_an_arrow_for_what_is_too_far(drawn, tmp_path):
     rows = [
-        SummaryRow("emnist_cr", -0.1, 0.05, 0.2, "equivalent"),
-        SummaryRow("so_lr", -8.8, -4.3, -0.3, "worse"),
-        SummaryRow("emnist_ae", -555.0, -551.4, -548.0, "worse"),
-        SummaryRow("lost", math.nan, math.nan, math.nan, "undecided"),
+        compared("emnist_cr", -0.1, 0.05, 0.2, "equivalent"),
+        compared("so_lr", -8.8, -4.3, -0.3, "worse"),
+        compared("emnist_ae", -555.0, -551.4, -548.0, "worse"),
+        compared("lost", math.nan, math.nan, math.nan, "undecided"),
     ]
     draw_summary(tmp_path / "summary.png", rows)
     (axis,) = drawn[0].axes
@@ -81,7 +86,7 @@ def test_the_summary_has_a_row_a_task_the_margin_and_an_arrow_for_what_is_too_fa
 
 
 def test_an_interval_that_leaves_the_summary_ends_in_an_arrow(drawn, tmp_path):
-    draw_summary(tmp_path / "summary.png", [SummaryRow("so_nwp", -3.0, 4.0, 60.0, "undecided")])
+    draw_summary(tmp_path / "summary.png", [compared("so_nwp", -3.0, 4.0, 60.0, "undecided")])
     (axis,) = drawn[0].axes
     arrows = {text.xy[0]: text.arrow_patch.get_arrowstyle() for text in axis.texts if text.arrow_patch is not None}
     assert set(arrows) == {-3.0, axis.get_xlim()[1]}
@@ -90,5 +95,5 @@ def test_an_interval_that_leaves_the_summary_ends_in_an_arrow(drawn, tmp_path):
 
 def test_both_are_written_as_png(tmp_path):
     draw_fig3_all(tmp_path / "a.png", [fig3(cifar())])
-    draw_summary(tmp_path / "b.png", [SummaryRow("so_lr", -8.8, -4.3, -0.3, "worse")])
+    draw_summary(tmp_path / "b.png", [compared("so_lr", -8.8, -4.3, -0.3, "worse")])
     assert all(matplotlib.image.imread(tmp_path / name).std() > 0.05 for name in ("a.png", "b.png"))

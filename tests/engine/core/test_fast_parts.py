@@ -36,12 +36,8 @@ def test_steps_are_compiled_always_never_or_where_it_pays(value):
         FastParts(compiled_steps=value)
 
 
-def test_what_reaches_beyond_the_training_is_off_unless_asked_for():
-    assert [name for name in NAMES if not getattr(FastParts(), name)] == ["keep_freed_memory"]
-
-
 @pytest.mark.parametrize("engine", ["one-by-one", "stacked"])
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "keep_freed_memory"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_run_is_the_same_with_a_part_turned_over(name, engine):
     def run(fast):
         torch.manual_seed(0)

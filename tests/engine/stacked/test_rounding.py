@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipline import LocalAdam, LocalSGD, Population
 from clipline.engine.choose import choose_trainer
+from clipline.engine.gpu.kernels import gru, lstm
 from clipline.engine.stacked import rounding
 from clipline.engine.stacked.probe import CannotStack
 from clipline.engine.stacked.trainer import Stacked
@@ -146,6 +147,33 @@ def test_a_call_of_fixed_size_rounds_a_user_alike_whoever_else_is_there_and_wher
             for who in (everybody.roll(1), everybody[: 2 * grain].flip(0), everybody[-grain:]):
                 for one, whole in zip(forward_and_backward(function, x[who], y[who]), together, strict=True):
                     assert equal_where_finite(one, whole[who]), (dtype, shape, len(who))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("hidden", [1, 3, 16, 17])
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_8_users_are_enough_for_recurrences(batch, hidden, dtype):
+    generator, time, users = torch.Generator().manual_seed(0), 3, 48
+    torch.set_num_threads(1)
+
+    def numbers(*shape):
+        return torch.randn(users, *shape, generator=generator, dtype=dtype)
+
+    inputs, weight, grad = numbers(time, batch, 4 * hidden), numbers(4 * hidden, hidden), numbers(time, batch, hidden)
+    active, bias = numbers(time, batch) > -1, numbers(3 * hidden)
+
+    def of_users(who):
+        forward = lstm.stacked_lstm(inputs[who], weight[who], active[who])
+        backward = lstm.stacked_lstm_backward(grad[who], *forward, weight[who], active[who])
+        three = inputs[who][..., : 3 * hidden].contiguous(), weight[who][:, : 3 * hidden].contiguous()
+        gru_forward = gru.stacked_gru(*three, bias[who])
+        return *forward, *backward, *gru_forward, *gru.stacked_gru_backward(grad[who], *gru_forward, three[1])
+
+    everybody = torch.arange(users)
+    whole = of_users(everybody)
+    for who in (everybody[:8], everybody[16:24], everybody[:40].flip(0), everybody.roll(5)):
+        for one, together in zip(of_users(who), whole, strict=True):
+            assert torch.equal(one, together[who])
 
 
 class Seen(TorchDispatchMode):

@@ -12,7 +12,7 @@ from worker_runs import TOLERANCE, alone, distance, model_with_dropout, nothing_
 from clipline import Population
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.workers.forked import ForkedBackend
-from clipline.engine.workers.partition import partition_users
+from clipline.engine.workers.group import partition_users
 from clipline.engine.workers.single import SingleProcess
 from clipline.privacy.events import PoissonSampling
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from samples import request
 
-from clipline.engine.workers.partition import partition_users, requests_of_rank
+from clipline.engine.workers.group import partition_users, requests_of_rank
 from clipline.federated.backend import CohortRequest
 from clipline.federated.sampling import Cohort
 from clipline.privacy.events import PoissonSampling

@@ -1,5 +1,3 @@
-import json
-
 from reported_runs import write_record, write_run
 
 from clipline.study.report.content import content, drawn
@@ -28,9 +26,7 @@ def test_runs_of_a_study_that_differ_by_seed_alone_share_a_label(tmp_path):
 
 def test_what_tasks_differ_in_is_not_told_of_each_run(tmp_path):
     for number, (task, server_lr) in enumerate([("so_lr", 1.0), ("emnist_cr", 0.5), ("emnist_cr", 0.1)]):
-        write_record(tmp_path, number, server_lr=server_lr)
-        (file,) = (tmp_path / "runs").glob(f"{number:010x}*.json")
-        file.write_text(file.read_text().replace("emnist_cr", task))
+        write_record(tmp_path, number, server_lr=server_lr, task=task)
     labels = [run["label"] for run in content(collect([tmp_path]))["runs"]]
     assert labels == ["emnist_cr, server rate 0.1", "emnist_cr, server rate 0.5", "so_lr"]
 
@@ -71,9 +67,6 @@ def test_equal_promises_are_stated_once(tmp_path):
 
 def test_the_metric_of_a_paper_task_is_known_and_stands_first(tmp_path):
     columns = {"accuracy_with_oov": [0.9] * 20, "accuracy_no_oov_or_eos": [0.1] * 20}  # as original programs list them
-    record = write_record(tmp_path, 1, rounds=20, **columns)
-    record["identity"]["task"] = "so_nwp"
-    record["final"] = {"accuracy_with_oov": 0.9, "accuracy_no_oov_or_eos": 0.1}
-    (tmp_path / "runs" / f"{record['id']}.json").write_text(json.dumps(record))
+    write_record(tmp_path, 1, rounds=20, task="so_nwp", **columns)
     (shown,) = content(collect([tmp_path]))["runs"]
     assert next(iter(shown["metrics"])) == next(iter(shown["final"])) == "accuracy_no_oov_or_eos"

@@ -5,7 +5,7 @@ import pytest
 from study.tune.made_up import question_of
 
 from clipline.errors import RunError
-from clipline.study.tune.answer import Files, asked, check_out, promised_by, write_facts, write_final
+from clipline.study.tune.answer import Files, asked, check_out, promised_by, write_file, write_final
 
 SETTINGS = {"population_size": 100_000, "cohort_size": 500, "rounds": 100, "noise_multiplier": 0.8}
 
@@ -56,7 +56,7 @@ def test_another_promise_in_the_same_folder_has_files_of_its_own(tmp_path):
 
     plain = ["final.toml", "tune.json", "tune.html"]
     assert named() == named(**target(epsilon=1.0)) == plain  # nothing is there yet
-    write_facts(out / "tune.json", {"asked": asked(first)})
+    write_file(out / "tune.json", {"asked": asked(first)})
     assert named(**target(epsilon=1.0)) == plain  # the first question had no answer
     (out / "final.toml").touch()
     assert named() == plain  # the same question again

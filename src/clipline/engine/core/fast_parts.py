@@ -1,4 +1,4 @@
-"""Switches of the fast parts. Each has a plain twin, and a test holds the two equal; see docs/engine.md."""
+"""Switches of the fast parts. Each has a reference implementation, and a test that holds the two equal."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from ...synonyms import refuses_unknown_keywords
 @refuses_unknown_keywords
 @dataclass(frozen=True)
 class FastParts:
-    """Which fast parts are used. Turning one off changes the time, and results by rounding alone.
-
-    `keep_freed_memory` is off unless asked for, as it changes how the whole process allocates memory.
-    """
+    """Which fast parts are used. Turning one off changes the time, and results by rounding alone."""
 
     # On a GPU: "always" one compiled program, replayed as CUDA graphs; "auto" where a training is long enough to gain
     # from it, else its steps are recorded as they are written; "never" vmap, step by step.
@@ -30,7 +27,6 @@ class FastParts:
     single_step: bool = True  # on CPU cores: users of one example share the round's weights, see docs/example_level.md
     prefetch: bool = True  # the next round's cohort and noise are drawn while this one ends
     device_noise: bool = True  # on a GPU: it draws the noise itself, the same numbers as processor cores
-    keep_freed_memory: bool = False  # glibc keeps what is freed, for the rest of the process
 
     def __post_init__(self) -> None:
         check_declared(self)

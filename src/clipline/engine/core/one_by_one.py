@@ -18,7 +18,6 @@ from ...federated.backend import CohortRequest, PersonalRows
 from ...federated.local_sgd import Batch
 from ..isolation.guard import IsolationError, enough_resources, users_own
 from ..isolation.made_up_data import FILLS, made_up
-from .allocator import keep_freed_memory
 from .batches import plan_steps
 from .local_optimisers import SingleUser
 from .precision import kernels_switched
@@ -54,8 +53,6 @@ class OneByOne:
 
     def train(self, requests: Sequence[CohortRequest]) -> Iterator[tuple[Updates, NDArray[np.int64]]]:
         """Updates (params after local SGD - params) of the requests' users in blocks, one request after the other."""
-        if self.problem.fast.keep_freed_memory and self.problem.device.type == "cpu":
-            keep_freed_memory()
         with kernels_switched(self.problem.fast.kernels):  # also while the caller measures and sums a block
             most = 1 if self.problem.row_fields else max(1, min(64, _MAX_BLOCK_VALUES // self.problem.model.dim))
             for request_index, request in enumerate(requests):

@@ -1,12 +1,17 @@
-"""The updates of a block of users: PRIVATE. In pieces, one a parameter, in the form in which they were computed."""
+"""The updates of a block of users: PRIVATE. In pieces, one a parameter, in the form in which they were computed.
+
+A piece is `Dense`, `Rows` or `FactoredUpdates`. Each can be measured, added to a sum, and written out. Its `squares`
+are the user's own to the last bit, and so is their number: see `isolation/user_sums.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..isolation.user_sums import squares_by_leaf, sum_columns
@@ -16,6 +21,9 @@ block_sums: Any = None  # Triton kernels, where there are: `engine/choose.py` ha
 
 _CHUNK = 1 << 22  # numbers converted to float64 at a time on a GPU, to bound memory
 _CACHED = 1 << 16  # the same on a CPU core, to fit its cache
+_WIDTH = 16  # numbers: a row of a product of factors begins at a multiple of 64 bytes
+_EPS = torch.finfo(torch.float64).eps
+_MOST_CANCELLED = 2.0**-14  # of the lengths of a user's outer products: no norm is taken to be less
 
 
 def subtracts_lazily(values: Tensor) -> bool:
@@ -54,26 +62,12 @@ class Dense:
     def __len__(self) -> int:
         return len(self.values)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the updates."""
-        return self.values.dtype
-
     def formed(self, columns: slice = slice(None)) -> Tensor:
         """The updates (users, width), or some columns, with `before` subtracted."""
         return self.values[:, columns] if self.before is None else self.values[:, columns] - self.before[:, columns]
 
-    def greatest(self) -> Tensor:
-        """(users,): the largest absolute value of each user."""
-        return self.formed().abs().amax(dim=1) if self.values[:1].numel() else self.values.new_zeros(len(self))
-
-    def squares(self, unit: Tensor | None = None) -> Tensor:
-        """(users, parts) float64: squares of the values, divided by unit (users,) if given, added up in part.
-
-        Parts, here and below, are a user's own to the last bit, and so is their number: see `user_sums`.
-        """
-        if unit is not None:
-            return Dense(0, self.formed() / unit.unsqueeze(1)).squares()
+    def squares(self) -> Tensor:
+        """(users, parts) float64: squares of the values, added up in part."""
         if _by_triton(self.values):
             squares: Tensor = block_sums.squares(self.values, self.before)
             return squares
@@ -119,15 +113,6 @@ class Rows:
     def __len__(self) -> int:
         return len(self.values)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the updates."""
-        return self.values.dtype
-
-    def greatest(self) -> Tensor:
-        """(users,): the largest absolute value of each user."""
-        return Dense(0, self.formed().flatten(1)).greatest()
-
     def formed(self) -> Tensor:
         """The updates (users, touched, width): `before` subtracted, padding 0."""
         if self.before is None:
@@ -135,15 +120,15 @@ class Rows:
         change = self.values - self.before
         return change if self.used is None else change.masked_fill_(~self.used.unsqueeze(2), 0.0)
 
-    def squares(self, unit: Tensor | None = None) -> Tensor:
-        """(users, parts) float64: squares of the values, divided by unit (users,) if given, added up in part.
+    def squares(self) -> Tensor:
+        """(users, parts) float64: squares of the values, added up in part.
 
         The padding that a stack has is the user's own; users who were trained one by one are padded to the longest.
         """
-        if self.before is not None and unit is None and _by_triton(self.values):
+        if self.before is not None and _by_triton(self.values):
             squares: Tensor = block_sums.squares(self.values.flatten(1), self.before.flatten(1), self.used)
             return squares
-        return sum_columns(Dense(0, self.formed().flatten(1)).squares(unit)).unsqueeze(1)
+        return sum_columns(squares_by_leaf(self.formed().flatten(1))).unsqueeze(1)
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
         """Add sum over users of scale (users,) times their rows, in float64, to total (dim,); scale 0 adds nothing."""
@@ -179,81 +164,86 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class ChannelsLast:
-    """Updates of the weight of a convolution at offset `start`, each with its channels last: only the sum is reordered.
+class FactoredUpdates:
+    """Updates of a matrix at offset `start`: sums over positions of output times input, which are never formed.
 
-    `values` (users, out * kernel height * kernel width * channels) holds the updates, `shape` is that of the weight.
+    For one outer product the norm is that of one factor times that of the other. For several it comes from the inner
+    products of all pairs: |sum_p b_p a_p^T|^2 = sum_pq (a_p . a_q)(b_p . b_q).
+
+    Reference implementation: `Dense`, the update as it is. Held equal by: tests/engine/core/test_factored_updates.py.
+    Switch: `FastParts.single_step`. Buys: rounds of 256 examples in 2.4 ms instead of 6.8 (logistic regression) and 24
+    instead of 33 (small CNN), processor time, 2026-11-19.
     """
 
     start: int
-    values: Tensor = field(repr=False)
-    shape: tuple[int, int, int, int]  # out, channels, kernel height, kernel width
+    inputs: Tensor = field(repr=False)  # (users, positions, in)
+    outputs: Tensor = field(repr=False)  # (users, positions, out)
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.inputs)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the updates."""
-        return self.values.dtype
+    def squares(self) -> Tensor:
+        """(users, 1) float64: sums of squares.
 
-    def greatest(self) -> Tensor:
-        """(users,): the largest absolute value of each user."""
-        return Dense(0, self.values).greatest()
+        Never too small by more than rounding of the result itself: where outer products cancel each other, what
+        rounding may have hidden is added. And where they cancel almost wholly it is too large, so that no outer product
+        is more than 16,384 clips long when it is added. The slack for rounding is a bound for sums of vectors of one
+        clip. For such outer products it is not; what was measured is a thousandth of it.
+        """
+        found = [self._squares(inputs, outputs) for _, inputs, outputs in self._chunks()]
+        return torch.cat(found).unsqueeze(1) if found else torch.zeros(0, 1, dtype=torch.float64)
 
-    def squares(self, unit: Tensor | None = None) -> Tensor:
-        """(users, parts) float64: squares of the values, divided by unit (users,) if given, added up in part."""
-        return Dense(0, self.values).squares(unit)
+    @staticmethod
+    def _squares(inputs: Tensor, outputs: Tensor) -> Tensor:
+        if inputs.shape[1] == 1:
+            of_inputs, of_outputs = (sum_columns(squares_by_leaf(one.flatten(1))) for one in (inputs, outputs))
+            return of_inputs * of_outputs
+        products = _inner_products(inputs) * _inner_products(outputs)  # (users, positions, positions)
+        lengths = sum_columns(products.diagonal(dim1=1, dim2=2).sqrt())
+        rounded = (inputs.shape[2] + outputs.shape[2] + inputs.shape[1] ** 2) * _EPS * lengths.square()
+        found = sum_columns(products.flatten(1)).clamp(min=0.0) + rounded
+        return torch.maximum(found, (_MOST_CANCELLED * lengths).square())
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
         """Add sum over users of scale (users,) times their values, in float64, to total (dim,); 0 adds nothing."""
-        summed = total.new_zeros(self.values.shape[1])
-        Dense(0, self.values).add_to(summed, scale)
-        total[self.start : self.start + len(summed)] += self._channels_first(summed.unsqueeze(0))[0]
+        height, width = self.outputs.shape[2], self.inputs.shape[2]
+        own = total[self.start : self.start + height * width].view(height, width)
+        for users, inputs, outputs in self._chunks():
+            counts, factors = scale[users] > 0, scale[users]
+            if not bool(counts.all()):
+                inputs, outputs, factors = inputs[counts], outputs[counts], factors[counts]
+            own.addmm_((outputs * factors[:, None, None]).flatten(0, 1).t(), inputs.flatten(0, 1))
 
     def write_to(self, rows: Tensor) -> None:
         """Write the updates into rows (users, dim)."""
-        rows[:, self.start : self.start + self.values.shape[1]] = self._channels_first(self.values)
+        formed = torch.bmm(self.outputs.transpose(1, 2), self.inputs).flatten(1)
+        rows[:, self.start : self.start + formed.shape[1]] = formed
 
-    def of_users(self, chosen: Tensor) -> ChannelsLast:
+    def of_users(self, chosen: Tensor) -> FactoredUpdates:
         """The updates of the users for whom `chosen` (users,) is true."""
-        return ChannelsLast(self.start, self.values[chosen], self.shape)
+        return FactoredUpdates(self.start, self.inputs[chosen], self.outputs[chosen])
 
-    def _channels_first(self, values: Tensor) -> Tensor:
-        """(rows, numbers) with channels last -> (rows, numbers) as in the weight."""
-        out, channels, height, width = self.shape
-        return values.view(-1, out, height, width, channels).permute(0, 1, 4, 2, 3).flatten(1)
+    def _chunks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Some users at a time, with their factors in float64."""
+        step = max(1, _CHUNK // 4 // max(1, self.inputs[:1].numel() + self.outputs[:1].numel()))
+        for start in range(0, len(self), step):
+            users = slice(start, start + step)
+            yield users, self.inputs[users].double(), self.outputs[users].double()
 
 
-class Piece(Protocol):
-    """The updates of some coordinates, in one of the forms above or in that of another way to train."""
+def _inner_products(rows: Tensor) -> Tensor:
+    """(users, positions, width) -> (users, positions, positions): of every two positions of a user.
 
-    def __len__(self) -> int: ...
+    Rounded alike wherever the user stands and whoever else is there: padded to a multiple of 64 bytes, since libraries
+    take other instructions for a matrix that begins elsewhere, and at least two users, since for one alone they share
+    the work among threads. Of 900 shapes in float64 258 differed without, none with.
+    """
+    wide = F.pad(rows, (0, -rows.shape[-1] % _WIDTH)).contiguous()
+    wide = wide if len(wide) > 1 else wide.repeat(2, 1, 1)
+    return torch.bmm(wide, wide.transpose(1, 2))[: len(rows)]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the updates."""
-        ...
 
-    def greatest(self) -> Tensor:
-        """(users,): the largest absolute value of each user."""
-        ...
-
-    def squares(self, unit: Tensor | None = None) -> Tensor:
-        """(users, parts) float64: squares of the values, divided by unit (users,) if given, added up in part."""
-        ...
-
-    def add_to(self, total: Tensor, scale: Tensor) -> None:
-        """Add sum over users of scale (users,) times their values, in float64, to total (dim,)."""
-        ...
-
-    def write_to(self, rows: Tensor) -> None:
-        """Write the updates into rows (users, dim)."""
-        ...
-
-    def of_users(self, chosen: Tensor) -> Piece:
-        """The updates of the users for whom `chosen` (users,) is true."""
-        ...
+Piece = Dense | Rows | FactoredUpdates
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,16 +256,11 @@ class Updates:
         return len(self.pieces[0])
 
     def norms(self) -> Tensor:
-        """(users,) float64: the L2 norm of what will be summed; infinite or NaN where an update is.
+        """(users,) float64: the L2 norm of what will be summed; infinite or NaN where an update is, or its square.
 
         A function of the user's own update to the last bit, whoever else is in the block: a bit depends on it.
         """
-        if self.pieces[0].dtype != torch.float64:
-            return sum_columns(torch.cat([piece.squares() for piece in self.pieces], dim=1)).sqrt()
-        # The square of a float64 may overflow or underflow: divide by the largest entry first.
-        greatest = torch.stack([piece.greatest() for piece in self.pieces]).amax(dim=0)
-        unit = greatest.clamp(min=torch.finfo(torch.float64).tiny)
-        return unit * sum_columns(torch.cat([piece.squares(unit) for piece in self.pieces], dim=1)).sqrt()
+        return sum_columns(torch.cat([piece.squares() for piece in self.pieces], dim=1)).sqrt()
 
     def add_to(self, totals: Tensor, scale: Tensor, runs: Tensor | None = None) -> None:
         """Add each update times its scale (users,) to the row of totals (runs, dim) of its run (users,), in float64.
@@ -306,8 +291,9 @@ class Updates:
 
     def dense(self, dim: int) -> Tensor:
         """The updates as a dense matrix (users, dim)."""
-        values = next((piece.values for piece in self.pieces if isinstance(piece, Dense | Rows | ChannelsLast)), None)
-        rows = torch.zeros(len(self), dim, dtype=self.pieces[0].dtype, device=None if values is None else values.device)
+        first = self.pieces[0]
+        like = first.outputs if isinstance(first, FactoredUpdates) else first.values
+        rows = like.new_zeros(len(self), dim)
         for piece in self.pieces:
             piece.write_to(rows)
         return rows

@@ -2,8 +2,7 @@
 
 They are counter-based: a hash of a key and an index. The engine sets the key of every `UserRandom` before each step,
 from seed, round, user, step and position in the model. So a CPU core, a stack of users and a GPU draw the same numbers,
-which torch's generators would not. For a single user on a CPU core NumPy computes them: it has unsigned 32-bit integers
-and less overhead for in-place operations.
+which torch's generators would not.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...random.streams import counter_bits
-from .vmap_axis import is_batched
 
 BITS = 31  # of a drawn number: 32 minus the sign
 
@@ -33,8 +31,6 @@ class UserRandom(nn.Module):
 
     def bits(self, *shape: int) -> Tensor:
         """Independent uniform integers from 0 to 2^31 - 1, int32 of this shape."""
-        if self.key.device.type == "cpu" and not is_batched(self.key):
-            return torch.from_numpy(self._numpy_bits(math.prod(shape))).view(shape)
         index = torch.arange(math.prod(shape), dtype=torch.int32, device=self.key.device)
         words = _hash(index + self.key[0]).bitwise_xor_(self.key[1] + self._next_offset())
         return _hash(words).bitwise_and_(0x7FFFFFFF).view(shape)
@@ -44,44 +40,14 @@ class UserRandom(nn.Module):
 
         Element i of the values, in row-major order, is dropped if number i of `bits` is below p * 2^31.
         """
-        limit, scale = round(p * 2**BITS), 1 / (1 - p)
-        if self.key.device.type == "cpu" and values.dtype == torch.float32 and not is_batched(self.key, values):
-            words = self._numpy_bits(values.numel())
-            # The arithmetic shift of limit - 1 - word is all ones or all zeros: a bit mask for the scale. Faster than
-            # a comparison and a conversion.
-            np.subtract(np.int32(limit - 1), words, out=words)
-            np.right_shift(words, 31, out=words)
-            np.bitwise_and(words, np.float32(scale).view(np.int32), out=words)
-            return torch.from_numpy(words.view(np.float32)).view(values.shape)
-        scales: Tensor = (self.bits(*values.shape) >= limit).to(values.dtype) * scale
+        scales: Tensor = (self.bits(*values.shape) >= round(p * 2**BITS)).to(values.dtype) * (1 / (1 - p))
         return scales
-
-    def _numpy_bits(self, count: int) -> NDArray[np.int32]:
-        """`bits` of `count` numbers, computed by NumPy."""
-        first, second = (self.key.numpy() + np.array([0, self._next_offset()], np.int32)).view(np.uint32)
-        words = np.arange(count, dtype=np.uint32)
-        words += first
-        scratch = np.empty_like(words)
-        _hash_in_place(words, scratch)
-        words ^= second
-        _hash_in_place(words, scratch)
-        words &= np.uint32(0x7FFFFFFF)
-        return words.view(np.int32)
 
     def _next_offset(self) -> int:
         """A 32-bit offset that differs from draw to draw."""
         offset = (self.draws * 0x9E3779B9 + 2**31) % 2**32 - 2**31
         self.draws += 1
         return offset
-
-
-def _hash_in_place(words: NDArray[np.uint32], scratch: NDArray[np.uint32]) -> None:
-    """`_hash` in NumPy, in place."""
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
-        np.right_shift(words, shift, out=scratch)
-        words ^= scratch
-        if factor is not None:
-            words *= np.uint32(factor)
 
 
 def _hash(words: Tensor) -> Tensor:

@@ -17,11 +17,10 @@ from torch import Tensor
 from ...errors import CliplineError
 from ...federated.local_sgd import Batch, per_example
 from ..core.problem import Problem
-from ..core.row_fields import RowUsage, TouchedRows, starting_params
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import users_own
 from ..isolation.made_up_data import parameters_to_try
-from .probe import MIN_ROOM, CannotStack
+from .probe import CannotStack, made_up_step
 from .step import StackStep
 
 _EXAMPLES = 4  # of each synthetic user, at most
@@ -58,17 +57,7 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
     counts = [width] * (users - 1) + [(width + 1) // 2 if padded else width]
     device = problem.device
     batch = {name: field.reshape(users, width, *field.shape[1:]) for name, field in made_up(users * width).items()}
-    generator = torch.Generator().manual_seed(2021)
-    size = users, len(problem.model.random_layers), 2
-    random_keys = torch.randint(2**31 - 1, size, generator=generator, dtype=torch.int32).to(device)
-    rows: dict[str, TouchedRows] = {}
-    for name, field in problem.row_fields.items():
-        named = RowUsage(batch[field], problem.model.named_shapes[name][0])
-        rows[name], batch[field] = named.touched(int(named.rooms(MIN_ROOM).max()))
-    owners = torch.arange(users, device=device)
-    first = starting_params(torch.stack(params), problem.model.named_shapes, rows, owners)
-    first |= problem.model.personal_pieces(problem.model.initial_personal.repeat(users, 1))
-    stack = [piece.clone() for piece in stack_step.complete(first).values()]
+    (stack, random_keys, batch, _, _), _, _ = made_up_step(problem, stack_step, batch, torch.stack(params))
 
     plain = plain_gradients(problem, params, stack, random_keys, batch, counts)
     # With steps as long as the parameters, their difference keeps the digits of the gradient.

@@ -61,7 +61,8 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
     whether a batch may be padded. None of this decides whether users are kept apart: they are, either way.
     """
     width = min(problem.local.batch_size, 64)
-    arguments, first, rows = _users_alike(problem, made_up(width), stack_step, 2)
+    like = {name: torch.stack([field] * 2) for name, field in made_up(width).items()}
+    arguments, first, rows = made_up_step(problem, stack_step, like, problem.model.initial.unsqueeze(0))
     on_gpu = problem.device.type == "cuda"
     counting = CountWork(users=2)
     with (
@@ -115,23 +116,26 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
     return Probed(paddable and not unknown, unknown, max(1, (peak - before) // 2), counting.work)
 
 
-def _users_alike(
-    problem: Problem, example: Batch, stack_step: StackStep, users: int
+def made_up_step(
+    problem: Problem, stack_step: StackStep, batch: Batch, params: Tensor
 ) -> tuple[Arguments, Mapping[str, Tensor], Mapping[str, TouchedRows]]:
-    """The arguments of a step of so many users with this batch, their first parameters and the rows that they touch."""
-    like = {name: torch.stack([field] * users) for name, field in example.items()}
-    width = len(next(iter(example.values())))
-    mask = torch.ones(users, width, dtype=torch.bool, device=problem.device)
-    random_keys = torch.zeros(users, len(problem.model.random_layers), 2, dtype=torch.int32, device=problem.device)
-    rows = {}
+    """The arguments of a step of made-up users with this batch (users, width, ...): all of it counts, at rates of 1.
+
+    With their first parameters and the rows that they touch. `params` are the parameters of all, (1, dim), or of each.
+    """
+    model, (users, width) = problem.model, next(iter(batch.values())).shape[:2]
+    batch, rows = dict(batch), dict[str, TouchedRows]()
     for name, field in problem.row_fields.items():
-        named = RowUsage(like[field], problem.model.named_shapes[name][0])
-        rows[name], like[field] = named.touched(int(named.rooms(MIN_ROOM).max()))
-    first = starting_params(problem.model.initial.unsqueeze(0), problem.model.named_shapes, rows)
-    first |= problem.model.personal_pieces(problem.model.initial_personal.unsqueeze(0))
+        named = RowUsage(batch[field], model.named_shapes[name][0])
+        rows[name], batch[field] = named.touched(int(named.rooms(MIN_ROOM).max()))
+    owners = None if len(params) == 1 else torch.arange(users, device=problem.device)
+    first = starting_params(params, model.named_shapes, rows, owners)
+    first |= model.personal_pieces(model.initial_personal.repeat(len(params), 1))
     stack = [piece.expand(users, *piece.shape[1:]).clone() for piece in stack_step.complete(first).values()]
-    rates = torch.ones(users, dtype=problem.model.initial.dtype, device=problem.device)
-    return (stack, random_keys, like, mask, rates), first, rows
+    generator = torch.Generator().manual_seed(2021)
+    keys = torch.randint(2**31 - 1, (users, len(model.random_layers), 2), generator=generator, dtype=torch.int32)
+    kept = torch.ones(users, width, dtype=torch.bool, device=problem.device)
+    return (stack, keys.to(problem.device), batch, kept, model.initial.new_ones(users)), first, rows
 
 
 def _compile_kernels(

@@ -32,10 +32,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...errors import CliplineError
 from ...federated.local_sgd import Batch
 from ..core.problem import Problem
-from ..core.row_fields import RowUsage, starting_params
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import users_own
-from .probe import MIN_ROOM
+from .probe import made_up_step
 from .step import StackStep
 
 _REGISTERS = 128  # bytes that torch's loops take at a time
@@ -77,10 +76,11 @@ elu elu_backward gelu gelu_backward glu glu_backward huber_loss huber_loss_backw
 sigmoid_backward silu silu_backward smooth_l1_loss smooth_l1_loss_backward softplus softplus_backward std std_mean var
 var_mean
 """
-_OWN = {"clipline.stacked_product", "clipline.stacked_product_weight"}
-_OWN_IN_WHOLE_REGISTERS = {f"clipline.{name}" for name in (
-    "stacked_gru", "stacked_gru_backward", "stacked_lstm", "stacked_lstm_backward", "token_losses", "token_losses_grad",
+_OWN = {f"clipline.{name}" for name in (
+    "stacked_product", "stacked_product_weight", "stacked_gru", "stacked_gru_backward", "stacked_lstm",
+    "stacked_lstm_backward",
 )}  # fmt: skip
+_OWN_IN_WHOLE_REGISTERS = {"clipline.token_losses", "clipline.token_losses_grad"}
 IN_FEW = frozenset(f"aten.{name}" for name in _IN_FEW.split()) | _OWN
 IN_WHOLE_REGISTERS = frozenset(f"aten.{name}" for name in _IN_WHOLE_REGISTERS.split()) | _OWN_IN_WHOLE_REGISTERS
 _SCALED = ("aten.add", "aten.sub", "aten.rsub")  # by a number: a product and a sum, rounded once or twice
@@ -204,20 +204,11 @@ class _Trial:
         problem, model = self._problem, self._problem.model
         batch = {name: field.reshape(count, width, *field.shape[1:])
                  for name, field in self._made_up(count * width).items()}  # fmt: skip
-        rows = {}
-        for name, field in problem.row_fields.items():
-            named = RowUsage(batch[field], model.named_shapes[name][0])
-            rows[name], batch[field] = named.touched(int(named.rooms(MIN_ROOM).max()))
         generator = torch.Generator().manual_seed(2021)
         noise = torch.randn(model.dim + count, generator=generator).to(model.initial).unfold(0, model.dim, 1)[:count]
         spread = torch.tensor([0.0, 0.02, 0.05]).to(model.initial)[torch.arange(count) % 3, None]
-        first = starting_params(model.initial + spread * noise, model.named_shapes, rows, torch.arange(count))
-        first |= model.personal_pieces(model.initial_personal.repeat(count, 1))
-        pieces = self._step.complete(first).values()
-        stack = [piece.expand(count, *piece.shape[1:]) for piece in pieces]
-        size = count, len(model.random_layers), 2
-        keys = torch.randint(2**31 - 1, size, generator=generator, dtype=torch.int32)
-        return stack, keys, batch, torch.ones(count, width, dtype=torch.bool), model.initial.new_full((count,), _RATE)
+        (*made, rates), _, _ = made_up_step(problem, self._step, batch, model.initial + spread * noise)
+        return *made, rates * _RATE
 
     def _moved(self, users: tuple[Any, ...]) -> list[Tensor] | None:
         """The stack after a step of copies of these users; None where it fails."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
@@ -32,10 +32,9 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import ModuleError
 from ...federated.local_sgd import Batch, Loss, per_example
-from ..core.updates import ChannelsLast, Dense, Piece, Rows, Updates
+from ..core.updates import Dense, FactoredUpdates, Piece, Rows, Updates
 from ..core.vmap_axis import is_batched
 from ..core.working_model import LossOf, WorkingModel
-from .factored_updates import FactoredUpdates
 from .vmap_layers import StackSafe
 
 # A sum of outer products is kept as factors if all pairs of them take so many times fewer operations than the sum
@@ -50,8 +49,8 @@ Kind = Literal["linear", "convolution", "embedding"]
 class Use:
     """One use of a weight, by all users: the inputs, and the gradients of what came out. PRIVATE.
 
-    A convolution has no inputs here, and its gradients are those of the weight itself, (users, numbers in it), channels
-    last: it has so many positions and so few weights that forming them is less work than anything else.
+    A convolution has no inputs here, and its gradients are those of the weight itself, (users, numbers in it): it has
+    so many positions and so few weights that forming them is less work than anything else.
     """
 
     kind: Kind
@@ -226,7 +225,7 @@ class _Convolution(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Note the users' gradients of the weight, (users, out * height * width * channels)."""
+        """Note the users' gradients of the weight, (users, out * channels * height * width)."""
         images, kernel = ctx.saved_tensors
         gradient = gradient.flatten(0, 1).contiguous(memory_format=torch.channels_last)
         images_each = ctx.sizes[1]
@@ -245,13 +244,13 @@ class _Convolution(Function):
 def _patches(
     images: Tensor, kernel: torch.Size, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Tensor:
-    """(images, channels, ...) -> (images, places, height * width * channels): what the kernel sees at each place."""
+    """(images, channels, ...) -> (images, places, channels * height * width): what the kernel sees at each place."""
     (down, right), zeros = padding, any(padding)
     maps = (F.pad(images, (right, right, down, down)) if zeros else images).permute(0, 2, 3, 1)
     for axis in (0, 1):
         covered = dilation[axis] * (kernel[2 + axis] - 1) + 1
         maps = maps.unfold(1 + axis, covered, stride[axis])[..., :: dilation[axis]]
-    return maps.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
+    return maps.flatten(3).flatten(1, 2)
 
 
 def _rows(values: Tensor) -> Tensor:
@@ -366,8 +365,7 @@ class SharedStep:
         """The updates of a shared weight: as factors, unless those take more work than the updates themselves."""
         start, shape = self._starts[name], self._shapes[name]
         if uses[0].kind == "convolution":
-            values = sum((use.gradients for use in uses[1:]), uses[0].gradients)
-            return ChannelsLast(start, values, (shape[0], shape[1], shape[2], shape[3]))
+            return Dense(start, sum((use.gradients for use in uses[1:]), uses[0].gradients))
         inputs = _joined([use.inputs for use in uses if use.inputs is not None])
         outputs = _joined([use.gradients for use in uses])
         if uses[0].kind == "embedding":
@@ -403,13 +401,8 @@ def _rows_of_embedding(start: int, height: int, numbers: Tensor, gradients: Tens
 def _spoiled(piece: Piece, lost: Tensor) -> Piece:
     """The piece with NaN for the users who are lost."""
     if isinstance(piece, FactoredUpdates):
-        return FactoredUpdates(piece.start, piece.inputs, _with_nan(piece.outputs, lost))
-    if isinstance(piece, Rows):
-        return Rows(piece.start, piece.height, piece.places, _with_nan(piece.values, lost))
-    if isinstance(piece, ChannelsLast):
-        return ChannelsLast(piece.start, _with_nan(piece.values, lost), piece.shape)
-    assert isinstance(piece, Dense)
-    return Dense(piece.start, _with_nan(piece.values, lost))
+        return replace(piece, outputs=_with_nan(piece.outputs, lost))
+    return replace(piece, values=_with_nan(piece.values, lost))
 
 
 def _with_nan(values: Tensor, lost: Tensor) -> Tensor:

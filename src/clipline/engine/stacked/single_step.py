@@ -24,13 +24,12 @@ from ...federated.local_sgd import Batch, LocalSGD, LocalTraining, takes_referen
 from ...federated.sampling import Cohort
 from ..core.one_by_one import OneByOne
 from ..core.problem import Problem
-from ..core.updates import ChannelsLast, Dense, Rows, Updates
+from ..core.updates import Dense, FactoredUpdates, Updates
 from ..core.user_random import random_layer_keys
 from ..isolation.generators import generators_state, preserve_generators
 from ..isolation.guard import exhausted, users_own
 from ..isolation.made_up_data import parameters_to_try
 from .agreement import NEIGHBOURS, compare, compare_neighbours, other_last_batch, plain_gradients
-from .factored_updates import FactoredUpdates
 from .probe import CannotStack, vmap_reason
 from .rounding import full_grain
 from .shared_step import NotShared, SharedStep
@@ -315,10 +314,8 @@ class _Trial:
 
 def _tensors(updates: Updates) -> list[Tensor]:
     """All numbers of the updates, (users, ...) each."""
-    found: list[Tensor] = []
-    for piece in updates.pieces:
-        if isinstance(piece, FactoredUpdates):
-            found += [piece.inputs, piece.outputs]
-        elif isinstance(piece, Dense | Rows | ChannelsLast):
-            found.append(piece.values)
-    return found
+    return [
+        one
+        for piece in updates.pieces
+        for one in ([piece.inputs, piece.outputs] if isinstance(piece, FactoredUpdates) else [piece.values])
+    ]

@@ -14,10 +14,7 @@ import hashlib
 import html
 import json
 import os
-import secrets
 from collections.abc import Sequence
-from contextlib import suppress
-from hashlib import sha256
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -26,6 +23,7 @@ from socketserver import BaseServer
 from typing import Any
 
 from ...errors import RunError, refuse
+from ...training.durable import replacing
 from ...training.run_files import is_run_directory
 from .content import content
 from .reading import Collected, ReportedRun, collect, read_run_directory
@@ -47,14 +45,10 @@ def write_report(paths: Sequence[str | Path] | str | Path, out: str | Path | Non
     if target.is_dir():
         raise RunError(f"out={str(target)!r} must be a file, and it is a folder: give a name such as report.html")
     text = page(content(collected))
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")  # two processes may end at once
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8", errors="replace")
-        partial.replace(target)
+        with replacing(target) as partial:
+            partial.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise RunError(f"out={str(target)!r} cannot be written ({error}): give another file") from None
     return target
 
@@ -165,7 +159,7 @@ def _handler(folder: Path) -> type[BaseHTTPRequestHandler]:
             elif self.path == "/data.json":
                 data = _content(folder)
                 known = {name: value for name, value in data.items() if name != "made"}
-                tag = f'"{sha256(json.dumps(known).encode()).hexdigest()[:32]}"'
+                tag = f'"{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]}"'
                 if self.headers.get("If-None-Match") == tag:
                     self._answer(HTTPStatus.NOT_MODIFIED, b"", "application/json", tag)
                 else:

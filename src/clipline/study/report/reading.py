@@ -5,7 +5,6 @@ Where the files of a run directory contradict each other, no epsilon is shown.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import CliplineError, RunError
 from ...metric_direction import better_facts
 from ...privacy.accountant import account
-from ...privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSampling, PoissonSampling, sampling_named
+from ...privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSampling, PoissonSampling
 from ...privacy.feasibility import noise_norm
 from ...privacy.guarantee import Guarantee
 from ...privacy.ledger import Ledger
@@ -27,6 +26,7 @@ from ...training.run_files import CHECKPOINT, LEDGER, METRICS, MODEL, RunFiles, 
 
 if TYPE_CHECKING:
     from ..directory import Figure
+    from ..record import RunRecord
 
 Columns = Mapping[str, Sequence[float | None]]
 
@@ -37,10 +37,9 @@ STUDY, RUNS = "study.json", "runs"
 _CIRCUMSTANCES = ("clipline", "python", "torch", "numpy", "device", "engine", "machine")
 _SAME = 1e-9  # relative: numbers that were copied from one file to another
 _CLOSE = 0.01  # relative: an epsilon that another version's accountant may have computed
-_ACCOUNTED = 8  # rounds of a study's run in which epsilon is computed
+_PROMISED = ("epsilon", "delta", "relation", "sampling", "accountant", "rounds")
 _OF_DATA = ("data", "data_source", "measured_on")  # what circumstances say of the data
 _RESOLVED = ("population_size", "cohort_size", "noise_multiplier", "delta_noise_multiplier", "count_stddev")
-_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 # Names in a settings file that `RunDirectory` wrote itself: the attributes of the objects.
 _LIBRARY = {
     "clip": ("clip.type",),
@@ -176,7 +175,7 @@ def _read(path: Path) -> tuple[list[ReportedRun], list[str]]:
     if is_run_directory(path):
         return [read_run_directory(path)], []
     if is_study_directory(path):
-        return _read_records(path)
+        return _read_study(path)
     if inside := [read_run_directory(folder) for folder in sorted(path.iterdir()) if is_run_directory(folder)]:
         return inside, []
     raise RunError(
@@ -395,27 +394,19 @@ def is_study_directory(path: Path) -> bool:
     return (path / STUDY).is_file() or ((path / RUNS).is_dir() and any((path / RUNS).glob("*.json")))
 
 
-def _read_records(path: Path) -> tuple[list[ReportedRun], list[str]]:
+def _read_study(path: Path) -> tuple[list[ReportedRun], list[str]]:
     """The runs of a study, by task, clip and noise, and what could not be read of it."""
-    from ..record import RunRecord  # with torch, which a report of trainings can do without
+    from ..directory import StudyDirectory  # with torch, which a report of trainings can do without
 
-    runs, problems = list[ReportedRun](), list[str]()
-    facts = _facts_by_task(path / STUDY)
-    for file in sorted((path / RUNS).glob("*.json")):
-        name = f"{RUNS}/{file.name}"
+    runs, problems, directory = list[ReportedRun](), list[str](), StudyDirectory(path)
+    facts = dict(map(_facts, filter(_of_protocol, directory.experiments.values())))
+    for name in directory.ids():
         try:
-            text = file.read_text(encoding="utf-8")
-            record = json.loads(text)
-            run = _recorded_run(file, record)
-            runs.append(replace(run, about={**facts.get(run.task, {}), **run.about}))
-            if "checksum" in record:
-                RunRecord.from_json(text, name)
-            else:
-                problems.append(f"{name} has no checksum: whether its numbers were changed cannot be told")
+            record = directory.record(name)
         except RunError as error:
-            problems.append(f"{error}; its numbers are shown and mean nothing")
-        except _UNREADABLE as error:
-            problems.append(f"{name} cannot be read as a run ({error!r}): it is left out")
+            problems.append(f"{error}; it is left out")
+        else:
+            runs += [] if record is None else [_recorded_run(path / RUNS / f"{name}.json", record, facts)]
     return sorted(runs, key=_order), problems
 
 
@@ -442,87 +433,41 @@ def _order(run: ReportedRun) -> tuple[Any, ...]:
     return run.task, kind, clip or 0.0, run.noise_multiplier or 0.0, rate or 0.0, seed or 0.0
 
 
-def _facts_by_task(file: Path) -> dict[str, dict[str, str]]:
-    """What each task was trained on, in words, and of a metric of one's own its name and which way it is better."""
-    try:
-        asked = json.loads(file.read_text(encoding="utf-8"))["experiments"].values()
-        protocols = [(one["protocol"], str(one["data"])) for one in asked if "protocol" in one]  # not those of tune
-        return {str(protocol["task"]): {"trained_on": data, **_better(protocol)} for protocol, data in protocols}
-    except _UNREADABLE:
-        return {}  # a study of another kind
+def _of_protocol(asked: Any) -> bool:
+    """Whether an experiment of a study has a protocol; those of tune have none."""
+    return isinstance(asked, Mapping) and isinstance(asked.get("protocol"), Mapping)
 
 
-def _better(protocol: Mapping[str, Any]) -> dict[str, str]:
+def _facts(asked: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """A task, what it was trained on, and of a metric of one's own its name and which way it is better."""
+    protocol, about = asked["protocol"], {"trained_on": str(asked.get("data"))}
     metric, lower = protocol.get("own_metric"), protocol.get("own_lower")
-    if metric is None:  # a task of the paper, whose metric is known
-        return {}
-    said = {} if lower is None else better_facts({str(metric): "lower" if lower else "higher"})
-    return {"metric": str(metric), **said}
+    if metric is not None:  # that of a task of the paper is known
+        about |= {"metric": str(metric)}
+        about |= {} if lower is None else better_facts({str(metric): "lower" if lower else "higher"})
+    return str(protocol.get("task")), about
 
 
-def _recorded_run(file: Path, record: Mapping[str, Any]) -> ReportedRun:
+def _recorded_run(file: Path, record: RunRecord, facts: Mapping[str, Mapping[str, str]]) -> ReportedRun:
     """One record as a run."""
-    identity, columns = record["identity"], dict(record["rounds"])
-    done = [int(number) + 1 for number in columns.pop("round")]
-    numbers = {str(name): [finite(value) for value in column] for name, column in columns.items()}
-    if any(len(column) != len(done) for column in numbers.values()):
-        raise ValueError("columns of different lengths")
-    parts = {name: value for name, value in identity.items() if name != "settings"}
-    settings, where = flat(identity.get("settings") or {}), flat(record.get("circumstances") or {})
-    outcome, guarantee = str(record["outcome"]), record.get("guarantee") or {}
-    noise = finite(guarantee.get("noise_multiplier"))
-    about = {**flat(parts), **{name: where.pop(name) for name in _OF_DATA if name in where}}
+    columns, where, guarantee = dict(record.rounds), flat(record.circumstances), record.guarantee or {}
+    of_run = {name: value for name, value in record.identity.items() if name != "settings"}
+    of_run |= {name: where.pop(name) for name in _OF_DATA if name in where}
+    noise = guarantee.get("noise_multiplier", record.settings.get("noise_multiplier"))
     return ReportedRun(
-        name=str(record.get("id") or file.stem)[:10],
+        name=record.id[:10],
         path=str(file),
         of_study=True,
-        state=outcome if outcome in ("finished", "budget", "diverged") else "not ended",
-        round=done,
-        columns=numbers | _epsilon_column(guarantee, done),
-        final={str(name): finite(value) for name, value in (record.get("final") or {}).items()},
-        settings=settings,
-        about={name: value for name, value in about.items() if value is not None},
+        state=record.outcome,
+        round=[number + 1 for number in columns.pop("round")],
+        columns=columns,
+        final=record.final,
+        settings=flat(record.settings),
+        about={**facts.get(str(of_run.get("task")), {}), **{n: v for n, v in of_run.items() if v is not None}},
         resolved={name: guarantee[name] for name in _RESOLVED if guarantee.get(name) is not None},
         circumstances={name: value for name, value in where.items() if not name.startswith(UNPRIVATE)},
-        promise=_recorded_promise(guarantee) if guarantee else None,
-        noise_multiplier=finite(settings.get("noise_multiplier")) if noise is None else noise,
-    )
-
-
-def _epsilon_column(guarantee: Mapping[str, Any], done: Sequence[int]) -> dict[str, list[float | None]]:
-    """Epsilon so far in a few of the rounds, which a record does not hold: accounted again from what it says.
-
-    Left out where that does not arrive at the epsilon on record.
-    """
-    try:
-        sampling = sampling_named(guarantee["sampling"], guarantee["cohort_size"], guarantee["population_size"])
-        event = GaussianEvent(sampling, guarantee["noise_multiplier"])
-        recorded, rounds = guarantee["epsilon"], guarantee["rounds"]
-
-        def epsilon(charged: int) -> float:
-            return _account(((event, charged),), guarantee["delta"], guarantee["relation"]).epsilon
-
-        if recorded is None or not done or not math.isclose(epsilon(rounds), recorded, rel_tol=1e-6):
-            return {}
-        places = {round(place * (len(done) - 1) / (_ACCOUNTED - 1)) for place in range(_ACCOUNTED)}
-        return {"epsilon": [epsilon(t) if i in places else None for i, t in enumerate(done)]}
-    except (KeyError, TypeError, ValueError, ArithmeticError, CliplineError):
-        return {}
-
-
-def _recorded_promise(guarantee: Mapping[str, Any]) -> Promise:
-    """The guarantee as the record has it."""
-    texts = {**guarantee, "sampling": guarantee.get("sampling") or guarantee.get("sampler")}
-    rounds = finite(guarantee.get("rounds"))
-    return Promise(
-        words=str(guarantee.get("in_words") or ""),
-        epsilon=finite(guarantee.get("epsilon")),
-        delta=finite(guarantee.get("delta")),
-        rounds=None if rounds is None else int(rounds),
-        **{
-            name: None if texts.get(name) is None else str(texts[name])
-            for name in ("relation", "sampling", "accountant")
-        },
+        promise=Promise(guarantee.get("in_words", ""), *map(guarantee.get, _PROMISED)) if guarantee else None,
+        noise_multiplier=finite(noise),
     )
 
 

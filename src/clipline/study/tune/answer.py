@@ -6,7 +6,6 @@ import html
 import json
 import math
 import os
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
@@ -116,10 +115,8 @@ def write_final(
     `secret` one, which holds a seed, is for its owner's eyes.
     """
     text = "".join(f"# {line}\n" for line in words.splitlines()) + toml_text(settings)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")  # another process may end now too
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-    try:
+    with durable.replacing(path) as partial:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             durable.sync(file, path)
@@ -127,9 +124,7 @@ def write_final(
         if not guarantee.epsilon <= epsilon:
             much = guarantee.epsilon_text
             raise RunError(f"{path.name} would promise epsilon {much} where at most {epsilon:g} was asked: tell us")
-        durable.put(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    durable.sync_folder(path.parent)
     return guarantee
 
 
@@ -197,17 +192,11 @@ def facts(answer: Answer, out: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_facts(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `tune.json`."""
-    write_file(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a file at once. Two processes may end at the same moment."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+def write_file(path: Path, content: str | Mapping[str, Any]) -> None:
+    """Write the page, or the facts as JSON."""
+    text = content if isinstance(content, str) else json.dumps(content, indent=1, allow_nan=False) + "\n"
+    with durable.replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def _trial(trial: RateTrial) -> dict[str, Any]:

@@ -35,11 +35,11 @@ def stacked_gru(gate_inputs: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tens
     state = gate_inputs.new_zeros(users, batch, hidden)
     for t in range(time):
         inputs, sums = gate_inputs[:, t], torch.baddbmm(bias, state, weight_t)
-        both = (inputs[..., : 2 * hidden] + sums[..., : 2 * hidden]).sigmoid()
-        reset, update = both.chunk(2, dim=2)
+        both = (inputs[..., : 2 * hidden] + sums[..., : 2 * hidden]).chunk(2, dim=2)
+        reset, update = (gate.sigmoid() for gate in both)  # in rows of `hidden`: rounded alike, however many users
         added = sums[..., 2 * hidden :]
         candidate = (inputs[..., 2 * hidden :] + reset * added).tanh()
-        torch.cat([both, candidate, added], dim=2, out=gates[:, t])
+        torch.cat([reset, update, candidate, added], dim=2, out=gates[:, t])
         outputs[:, t] = candidate + update * (state - candidate)
         state = outputs[:, t]
     return outputs, gates

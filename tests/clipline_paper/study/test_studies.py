@@ -1,4 +1,4 @@
-"""The commands in the README of each study of this repository are those that made its figures."""
+"""The studies of this repository: every number stands, the results page is theirs, and their commands made them."""
 
 import json
 import shlex
@@ -6,11 +6,44 @@ from pathlib import Path
 
 import pytest
 
+from clipline.study import StudyDirectory
 from clipline.tasks import task_named
 from clipline_paper.cli import _OF_RUNS, _asked, command
-from clipline_paper.study.recompute import facts_of
+from clipline_paper.study import recompute, results_page
+from clipline_paper.study.recompute import facts_of, table_problems
 
 STUDIES = Path(__file__).parents[3] / "studies"
+NAMES = ("paper", "paper_scale")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def computed_once():
+    """An experiment is computed again once for all tests here: its runs are read from hundreds of files."""
+    real, known = recompute.findings_of, {}
+
+    def findings_of(directory, facts):
+        key = directory.path.name, facts["what"], facts["protocol"]["task"]
+        if key not in known:
+            known[key] = real(directory, facts)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (recompute, results_page):
+            patch.setattr(module, "findings_of", findings_of)
+        yield
+
+
+@pytest.mark.parametrize("study", NAMES)
+def test_every_run_keeps_its_name_and_every_table_its_numbers(study):
+    """The runs are found by the hash of their settings: one that changes for old settings loses all of them."""
+    assert StudyDirectory(STUDIES / study).check([table_problems]) == []
+
+
+def test_the_results_page_is_what_the_records_give():
+    """All of it but Table 1, which takes seconds and no record."""
+    groups, unfinished = results_page._collect([STUDIES / study for study in NAMES])
+    page = (STUDIES.parent / "docs" / "results" / "paper.md").read_text(encoding="utf-8")
+    assert page.partition("## Table 1")[0] == results_page._text(groups, unfinished, "paper", []) + "\n"
 
 
 def commands(study):
