@@ -251,7 +251,7 @@ def plan_table(
     population_size, terms = _terms(population_size, delta, sampling, relation, epsilon, rounds, cohort_size)
     count = None if parameters is None else count_parameters(parameters)
     check("count_stddev", count_stddev)
-    sizes = {"cohort_size": cohort_size or 1, "population_size": population_size}
+    sizes: dict[str, Any] = {"cohort_size": cohort_size or 1, "population_size": population_size}
     banded = _is_banded(noise, bands, sampling, terms["relation"])
     if banded and isinstance(bands, int):
         check_bands(bands, **sizes)
@@ -323,7 +323,7 @@ def _bands_of(
             raise refuse("noise", "banded", "'independent' where the cohort is to be found", "give cohort_size")
         return 1
     assert cohort_size is not None
-    sizes = {"cohort_size": cohort_size, "population_size": population_size}
+    sizes: dict[str, Any] = {"cohort_size": cohort_size, "population_size": population_size}
     if isinstance(bands, int):
         check_bands(bands, **sizes)
         return bands
