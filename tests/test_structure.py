@@ -174,15 +174,15 @@ def test_a_round_fits_on_one_screen():
 
 # Lines of Python, as the formatter leaves them. A budget only falls: see docs/scope.md, which says why.
 BUDGETS = {
-    "cli": 2364,
+    "cli": 2363,
     "clipline_paper": 4998,
-    "data": 4713,
+    "data": 4640,
     "engine": 12109,
     "federated": 1740,
     "privacy": 4124,
     "random": 436,
     "root files": 1469,
-    "serve": 776,
+    "serve": 775,
     "study": 4399,
     "tasks": 2068,
     "training": 3822,
