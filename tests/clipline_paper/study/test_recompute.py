@@ -11,7 +11,7 @@ from clipline.study.report.reading import collect
 from clipline_paper.study import results_page, without_training
 from clipline_paper.study.experiments import run_experiment
 from clipline_paper.study.protocol import protocol_for
-from clipline_paper.study.recompute import facts_of, table_problems, verdicts, without_tables
+from clipline_paper.study.recompute import examine, facts_of
 from clipline_paper.study.reproduce import write_files
 from clipline_paper.study.results_page import agreement, write_results_page
 from clipline_paper.study.rules import ClipComparison, Interval
@@ -49,16 +49,16 @@ def short(tmp_path_factory):
 
 
 def test_tables_are_what_the_runs_give(study):
-    assert table_problems(StudyDirectory(study)) == []
+    assert examine(StudyDirectory(study)).problems == []
 
 
 def test_an_experiment_without_a_table_is_named(study):
     tables = {path: path.read_text() for path in study.glob("fig7-cifar100*.csv")}
-    assert without_tables(StudyDirectory(study)) == []
+    assert examine(StudyDirectory(study)).without_tables == []
     try:
         for path in tables:
             path.unlink()
-        assert without_tables(StudyDirectory(study)) == ["fig7-cifar100"]
+        assert examine(StudyDirectory(study)).without_tables == ["fig7-cifar100"]
     finally:
         for path, text in tables.items():
             path.write_text(text)
@@ -69,7 +69,7 @@ def test_a_changed_number_is_found(study):
     text = table.read_text()
     try:
         table.write_text(text.replace("0.7725", "0.7825"))  # 0.77 and 0.001 * 2.5 of seeds 1 to 4
-        (problem,) = (one for one in table_problems(StudyDirectory(study)) if "mean" in one)
+        (problem,) = (one for one in examine(StudyDirectory(study)).problems if "mean" in one)
         assert "fig7-cifar100.csv, line 2: mean is '0.7825" in problem
     finally:
         table.write_text(text)
@@ -80,12 +80,12 @@ def test_a_table_that_no_experiment_makes_is_found(study):
     extra, text = study / "fig7-cifar100-more.csv", entries.read_text()
     try:
         extra.write_text(table.read_text())
-        assert table_problems(StudyDirectory(study)) == [
+        assert examine(StudyDirectory(study)).problems == [
             "fig7-cifar100-more.csv is made by no experiment of study.json: delete it"
         ]
         extra.unlink()
         entries.write_text('{"format": 1, "experiments": {}, "asked": []}')
-        problems = table_problems(StudyDirectory(study))
+        problems = examine(StudyDirectory(study)).problems
         assert [one.split(" ")[0] for one in problems] == sorted(path.name for path in study.glob("*.csv"))
     finally:
         extra.unlink(missing_ok=True)
@@ -107,7 +107,7 @@ def test_an_experiment_that_cannot_be_read_is_a_problem(study, change):
     changed["experiments"]["/../x"] = facts
     try:
         entries.write_text(json.dumps(changed))
-        (problem,) = table_problems(StudyDirectory(study))
+        (problem,) = examine(StudyDirectory(study)).problems
         assert problem.startswith("fig7-cifar100: its tables cannot be made again")
     finally:
         entries.write_text(text)
@@ -119,7 +119,7 @@ def test_a_missing_run_is_found(study):
     text = record.read_text()
     try:
         record.unlink()
-        assert any(run in problem for problem in table_problems(StudyDirectory(study)))
+        assert any(run in problem for problem in examine(StudyDirectory(study)).problems)
         page = page_of([study], study / "without.md").read_text()
         assert f"- fig7-cifar100: 1 of 8 runs that it asks for next are not made yet (the first is {run})" in page
         assert "- emnist_cr: no experiment has ended yet\n" in page
@@ -227,7 +227,7 @@ def test_agreement_is_said_in_the_words_of_the_verdict(word, low, high, paper, a
 
 
 def test_verdicts_are_computed_again_from_the_records(study):
-    (found,) = verdicts(StudyDirectory(study))
+    (found,) = examine(StudyDirectory(study)).verdicts
     assert found.startswith("fig7-cifar100: the median clip is equivalent to the best fixed clip (0.13% better): ")
 
 
