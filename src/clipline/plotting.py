@@ -31,7 +31,7 @@ _INK = "0.2"
 
 
 def ordered_colours(count: int, stops: Sequence[str] = ORDERED) -> list[str]:
-    """So many colours at equal distances of a scale that gets lighter; page.js has the same."""
+    """`count` colours at equal distances of a scale that gets lighter; page.js has the same."""
     colours = []
     for number in range(count):
         place = number * (len(stops) - 1) / max(count - 1, 1)
@@ -44,7 +44,7 @@ def ordered_colours(count: int, stops: Sequence[str] = ORDERED) -> list[str]:
 def spread(places: Sequence[float], gap: float, low: float = 0.0, high: float = 1.0) -> list[float]:
     """The places moved as little as possible (least squares), so that each is at least `gap` from the next.
 
-    They keep their order and stay between `low` and `high`, unless so many do not fit there.
+    They keep their order and stay between `low` and `high`, unless they do not all fit there.
     """
     gap = min(gap, (high - low) / max(len(places) - 1, 1))
     order = sorted(range(len(places)), key=lambda i: places[i])
