@@ -9,7 +9,7 @@ import typing
 import pytest
 from samples import SOURCE
 
-from clipline import FastParts, LocalAdam, LocalSGD, QuantileClip, ServerSGD, SettingError, Training
+from clipline import FastParts, LocalAdam, LocalSGD, QuantileClip, ServerNormalised, ServerSGD, SettingError, Training
 from clipline.cli import main
 from clipline.cli.train import command
 from clipline.federated.mechanism import BandedNoise
@@ -20,7 +20,7 @@ from clipline.tasks.strokes import CHARACTERS
 from clipline.tasks.train_settings import TrainSettings, settings_from
 from clipline.training.options import Compute, Privacy
 
-TAKERS = (Privacy, Compute, FastParts, LocalSGD, LocalAdam, QuantileClip, ServerSGD, BandedNoise)
+TAKERS = (Privacy, Compute, FastParts, LocalSGD, LocalAdam, QuantileClip, ServerNormalised, ServerSGD, BandedNoise)
 # As ServerAdam's: who changes them writes Python.
 OF_ADAM = {"betas", "eps"}
 # What belongs to the model and its loss is written in Python beside them, not in a file of settings.
@@ -43,7 +43,7 @@ OUTSIDE = {
     "test_users": 1, "evaluate_on": "train", "evaluate_every": 0, "early_stopping": "",
     "device": 7, "engine": "diesel", "precision": "float8", "workers": 0,
     "compiled_steps": "often", "stored_programs": 3,
-    "seed": -1, "unprivate_timing": 3,
+    "seed": -1, "unprivate_timing": 3, "average": "maybe",
     "data": "", "user_column": "", "task": "",
 }  # fmt: skip
 
@@ -86,6 +86,9 @@ def test_keyword_arguments_are_declared_with_their_defaults_and_types(taker):
         if name is None:
             assert field.name in OF_THE_MODEL | SWITCHES | OF_ADAM
             continue
+        if (taker, name) == (ServerSGD, "server_lr"):  # the setting is for all servers, and has none for all
+            assert (field.default, ServerSGD(**keywords_for(ServerSGD, TASK.settings)).lr) == (1.0, 1.0)
+            continue
         assert name == field.name or name.endswith(f"_{field.name}")  # client_lr is the lr of a client
         expected = OTHER_DEFAULTS[name] if name in OTHER_DEFAULTS else SETTINGS[name].default
         assert field.default == expected
@@ -95,7 +98,7 @@ def test_keyword_arguments_are_declared_with_their_defaults_and_types(taker):
 
 def test_every_setting_that_no_object_takes_is_one_of_training_or_of_the_task():
     taken = {name for taker in TAKERS for name in keyword_of(taker).values()}
-    training = {"rounds", "cohort_size", "seed"}
+    training = {"rounds", "cohort_size", "seed", "average"}
     assert training <= inspect.signature(Training).parameters.keys()
     of_callbacks = {"evaluate_every", "early_stopping", "unprivate_timing"}
     choices = {"server", "client_optimiser", "clip", "fixed_clip", "noise"}  # which object, by name
@@ -186,7 +189,7 @@ def test_what_has_no_default_has_to_be_given():
     with pytest.raises(SettingError, match=r"^cohort_size is missing: give --cohort-size, or cohort_size in mine\.py$"):
         settings_from(given, "mine.py")
     complete = settings_from({**given, "cohort_size": 5}, "mine.py")
-    assert (complete.server_lr, complete.clip, complete.population_size) == (1.0, "quantile", None)
+    assert (complete.server_rate, complete.clip, complete.population_size) == (1.0, "quantile", None)
     with pytest.raises(SettingError, match="classes=3 must be left out"):
         settings_from({**given, "cohort_size": 5, "classes": 3}, "mine.py", without=["classes"])
 

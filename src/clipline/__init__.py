@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .federated.clip_controllers import FixedClip, QuantileClip, ScheduledClip
     from .federated.local_sgd import LocalAdam, LocalSGD
     from .federated.mechanism import BandedNoise, IndependentNoise
-    from .federated.server_optimisers import ServerAdam, ServerSGD, ServerYogi
+    from .federated.server_optimisers import ServerAdam, ServerNormalised, ServerSGD, ServerYogi
     from .privacy.guarantee import Guarantee
     from .privacy.planning import plan
     from .privacy.relations import Relation
@@ -44,9 +44,9 @@ __all__ = [
     "BandedNoise", "Callback", "CliplineError", "Compute", "Curves", "EarlyStopping", "Evaluate", "FastParts",
     "FixedClip", "Guarantee", "HopelessNoiseWarning", "IndependentNoise", "LocalAdam", "LocalSGD", "Log",
     "Perplexity", "Population", "Privacy", "PrivateStatistics", "Progress", "QuantileClip", "Relation",
-    "RunDirectory", "ScheduledClip", "ServerAdam", "ServerSGD", "ServerYogi", "SettingError", "StopOnInterrupt",
-    "TensorBoard", "TrainResult", "Training", "causal_lm_loss", "load", "plan", "run_together", "task_named",
-    "train_many",
+    "RunDirectory", "ScheduledClip", "ServerAdam", "ServerNormalised", "ServerSGD", "ServerYogi", "SettingError",
+    "StopOnInterrupt", "TensorBoard", "TrainResult", "Training", "causal_lm_loss", "load", "plan", "run_together",
+    "task_named", "train_many",
 ]  # fmt: skip
 __getattr__, __dir__ = lazily(
     __name__,
@@ -58,7 +58,7 @@ __getattr__, __dir__ = lazily(
         ".federated.local_sgd": "LocalAdam LocalSGD",
         ".federated.mechanism": "BandedNoise IndependentNoise",
         ".data.population": "Population",
-        ".federated.server_optimisers": "ServerAdam ServerSGD ServerYogi",
+        ".federated.server_optimisers": "ServerAdam ServerNormalised ServerSGD ServerYogi",
         ".privacy.guarantee": "Guarantee",
         ".privacy.planning": "plan",
         ".privacy.relations": "Relation",

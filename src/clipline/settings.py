@@ -223,10 +223,14 @@ class Settings:
         LOCAL, default=None, own_check=_check_schedule, unset="constant",
     )  # fmt: skip
 
-    server: str = setting("Optimiser of the server.", SERVER, default="sgd", choices=("sgd", "adam", "yogi"))
-    server_lr: float = setting(
-        "Learning rate of the server.", SERVER, default=1.0, above=0, at_most=1e30,
+    server: str = setting(
+        "Optimiser of the server; normalised has a rate of its own.", SERVER, default="sgd",
+        choices=("normalised", "sgd", "adam", "yogi"),
+    )  # fmt: skip
+    server_lr: float | None = setting(
+        "Learning rate of the server (sgd, adam, yogi).", SERVER, default=None, above=0, at_most=1e30,
         way_out="1.0 applies the mean update as it is; 0.01 is a usual start for adam and yogi", by_task=True,
+        unset="1.0 for sgd, 0.01 for adam and yogi",
     )  # fmt: skip
     server_momentum: float = setting(
         "Momentum of the server (sgd).", SERVER, default=0.9, at_least=0, below=1,
@@ -235,6 +239,10 @@ class Settings:
     server_lr_schedule: str | None = setting(
         "Rate of the server over the rounds, as --client-lr-schedule.", SERVER, default=None,
         own_check=_check_schedule, unset="constant",
+    )  # fmt: skip
+    average: str | None = setting(
+        "Whether to give, measure and save the average of the models of all rounds (exponential, 0.9).", SERVER,
+        default=None, choices=("on", "off"), unset="on for normalised, off for other servers",
     )  # fmt: skip
 
     clip: str | float = setting(

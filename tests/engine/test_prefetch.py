@@ -1,12 +1,8 @@
 """Draws in the background are those of `PlainDraws`, to the last bit: they come earlier, and nothing else differs."""
 
 import copy
-import multiprocessing
-import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -31,24 +27,18 @@ from clipline.errors import RunError
 from clipline.federated.draws import PART, NoiseNow, PlainDraws
 from clipline.federated.sampling import FixedSizeSampler, PoissonSampler
 from clipline.random.streams import Streams
-from clipline.training import loop
 from clipline.training.callbacks import Callback
 
 COUNT = 3 * PART + 5
 
 
-@pytest.mark.parametrize("count", [0, 1, 19, PART, COUNT])
-def test_numbers_drawn_in_the_background_are_those_drawn_now(count):
-    drawn = BackgroundNoise(Streams(4).noise(0), count).numbers()
+@pytest.mark.parametrize("threads", [1, 2, 7])
+@pytest.mark.parametrize("count", [0, 1, PART, COUNT])
+def test_numbers_drawn_by_any_number_of_threads_are_those_drawn_now(count, threads):
+    with ThreadPoolExecutor(threads) as pool:
+        drawn = BackgroundNoise(Streams(4).noise(0), count, threads=pool).numbers()
     assert drawn.dtype == torch.float64
     assert torch.equal(drawn, NoiseNow(Streams(4).noise(0), count).numbers())
-
-
-@pytest.mark.parametrize("threads", [1, 2, 7])
-def test_the_numbers_do_not_depend_on_the_number_of_threads(threads):
-    expected = NoiseNow(Streams(4).noise(0), COUNT).numbers()
-    with ThreadPoolExecutor(threads) as pool:
-        assert torch.equal(BackgroundNoise(Streams(4).noise(0), COUNT, threads=pool).numbers(), expected)
 
 
 @pytest.fixture
@@ -130,47 +120,10 @@ def test_the_numbers_of_a_round_are_given_out_once(kind):
         noise.numbers()
 
 
-def test_what_was_drawn_for_a_round_is_given_out_once(begun):
-    made = draws("prefetch", PoissonSampler(100, 10), seed=0)
-    made.prefetch(2)
-    (first, noise), (again, other) = made.take(2), made.take(2)
-    assert len(begun) == 2  # a second taker gets a drawing of its own
-    assert noise is not other
-    assert np.array_equal(first.users, again.users)
-    assert torch.equal(noise.numbers(), other.numbers())
-
-
-@dataclass(frozen=True)
-class Watched:
-    """A sampler that counts its draws."""
-
-    inner: PoissonSampler
-    drawn: list = field(default_factory=list)
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-    def draw(self, rng, round_index):
-        cohort = self.inner.draw(rng, round_index)
-        self.drawn.append(cohort.users.tolist())
-        return cohort
-
-
 def small_training(**changes):
     settings = {"rounds": 6, "cohort_size": 9, "seed": 5, "local": LOCAL, "noise_multiplier": 0.5, **changes}
     population = population_of([3] * 40, features=16)
     return flat_training(linear_model(16), cross_entropies, population, **settings)
-
-
-@pytest.mark.parametrize("until", [4, 6])
-def test_nothing_is_drawn_for_a_round_that_does_not_come(begun, until):
-    watched = Watched(PoissonSampler(100, 10))
-    made = Prefetch(watched, Streams(0), 18, "cpu", until)
-    for t in range(until):
-        made.take(t)
-        made.prefetch(t + 1)
-    assert len(watched.drawn) == len(begun) == until
-    assert not made._drawn
 
 
 class Watching:
@@ -188,16 +141,13 @@ class Watching:
 
 
 @pytest.mark.parametrize("source", ["seed", "system"])
-def test_every_round_trains_the_cohort_that_was_drawn_for_it_once(source):
+def test_every_round_trains_a_cohort_of_its_own_once(source):
     training = small_training(noise_source=source)
-    watched = Watched(training.algorithm.sampler)
-    training.algorithm = replace(training.algorithm, sampler=watched)
     training.backend = watching = Watching(training.backend)
     training.run()
-    assert watching.came == list(enumerate(watched.drawn))
     assert [t for t, _ in watching.came] == [0, 1, 2, 3, 4, 5]
     assert len({tuple(users) for _, users in watching.came}) == 6
-    sampler, streams = watched.inner, training.problem.runs[0].streams
+    sampler, streams = training.algorithm.sampler, training.problem.runs[0].streams
     anew = [(t, sampler.draw(streams.sampling(t)).users.tolist()) for t in range(6)]
     assert (watching.came == anew) == (source == "seed")
 
@@ -219,20 +169,6 @@ def test_a_run_is_what_its_rounds_are_one_at_a_time_without_anything_ahead(uncom
         state, _ = one_round(plain, state)
     assert torch.equal(result.state.params, state.params)
     assert result.state.clip == state.clip
-
-
-def test_a_round_from_another_state_draws_the_cohort_and_noise_of_that_round():
-    training = small_training()
-    streams = training.problem.runs[0].streams
-    shared = Prefetch(training.algorithm.sampler, streams, training.dim, "cpu", training.rounds)
-    states = [training.init()]
-    for _ in range(4):
-        states.append(one_round(training, states[-1])[0])
-    for number in (0, 1, 2, 0, 3, 1, 1, 2):  # each has prefetched for the round after it, whether that comes or not
-        state, release = loop.one_round(training.algorithm, states[number], shared, training.backend)
-        assert torch.equal(state.params, states[number + 1].params)
-        assert state.clip == states[number + 1].clip
-        assert release.fraction_within is not None
 
 
 class StopAfter(Callback):
@@ -257,22 +193,6 @@ def test_a_training_keeps_nothing_of_what_its_run_has_drawn(callbacks):
     assert torch.equal(training.run().state.params, again.run().state.params)
 
 
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
-def test_a_forked_process_draws_with_threads_of_its_own():
-    expected = NoiseNow(Streams(4).noise(0), COUNT).numbers()
-    BackgroundNoise(Streams(4).noise(0), COUNT).numbers()  # threads that a child does not have
-    reader, writer = os.pipe()
-    child = multiprocessing.get_context("fork").Process(
-        target=lambda: os.write(
-            writer, bytes([torch.equal(BackgroundNoise(Streams(4).noise(0), COUNT).numbers(), expected)])
-        )
-    )
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    assert os.read(reader, 1) == bytes([True])
-
-
 # Threads --------------------------------------------------------------------------------------------------------------
 
 
@@ -290,12 +210,3 @@ def test_threads_start_with_the_first_draw_and_end_when_the_draws_are_closed():
     draws.close()
     assert noise_threads() == before
     assert len(noise.numbers()) == COUNT + 1  # what was taken before is still there
-
-
-def test_noise_by_itself_ends_its_own_threads():
-    before = noise_threads()
-    BackgroundNoise(Streams(0).noise(0), COUNT).numbers()
-    until = time.monotonic() + 10
-    while noise_threads() != before and time.monotonic() < until:
-        time.sleep(0.01)
-    assert noise_threads() == before

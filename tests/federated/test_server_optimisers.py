@@ -1,24 +1,30 @@
+import math
 from itertools import pairwise
 
 import pytest
 import torch
 
-from clipline import ServerAdam, ServerSGD, ServerYogi, SettingError
-from clipline.federated.mechanism import Release
-from clipline.federated.server_optimisers import scheduled
+from clipline import ServerAdam, ServerNormalised, ServerSGD, ServerYogi, SettingError
+from clipline.federated.mechanism import MeanNoise, Release
+from clipline.federated.server_optimisers import AVERAGE, AveragedServer, scheduled
 from clipline.privacy.events import GaussianEvent, PoissonSampling
 
 EVENT = GaussianEvent(PoissonSampling(0.1), 1.0)
-OPTIMISERS = [ServerSGD(0.5), ServerSGD(1.0, momentum=0.0), ServerAdam(0.1), ServerYogi(0.1)]
+OPTIMISERS = [
+    ServerSGD(0.5), ServerSGD(1.0, momentum=0.0), ServerAdam(0.1), ServerYogi(0.1), ServerNormalised(0.1),
+    scheduled(ServerNormalised(), rounds=9), AveragedServer(ServerNormalised(0.1)),
+]  # fmt: skip
 
 
-def run(optimiser, means, start=(0.0, 1.0)):
+def release(mean, noise=None):
+    return Release(torch.tensor(mean, dtype=torch.float64), lambda: None, lambda: True, EVENT, noise)
+
+
+def run(optimiser, means, start=(0.0, 1.0), noises=None):
     params = torch.tensor(start, dtype=torch.float64)
     state = optimiser.init(params)
-    for mean in means:
-        params, state = optimiser.update(
-            params, state, Release(torch.tensor(mean, dtype=torch.float64), lambda: None, lambda: True, EVENT)
-        )
+    for mean, noise in zip(means, noises or [None] * len(means), strict=True):
+        params, state = optimiser.update(params, state, release(mean, noise))
     return params, state
 
 
@@ -34,9 +40,7 @@ def test_an_update_alters_nothing_it_was_given(optimiser):
     params = torch.tensor([1.0, 2.0])
     state = optimiser.init(params)
     before = {name: tensor.clone() for name, tensor in state.items()}
-    optimiser.update(
-        params, state, Release(torch.tensor([1.0, 1.0], dtype=torch.float64), lambda: None, lambda: True, EVENT)
-    )
+    optimiser.update(params, state, release([1.0, 1.0]))
     assert params.tolist() == [1.0, 2.0]
     assert all(torch.equal(state[name], before[name]) for name in before)
 
@@ -53,9 +57,8 @@ def test_momentum_of_a_long_model_is_that_of_each_parameter(dtype):
     rng = torch.Generator().manual_seed(0)
     params, before = torch.randn(2, 2 * 65_536 + 3, generator=rng).to(dtype)  # several parts and a rest
     mean = torch.randn(len(params), generator=rng, dtype=torch.float64)
-    moved, state = ServerSGD(0.5, 0.9).update(
-        params, {"momentum": before}, Release(mean, lambda: None, lambda: True, EVENT)
-    )
+    seen = Release(mean, lambda: None, lambda: True, EVENT)
+    moved, state = ServerSGD(0.5, 0.9).update(params, {"momentum": before}, seen)
     momentum = 0.9 * before + mean.to(dtype)
     assert torch.equal(state["momentum"], momentum)
     assert torch.equal(moved, params + 0.5 * momentum)
@@ -81,9 +84,52 @@ def test_yogi_by_hand():
     assert state["second"].tolist() == pytest.approx([0.05, 0.0], rel=1e-12)
 
 
+def test_the_normalised_server_by_hand():
+    # u = mean / clip = (3, 4), then (0, 2); momentum 0.1 u = (.3, .4), then (.27, .36 + .2); s^2 = 25, then
+    # (.99 * .25 + .01 * 4) / .0199; steps lr sqrt(2) momentum / s
+    noises = [MeanNoise(2.0, 0.0, 0.0), MeanNoise(0.5, 0.0, 0.0)]
+    params, state = run(ServerNormalised(0.1), [[6.0, 8.0], [0.0, 1.0]], noises=noises)
+    s = math.sqrt((0.99 * 0.25 + 0.01 * 4) / 0.0199)
+    first, second = (0.1 * math.sqrt(2) * length for length in (1 / 5, 1 / s))
+    assert params.tolist() == pytest.approx([0.3 * first + 0.27 * second, 1 + 0.4 * first + 0.56 * second], rel=1e-12)
+    assert state["momentum"].tolist() == pytest.approx([0.27, 0.56], rel=1e-12)
+
+
+def test_of_noise_that_cancels_the_normalised_server_counts_what_stays():
+    # |u|^2 = 25; of 2 * 3^2 = 18 noise 2 * 0.5^2 stay: 7.5. Then |u|^2 = 2 is less than the noise: 0.5
+    banded = MeanNoise(1.0, 3.0, 0.5)
+    params, state = run(ServerNormalised(1.0), [[3.0, 4.0], [1.0, 1.0]], (0.0, 0.0), [banded] * 2)
+    assert float(state["square"] / state["weight"]) == pytest.approx((0.99 * 0.075 + 0.01 * 0.5) / 0.0199, rel=1e-12)
+    second = math.sqrt(2 / ((0.99 * 0.075 + 0.005) / 0.0199))
+    assert float(params[0]) == pytest.approx(math.sqrt(2 / 7.5) * 0.3 + second * 0.37, rel=1e-12)
+
+
+def test_the_normalised_servers_rate_follows_from_the_rounds_and_not_from_the_scale_of_updates():
+    assert scheduled(ServerNormalised(), rounds=100).lr == pytest.approx(0.037, rel=1e-12)
+    assert scheduled(ServerNormalised(0.2), rounds=100).lr == 0.2
+    means = [[1.0, -2.0], [0.5, 0.5], [-1.0, 3.0]]
+    small, large = (run(ServerNormalised(0.1), [[k * x for x in mean] for mean in means])[0] for k in (1e-9, 1e9))
+    assert small.tolist() == pytest.approx(large.tolist(), rel=1e-9)
+    still, _ = run(ServerNormalised(0.1), [[0.0, 0.0]] * 3, noises=[MeanNoise(math.inf, 0.0, 0.0)] * 3)
+    assert still.tolist() == [0.0, 1.0]  # nobody moved the model, and nothing was clipped
+    with pytest.raises(SettingError, match="lr=None must be given where no training says how many rounds"):
+        run(ServerNormalised(), [[1.0, 1.0]])
+
+
+def test_the_average_of_models_by_hand():
+    # models 1, 2, 4: weights 0.81, 0.9 and 1 times 0.1, over their sum
+    params, state = run(AveragedServer(ServerSGD(1.0, momentum=0.0)), [[1.0], [1.0], [2.0]], (0.0,))
+    assert params.tolist() == [4.0]
+    assert state[AVERAGE].tolist() == pytest.approx([(0.81 * 1 + 0.9 * 2 + 4) / 2.71], rel=1e-12)
+    first = run(AveragedServer(ServerSGD(1.0)), [[0.1]], (0.3,))
+    assert torch.equal(first[1][AVERAGE], first[0])
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: ServerNormalised(-1.0), "server_lr=-1.0"),
+        (lambda: ServerNormalised(momentum=1.0), "server_momentum=1.0"),
         (lambda: ServerSGD(0.0), "server_lr=0.0"),
         (lambda: ServerSGD(1.0, 1.0), "server_momentum=1.0 must be a finite number at least 0 and below 1"),
         (lambda: ServerAdam(beta1=1.5), "server_beta1=1.5"),
@@ -97,7 +143,7 @@ def test_rates_outside_their_limits_are_refused(make, words):
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize("kind", [ServerSGD, ServerAdam, ServerYogi])
+@pytest.mark.parametrize("kind", [ServerSGD, ServerAdam, ServerYogi, ServerNormalised])
 def test_a_schedule_scales_each_rounds_step_and_nothing_else(kind):
     means = [[1.0, -2.0], [0.5, 0.5], [-1.0, 3.0], [2.0, 0.0]]
     halves = scheduled(kind(0.5, lr_schedule="step:2:0.5"), rounds=4)
@@ -112,7 +158,7 @@ def test_a_schedule_scales_each_rounds_step_and_nothing_else(kind):
     assert stopped.tolist() == pytest.approx([0.0, 1.0], abs=1e-300)
 
 
-@pytest.mark.parametrize("kind", [ServerSGD, ServerAdam, ServerYogi])
+@pytest.mark.parametrize("kind", [ServerSGD, ServerAdam, ServerYogi, ServerNormalised])
 def test_a_function_is_asked_once_a_round_and_before_the_first(kind):
     asked = []
     optimiser = scheduled(kind(0.5, lr_schedule=lambda t: asked.append(t) or 1.0), rounds=3)

@@ -39,7 +39,7 @@ def test_optimisers_of_users_and_server_follow_from_the_settings(tmp_path):
     read = BASE.overridden(read_toml(tmp_path / "s.toml"), "the file")
     more = {"clip_norm": 2.0, "lr_schedule": "cosine", "batch_size": BASE.batch_size, "reduction": "sum"}
     assert read.local("sum") == LocalAdam(0.1, **more)
-    assert read.server_optimiser() == ServerYogi(BASE.server_lr, lr_schedule="linear")
+    assert read.server_optimiser() == ServerYogi(0.01, lr_schedule="linear")  # its own rate
     sgd = BASE.overridden({**chosen, "client_momentum": 0.9, "client_proximal": 0.1}, "here")
     assert sgd.local("sum") == LocalSGD(0.1, **more, momentum=0.9, proximal=0.1)
     assert BASE.local().plain_sgd
@@ -62,13 +62,25 @@ def test_the_number_of_generated_users_is_a_setting_and_so_declared():
         replace(BASE, population_size=None).drawn_users()
 
 
+def test_another_server_brings_its_own_rate():
+    base = BASE.overridden({"server": "sgd", "server_lr": 0.3}, "here")
+    rates = [base.overridden({"server": name}, "here").server_optimiser().lr for name in ("sgd", "adam", "normalised")]
+    assert rates == [0.3, 0.01, None]
+    assert base.overridden({"server": "yogi", "server_lr": 0.2}, "here").server_optimiser().lr == 0.2
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"quantlie": 0.3}, "here has the unknown key 'quantlie': did you mean 'quantile'?"),
         ({"clamp_fraction": 1}, "clamp_fraction=1 must be true or false"),
         ({"clip": True}, "clip=True"),
-        ({"server": "rmsprop"}, "server='rmsprop' must be one of sgd, adam, yogi"),
+        ({"server": "rmsprop"}, "server='rmsprop' must be one of normalised, sgd, adam, yogi"),
+        (
+            {"server": "normalised", "server_lr": 0.5},
+            "server_lr=0.5 must be left out where server='normalised', which needs none: drop it, or add server='sgd'",
+        ),
+        ({"average": "yes"}, "average='yes' must be one of on, off"),
         ({"fixed_clip": 0}, "fixed_clip=0"),
         ({"fixed_clip": 1e-310}, "fixed_clip=1e-310 must be a finite number at least 1e-30"),
         ({"clip": 5e-324}, "clip=5e-324 must be a finite number at least 1e-30"),

@@ -237,6 +237,8 @@ def _summary(
     Of an interrupted run also what was `planned`, which holds whatever made somebody stop, and how to go on, with the
     `flags` that no file stores.
     """
+    from ..training.diagnosis import LAST
+
     own = is_task_file(settings.task)
     part = "" if settings.evaluate_on in (None, "original") else f" ({settings.evaluate_on})"
     lines = [f"{metric_name} {result.metrics[metric_name]:.4f} on {used.measured_on}{part}"]
@@ -245,7 +247,11 @@ def _summary(
     if best is not None and best.best != best.last:
         after = f"after {best.best_rounds} rounds, last {best.last:.4f} after {best.last_rounds}"
         lines.append(f"best {best.metric} {best.best:.4f} {after}")
+    if result.has_average:
+        of_last = result.metrics.get(LAST + metric_name)
+        lines.append(f"saved: {result.saved}" + ("" if of_last is None else f"; the last one has {of_last:.4f}"))
     beside = {name: value for name, value in result.metrics.items() if name not in (metric_name, "loss")}
+    beside = {name: value for name, value in beside.items() if not name.startswith(LAST)}
     if beside:  # such as what would do without a model
         lines.append("beside it: " + ", ".join(f"{name} {value:.4f}" for name, value in beside.items()))
     if used.kind == "stand-in":
@@ -335,6 +341,7 @@ def _summary_json(
         "findings": [asdict(finding) for finding in result.findings],
         "best": None if result.best is None else asdict(result.best),
         "model_rounds": result.model_rounds,
+        "saved": result.saved,
         "users": users,
         "population_size": settings.population_size,
         "cohort_size": settings.cohort_size,

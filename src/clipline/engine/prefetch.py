@@ -1,9 +1,10 @@
 """Prefetches the next round's cohort and noise, on idle cores, while the current round ends.
 
-Plain twin: `PlainDraws` of federated/draws.py, which draws the same numbers when they are needed.
+Reference implementation: `PlainDraws` of federated/draws.py, which draws the same numbers when they are needed.
 Switch: `FastParts.prefetch`.
 Held equal by: tests/engine/test_prefetch.py, tests/federated/test_draws.py.
-Buys: 89 ms a round instead of 121 (so_lr, 20 users, 2 cores, benchmarks/fast_parts.py, 2026-11-16).
+Buys: on a GPU, 13.9 ms a round instead of 148 (so_lr, noise of cores; docs/results/performance.md). On cores that are
+busy with training nothing was measured.
 """
 
 from __future__ import annotations
@@ -30,17 +31,11 @@ _STAGED = 1 << 13  # numbers, 64 KiB: so few are copied from any memory without 
 class BackgroundNoise:
     """`count` independent standard normal numbers, drawn by background threads from construction on.
 
-    Few numbers are drawn at once. All depend on the generator alone, not on the number of threads. Without `threads` it
-    starts its own, which end when all numbers are drawn.
+    Few numbers are drawn at once. All depend on the generator alone, not on the number of threads.
     """
 
     def __init__(
-        self,
-        rng: NormalGenerator,
-        count: int,
-        device: torch.device | str = "cpu",
-        *,
-        threads: Executor | None = None,
+        self, rng: NormalGenerator, count: int, device: torch.device | str = "cpu", *, threads: Executor
     ) -> None:
         self._device = torch.device(device)
         self._used = False
@@ -55,10 +50,7 @@ class BackgroundNoise:
             for part, where in parts:
                 part.standard_normal(out=array[where])
             return
-        pool = new_threads() if threads is None else threads
-        self._pending += [pool.submit(part.standard_normal, out=array[where]) for part, where in parts]
-        if threads is None:
-            pool.shutdown(wait=False)
+        self._pending += [threads.submit(part.standard_normal, out=array[where]) for part, where in parts]
 
     def numbers(self) -> Tensor:
         """(count,) float64 on the device; waits for the threads. Given out once: noise hides one release only."""
@@ -93,7 +85,8 @@ class Prefetch:
         self._sampler, self._streams, self._dim, self._device = sampler, streams, dim, device
         self._until, self._on_device = until, on_device
         self._drawn: dict[int, tuple[Cohort, Noise]] = {}
-        self._threads = new_threads()
+        # As many as there are cores; each starts when it is first needed.
+        self._threads = ThreadPoolExecutor(min(32, os.cpu_count() or 1), thread_name_prefix="clipline-noise")
 
     def take(self, round_index: int) -> tuple[Cohort, Noise]:
         """Cohort and noise of this round, prefetched or drawn now. Given out once."""
@@ -125,8 +118,3 @@ class Prefetch:
 def draws_on_device(problem: Problem) -> bool:
     """Whether the noise of a training is drawn by its GPU."""
     return problem.fast.device_noise and device_noise.usable(problem.device, problem.model.dim + 1)
-
-
-def new_threads() -> ThreadPoolExecutor:
-    """A pool of as many threads as there are cores; each starts when it is first needed."""
-    return ThreadPoolExecutor(min(32, os.cpu_count() or 1), thread_name_prefix="clipline-noise")

@@ -16,7 +16,7 @@ from .clipping import ClippedSum
 from .draws import Draws
 from .mechanism import GaussianMechanism, NoiseState, Release
 from .sampling import Sampler
-from .server_optimisers import ServerOptimiser, ServerState
+from .server_optimisers import AVERAGE, ServerOptimiser, ServerState
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,11 @@ class TrainState:
     def clip(self) -> ClipState:
         """The clip of the next round."""
         return self.read_clip()
+
+    @property
+    def returned(self) -> Tensor:
+        """(dim,) of the model that a training gives if it ends here: the average of models, or the last."""
+        return self.server.get(AVERAGE, self.params)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +61,7 @@ class Algorithm:
 
     def init(self, params: Tensor) -> TrainState:
         """The state before round 0."""
-        noise = self.mechanism.begin(0)
-        return TrainState(0, params, self.server.init(params), self.controller.init, Ledger(), noise)
+        return TrainState(0, params, self.server.init(params), self.controller.init, Ledger(), self.mechanism.begin(0))
 
     def round(
         self, state: TrainState, draws: Draws
@@ -73,5 +77,4 @@ class Algorithm:
         release, noise_after = self.mechanism.step(total, noise, state.noise, t)
         params, server = self.server.update(state.params, state.server, release)
         clip = LateClip(lambda: self.controller.update(state.clip, release))
-        ledger = state.ledger.add(release.event)
-        return TrainState(t + 1, params, server, clip, ledger, noise_after), release
+        return TrainState(t + 1, params, server, clip, state.ledger.add(release.event), noise_after), release

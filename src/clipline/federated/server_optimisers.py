@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from sys import float_info
@@ -10,14 +11,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..errors import SettingError, check_number
+from ..errors import SettingError, check_number, refuse
 from ..lr_schedules import FactorTable, LrSchedule, lr_factor, tabulated
 from ..settings import check, check_declared, declared
 from ..synonyms import refuses_unknown_keywords
-from .mechanism import Release
+from .mechanism import MeanNoise, Release
 
 ServerState = Mapping[str, Tensor]
+AVERAGE = "average of models"  # the name of that tensor in a server's state
 _HIGHEST_RATE = 1e30  # that of the setting server_lr
+_LENGTH = 0.37  # of all steps of `ServerNormalised`, in units of sqrt(rounds * parameters), if all went one way
+_KEPT_OF_SQUARES = 0.99  # of their running mean, from round to round
+_KEPT_OF_AVERAGE = 0.9  # of the average of models, from round to round
+_SMALLEST = 1e-200  # a norm: where no user moved the model, nothing is divided by nothing
 
 
 class ServerOptimiser(Protocol):
@@ -40,7 +46,7 @@ class ServerSGD:
     `lr_schedule` changes the rate from round to round, here as in the other server optimisers: see `lr_factor`.
     """
 
-    lr: float = declared("server_lr")
+    lr: float = declared("server_lr", default=1.0)
     momentum: float = declared("server_momentum")
     lr_schedule: LrSchedule | None = declared("server_lr_schedule")
 
@@ -113,11 +119,95 @@ class ServerYogi(_Adaptive):
         return second - (1 - self.beta2) * torch.sign(second - square) * square
 
 
+@refuses_unknown_keywords
+@dataclass(frozen=True)
+class ServerNormalised:
+    """Momentum in steps of a length that the number of rounds decides: no rate to tune.
+
+    With u the released mean in clips and P the number of parameters, a round does
+    `momentum = 0.9 * momentum + 0.1 * u` and `params += lr * sqrt(P) * momentum / s`. Here s^2 is the running mean of
+    |u|^2 (0.99, bias-corrected). Of noise that cancels in later rounds, |u|^2 counts only the part that stays.
+
+    The clip's scale drops out, and so nearly does the users' learning rate. All of it is made of released and public
+    numbers, so it costs no privacy.
+
+    Args:
+      lr: How far a round moves a parameter, as root mean square, if all rounds pull one way. Left out it is
+        0.37 / sqrt(rounds), which needs no tuning.
+      momentum: Share of the momentum that a round keeps.
+      lr_schedule: Changes the rate from round to round.
+
+    Raises:
+      SettingError: If `lr` is not above 0, or `momentum` is outside [0, 1).
+
+    Example:
+      >>> cl.Training(model, loss, people, server=cl.ServerNormalised(), ...)
+    """
+
+    lr: float | None = declared("server_lr")
+    momentum: float = declared("server_momentum")
+    lr_schedule: LrSchedule | None = declared("server_lr_schedule")
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+
+    def init(self, params: Tensor) -> ServerState:
+        """No momentum yet, no square seen."""
+        nothing = params.new_zeros((), dtype=torch.float64)
+        return {"momentum": torch.zeros_like(params), "square": nothing, "weight": nothing}
+
+    def update(self, params: Tensor, state: ServerState, release: Release) -> tuple[Tensor, ServerState]:
+        """One step along the momentum. Nothing is read back from a GPU."""
+        if self.lr is None:
+            raise refuse("lr", None, "given where no training says how many rounds there are", "give 0.03, say")
+        noise = MeanNoise(1.0, 0.0, 0.0) if release.noise is None else release.noise
+        clip = noise.clip if math.isfinite(noise.clip) else 1.0
+        u = release.mean / clip
+        momentum = (self.momentum * state["momentum"]).add_(u.to(params), alpha=1 - self.momentum)
+        # Noise that will cancel makes |u| long and moves no model: what stays of it is put in its place.
+        without_noise = (torch.linalg.vector_norm(u) ** 2 - len(u) * noise.stddev**2).clamp_min(0)
+        lasting = without_noise + len(u) * noise.lasting**2
+        square = _KEPT_OF_SQUARES * state["square"] + (1 - _KEPT_OF_SQUARES) * lasting
+        weight = _KEPT_OF_SQUARES * state["weight"] + (1 - _KEPT_OF_SQUARES)
+        length = (square / weight).sqrt().clamp_min(_SMALLEST)
+        step = (self.lr * math.sqrt(len(u)) / length) * momentum
+        return step.add_(params), {"momentum": momentum, "square": square, "weight": weight}
+
+
+@dataclass(frozen=True)
+class AveragedServer:
+    """A server optimiser whose state also has the exponential average of all models released so far.
+
+    A released model is public, and so is any average of models. The first models count for as much as they should in
+    an average of few (bias-corrected).
+    """
+
+    optimiser: ServerOptimiser
+
+    def init(self, params: Tensor) -> ServerState:
+        """No model released yet: the average is the initial one."""
+        weight = params.new_zeros((), dtype=torch.float64)
+        return {**self.optimiser.init(params), AVERAGE: params.clone(), f"weight of {AVERAGE}": weight}
+
+    def update(self, params: Tensor, state: ServerState, release: Release) -> tuple[Tensor, ServerState]:
+        """The optimiser's step, and the new model's share in the average."""
+        inner = dict(state)
+        average, before = inner.pop(AVERAGE), inner.pop(f"weight of {AVERAGE}")
+        params, after = self.optimiser.update(params, inner, release)
+        weight = _KEPT_OF_AVERAGE * before + (1 - _KEPT_OF_AVERAGE)
+        share = ((1 - _KEPT_OF_AVERAGE) / weight).to(params)
+        own = {AVERAGE: torch.lerp(average, params, share), f"weight of {AVERAGE}": weight}
+        return params, {**after, **own}
+
+
+Ours = ServerSGD | ServerAdam | ServerYogi | ServerNormalised
+
+
 @dataclass(frozen=True)
 class ScheduledServer:
     """A server optimiser whose `lr_schedule` is followed over so many rounds. The state counts the rounds."""
 
-    optimiser: ServerSGD | ServerAdam | ServerYogi
+    optimiser: Ours
     rounds: int
 
     def init(self, params: Tensor) -> ServerState:
@@ -127,6 +217,7 @@ class ScheduledServer:
     def update(self, params: Tensor, state: ServerState, release: Release) -> tuple[Tensor, ServerState]:
         """One step at the rate of this round."""
         done = state["rounds_done"]
+        assert self.optimiser.lr is not None, "known once the rounds are"
         lr = self.optimiser.lr * lr_factor(self.optimiser.lr_schedule, int(done), self.rounds)
         of_round = replace(self.optimiser, lr=max(lr, float_info.min))  # a rate of 0 is no setting
         inner = {name: value for name, value in state.items() if name != "rounds_done"}
@@ -134,17 +225,27 @@ class ScheduledServer:
         return params, {**after, "rounds_done": done + 1}
 
 
+def for_rounds(optimiser: ServerOptimiser, rounds: int) -> ServerOptimiser:
+    """The optimiser with what follows from the number of rounds: its rate, and what a schedule's function says."""
+    if isinstance(optimiser, ServerNormalised) and optimiser.lr is None:
+        optimiser = replace(optimiser, lr=_LENGTH / math.sqrt(rounds))
+    if isinstance(optimiser, Ours):
+        optimiser = replace(optimiser, lr_schedule=tabulated(optimiser.lr_schedule, rounds))
+    return optimiser
+
+
 def scheduled(optimiser: ServerOptimiser, rounds: int) -> ServerOptimiser:
     """The optimiser over so many rounds: itself, if it has no schedule. A function is asked here, and never again."""
-    if isinstance(optimiser, ServerSGD | ServerAdam | ServerYogi) and optimiser.lr_schedule is not None:
-        schedule = tabulated(optimiser.lr_schedule, rounds)
-        if isinstance(schedule, FactorTable):  # a rate that is no setting would end the run at this round
-            highest = max(range(rounds), key=schedule)
-            if optimiser.lr * schedule(highest) > _HIGHEST_RATE:
-                raise SettingError(
-                    f"lr_schedule gave {schedule(highest)!r} in round {highest}, a rate above {_HIGHEST_RATE:g}: "
-                    "return the factor by which the rate is multiplied"
-                )
-        optimiser = replace(optimiser, lr_schedule=schedule)
-        return ScheduledServer(optimiser, rounds)
-    return optimiser
+    optimiser = for_rounds(optimiser, rounds)
+    if not isinstance(optimiser, Ours) or optimiser.lr_schedule is None:
+        return optimiser
+    schedule = optimiser.lr_schedule
+    if isinstance(schedule, FactorTable):  # a rate that is no setting would end the run at this round
+        assert optimiser.lr is not None
+        highest = max(range(rounds), key=schedule)
+        if optimiser.lr * schedule(highest) > _HIGHEST_RATE:
+            raise SettingError(
+                f"lr_schedule gave {schedule(highest)!r} in round {highest}, a rate above {_HIGHEST_RATE:g}: "
+                "return the factor by which the rate is multiplied"
+            )
+    return ScheduledServer(optimiser, rounds)

@@ -79,6 +79,7 @@ class Task:
             clip=settings.controller(),
             noise=settings.correlation(),
             server=settings.server_optimiser(),
+            average=None if settings.average is None else settings.average == "on",
             privacy=settings.privacy(),
             compute=replace(compute, row_fields=loaded.row_fields),
             seed=settings.seed,

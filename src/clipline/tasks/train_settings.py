@@ -15,7 +15,7 @@ from ..federated.clip_controllers import ClipController, FixedClip, QuantileClip
 from ..federated.local_sgd import LocalAdam, LocalSGD, LocalTraining
 from ..federated.mechanism import BandedNoise, IndependentNoise
 from ..federated.sampling import sampler_named
-from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi
+from ..federated.server_optimisers import ServerAdam, ServerNormalised, ServerOptimiser, ServerSGD, ServerYogi
 from ..settings import SETTINGS, STAND_IN, Settings, check, keywords_for, toml_text
 from ..synonyms import meant
 from ..training.options import Compute, Privacy
@@ -38,6 +38,7 @@ class TrainSettings(Settings):
         self.privacy()
         self.controller()
         self.correlation()
+        self.server_optimiser()
         self.local()
         if self.population_size is not None:
             sampler_named(self.sampling, self.population_size, self.cohort_size, self.declared_size)
@@ -80,10 +81,21 @@ class TrainSettings(Settings):
 
     def server_optimiser(self) -> ServerOptimiser:
         """The optimiser that `server` names."""
+        if self.server == "normalised" and self.server_lr is not None:
+            way_out = "drop it, or add server='sgd'"
+            raise refuse("server_lr", self.server_lr, "left out where server='normalised', which needs none", way_out)
+        if self.server == "normalised":
+            return ServerNormalised(momentum=self.server_momentum, lr_schedule=self.server_lr_schedule)
         if self.server == "sgd":
-            return ServerSGD(**keywords_for(ServerSGD, self))
+            return ServerSGD(self.server_rate, self.server_momentum, self.server_lr_schedule)
         kind = ServerAdam if self.server == "adam" else ServerYogi
-        return kind(self.server_lr, lr_schedule=self.server_lr_schedule)
+        return kind(self.server_rate, lr_schedule=self.server_lr_schedule)
+
+    @property
+    def server_rate(self) -> float:
+        """The rate of sgd, adam or yogi at the server, also where it is left out."""
+        usual = 1.0 if self.server in ("sgd", "normalised") else 0.01
+        return usual if self.server_lr is None else self.server_lr
 
     def correlation(self) -> IndependentNoise | BandedNoise:
         """How noise is correlated over rounds, as `noise` names it."""
@@ -106,12 +118,14 @@ class TrainSettings(Settings):
         """These settings with `changes`; an unknown key is refused with the nearest known one.
 
         Setting epsilon drops a noise_multiplier that was there before, and the other way round. Setting data to a store
-        drops the population_size and test_users of what was there before.
+        drops the population_size and test_users of what was there before, and another server the server_lr.
         """
         check_given(changes, where)
         for key, value in changes.items():
             if SETTINGS[key].some_tasks and value is not None and getattr(self, key) is None:
                 raise refuse(key, value, f"left out, as task {self.task!r} has no such setting", "drop it")
+        if changes.get("server", self.server) != self.server:  # the rate of one is none for the other
+            changes = {"server_lr": None, **changes}
         return replace(self, **completed(changes))
 
     def to_toml(self) -> str:

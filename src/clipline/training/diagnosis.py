@@ -15,6 +15,8 @@ from ..metric_direction import lower_is_better
 from ..privacy.feasibility import Verdict, verdict, verdict_text
 
 RELEASED = ("round", "clip", "fraction_within", "epsilon", "delta", "unprivate_seconds")  # no metric has such a name
+LAST = "last/"  # begins the names of the last model's metrics, where others are of the average of models
+WITHOUT_MODEL = ("baseline", "share_")  # begin the names of what would do without a model
 Round = Mapping[str, Any]  # a line of metrics.jsonl; a metric that is null was measured and is not finite
 
 SIGMAS = 4.0  # of the noise of a mean of fractions: beyond, a distance is not chance (1 in 30,000 runs)
@@ -70,7 +72,7 @@ class BestAndLast:
 def main_metric(rounds: Sequence[Round], known: Known) -> str | None:
     """The name of the metric that is judged; None if nothing was measured."""
     names = dict.fromkeys(name for one in rounds for name in one if name not in RELEASED)
-    own = [name for name in names if not name.startswith(("baseline", "share_", "unprivate_"))]
+    own = [name for name in names if not name.startswith((*WITHOUT_MODEL, LAST, "unprivate_"))]
     asked = known.metric or (known.facts or {}).get("metric")
     return asked if asked in names else next((name for name in own if name != "loss"), next(iter(own), None))
 

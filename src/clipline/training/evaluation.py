@@ -23,7 +23,7 @@ from ..federated.round import TrainState
 from ..metric_direction import lower_is_better
 from ..settings import SETTINGS
 from .callbacks import Callback, Measuring
-from .diagnosis import RELEASED, Known, main_metric
+from .diagnosis import LAST, RELEASED, WITHOUT_MODEL, Known, main_metric
 from .result import Metrics, RoundReport
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Best:
             return False
         self.value, self.round_index = value, report.round_index
         if self.keeps:  # a few vectors of this length are there anyway
-            self.kept = Kept(state.params.clone(), report.metrics, state.round_index)
+            self.kept = Kept(state.returned.clone(), report.metrics, state.round_index)
         return True
 
 
@@ -95,6 +95,9 @@ class Evaluate(Measuring):
     unless the training's precision is float32. One thread measures one state after the other while the next rounds
     train. Metrics have no noise, and the guarantee does not cover the test users. A test population that shares user
     ids with the training is refused; `Population.split` makes two that share none. An object serves one run at a time.
+
+    Where the training gives the average of released models, that is what is measured. The last model is measured too,
+    and its metrics are called `last/accuracy`, say.
 
     With `keep_best` the result has the best model that was measured, and its metrics, instead of the last: the best by
     the metric of that name, or for True by the run directory's or else the first that is no loss. Which way is better
@@ -176,7 +179,7 @@ class Evaluate(Measuring):
             return None
         assert self._thread is not None, "on_start comes first"
         ready = torch.cuda.current_stream(self._device).record_event() if self._stream is not None else None
-        return self._thread.submit(self._measure, state.params, ready)
+        return self._thread.submit(self._measure, state, ready)
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:
         """Keep the model if it is the best so far and that was asked for."""
@@ -203,20 +206,25 @@ class Evaluate(Measuring):
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = None
 
-    def _measure(self, params: Tensor, ready: torch.cuda.Event | None) -> Metrics:
+    def _measure(self, state: TrainState, ready: torch.cuda.Event | None) -> Metrics:
         with self._turn, torch.no_grad(), torch.cuda.stream(self._stream):  # without a stream, the latter does nothing
             _here.measuring = True
             if self._stream is not None and ready is not None:
                 self._stream.wait_event(ready)
-            pieces = torch.split(params.clone(), [param.numel() for param in self._trainable])  # a metric may write
-            for param, piece in zip(self._trainable, pieces, strict=True):
-                param.data = piece.view_as(param)
-            metrics = _named_numbers(self._evaluate, self._model)
+            metrics = self._metrics_of(state.returned)
+            last = {} if state.returned is state.params else self._metrics_of(state.params)
             if self._stream is not None:
                 self._stream.synchronize()
         _check_names(metrics)
         self.names = list(metrics)
-        return metrics
+        of_last = {LAST + name: value for name, value in last.items() if not name.startswith(WITHOUT_MODEL)}
+        return {**metrics, **of_last}
+
+    def _metrics_of(self, params: Tensor) -> Metrics:
+        pieces = torch.split(params.clone(), [param.numel() for param in self._trainable])  # a metric may write
+        for param, piece in zip(self._trainable, pieces, strict=True):
+            param.data = piece.view_as(param)
+        return _named_numbers(self._evaluate, self._model)
 
 
 def _named_numbers(evaluate: EvaluateModel, model: nn.Module) -> Metrics:

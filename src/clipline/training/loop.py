@@ -241,7 +241,6 @@ class Run:
             last = replace(reports[-1], metrics=metrics, accounted=True, account_now=training.accounting(charged))
             reports = (*reports[:-1], last)
         kept = next((one for callback in self._callbacks if (one := getattr(callback, "kept", None)) is not None), None)
-        chosen = state if kept is None else replace(state, params=kept.params)
         before = next((one for callback in self._callbacks if (one := getattr(callback, "rounds_before", None))), ())
         rounds = [*before, *map(round_numbers, reports)]
         known = replace(
@@ -251,7 +250,7 @@ class Run:
             kept=None if kept is None or kept.rounds == state.round_index else kept.rounds,
         )
         result = TrainResult(
-            training.model_at(chosen),
+            training.model_at(state) if kept is None else training.problem.model.export(kept.params),
             state,
             training.guarantee_of(charged),
             metrics if kept is None else kept.metrics,
@@ -261,6 +260,7 @@ class Run:
             findings=diagnose(rounds, known),
             best=best_and_last(rounds, known),
             model_rounds=state.round_index if kept is None else kept.rounds,
+            released_names=tuple(training.problem.model.named_shapes),
         )
         for callback in self._callbacks:
             callback.on_end(result)

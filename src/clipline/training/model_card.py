@@ -74,6 +74,7 @@ def card_of(
         "rounds": result.state.round_index,
         "stopped": result.stopped,
         "model_rounds": result.model_rounds,
+        "saved": result.saved,
         **({"findings": [str(finding) for finding in result.findings]} if result.findings else {}),
         "model": {"class": f"{type(model).__module__}.{type(model).__qualname__}", "layers": layers_text(model)},
         **result.about,
@@ -119,6 +120,7 @@ def card_page(card: Card) -> str:
 {card["guarantee"]["text"]}
 
 `{card["model"]["class"]}`, after {done} rounds ({card["stopped"]}), by clipline {card["clipline"]}.
+{"It is " + card["saved"] + "." if "saved" in card else ""}
 
 ## Metrics
 
@@ -205,6 +207,7 @@ def describe(training: Training) -> dict[str, Any]:
         "cohort_size": training.cohort_size,
         "seed": training.seed,
         "personal": training.personal_names or None,
+        "average": training.average,
         "local": _scheduled(training.local, training.rounds),
         "clip": _attributes(algorithm.controller),
         "server": _scheduled(training.server, training.rounds),

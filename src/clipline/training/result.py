@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..federated.round import TrainState
 from ..privacy.guarantee import Guarantee
@@ -76,6 +78,10 @@ class TrainResult:
     `findings` says what went wrong, a sentence each with what to do; a training that looks well has none. `best` has
     the main metric's best and last values. `model_rounds` tells after how many rounds `model` was released: all that
     were run, unless the best model was asked for. `state` is always that of the last round.
+
+    `model` is the average of the released models where `Training(average=...)` says so, as it does by default with
+    `ServerNormalised`. `averaged` and `last` are the two models after the last round, whichever `model` is; `averaged`
+    is None where no average was kept. `metrics` are those of `model`; names such as `last/accuracy` are of the last.
     """
 
     model: nn.Module = field(repr=False)
@@ -88,6 +94,38 @@ class TrainResult:
     findings: tuple[Finding, ...] = ()
     best: BestAndLast | None = None
     model_rounds: int = 0
+    released_names: tuple[str, ...] = field(default=(), repr=False)  # of the parameters in `state`, in order
+
+    @cached_property
+    def last(self) -> nn.Module:
+        """The model of the last round, without an average."""
+        return self._with(self.state.params)
+
+    @cached_property
+    def averaged(self) -> nn.Module | None:
+        """The exponential average of the models of all rounds; None where it was not kept."""
+        return self._with(self.state.returned) if self.has_average else None
+
+    @property
+    def has_average(self) -> bool:
+        """Whether the training averaged its models."""
+        return self.state.returned is not self.state.params
+
+    @property
+    def saved(self) -> str:
+        """Which of the released models `model` is, in words."""
+        if not self.has_average:
+            return f"the model released after {self.model_rounds} rounds"
+        return f"the exponential average (0.9) of the models released in {self.model_rounds} rounds"
+
+    def _with(self, params: Tensor) -> nn.Module:
+        """A copy of `model` with these parameters."""
+        module = copy.deepcopy(self.model)
+        named = dict(module.named_parameters())
+        pieces = torch.split(params.cpu(), [named[name].numel() for name in self.released_names])
+        for name, piece in zip(self.released_names, pieces, strict=True):
+            named[name].data.copy_(piece.view_as(named[name]))
+        return module
 
     def save(self, path: str | Path) -> Path:
         """Write the model, its guarantee and its settings into a new or empty folder, for `clipline.load`.
@@ -112,4 +150,5 @@ class TrainResult:
     def __str__(self) -> str:
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         said = "".join(f"\nwarning: {finding}" for finding in self.findings)
-        return f"{metrics + '; ' if metrics else ''}{self.guarantee}{said}"
+        model = f"; saved: {self.saved}" if self.has_average else ""
+        return f"{metrics + '; ' if metrics else ''}{self.guarantee}{model}{said}"

@@ -38,7 +38,14 @@ from ..federated.sampling import (
     sampler_named,
     warn_of_declared_users,
 )
-from ..federated.server_optimisers import ServerAdam, ServerOptimiser, ServerSGD, ServerYogi, scheduled
+from ..federated.server_optimisers import (
+    AveragedServer,
+    ServerNormalised,
+    ServerOptimiser,
+    ServerSGD,
+    for_rounds,
+    scheduled,
+)
 from ..lr_schedules import tabulated
 from ..privacy.accountant import account
 from ..privacy.banded_noise import choose_bands
@@ -134,6 +141,9 @@ class Training:
 
     `preprocessing` are private statistics of the data that were used, as a `PrivateStatistics` or a list of what it
     released: noise, budget and guarantee count them, once each. Those by which `population` was made need not be named.
+    With `average` a run gives, measures and saves the exponential average of the models released after each round; the
+    last one is in the result too. Left out, it does with `ServerNormalised` as server, and gives the last model
+    otherwise. Released models are public, so their average costs no privacy.
     `personal` names parameters (or patterns, "user_vector.*") that stay with their user from round to round: they train
     with the others, start from the model's own values, and are neither clipped, summed nor released. They are private
     data outside the guarantee, see docs/guarantees.md; `unprivate_personal` shows them. Poisson sampling only.
@@ -159,6 +169,7 @@ class Training:
         preprocessing: Iterable[Any] = (),
         personal: Sequence[str] = (),
         noise: IndependentNoise | BandedNoise | None = None,
+        average: bool | None = None,
     ) -> None:
         clip = QuantileClip() if clip is None else clip
         noise = IndependentNoise() if noise is None else noise
@@ -171,8 +182,10 @@ class Training:
         check("rounds", rounds)
         self.rounds = rounds
         local = replace(local, lr_schedule=tabulated(local.lr_schedule, rounds))  # a function is asked here only
-        if isinstance(server, ServerSGD | ServerAdam | ServerYogi):
-            server = replace(server, lr_schedule=tabulated(server.lr_schedule, rounds))
+        server = for_rounds(server, rounds)
+        if not isinstance(average, bool | None):
+            raise refuse("average", average, "True, False or left out", "True gives the average of released models")
+        self.average = isinstance(server, ServerNormalised) if average is None else average
         noise_source = privacy.noise_source or ("system" if seed is None else "seed")
         privacy = replace(privacy, noise_source=noise_source)
         streams = _streams(seed, noise_source, shared=compute.workers == "torchrun")
@@ -221,7 +234,9 @@ class Training:
         if bands > 1:
             mechanism = BandedMechanism(cohort_size, self.noise_multiplier, mechanism.count_stddev, bands, rounds)
         mechanism.delta_stddev(clip.init().clip)  # refuses a clip that no noise can be made for
-        self.algorithm = Algorithm(sampler, mechanism, scheduled(server, rounds), clip)
+        stepping = scheduled(server, rounds)
+        stepping = AveragedServer(stepping) if self.average else stepping
+        self.algorithm = Algorithm(sampler, mechanism, stepping, clip)
         self.problem = make_problem(
             model,
             loss,
@@ -337,8 +352,8 @@ class Training:
             return self.run(callbacks, state=directory.reopen(self))
 
     def model_at(self, state: TrainState) -> nn.Module:
-        """A new model like the one given, with the parameters of `state`, on the CPU."""
-        return self.problem.model.export(state.params)
+        """A new model like the one given, on the CPU: the one that a run would give if it ended in this `state`."""
+        return self.problem.model.export(state.returned)
 
     def unprivate_personal(self) -> dict[Any, dict[str, Tensor]]:
         """Personal parameters by name of each user who took part, after the last round: private data, without noise.

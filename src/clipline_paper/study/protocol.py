@@ -254,7 +254,7 @@ def own_protocol(name: str, metric: str, settings: TrainSettings, scale: str, **
         task=name, scale=scale, rounds=rounds, cohort_size=cohort, average_over=average,
         evaluate_every=min(50, rounds) if scale == "paper" else max(1, average // 2),
         evaluate_last=average if scale == "paper" else 0, seeds={"smoke": 5, "small": 10, "paper": 20}[scale],
-        client_lr=settings.client_lr, server_lr=settings.server_lr, clip_start=settings.clip_start,
+        client_lr=settings.client_lr, server_lr=settings.server_rate, clip_start=settings.clip_start,
         quantiles=(LOWEST, MEDIAN, HIGHEST) if scale == "smoke" else QUANTILES,
         server_rates={"smoke": SERVER_RATES[:3:2], "small": SERVER_RATES[::2], "paper": SERVER_RATES}[scale],
         noises=_SMALL_MODEL_NOISES, max_examples=settings.max_examples, own_metric=metric,

@@ -6,7 +6,7 @@ import torch
 from samples import LOCAL, Observer, cross_entropy, flat_training, one_round, small_population
 from torch import nn
 
-from clipline import QuantileClip, ServerAdam, ServerSGD
+from clipline import QuantileClip, ServerAdam, ServerNormalised, ServerSGD
 from clipline.training.checkpoint import load_checkpoint, save_checkpoint
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -20,7 +20,7 @@ def run(device, server, model, **changes):
 
 
 @needs_cuda
-@pytest.mark.parametrize("server", [ServerSGD(0.5), ServerAdam(0.05)])
+@pytest.mark.parametrize("server", [ServerSGD(0.5), ServerAdam(0.05), ServerNormalised(0.05)])
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_a_gpu_trains_the_same_model_as_the_cpu(server, sampling):
     torch.manual_seed(0)

@@ -10,8 +10,7 @@ from torch import nn
 
 from clipline import LocalSGD, Population
 from clipline.engine.core.one_by_one import OneByOne
-from clipline.engine.core.problem import LocalRun, Problem
-from clipline.engine.stacked.trainer import Stacked
+from clipline.engine.core.problem import Problem
 from clipline.errors import ModuleError, PopulationError, SettingError
 from clipline.random.streams import Streams
 
@@ -20,29 +19,6 @@ POPULATION = population_of([5, 0, 9])
 
 def problem(model=None, population=POPULATION, local=LOCAL, seed=0, **options):
     return Problem(model or linear_model(), cross_entropies, population, local, Streams(seed), **options)
-
-
-def test_the_callers_model_is_copied():
-    model = linear_model()
-    made = problem(model)
-    made.model.load(torch.ones(18, dtype=torch.float64))
-    assert not model.weight.any()
-    with torch.no_grad():
-        model.weight.fill_(5.0)
-    assert not made.model.initial.any()
-
-
-def test_trainers_of_one_problem_share_its_model_and_examples():
-    made = problem()
-    plain = OneByOne(made)
-    stacked = Stacked(plain, 3)
-    assert plain.problem is stacked.problem is made
-    assert made.population is POPULATION
-
-
-def test_one_run_has_the_streams_and_the_rate_that_were_given():
-    (run,) = problem(seed=4).runs
-    assert (run.streams.seed, run.lr) == (4, LOCAL.lr)
 
 
 def test_side_by_side_has_the_runs_of_all_in_order_and_shares_the_rest():
@@ -104,14 +80,6 @@ def test_what_makes_no_sense_is_refused():
         problem(nn.ReLU())
 
 
-def test_row_fields_are_the_problems_own():
-    given = {"weight": "y"}
-    made = problem(row_fields=given)
-    given.clear()
-    assert made.row_fields == {"weight": "y"}
-    assert problem().row_fields == {}
-
-
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
@@ -150,9 +118,3 @@ def test_a_mean_over_the_tokens_after_the_first_runs_on_made_up_lists():
     counted = Population.from_arrays([0, 1], x=np.ones((2, 6)), x_length=np.array([3, 2]))  # nobody said what it is
     with pytest.raises(ModuleError, match=r"made-up whole numbers are 0 or 1: .* needs \.clamp\(min=1\) on it"):
         OneByOne(Problem(linear_model(), mean_of_the_rest, counted, LOCAL, Streams(0)))
-
-
-def test_a_run_is_its_streams_and_its_rate():
-    assert LocalRun(Streams(1), 0.1).lr == 0.1
-    with pytest.raises(AttributeError):
-        LocalRun(Streams(1), 0.1).lr = 0.2

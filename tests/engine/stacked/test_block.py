@@ -6,7 +6,7 @@ import torch
 
 from clipline.engine.core.batches import Steps
 from clipline.engine.core.row_fields import TouchedRows
-from clipline.engine.stacked.block import Block
+from clipline.engine.stacked.trainer import Block
 
 
 def made(label=torch.uint16):
@@ -29,49 +29,42 @@ def made(label=torch.uint16):
     )
 
 
-@pytest.mark.parametrize("label", [torch.uint8, torch.uint16, torch.int64])
-@pytest.mark.parametrize("chosen", [[0, 1, 2], [2, 0], [1], []])
-def test_some_users_of_a_block_in_any_order(chosen, label):
-    whole = made(label)
-    block = whole.of_users(np.array(chosen, np.int64))
-    assert block.users.tolist() == whole.users[chosen].tolist()
-    assert block.owners.tolist() == whole.owners[chosen].tolist()
-    assert block.places.tolist() == whole.places[chosen].tolist()
-    assert np.array_equal(block.steps.rows, whole.steps.rows[chosen])
-    assert np.array_equal(block.steps.counts, whole.steps.counts[chosen])
-    assert np.array_equal(block.steps.widths, whole.steps.widths[chosen])
-    assert torch.equal(block.examples["x"], whole.examples["x"][chosen])
-    assert block.examples["y"].dtype == label
-    assert block.examples["y"].tolist() == whole.examples["y"].long()[chosen].tolist()
-    assert torch.equal(block.rows["w"].rows, whole.rows["w"].rows[chosen])
-    assert torch.equal(block.rows["w"].used, whole.rows["w"].used[chosen])
-    assert torch.equal(block.random_keys, whole.random_keys[chosen])
-    assert torch.equal(block.counts, whole.counts[chosen])
-    assert torch.equal(block.rates, whole.rates[chosen])
-
-
-@pytest.mark.parametrize(("start", "stop", "longest", "room"), [(0, 3, 2, 2), (1, 3, 2, 2), (2, 3, 1, 1), (1, 1, 0, 1)])
-def test_users_side_by_side_with_their_own_steps_and_rows_alone(start, stop, longest, room):
-    whole, users = made(), slice(start, stop)
-    block = whole.between(start, stop, {"w": room})
-    assert block.steps.longest == longest
+def assert_same(block, whole, users, longest=2, room=2):
+    """Everything in `block` is what `whole` has for these users, cut to so many steps and rows."""
     for name in ("users", "owners", "places"):
         assert getattr(block, name).tolist() == getattr(whole, name)[users].tolist()
-    assert np.array_equal(block.steps.rows, whole.steps.rows[users, :longest])
-    assert np.array_equal(block.steps.counts, whole.steps.counts[users, :longest])
-    assert np.array_equal(block.steps.widths, whole.steps.widths[users])
-    assert torch.equal(block.examples["x"], whole.examples["x"][users, :longest])
-    assert block.examples["y"].tolist() == whole.examples["y"].long()[users, :longest].tolist()
+    assert block.steps.rows.tolist() == whole.steps.rows[users, :longest].tolist()
+    assert block.steps.counts.tolist() == whole.steps.counts[users, :longest].tolist()
+    assert block.steps.widths.tolist() == whole.steps.widths[users].tolist()
+    for name, field in whole.examples.items():
+        assert block.examples[name].dtype == field.dtype
+        assert block.examples[name].tolist() == field.double()[users, :longest].tolist()
     assert torch.equal(block.rows["w"].rows, whole.rows["w"].rows[users, :room])
     assert torch.equal(block.rows["w"].used, whole.rows["w"].used[users, :room])
-    assert block.rows["w"].rows.is_contiguous()
     assert torch.equal(block.random_keys, whole.random_keys[users, :longest])
     assert torch.equal(block.counts, whole.counts[users, :longest])
     assert torch.equal(block.rates, whole.rates[users])
 
 
+@pytest.mark.parametrize("label", [torch.uint8, torch.uint16, torch.int64])
+@pytest.mark.parametrize("chosen", [[0, 1, 2], [2, 0], [1], []])
+def test_some_users_of_a_block_in_any_order(chosen, label):
+    whole = made(label)
+    assert_same(whole.of_users(np.array(chosen, np.int64)), whole, chosen)
+
+
+@pytest.mark.parametrize(("start", "stop", "longest", "room"), [(0, 3, 2, 2), (1, 3, 2, 2), (2, 3, 1, 1), (1, 1, 0, 1)])
+def test_users_side_by_side_with_their_own_steps_and_rows_alone(start, stop, longest, room):
+    whole = made()
+    block = whole.between(start, stop, {"w": room})
+    assert block.steps.longest == longest
+    assert_same(block, whole, slice(start, stop), longest, room)
+    assert block.rows["w"].rows.is_contiguous()
+
+
 def test_all_that_lies_on_the_device_is_named():
     block = made()
-    tensors = block.tensors()
     own = [*block.examples.values(), block.rows["w"].rows, block.rows["w"].used]
-    assert {id(one) for one in tensors} == {id(one) for one in [*own, block.random_keys, block.counts, block.rates]}
+    assert {id(one) for one in block.tensors()} == {
+        id(one) for one in [*own, block.random_keys, block.counts, block.rates]
+    }

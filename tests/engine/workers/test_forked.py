@@ -16,7 +16,7 @@ from worker_runs import HERE, TOLERANCE, alone, distance, killed, nothing_is_lef
 
 from clipline import SettingError
 from clipline.engine.workers.forked import ForkedBackend
-from clipline.errors import ModuleError, WorkerError
+from clipline.errors import WorkerError
 from clipline.privacy.events import PoissonSampling
 from clipline.training.callbacks import StopOnInterrupt
 
@@ -37,19 +37,6 @@ def test_a_loss_that_fails_in_a_worker_is_shown_with_its_traceback():
     assert "in fails_elsewhere" in str(error.value)
     assert nothing_is_left()
     assert distance(training(workers=3).run(), alone()) <= TOLERANCE
-
-
-def test_a_loss_that_fails_here_says_what_failed():
-    def fails_here(model, batch):
-        if os.getpid() == HERE and bool((batch["y"] == 2).any()):  # made-up labels are 0 and 1
-            raise ZeroDivisionError("boom")
-        return cross_entropy(model, batch)
-
-    with pytest.raises(
-        ModuleError, match=r"of a user in round \d fails \(ZeroDivisionError: boom\); the batch has the fields x, y"
-    ):
-        training(fails_here, workers=2, on_error="raise").run()
-    assert nothing_is_left()
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -245,19 +232,6 @@ def test_a_group_of_the_callers_own_is_left_alone(tmp_path):
         assert dist.is_initialized()
     finally:
         dist.destroy_process_group()
-
-
-def test_a_run_within_a_run_has_workers_of_its_own():
-    inner = []
-    outer = training(workers=2).run([Observer(lambda *_: inner.append(training(workers=3).run()))])
-    assert [distance(one, alone()) <= TOLERANCE for one in [outer, *inner]] == [True] * 5
-    assert nothing_is_left()
-
-
-def test_how_errors_are_printed_is_left_to_the_caller():
-    before = sys.excepthook
-    training(workers=2, rounds=1).run()
-    assert sys.excepthook is before
 
 
 def test_outside_a_run_a_round_is_trained_here():

@@ -1,7 +1,12 @@
 """The updates of a block of users: PRIVATE. In pieces, one a parameter, in the form in which they were computed.
 
-A piece is `Dense`, `Rows` or `FactoredUpdates`. Each can be measured, added to a sum, and written out. Its `squares`
-are the user's own to the last bit, and so is their number: see `isolation/user_sums.py`.
+A piece is `Dense`, `Rows` or `FactoredUpdates`. Each can be measured, added to a sum, and written out.
+
+A norm is the same to the last bit whoever else is in the block. A library's own sum chooses the order of its additions
+by the whole tensor, so by the number of users. That is no matter for the sum of updates, whose noise covers rounding.
+But a bit that says whether the norm is within the clip may flip, and for many users at once. So squares are added by
+halves, columns i and i + half, by operations that never see two users' numbers together. Columns of zeros at the end
+change nothing, and the error is one rounding for each halving.
 """
 
 from __future__ import annotations
@@ -14,13 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..isolation.user_sums import squares_by_leaf, sum_columns
 from .precision import kernels_in_use
 
 block_sums: Any = None  # Triton kernels, where there are: `engine/choose.py` hands them in
 
 _CHUNK = 1 << 22  # numbers converted to float64 at a time on a GPU, to bound memory
 _CACHED = 1 << 16  # the same on a CPU core, to fit its cache
+_LEAF = 1024  # columns that are first added up by themselves: any number of such groups can be done at a time
+_SQUARED = 1 << 18  # numbers squared in float64 at a time on a core; on a GPU `_CHUNK`
 _WIDTH = 16  # numbers: a row of a product of factors begins at a multiple of 64 bytes
 _EPS = torch.finfo(torch.float64).eps
 _MOST_CANCELLED = 2.0**-14  # of the lengths of a user's outer products: no norm is taken to be less
@@ -49,6 +55,44 @@ def _column_chunks(values: Tensor) -> Iterator[slice]:
     step = max(256, (_CACHED if values.device.type == "cpu" else _CHUNK) // max(1, len(values)))
     for start in range(0, values.shape[1], step):
         yield slice(start, start + step)
+
+
+def sum_columns(values: Tensor) -> Tensor:
+    """(users,): the sum of each row of values (users, any)."""
+    return _added_up(values.clone())
+
+
+def squares_by_leaf(values: Tensor) -> Tensor:
+    """(users, parts) float64: squares of values (users, width), added up in part; `sum_columns` gives their sums.
+
+    How many parts depends on the width alone. No overflow for float32, whose square is far inside float64.
+    """
+    users, width = values.shape
+    whole, rest = divmod(width, _LEAF)
+    parts = values.new_zeros(users, whole + (rest > 0), dtype=torch.float64)
+    step = max(1, (_SQUARED if values.device.type == "cpu" else _CHUNK) // (_LEAF * max(1, users)))
+    squares = values.new_empty(users, min(step, whole), _LEAF, dtype=torch.float64)
+    for first in range(0, whole, step):
+        leaves = squares[:, : min(step, whole - first)]
+        end = first + leaves.shape[1]
+        leaves.copy_(values[:, first * _LEAF : end * _LEAF].view(leaves.shape))
+        parts[:, first:end] = _added_up(leaves.square_())
+    if rest:
+        parts[:, -1] = _added_up(values[:, -rest:].to(torch.float64, copy=True).square_())
+    return parts
+
+
+def _added_up(values: Tensor) -> Tensor:
+    """(...): sums of values (..., any) by halves, as if columns of zeros made their number a power of two.
+
+    Writes into the values: give what is not used again.
+    """
+    width = values.shape[-1]
+    while width > 1:
+        half = 1 << (width - 1).bit_length() - 1
+        values[..., : width - half] += values[..., half:width]
+        width = half
+    return values[..., 0] if width else values.sum(dim=-1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,5 +2,5 @@
 
 Begin with `guard.py`. `state.py` finds the state and keeps it as it was, `constants.py` that of tensors and arrays.
 `generators.py` holds the random generators and `made_up_data.py` the synthetic examples on which a model
-is tried before any user is looked at. `user_sums.py` adds up a user's numbers in an order that nobody else decides.
+is tried before any user is looked at.
 """

@@ -35,7 +35,7 @@ class Constant:
         self._noticed, self._form = _noticed(now), _form(now)
         self.before: list[Any]
         if isinstance(now, np.ndarray):
-            self.before = [_digest(now) if self.lost else _plain(now).copy()]
+            self.before = [_digest(now) if self.lost else now.copy()]
         else:
             self.before = [checksum(piece) if self.lost else piece.clone() for piece in _pieces(now)]
 
@@ -55,10 +55,10 @@ class Constant:
             if _form(now) != self._form:
                 return False
             if now.dtype.kind == "T":  # texts of any length, which lie elsewhere in a copy
-                return bool(np.array_equal(_plain(now), self.before[0]))
+                return bool(np.array_equal(now, self.before[0]))
             if self.lost:
                 return bool(_digest(now) == self.before[0])
-            return bool(_plain(now).tobytes() == self.before[0].tobytes())  # of objects: that they are the same ones
+            return bool(now.tobytes() == self.before[0].tobytes())  # of objects: that they are the same ones
         if torch._C._functorch.is_functorch_wrapped_tensor(now):  # left behind by vmap
             return False
         if (now.is_leaf and now.grad is not self._noticed[0]) or _form(now) != self._form:
@@ -72,7 +72,7 @@ class Constant:
         now = self.now
         if isinstance(now, np.ndarray):
             if now.flags.writeable and not self.lost and now.shape == self.before[0].shape:
-                _plain(now)[...] = self.before[0]
+                now[...] = self.before[0]
             return
         for piece, kept in zip(_pieces(self._data), () if self.lost else self.before, strict=False):
             piece.copy_(kept)
@@ -148,13 +148,8 @@ def checksum(values: Tensor) -> int:
     return int(total)
 
 
-def _plain(values: NDArray[Any]) -> NDArray[Any]:
-    """The array itself: a class derived from it may show something else, as a masked one hides what is masked."""
-    return values if type(values) is np.ndarray else values.view(np.ndarray)
-
-
 def _digest(values: NDArray[Any]) -> bytes:
-    flat: Any = np.ascontiguousarray(_plain(values)).reshape(-1).view(np.uint8)
+    flat: Any = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     return hashlib.blake2b(flat).digest()
 
 

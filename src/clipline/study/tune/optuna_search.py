@@ -124,7 +124,7 @@ class _Search:
         scale = self.optuna.distributions.FloatDistribution
         return {
             name: scale(rate / spread, min(rate * spread, 1e30), log=True)
-            for name, rate in (("client_lr", trial.client_lr), ("server_lr", trial.server_lr))
+            for name, rate in (("client_lr", trial.client_lr), ("server_lr", trial.server_rate))
         }
 
     def _values(self, batch: list[Any], changes: dict[str, float]) -> list[tuple[float, str]]:

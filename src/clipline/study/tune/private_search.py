@@ -71,7 +71,7 @@ class PrivatelyTuned:
 
 def candidates_of(question: Question) -> tuple[tuple[float, float], ...]:
     """The pairs of rates of a private search: a grid fixed beforehand."""
-    grid = RateGrid(question.trial.client_lr, question.trial.server_lr, question.reach)
+    grid = RateGrid(question.trial.client_lr, question.trial.server_rate, question.reach)
     return tuple(grid.rates(point) for point in grid.first())
 
 

@@ -191,7 +191,7 @@ def tune(question: Question, study: Study, tell: Tell = lambda line: None) -> Tu
 
 def search_grid(question: Question, trials: Trials, tell: Tell) -> Rates:
     """Step 1 on the lattice of half decades, until the best pair has beaten its neighbours or `runs` are spent."""
-    grid = RateGrid(question.trial.client_lr, question.trial.server_lr, question.reach)
+    grid = RateGrid(question.trial.client_lr, question.trial.server_rate, question.reach)
     found: dict[Offsets, RateTrial] = {}
     scores: dict[Offsets, float] = {}
     points = sorted(grid.first(), key=lambda point: point[0] ** 2 + point[1] ** 2)  # the centre first, if runs are few
