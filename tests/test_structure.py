@@ -27,6 +27,7 @@ LEVELS = {
     "data": 4,
     "engine": 5,
     "training": 6,
+    "federation": 7,
     "tasks": 7,
     "layers": 8,
     "serve": 8,
@@ -179,13 +180,14 @@ BUDGETS = {
     "data": 4713,
     "engine": 12109,
     "federated": 1740,
+    "federation": 692,
     "privacy": 4124,
-    "random": 436,
-    "root files": 1469,
+    "random": 440,
+    "root files": 1470,
     "serve": 776,
     "study": 4459,
     "tasks": 2068,
-    "training": 3822,
+    "training": 3847,
 }
 
 

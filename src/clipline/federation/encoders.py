@@ -5,7 +5,7 @@
 | `Plain` | yes | 1 | 32 | every vector |
 | `RotatedLevels` | yes | 1 + 2 sqrt(d) / (2^k - 1), usually by far less | k, 1 to 16 | every vector |
 | `KeptShare` | yes | 1 / share | 32 share | every vector |
-| `SecureIntegers` | yes, but for 1e-6 of a rounding step | nothing: the noise is made for its bound | 16 or 32 | the sum alone |
+| `SecureIntegers` | to 1e-6 of a rounding step | nothing: the noise is made for its bound | 16 or 32 | the sum |
 
 Where the server decodes vectors it clips each of them once more (`PartialSums.add_clipped`). So an enlarged norm costs
 accuracy and no privacy. All vectors are in clips: the range follows the clip, and nobody tunes it.
@@ -193,7 +193,7 @@ def _unpacked(packed: NDArray[np.generic], bits: int, count: int) -> NDArray[np.
 
 
 def _floats(message: Message, count: int) -> Tensor | None:
-    if message.dtype != np.float32 or message.shape != (count,):
+    if message.dtype != np.float32 or message.shape != (count,) or not np.isfinite(message).all():
         return None
     return torch.from_numpy(message.astype(np.float64))
 
@@ -303,8 +303,8 @@ def secure_integers(
     """The finest whole numbers that fit the modulus, for rounds of this noise multiplier.
 
     Of all numbers of a round none wraps around, with a chance of 1e-9 at most, whatever the updates are. `fixed_size`
-    says that no cohort is larger than `cohort_size`. `survivors` is the declared least number of clients in a sum, where
-    clients add the noise: with more of them there is more of it.
+    says that no cohort is larger than `cohort_size`. `survivors` is the declared least number of clients in a sum,
+    where clients add the noise: with more of them there is more of it.
 
     Raises:
       SettingError: If nothing fits, with the least bits that would.

@@ -92,5 +92,5 @@ def hadamard(side: int) -> Tensor:
 @lru_cache(maxsize=16)
 def hartley(side: int) -> Tensor:
     """(side, side) float64, symmetric and orthogonal: no entry is larger than sqrt(2 / side)."""
-    angles = torch.outer(torch.arange(side), torch.arange(side)) % side * (2 * math.pi / side)
-    return (angles.double().cos() + angles.double().sin()) / math.sqrt(side)
+    turns = (torch.outer(torch.arange(side), torch.arange(side)) % side).double() / side
+    return ((2 * math.pi * turns).cos() + (2 * math.pi * turns).sin()) / math.sqrt(side)
