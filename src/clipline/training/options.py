@@ -105,7 +105,7 @@ class Compute:
     def resolved(self, parameters: int, cohort_size: int) -> Compute:
         """The same with a torch device and a number of workers in place of "auto" and None.
 
-        For a model of so many parameters and a cohort of so many users. Refused where the device is not there.
+        For a model of this many `parameters`. Refused where the device is not there.
         """
         device = _device(self.device, parameters)
         return replace(self, device=device, workers=_workers(self.workers, device, cohort_size))
