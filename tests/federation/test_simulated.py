@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from samples import LOCAL, cross_entropies, linear_model, population_of, request, summed
+from samples import LOCAL, cross_entropies, linear_model, population_of, request, small_population, summed
 
 import clipline as cl
 from clipline import SettingError
@@ -14,12 +14,12 @@ from clipline.training.model_card import describe
 POPULATION = population_of([6, 3, 9, 1, 0, 14, 7, 5, 30, 2, 4, 4, 8, 3, 5])
 
 
-def training_of(upload=None, noise_multiplier=0.05, sampling="poisson", count_stddev=0.5, cohort_size=6, **options):
+def training_of(upload=None, noise_multiplier=0.05, sampling="poisson", count_stddev=0.5, cohort_size=6, people=POPULATION, **options):
     torch.manual_seed(0)
     privacy = cl.Privacy(noise_multiplier=noise_multiplier, sampling=sampling, count_stddev=count_stddev)
     return cl.Training(
-        linear_model(), cross_entropies, POPULATION, rounds=8, cohort_size=cohort_size, local=LOCAL, privacy=privacy, seed=3,
-        upload=upload, **options,
+        linear_model(), cross_entropies, people, rounds=8, cohort_size=cohort_size, local=LOCAL, privacy=privacy,
+        seed=3, upload=upload, **options,
     )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_simulated_is_refused():
     with pytest.raises(SettingError, match=r"at least \d+ here"):
         training_of(cl.SecureSum(bits=14), noise_multiplier=2e-4)
     with pytest.raises(SettingError, match="IndependentNoise where upload is given"):
-        training_of(cl.Quantised(8), noise=cl.BandedNoise(2), cohort_size=2)
+        training_of(cl.Quantised(8), noise=cl.BandedNoise(2), people=small_population(400))
     with pytest.raises(SettingError, match="SecureSum, Quantised or RandomMask"):
         training_of("secure")
     with pytest.raises(SettingError, match="run this training alone"):
