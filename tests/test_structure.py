@@ -175,13 +175,14 @@ BUDGETS = {
     "data": 4640,
     "engine": 12109,
     "federated": 1740,
+    "federation": 692,
     "privacy": 4279,
-    "random": 436,
-    "root files": 1469,
+    "random": 440,
+    "root files": 1471,
     "serve": 775,
     "study": 4399,
     "tasks": 2068,
-    "training": 3826,
+    "training": 3851,
 }
 
 

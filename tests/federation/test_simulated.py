@@ -14,7 +14,15 @@ from clipline.training.model_card import describe
 POPULATION = population_of([6, 3, 9, 1, 0, 14, 7, 5, 30, 2, 4, 4, 8, 3, 5])
 
 
-def training_of(upload=None, noise_multiplier=0.05, sampling="poisson", count_stddev=0.5, cohort_size=6, people=POPULATION, **options):
+def training_of(
+    upload=None,
+    noise_multiplier=0.05,
+    sampling="poisson",
+    count_stddev=0.5,
+    cohort_size=6,
+    people=POPULATION,
+    **options,
+):
     torch.manual_seed(0)
     privacy = cl.Privacy(noise_multiplier=noise_multiplier, sampling=sampling, count_stddev=count_stddev)
     return cl.Training(
