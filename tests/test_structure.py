@@ -181,7 +181,7 @@ BUDGETS = {
     "root files": 1471,
     "serve": 775,
     "study": 4399,
-    "tasks": 2068,
+    "tasks": 2067,
     "training": 3851,
 }
 
