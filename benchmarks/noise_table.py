@@ -39,7 +39,7 @@ ROUNDS, SEEDS = 150, 10
 WORDS, TAGS = 300, 30
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 CLIENT_RATES, SERVER_RATES = (0.03, 0.1, 0.3, 1.0), (0.3, 1.0, 3.0)
-NEWCOMER = 0.1  # client rate
+NEWCOMER = {"C": 0.0316, "L": 316.0}  # client rates: those of the paper; elsewhere 0.1
 
 
 class Job(NamedTuple):
@@ -48,7 +48,7 @@ class Job(NamedTuple):
     task: str
     epsilon: float
     way: str  # of WAYS, or "grid"
-    client_rate: float = NEWCOMER
+    client_rate: float
     server_rate: float = 1.0
 
     def key(self, seed: int) -> str:
@@ -64,15 +64,19 @@ class Loaded(NamedTuple):
     loss: Callable[[nn.Module, Mapping[str, torch.Tensor]], torch.Tensor]
     measure: Callable[[nn.Module], float]
     batch_size: int
+    reduction: str = "mean"
+    row_fields: Mapping[str, Any] | None = None
 
 
-COHORTS = {"H": 100, "M": 300, "E": 150, "V": 150, "S": 150}
+COHORTS = {"H": 100, "M": 300, "E": 150, "V": 150, "S": 150, "C": 1000, "L": 1000}
 TITLES = {
     "H": "handwriting, 10,000 writers, 100 a round",
     "M": "README's main job, 40,000 writers, 300 a round",
     "E": "EMNIST, 10,000 users, perceptron, 150 a round",
     "V": "EMNIST, 10,000 users, CNN, 150 a round",
     "S": "tags (CiteULike), 150 a round; recall at 5",
+    "C": "EMNIST-CR's model (1.2M parameters), 50,000 drawn writers of 20 images, 1,000 a round",
+    "L": "SO-LR's model (5M parameters), 20,000 drawn users, 1,000 a round; recall at 5",
 }
 SAME_SERVER = ("before", "grid")
 
@@ -167,6 +171,11 @@ def image_loss(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Ten
     return F.cross_entropy(model(batch["x"]), batch["y"].long(), reduction="none")
 
 
+def where(model: nn.Module) -> torch.device:
+    """The device of its parameters."""
+    return next(model.parameters()).device
+
+
 def seeded(make: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
     """The first weights of a seed."""
 
@@ -178,12 +187,12 @@ def seeded(make: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
 
 
 @cache
-def loaded(task: str, stores: Path, device: str) -> Loaded:
+def loaded(task: str, stores: Path) -> Loaded:
     """The task's data in this process."""
     import clipline as cl
 
     def accuracy(x: torch.Tensor, y: torch.Tensor) -> Callable[[nn.Module], float]:
-        return lambda model: float((model(x.to(device)).argmax(dim=1).cpu() == y).double().mean())
+        return lambda model: float((model(x.to(where(model))).argmax(dim=1).cpu() == y).double().mean())
 
     if task in ("E", "V"):
         data = np.load(stores / "emnist.npz")
@@ -198,7 +207,7 @@ def loaded(task: str, stores: Path, device: str) -> Loaded:
         x, y = torch.from_numpy(words[data["test"]]), torch.from_numpy(tags[data["test"]]).double()
 
         def recall(model: nn.Module) -> float:
-            best = model(x.to(device)).topk(5, dim=1).indices.cpu()
+            best = model(x.to(where(model))).topk(5, dim=1).indices.cpu()
             return float(y.gather(1, best).sum() / y.sum())
 
         return Loaded(people, seeded(TaggedArticles), tags_loss, recall, 16)
@@ -207,7 +216,17 @@ def loaded(task: str, stores: Path, device: str) -> Loaded:
         own = cl.task_named("handwriting")
         at = own.load(replace(own.settings, population_size=users))
         return Loaded(at.population, at.make, at.loss, lambda model: float(at.evaluate(model)["accuracy"]), 20)
-    raise SystemExit(f"no task {task}")
+    if task == "C":
+        from clipline.tasks.handwriting import writers_population
+
+        own = cl.task_named("emnist_cr")
+        at = own.load(replace(own.settings, data="stand-in", population_size=100, test_users=100))
+        people = replace(writers_population(0, 50_000, 62, mean_examples=20), user_ids=np.arange(50_000))
+        return Loaded(people, at.make, at.loss, lambda model: float(at.evaluate(model)["accuracy"]), 20)
+    own = cl.task_named("so_lr")
+    at = own.load(replace(own.settings, data="stand-in", population_size=20_000, test_users=100))
+    measure = lambda model: float(at.evaluate(model)["recall_at_5"])  # noqa: E731
+    return Loaded(at.population, at.make, at.loss, measure, 100, at.reduction, at.row_fields)
 
 
 # ---------------------------------------------------------------- runs
@@ -220,13 +239,16 @@ def training(job: Job, seed: int, task: Loaded, device: str) -> Any:
     more: dict[str, Any] = {}
     if job.way in SAME_SERVER:
         more = {"server": cl.ServerSGD(job.server_rate), "noise": cl.IndependentNoise()}
-    elif job.way == "normalised":
-        more = {"noise": cl.IndependentNoise()}
+    else:
+        noise = cl.IndependentNoise() if job.way == "normalised" else cl.BandedNoise()
+        more = {"server": cl.ServerNormalised(), "noise": noise}
     return cl.Training(
         task.model(seed), task.loss, task.population,
-        rounds=ROUNDS, cohort_size=COHORTS[job.task], local=cl.LocalSGD(lr=job.client_rate, batch_size=task.batch_size),
+        rounds=ROUNDS, cohort_size=COHORTS[job.task],
+        local=cl.LocalSGD(lr=job.client_rate, batch_size=task.batch_size, reduction=task.reduction),
         privacy=cl.Privacy(epsilon=job.epsilon, population_size=len(task.population)),
-        compute=cl.Compute(device=device, workers=1, fast=cl.FastParts(compiled_steps="never")),
+        compute=cl.Compute(device=device, workers=1, row_fields=task.row_fields or {},
+                           fast=cl.FastParts(compiled_steps="never")),
         seed=1000 + seed, **more,
     )  # fmt: skip
 
@@ -248,11 +270,22 @@ def lines(job: Job, seeds: list[int], task: Loaded, device: str) -> Iterator[str
 
 def jobs(tasks: list[str]) -> list[Job]:
     """All that the table needs, the most important first."""
-    found = [Job(t, 4.0, way) for t in tasks for way in ("before", "now", "normalised")]
-    found += [Job(t, e, way) for e in EPSILONS for t in tasks for way in ("before", "now")]
-    rates = [(c, s) for c in CLIENT_RATES for s in SERVER_RATES]
-    found += [Job(t, 4.0, "grid", *pair) for t in tasks for pair in rates]
-    found += [Job(t, e, "grid", *pair) for e in EPSILONS for t in tasks if t != "M" for pair in rates]
+
+    def job(task: str, epsilon: float, way: str) -> Job:
+        return Job(task, epsilon, way, NEWCOMER.get(task, 0.1), 1.78 if task == "L" else 1.0)
+
+    def grid(task: str, epsilon: float) -> list[Job]:
+        own = NEWCOMER.get(task)
+        clients = CLIENT_RATES if own is None else (own / 3, own, 3 * own)
+        return [Job(task, epsilon, "grid", client, server) for client in clients for server in SERVER_RATES]
+
+    found = [job(task, 4.0, way) for task in tasks for way in ("before", "now", "normalised")]
+    found += [job(task, epsilon, way) for epsilon in EPSILONS for task in tasks for way in ("before", "now")
+              if task not in NEWCOMER]  # fmt: skip
+    found += [one for task in tasks for one in grid(task, 4.0)]
+    found += [
+        one for epsilon in EPSILONS for task in tasks if task not in ("M", *NEWCOMER) for one in grid(task, epsilon)
+    ]
     return list(dict.fromkeys(found))
 
 
@@ -276,7 +309,7 @@ def work(wanted: argparse.Namespace, until: float) -> None:
         if not seeds:
             continue
         try:
-            for line in lines(job, seeds, loaded(job.task, wanted.stores, wanted.device), wanted.device):
+            for line in lines(job, seeds, loaded(job.task, wanted.stores), wanted.device):
                 with wanted.out.open("a", encoding="utf-8") as file:
                     file.write(line + "\n")
             print(f"{job}: {time.time() - begun:.1f} s", flush=True)
@@ -350,7 +383,8 @@ def written(records: Records) -> str:
         grid = records.best_of_grid(task, 4.0)
         first.append([
             TITLES[task], mean(old), f"{mean(grid[1])} ({grid[0][0]:g}, {grid[0][1]:g})" if grid else "",
-            mean(records.values(task, 4.0, "normalised")), mean(records.values(task, 4.0, "now")), f"**{mean(now)}**",
+            mean(records.values(task, 4.0, "normalised")), mean(records.values(task, 4.0, "now")),
+            f"**{mean(now)}**" if now else "",
             gain(old, now), gain(grid[1], now) if grid else "",
         ])  # fmt: skip
         for epsilon in EPSILONS:

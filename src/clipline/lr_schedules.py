@@ -47,7 +47,7 @@ def lr_factor(schedule: LrSchedule | None, round_index: int, rounds: int) -> flo
 
     Parts of a text that are joined by commas are multiplied. "warmup:N" grows from 1/N in the first round to 1 in round
     N; "linear:END" and "cosine:END" fall from 1 towards END (0 if left out), which they would reach after the last
-    round; "step:EVERY:FACTOR" multiplies by FACTOR after every so many rounds.
+    round; "step:EVERY:FACTOR" multiplies by FACTOR after every EVERY rounds.
     """
     if schedule is None:
         return 1.0
@@ -106,7 +106,7 @@ def tabulated(schedule: LrSchedule | None, rounds: int) -> LrSchedule | None:
 def schedule_text(schedule: LrSchedule | None, rounds: int) -> str | None:
     """A schedule as it is recorded: a text as it is; of a function its first and last factor and a checksum of all.
 
-    Of more than 4096 rounds the checksum takes about so many, evenly spaced.
+    Of more than 4096 rounds the checksum takes about 4096, evenly spaced.
     """
     if schedule is None or isinstance(schedule, str):
         return schedule

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ _INK = "0.2"
 
 
 def ordered_colours(count: int, stops: Sequence[str] = ORDERED) -> list[str]:
-    """So many colours at equal distances of a scale that gets lighter; page.js has the same."""
+    """`count` colours at equal distances of a scale that gets lighter; page.js has the same."""
     colours = []
     for number in range(count):
         place = number * (len(stops) - 1) / max(count - 1, 1)
@@ -44,7 +44,7 @@ def ordered_colours(count: int, stops: Sequence[str] = ORDERED) -> list[str]:
 def spread(places: Sequence[float], gap: float, low: float = 0.0, high: float = 1.0) -> list[float]:
     """The places moved as little as possible (least squares), so that each is at least `gap` from the next.
 
-    They keep their order and stay between `low` and `high`, unless so many do not fit there.
+    They keep their order and stay between `low` and `high`, unless they do not all fit there.
     """
     gap = min(gap, (high - low) / max(len(places) - 1, 1))
     order = sorted(range(len(places)), key=lambda i: places[i])
@@ -118,7 +118,7 @@ def plain_log_labels(axis: Axes) -> None:
     axis.yaxis.set_minor_formatter(Plain())
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path | IO[bytes]) -> None:
     """Write as PNG; letters that the font lacks become boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")

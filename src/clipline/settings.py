@@ -196,7 +196,7 @@ class Settings:
         "Passes over a user's examples.", LOCAL, default=1, at_least=1, at_most=10**6, way_out="the paper uses 1"
     )
     max_examples: int | None = setting(
-        "Train on the first so many examples of a user.", LOCAL, default=None, at_least=1,
+        "Maximum examples per user (the first N are used).", LOCAL, default=None, at_least=1,
         way_out="leave it out for no limit", by_task=True,
     )  # fmt: skip
     client_optimiser: str = setting(
@@ -287,7 +287,7 @@ class Settings:
     )  # fmt: skip
     population_size: int | None = setting(
         "How many users there are, n: a public number, declared beforehand and not read from the data. The rate and "
-        "delta follow from it, and the guarantee is for add-or-remove. Where users are generated, so many are drawn.",
+        "delta follow from it, and the guarantee is for add-or-remove. A generated population has this many users.",
         PRIVACY, default=None, at_least=1, at_most=10**12, way_out="give the number of users that is known beforehand",
         unset="counted in stored data, and the guarantee is for zero-out", by_task=True,
     )  # fmt: skip
@@ -332,7 +332,7 @@ class Settings:
         default=None, some_tasks=True, choices=("validation", "test", "original"), by_task=True,
     )  # fmt: skip
     evaluate_every: int | None = setting(
-        "Measure every so many rounds.", MEASURING, default=None, at_least=1, way_out="1 is after every round",
+        "Rounds between measurements.", MEASURING, default=None, at_least=1, way_out="1 is after every round",
         unset="10, or a hundredth of the rounds if that is more",
     )  # fmt: skip
 

@@ -188,13 +188,13 @@ def test_without_a_network_fetch_fails_at_once_with_the_manual_way(clipline, tmp
 SLOW = """
 import sys, time
 import numpy as np
-from clipline.data import prepare
+from clipline.data import store
 def slow(*_, **__):
     while True:
         yield np.arange(100), {"x": np.zeros((100, 100))}
         print("going", flush=True)
         time.sleep(0.05)
-prepare.read_table = slow
+store.read_table = slow
 sys.argv = ["clipline", "data", "prepare", "table", "--from", "a.csv", "--to", "store", "--user-column", "u"]
 from clipline.cli import main
 main()

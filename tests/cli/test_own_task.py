@@ -415,8 +415,8 @@ def test_halves_of_the_test_users_are_measured_apart(mine, tmp_path):
     losses = {}
     for part in ("validation", "test", "original"):
         flags = ["--workers", 1, "--seed", 1, "--rounds", 1, "--json", "--out", part]
-        code, _, err = mine("train", "mine.py", "--data", "both", "--evaluate-on", part, *flags)
-        assert code == 0, err
+        code, out, err = mine("train", "mine.py", "--data", "both", "--evaluate-on", part, *flags)
+        assert (code, json.loads(out)["evaluate_on"]) == (0, part), err
         losses[part] = json.loads((tmp_path / part / "metrics.jsonl").read_text())["loss"]
     # Seven test users with four examples each: four of them to validate on, three to test on.
     assert losses["original"] == pytest.approx((4 * losses["validation"] + 3 * losses["test"]) / 7)

@@ -98,7 +98,9 @@ def test_a_training_that_fails_says_so_before_and_after_and_on_its_report(clipli
     code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.3", "--seed", 2**61, "--out", "r")
     assert code == 0, err
     # 5,994 parameters: 0.3 / 30 * sqrt(5994) = 0.774 clips, and a little more for the count
-    assert re.search(r"^can it train\?  feasible: the noise is 0\.7\d times .* may have to be lower", err, re.MULTILINE)
+    assert re.search(
+        r"^can it train\?  feasible: the noise is 0\.7\d times the longest possible mean", err, re.MULTILINE
+    )
     first, *warned = [line for line in out.splitlines() if line.startswith("warning: ")]
     assert re.match(r"warning: accuracy is 0\.\d+, (no|hardly) better than 0\.1\d+ without a model\.", first)
     assert ["warning: The clip has not arrived: it went from 0.0035 to 0.00" in line for line in warned] == [True]
@@ -148,7 +150,7 @@ def test_event_files_on_request_and_no_report_on_request(clipline, tmp_path):
 
 
 def test_times_of_rounds_are_stored_on_request_and_the_settings_show_it(clipline, tmp_path):
-    flags = [*SMALL, "--noise-multiplier", "0.7"]
+    flags = [*SMALL[:4], "--rounds", "1", "--workers", "1", "--noise-multiplier", "0.7", "--no-report"]
     code, _, err = clipline("train", *flags, "--unprivate-timing", "--out", "timed")
     assert code == 0, err
     assert all(line["unprivate_seconds"] > 0 for line in lines(tmp_path / "timed" / "metrics.jsonl"))
@@ -316,35 +318,18 @@ def test_as_many_users_are_drawn_as_are_declared(clipline, tmp_path):
             "relation='add-or-remove' must be replace-one or zero",
         ),
         (["--rounds", "many"], "rounds='many' must be a whole number at least 1"),
-        (["--client-lr", "fast"], "client_lr='fast' must be a finite number above 0"),
         (["--count-stddev", "-1"], "count_stddev=-1.0 must be a finite number at least 0"),
-        (["--group-count", "3"], "group_count=3 must be 2 or 32"),
         (["final.toml"], "or FILE.py: give settings as --config final.toml"),
         (["handwritting"], "emnist_cr, shakespeare, so_lr, so_nwp: did you mean 'handwriting'?"),
-        (["--rounds", "-1"], "rounds=-1 must be a whole number at least 1"),
-        (["--noise-multiplier", "nan"], "noise_multiplier=nan"),
-        (["--noise-multiplier", "-1"], "noise_multiplier=-1.0"),
         (["--epsilon", "0"], "epsilon=0.0 must be a finite number at least 1e-12"),
         (["--epsilon", "2", "--noise-multiplier", "1"], "one follows from the other"),
-        (["--delta", "0"], "delta=0.0 must be a finite number above 0 and at most 0.1"),
-        (["--delta", "1.5"], "delta=1.5"),
-        (
-            ["--cohort-size", "500"],
-            "cohort_size=500 must be at most the population, 300 users: lower the cohort or declare",
-        ),
         (
             ["--clip", "quantil"],
             "clip='quantil' must be one of quantile, fixed, none or a number: did you mean 'quantile'?",
         ),
-        (["--clip", "-3"], "clip=-3.0"),
         (["--clip", "5e-324"], "clip=5e-324 must be a finite number at least 1e-30 and at most 1e+30"),
         (["--clip", "1", "--noise-multiplier", "1e-300"], "delta_noise_multiplier * clip=1e-300 must be a finite"),
         (["--clip", "none"], "clip=inf must be finite where noise is added"),
-        (["--quantile", "1.2"], "quantile=1.2"),
-        (["--sampling", "shuffle"], "sampling='shuffle'"),
-        (["--seed", "-4"], "seed=-4"),
-        (["--classes", "63"], "classes=63"),
-        (["--population-size", "0"], "population_size=0"),
         (["--device", "tpu9"], "device='tpu9'"),
         (["--device", "gpu"], "device='gpu' must be auto, cpu or cuda: did you mean 'cuda'?"),
         (["--workers", "0"], "workers=0 must be a whole number at least 1: 1 trains in this process alone"),
@@ -358,9 +343,7 @@ def test_as_many_users_are_drawn_as_are_declared(clipline, tmp_path):
         ),
         (["--out", "bad.toml/x"], "bad.toml"),
         (["--out", "x" * 300], "name too long"),
-        (["--config", "huge.toml"], "client_lr='a number of too many digits'"),
         (["--config", "device.toml"], "device=1.5 must be auto, cpu or cuda"),
-        (["--client-lr", "1e300"], "client_lr=1e+300"),
         (["--noise-multiplier", "0", "--max-epsilon", "4"], "max_epsilon=4.0 must be left out where there is no noise"),
         (["--out", "used"], "out='used' must be a folder that is new or empty"),
         (["--resume", "nowhere"], "does not exist"),
@@ -370,7 +353,6 @@ def test_bad_input_is_one_sentence_exit_code_2_and_no_directory(clipline, tmp_pa
     (tmp_path / "bad.toml").write_text("ronds = 3\n")
     (tmp_path / "broken.toml").write_text("rounds = = 3\n")
     (tmp_path / "typed.toml").write_text('rounds = "many"\n')
-    (tmp_path / "huge.toml").write_text(f"client_lr = {10**400}\n")
     (tmp_path / "device.toml").write_text("device = 1.5\n")
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "mine.txt").write_text("keep me")
@@ -405,28 +387,6 @@ def test_help_is_there_for_everything(clipline):
         assert flag in out
     code, out, _ = clipline("--version")
     assert out.strip() == "clipline 0.1.0"
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("count_stddev = 1" + "0" * 24, "count_stddev='a number of too many digits' must be a finite number"),
-        ("client_lr = 1" + "0" * 24, "client_lr='a number of too many digits'"),
-        ("max_examples = 1" + "0" * 24, "max_examples='a number of too many digits' must be a whole number"),
-        ("server_lr = nan", "server_lr=nan must be a finite number"),
-        ("clip_start = inf", "clip_start=inf must be a finite number"),
-        ("rounds = " + "1" * 5000, "cannot be read as TOML"),
-        ("a = " + "[" * 100_000, "cannot be read as TOML"),
-        ("task = [1]", "task=[1]"),
-    ],
-)
-def test_a_file_with_absurd_settings_gets_one_sentence(clipline, tmp_path, content, words):
-    (tmp_path / "c.toml").write_text(content)
-    code, _, err = clipline("train", "--config", "c.toml", *SMALL, "--noise-multiplier", "0.7", "--out", "run")
-    assert code == 2
-    assert words in err.splitlines()[-1]
-    assert "Traceback" not in err
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_path_that_is_no_text_is_printed_all_the_same(clipline, tmp_path):

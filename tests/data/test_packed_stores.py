@@ -12,12 +12,12 @@ import pytest
 
 from clipline import Population
 from clipline.data import fingerprint as fingerprint_module
-from clipline.data import population_io
+from clipline.data import population as population_module
 from clipline.data.chunks import converted
 from clipline.data.column_options import ColumnOptions
+from clipline.data.fields import packed
 from clipline.data.packed_field import PackedField, is_mapped
-from clipline.data.population_io import scaled_population
-from clipline.data.sequences import packed
+from clipline.data.population import scaled_population
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
 
@@ -63,8 +63,8 @@ def test_a_store_of_lists_has_two_files_and_opens_as_maps(tmp_path):
     manifest = json.loads((tmp_path / "store" / "population.json").read_text())
     assert (manifest["version"], manifest["packed"]) == (2, {"tokens": {"width": WIDTH, "pad": 3}})
     assert len(np.load(tmp_path / "store" / "values.tokens.npy")) == int(people.fields["tokens_length"].sum())
+    assert is_mapped(stored.fields["tokens"])
     for one in (stored, grouped):
-        assert is_mapped(one.fields["tokens"])
         assert one.fingerprint() == people.fingerprint() == padded(people).fingerprint()
 
 
@@ -115,13 +115,13 @@ def test_users_without_any_list_have_a_store_too(tmp_path):
 
 def test_halves_and_subsets_stay_packed_in_memory_and_on_disk(store, monkeypatch):
     people = Population.open(store)
-    monkeypatch.setattr(population_io, "_COPY_BYTES", 64)  # some rows at a time
+    monkeypatch.setattr(population_module, "_COPY_BYTES", 64)  # some rows at a time
     for _ in range(2):
         for half, wanted in zip(people.split(3), padded(people).split(3), strict=True):
             assert isinstance(half.fields["tokens"], PackedField)
             assert half.fingerprint() == wanted.fingerprint()
         assert people.subset([1, 4]).fingerprint() == padded(people).subset([1, 4]).fingerprint()
-        monkeypatch.setattr(population_io, "_IN_MEMORY", 0)
+        monkeypatch.setattr(population_module, "_IN_MEMORY", 0)
     assert is_mapped(people.subset([1, 4]).fields["tokens"])
 
 

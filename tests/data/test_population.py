@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from clipline import Population, SettingError
-from clipline.data import population_io
+from clipline.data import population as population_module
 from clipline.errors import PopulationError
 
 
@@ -212,8 +212,8 @@ def test_users_without_rows_are_split_too():
 def test_a_large_store_is_split_in_pieces_and_on_disk(tmp_path, monkeypatch, in_memory, copy_bytes):
     population = people(NAMES["numbers"])
     plain = population.split(test=0.4, seed=2)
-    monkeypatch.setattr(population_io, "_IN_MEMORY", in_memory)
-    monkeypatch.setattr(population_io, "_COPY_BYTES", copy_bytes)
+    monkeypatch.setattr(population_module, "_IN_MEMORY", in_memory)
+    monkeypatch.setattr(population_module, "_COPY_BYTES", copy_bytes)
     opened = Population.open(population.save(tmp_path / "p")).split(test=0.4, seed=2)
     for half, other in zip(plain, opened, strict=True):
         assert half.fingerprint() == other.fingerprint()

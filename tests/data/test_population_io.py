@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from clipline import Population
+from clipline.data import grouping
 from clipline.data.manifest import verify_store
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
@@ -216,14 +217,17 @@ def equal(one, other):
         assert np.array_equal(field, other.fields[name])
 
 
+@pytest.mark.parametrize("memory", [1, grouping.MEMORY_BYTES])  # what does not fit in is grouped on disk
 @pytest.mark.parametrize("ending", WRITERS)
-def test_a_table_of_every_format_equals_the_arrays_that_are_in_it(ending, tmp_path):
+def test_a_table_of_every_format_equals_the_arrays_that_are_in_it(ending, memory, tmp_path, monkeypatch):
+    monkeypatch.setattr(grouping, "MEMORY_BYTES", memory)
     path = tmp_path / f"rides{ending}"
     WRITERS[ending](path)
     second = {"seats": STARTS[:, 0]} if ending == ".csv" else {"start": STARTS}
     (tmp_path / "scratch").mkdir()
     population = Population.from_table(path, user="rider", scratch=tmp_path / "scratch")
     equal(population, Population.from_arrays(RIDERS, minutes=MINUTES, **second))
+    assert isinstance(population.fields["minutes"], np.memmap) == (memory == 1)
     assert list((tmp_path / "scratch").iterdir()) == []  # the maps are of files that are deleted already
     assert population.fingerprint() == Population.from_arrays(RIDERS, minutes=MINUTES, **second).fingerprint()
 

@@ -3,9 +3,8 @@ import pytest
 
 from clipline import SettingError, task_named
 from clipline.data import task_stores
-from clipline.data.data_sets import data_set_of
 from clipline.data.store import write_store
-from clipline.data.task_stores import data_used, find_store, open_store
+from clipline.data.task_stores import data_set_of, data_used, find_store, open_store
 from clipline.errors import PopulationError
 from clipline_paper.facts import FACTS
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 def list_data(where: Path | None, as_json: bool) -> None:
     """Say which data sets are known, which are present, and how to get them."""
-    from ..data.data_sets import data_sets
-    from ..data.task_stores import data_home, data_state
+    from ..data.task_stores import data_home, data_sets, data_state
     from ..tasks import task_entries
 
     folder = data_home() if where is None else where
@@ -85,8 +84,8 @@ def prepare_data(
     model trained on them predicts.
     """
     from ..data.column_options import NO_OPTIONS, ColumnOptions
-    from ..data.data_sets import TABLE, data_set
-    from ..data.prepare import prepare_table
+    from ..data.store import prepare_table
+    from ..data.task_stores import TABLE, data_set
 
     begun = time.perf_counter()
     columns = [column.strip() for given in fields for column in given.split(",") if column.strip()] if fields else None
@@ -182,7 +181,7 @@ def _compare(splits: Mapping[str, Any], made: Mapping[str, Manifest]) -> None:
 
 def fetch_data(name: str, target: Path) -> None:
     """Download a known data set; the same command goes on with what was interrupted."""
-    from ..data.data_sets import data_set
+    from ..data.task_stores import data_set
 
     known = data_set(name)
     if target.exists() and not target.is_dir():

@@ -84,16 +84,16 @@ def check(folder: Path) -> int:
     if is_run_directory(folder):
         return _check_run(folder)
     directory = StudyDirectory.existing(folder)
-    kinds = experiment_kinds()
-    problems = directory.check([kind.table_problems for kind in kinds.values()])
+    kinds, problems = experiment_kinds(), directory.check()
+    examined = [kind.examine(directory) for kind in kinds.values()]
+    problems += [problem for one in examined for problem in one.problems]
     for problem in problems:
         tell(problem)
     tables = len(list(directory.path.glob("*.csv")))
     say(f"{folder}: {len(directory.ids())} runs and {tables} tables, {_problems(len(problems))}")
-    for kind in kinds.values():
-        for verdict in kind.verdicts(directory):
-            say(f"  {verdict}")
-    if unchecked := [name for kind in kinds.values() for name in kind.without_tables(directory)]:
+    for verdict in (verdict for one in examined for verdict in one.verdicts):
+        say(f"  {verdict}")
+    if unchecked := [name for one in examined for name in one.without_tables]:
         say(f"  without a table, so that only their runs were checked: {', '.join(unchecked)}")
     asked = {name: facts.get("kind") for name, facts in directory.experiments.items() if isinstance(facts, dict)}
     if unknown := [name for name, kind in asked.items() if kind is not None and kind not in kinds]:

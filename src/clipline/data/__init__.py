@@ -1,7 +1,7 @@
 """Users' data in files: readers, the writer that groups rows by user out of core, stores and their manifests.
 
-Begin with `population_io`, which `Population.open` and `from_table` call, or with `prepare`, which the command line
-calls; both read by `readers/` and write by `store`. `data_sets` has what packages add.
+Begin with `population`. Tables are read by `readers/`, brought into the order of their users by `grouping` and written
+by `store`. `task_stores` has the data sets that packages add.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
         short,
         text_array,
     )
-    from .data_sets import DataSet
     from .manifest import Manifest, verify_store
-    from .prepare import StageProgress, no_stages, prepare_table
-    from .store import atomic_folder, write_store
-    from .task_stores import DataUsed, find_store, open_store
+    from .store import StageProgress, atomic_folder, no_stages, prepare_table, write_store
+    from .task_stores import DataSet, DataUsed, find_store, open_store
 
 __all__ = [
     "CHUNK_BYTES", "Chunk", "Convert", "DataSet", "DataUsed", "Manifest", "Progress", "StageProgress", "atomic_folder",
@@ -40,10 +38,8 @@ __getattr__, __dir__ = lazily(
     {
         ".chunks": "CHUNK_BYTES Chunk Convert Progress chosen converted existing_file ignore_user no_progress short "
         "text_array",
-        ".data_sets": "DataSet",
         ".manifest": "Manifest verify_store",
-        ".prepare": "StageProgress no_stages prepare_table",
-        ".store": "atomic_folder write_store",
-        ".task_stores": "DataUsed find_store open_store",
+        ".store": "StageProgress atomic_folder no_stages prepare_table write_store",
+        ".task_stores": "DataSet DataUsed find_store open_store",
     },
 )

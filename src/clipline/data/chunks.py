@@ -16,7 +16,7 @@ from ..errors import PopulationError, nearest
 from .packed_field import Field
 
 Chunk = tuple[NDArray[Any], dict[str, NDArray[Any]]]  # ids (rows,), whole numbers or text; name -> (rows, ...)
-FieldChunk = tuple[NDArray[Any], Mapping[str, Field]]  # the same where fields may be lists
+FieldChunk = tuple[Any, Mapping[str, Field]]  # the same where ids may be an array of Arrow, and fields lists
 Convert = Callable[[Chunk], Chunk]  # may drop rows or add some, as long as ids and fields stay of equal length
 Text = Callable[[Sequence[str]], NDArray[Any]]  # texts of one column -> (rows, ...) numbers, every row equally wide
 Progress = Callable[[int, int], None]  # done and total; the function that reports says in which unit
@@ -121,4 +121,4 @@ def converted(chunks: Iterable[FieldChunk], convert: Convert | None) -> Iterator
         if convert is None:
             yield ids, fields
         else:
-            yield convert((ids, {name: np.asarray(field) for name, field in fields.items()}))
+            yield convert((np.asarray(ids), {name: np.asarray(field) for name, field in fields.items()}))

@@ -6,7 +6,7 @@ The width is declared, so that a row looks the same whatever other rows there ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -181,6 +181,21 @@ def entry_places(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray
     """The places of the entries of some rows, row by row: `sizes[0]` from `starts[0]` on, and so forth."""
     before = np.cumsum(sizes) - sizes
     return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
+
+
+def taken(field: Field, rows: NDArray[np.int64]) -> Field:
+    """These rows in this order, as a copy; lists stay packed."""
+    return field.take(rows) if isinstance(field, PackedField) else field[rows]
+
+
+def joined(parts: Sequence[Field]) -> Field:
+    """The rows of all parts, which have one type, shape and padding."""
+    first = parts[0]
+    if not isinstance(first, PackedField):
+        return np.concatenate(parts)
+    lists = [part for part in parts if isinstance(part, PackedField)]
+    sizes = np.concatenate([np.diff(part.offsets) for part in lists])
+    return replace(first, values=np.concatenate([part.values for part in lists]), offsets=offsets_of(sizes))
 
 
 def stored_values(field: Field) -> NDArray[Any]:

@@ -4,19 +4,53 @@ from __future__ import annotations
 
 import hashlib
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import PopulationError
+from ..errors import PopulationError, SettingError, check_number, check_whole, refuse
 from ..privacy.events import GaussianEvent
-from .array_checks import check_field, check_finite, check_user_ids, checked_offsets, overlapping
-from .packed_field import Field, is_mapped
+from ..random.streams import Streams
+from .array_checks import check_field, check_finite, check_ids, check_user_ids, checked_offsets, overlapping
+from .chunks import short
+from .column_options import ZERO_UPDATE, ColumnOptions, charges_of
+from .fields import fields_of_arrays
+from .fingerprint import fingerprint
+from .grouping import Rows
+from .manifest import (
+    MANIFEST,
+    PACKED_VERSION,
+    VERSION,
+    WAY_OUT,
+    check_field_names,
+    packed_entry,
+    read_entries,
+    write_manifest,
+)
+from .packed_field import Field, PackedField, is_mapped, offsets_of, taken
+from .readers.dataframes import (
+    column_names,
+    is_dataframe,
+    read_column,
+    read_dataframe,
+    read_dataset,
+    read_fields,
+    read_rows,
+)
+from .readers.images import read_images, table_of
+from .readers.tables import read_table
+from .store import atomic_folder, write_arrays
+from .user_ids import ids_array
+
+_COPY_BYTES = 8 << 20  # of a field copied at a time
+_IN_MEMORY = 1 << 28  # bytes of a memory-mapped field up to which `split` copies it to memory, not to disk
 
 _WHOLE = re.compile(rb"-?[0-9]{1,18}")  # an id that is a whole number written as text
 
@@ -95,8 +129,7 @@ class Population:
             missing=missing, fill=fill, categories=categories, timestamps=timestamps, lengths=lengths, pad=pad,
             scale=scale,
         )  # fmt: skip
-        population: Population = _data().population_from_arrays(user_ids, fields, known_users, _given(options))
-        return population
+        return _from_arrays(user_ids, fields, known_users, _given(options))
 
     @classmethod
     def from_dataframe(
@@ -117,9 +150,10 @@ class Population:
         One of text is refused unless `text` turns its texts into an array of numbers (or lists, with `lengths`), or its
         `categories` are listed. `columns` are the options of `from_arrays`: missing, fill, categories and so on.
         """
-        options = _given(columns)
-        population: Population = _data().population_from_dataframe(frame, user, fields, text, known_users, options)
-        return population
+        given = _given(columns)
+        options = ColumnOptions.of(given)
+        ids, arrays = read_dataframe(frame, user, fields=fields, text=text, options=options)
+        return _grouped(ids, arrays, known_users, options, charges_of(given))
 
     @classmethod
     def from_table(
@@ -136,14 +170,27 @@ class Population:
         """Group the rows of a file by user: `from_table("rides.parquet", user="rider")`.
 
         Parquet, CSV, JSONL (the last two also as `.gz`, `.bz2`, `.xz`, `.zst`) or NPZ, as the name ends. Columns are
-        read as in `from_dataframe`; users in CSV are text, as written. The file may be larger than memory: rows are
-        grouped on disk, in temporary files in the folder `scratch` (the system's unless given), which are deleted at
-        once and whose space is free again when the population is. Nothing else is left behind. To group a large file
-        once and open it often, use `clipline data prepare table` and `Population.open`.
+        read as in `from_dataframe`; users in CSV are text, as written. The file may be larger than memory: what
+        does not fit is grouped on disk, in temporary files in the folder `scratch` (the system's unless given), which
+        are deleted at once and whose space is free again when the population is. Nothing else is left behind. To group
+        a large file once and open it often, use `clipline data prepare table` and `Population.open`.
         """
-        options = _given(columns)
-        population: Population = _data().population_from_table(path, user, fields, text, known_users, scratch, options)
-        return population
+        given = _given(columns)
+        options = ColumnOptions.of(given)
+        folder = Path(tempfile.gettempdir() if scratch is None else scratch)
+        if not folder.is_dir():
+            raise PopulationError(f"scratch={str(folder)!r} is no folder: make it, or leave scratch out")
+        try:
+            with tempfile.TemporaryDirectory(prefix="clipline-", dir=folder) as temporary:
+                chunks = read_table(path, user, fields=fields, text=text, options=options)
+                with closing(chunks), Rows(Path(temporary), finite=options.missing != ZERO_UPDATE) as rows:
+                    rows.take_in(options.checked(chunks), known_users, Path(path).name)
+                    arrays = _of_rows(Path(temporary), rows)
+                return Population(*arrays, options.entries(), charges_of(given))
+        except OSError as error:
+            raise PopulationError(
+                f"{str(folder)!r} cannot hold temporary files ({error}): give a folder with space as scratch=..."
+            ) from None
 
     @classmethod
     def from_dataset(
@@ -160,9 +207,9 @@ class Population:
         `user_ids` has one id for each item, or is the key of the id where items are dicts. An item that is a tuple has
         the `fields` in order; one that is a dict has its own names. Every item is read once, into memory.
         """
-        options = _given(columns)
-        population: Population = _data().population_from_dataset(dataset, user_ids, fields, known_users, options)
-        return population
+        given = _given(columns)
+        ids, items = read_dataset(dataset, user_ids, fields, ColumnOptions.of(given).lengths)
+        return _from_arrays(ids, items, known_users, given)
 
     @classmethod
     def from_images(
@@ -184,9 +231,16 @@ class Population:
         the file of each row inside the folder, and the others become fields. PNG and JPEG become the field `field`,
         (rows, channels, height, width) uint8, in memory. Needs Pillow: `pip install 'clipline[images]'`.
         """
-        read = _data().population_from_images
-        population: Population = read(folder, table, user, path, field, size, channels, known_users, _given(columns))
-        return population
+        given = _given(columns)
+        options = ColumnOptions.of(given)
+        frame = table_of(table, user, path)
+        files = read_column(frame, path)
+        labels = [name for name in column_names(frame) if name not in (user, path)]
+        if field in labels:
+            raise PopulationError(f"field={field!r} is the name of a column too: call the pictures something else")
+        ids, arrays = read_dataframe(frame, user, fields=labels, options=options)
+        pictures = read_images(folder, files, size, channels)
+        return _grouped(ids, {field: pictures, **arrays}, known_users, options, charges_of(given))
 
     @classmethod
     def one_each(
@@ -208,12 +262,27 @@ class Population:
         The guarantee is then for one example, and says so. Ids are numbers from 0; items are as in `from_dataset`, with
         "x" and "y" as `fields` unless given, and rows and options of columns as in `from_dataframe`.
         """
-        options = ColumnKeywords(
+        keywords = ColumnKeywords(
             missing=missing, fill=fill, categories=categories, timestamps=timestamps, lengths=lengths, pad=pad,
             scale=scale,
         )  # fmt: skip
-        population: Population = _data().population_one_each(dataset, fields, arrays, _given(options))
-        return population
+        if (dataset is None) == (not arrays):
+            found = "both a dataset and arrays" if arrays else "neither a dataset nor arrays"
+            raise PopulationError(
+                f"one_each got {found} but needs one of them: give a torch Dataset, or x=... and y=..."
+            )
+        given = _given(keywords)
+        options = ColumnOptions.of(given)
+        if is_dataframe(dataset):
+            columns = read_rows(dataset, fields=fields, options=options)
+        else:
+            if dataset is not None:
+                arrays = read_dataset(dataset, None, fields or ("x", "y"), options.lengths)[1]
+            columns = fields_of_arrays(arrays, options)
+        first = next(iter(columns.values()))
+        count = len(first) if first.ndim else 0
+        entries, charges = options.entries(), charges_of(given)
+        return Population(np.arange(count + 1), columns, np.arange(count), entries, charges, example_level=True)
 
     @classmethod
     def open(cls, folder: str | Path) -> Population:
@@ -221,16 +290,60 @@ class Population:
 
         Offsets and ids are read through once and checked, whoever wrote them.
         """
-        population: Population = _data().open_population(folder)
-        return population
+        if not isinstance(folder, str | PathLike):
+            raise refuse("folder", type(folder).__name__, "the path of a store", "give Population.open('rides'), say")
+        path = Path(folder)
+        manifest = read_entries(path)
+        if manifest.get("version") not in (VERSION, PACKED_VERSION):
+            raise PopulationError(
+                f"{str(path)!r} has version {manifest.get('version')!r} but this clipline reads {VERSION} and "
+                f"{PACKED_VERSION}: {WAY_OUT}"
+            )
+        names, with_ids = manifest.get("fields"), manifest.get("user_ids")
+        if not isinstance(names, list) or not isinstance(with_ids, bool):
+            raise PopulationError(
+                f"{str(path / MANIFEST)!r} must say fields, a list of names, and user_ids, true or false: "
+                "prepare or save the data again"
+            )
+        packed = manifest.get("packed", {})
+        if not isinstance(packed, dict):
+            raise PopulationError(f"{str(path / MANIFEST)!r} has packed as a {type(packed).__name__}: {WAY_OUT}")
+        fields = {name: _opened_field(path, name, packed.get(name)) for name in check_field_names(names)}
+        offsets, user_ids = _mapped(path / "offsets.npy"), _mapped(path / "user_ids.npy") if with_ids else None
+        try:
+            options = ColumnOptions.of(manifest.get("column_options") or {}).entries()
+            charges = tuple(GaussianEvent.from_json(entries) for entries in manifest.get("charges") or ())
+            return Population(
+                offsets, fields, user_ids, options, charges=charges, example_level=manifest.get("example_level") is True
+            )
+        except (PopulationError, SettingError, AttributeError, TypeError) as error:
+            raise PopulationError(f"{str(path)!r}: {error}") from None
 
     def save(self, folder: str | Path) -> Path:
         """Store as one `.npy` file per array (two of lists) and a manifest with checksums, for `open`.
 
         The folder must not exist yet or be empty; it is complete or, after an error, untouched.
         """
-        path: Path = _data().save_population(self, folder)
-        return path
+        check_field_names(self.fields)
+        packed = {name: field for name, field in self.fields.items() if isinstance(field, PackedField)}
+        with atomic_folder(folder) as (new, _):
+            np.save(new / "offsets.npy", self.offsets)
+            for name, field in self.fields.items():
+                if isinstance(field, PackedField):
+                    np.save(new / f"values.{name}.npy", field.values)
+                    np.save(new / f"offsets.{name}.npy", field.offsets)
+                else:
+                    np.save(new / f"field.{name}.npy", field)
+            if self.user_ids is not None:
+                np.save(new / "user_ids.npy", self.user_ids)
+            write_manifest(
+                new, fields=self.fields, user_ids=self.user_ids is not None, users=len(self),
+                examples=self.examples, source="Population.save", column_options=self.column_options,
+                charges=self.charges,
+                example_level=self.example_level,
+                packed={name: packed_entry(field.width, field.pad) for name, field in packed.items()},
+            )  # fmt: skip
+        return Path(folder)
 
     def split(self, test: float | int = 0.1, *, seed: int = 0) -> tuple[Population, Population]:
         """Split by user: those to train on, and those to test on. Nobody is in both, and everybody is in one.
@@ -245,7 +358,7 @@ class Population:
         is removed then moves those who come after. A half without users is refused. Rows are copied; those of large
         memory maps into temporary files, deleted at once, whose space is free again when the halves are.
         """
-        chosen = _data().users_to_test(self, test, seed)
+        chosen = _users_to_test(self, test, seed)
         ids = np.arange(len(self)) if self.user_ids is None else self.user_ids
         return self._of_users(~chosen, ids), self._of_users(chosen, ids)
 
@@ -255,7 +368,7 @@ class Population:
         `np.isin(population.user_ids, names)` chooses by id. Rows are copied as by `split`. Nobody may come twice. Users
         without ids get their place here as id, so that their randomness stays theirs.
         """
-        chosen = _data().users_at(self, users)
+        chosen = _users_at(self, users)
         return self._of_users(chosen, np.arange(len(self)) if self.user_ids is None else self.user_ids)
 
     def fields_of(self, frame: Any, *, text: Callable[[Sequence[str]], NDArray[Any]] | None = None) -> dict[str, Any]:
@@ -264,8 +377,25 @@ class Population:
         The `column_options` of this population are applied, and every field comes out in its type and shape, or is
         refused. Fields that are missing in the frame, such as the label, are left out.
         """
-        fields: dict[str, Any] = _data().fields_like(self, frame, text)
-        return fields
+        options = ColumnOptions.of(self.column_options)
+        arrays = read_fields(frame, self.fields, text=text, options=options)
+        for name, array in arrays.items():
+            if name not in self.fields:
+                raise PopulationError(f"population has no field {name!r} but its lengths say so: make it again")
+            wanted = self.fields[name]
+            if array.shape[1:] != wanted.shape[1:]:
+                raise PopulationError(
+                    f"field {name!r} has rows of shape {array.shape[1:]} but the population has {wanted.shape[1:]}: "
+                    "give equal shapes"
+                )
+            if not np.can_cast(array.dtype, wanted.dtype, "same_kind"):
+                raise PopulationError(
+                    f"field {name!r} is {array.dtype} but the population has {wanted.dtype}: convert it"
+                )
+            arrays[name] = array.astype(wanted.dtype, copy=False)
+            if options.missing != ZERO_UPDATE:
+                check_finite(f"field {name!r}", array)
+        return arrays
 
     def _of_users(self, chosen: NDArray[np.bool_], ids: NDArray[Any]) -> Population:
         """The users where `chosen` is true, with copies of their rows; `ids` are those of everybody."""
@@ -273,7 +403,7 @@ class Population:
         offsets = np.zeros(int(chosen.sum()) + 1, np.int64)
         np.cumsum(sizes[chosen], out=offsets[1:])
         rows = np.repeat(chosen, sizes)
-        fields = {name: _data().copied_rows(field, rows, int(offsets[-1])) for name, field in self.fields.items()}
+        fields = {name: _copied_rows(field, rows, int(offsets[-1])) for name, field in self.fields.items()}
         return replace(self, offsets=offsets, fields=fields, user_ids=np.array(ids[chosen]))
 
     def fingerprint(self, *, times: bool = True) -> str:
@@ -285,7 +415,9 @@ class Population:
 
         PRIVATE: it has no noise, and whoever can guess all of the data can check the guess by it.
         """
-        return str(_data().population_fingerprint(self, times=times))
+        ids = {} if self.user_ids is None else {"user_ids": self.user_ids}
+        fields = {f"field {name!r}": field for name, field in self.fields.items()}
+        return fingerprint({"offsets": self.offsets, **ids, **fields}, times=times)
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name} {field.dtype}{list(field.shape[1:]) or ''}" for name, field in self.fields.items())
@@ -358,12 +490,186 @@ def _given(options: ColumnKeywords) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _data() -> ModuleType:
-    """The code that reads and writes populations, imported late, as it imports this module."""
-    from . import population_io
-
-    return population_io
-
-
 def _id_bytes(user_id: object) -> bytes:
     return user_id if isinstance(user_id, bytes) else str(user_id).encode("utf-8", "surrogatepass")
+
+
+def _from_arrays(user_ids: Any, fields: Mapping[str, Any], known_users: Any, given: Mapping[str, Any]) -> Population:
+    """Examples in arrays, lists or columns, grouped by user in memory."""
+    options = ColumnOptions.of(given)
+    ids = ids_array("user_ids", user_ids)
+    return _grouped(ids, fields_of_arrays(fields, options), known_users, options, charges_of(given))
+
+
+def _of_rows(folder: Path, rows: Rows) -> tuple[NDArray[np.int64], dict[str, Field], NDArray[Any]]:
+    """Offsets, fields and ids of rows that a table gave: in memory, or as maps of files in the folder."""
+    if rows.in_memory:
+        ((counts, fields),) = rows.parts()
+        return offsets_of(counts), fields, rows.user_ids
+    write_arrays(folder, rows)
+    packed = {name: packed_entry(f.width, f.pad) for name, f in rows.form.items() if isinstance(f, PackedField)}
+    fields = {name: _opened_field(folder, name, packed.get(name)) for name in rows.form}
+    return _mapped(folder / "offsets.npy"), fields, _mapped(folder / "user_ids.npy")
+
+
+def _grouped(
+    ids: NDArray[Any], arrays: Mapping[str, Field], known_users: Any, options: ColumnOptions,
+    charges: tuple[GaussianEvent, ...],
+) -> Population:  # fmt: skip
+    """The examples of each user beside each other, in the order they came; users sorted by id."""
+    check_ids("user_ids", ids, "give one id for each example")
+    known = None if known_users is None else ids_array("known_users", known_users)
+    for name, values in arrays.items():
+        if values.ndim == 0 or len(values) != len(ids):
+            rows = 0 if values.ndim == 0 else len(values)
+            raise PopulationError(
+                f"field {name!r} has {rows} rows but must have {len(ids)}, one for each entry of user_ids: "
+                "give arrays of equal length"
+            )
+    list(options.checked([(ids, dict(arrays))]))
+    if known is not None and len(known):  # an empty list has no type to go by
+        check_ids("known_users", known, "give one id for each user")
+        if len(ids) and known.dtype.kind != ids.dtype.kind:  # joined they would become another type
+            raise PopulationError(
+                f"known_users are {known.dtype} and user_ids are {ids.dtype} but both must be text or both numbers, of "
+                "one kind: convert one of them"
+            )
+    everyone = np.concatenate([ids, known]) if known is not None and len(known) else ids
+    users, owner = np.unique(everyone, return_inverse=True)
+    owner = owner[: len(ids)]
+    if (np.diff(owner) < 0).any():
+        order = np.argsort(owner, kind="stable")
+        arrays = {name: taken(values, order) for name, values in arrays.items()}
+    offsets = offsets_of(np.bincount(owner, minlength=len(users)))
+    return Population(offsets, arrays, users, options.entries(), charges)
+
+
+def _users_to_test(population: Population, test: float | int, seed: int) -> NDArray[np.bool_]:
+    """Which users `Population.split` tests on, (users,): by a hash of the seed and each user's own id."""
+    if len(population) < 2:
+        raise PopulationError("population has 1 user but a split needs at least 2: give more users")
+    users = len(population)
+    hashes = Streams(seed).user_keys("split", 0, population.identities(np.arange(users)))
+    if isinstance(test, int | np.integer) and not isinstance(test, bool):
+        way_out = "leave users for both halves, or give a fraction such as 0.1"
+        count = check_whole("test", test, at_least=1, at_most=users - 1, way_out=way_out)
+        chosen = np.zeros(users, bool)
+        chosen[np.argsort(hashes, kind="stable")[:count]] = True
+        return chosen
+    way_out = "0.1 tests on a tenth of the users; a whole number on so many users"
+    share = check_number("test", test, above=0, below=1, way_out=way_out)
+    chosen = hashes < np.uint64(int(share * 2.0**64))
+    if chosen.all() or not chosen.any():
+        half = "train" if chosen.all() else "test"
+        raise PopulationError(
+            f"test={test} of {users} users leaves nobody to {half} on: give a whole number, such as test=1; or another "
+            f"seed than {seed} if these users are half of a split by it, which has taken all with such hashes"
+        )
+    return chosen
+
+
+def scaled_population(population: Population, scale: Mapping[str, Any], charge: GaussianEvent | None) -> Population:
+    """The population with fields less an offset and over a divisor, as `ColumnOptions.scale` has them, copied."""
+    options = {**population.column_options, "scale": {**population.column_options.get("scale", {}), **scale}}
+    checked = ColumnOptions.of(options)
+    checked.check_columns(population.fields)
+    if twice := set(scale) & set(population.column_options.get("scale", {})):
+        raise PopulationError(f"field {min(twice)!r} has a scale already: scale the population that it was made of")
+    fields = dict(population.fields)
+    for name in scale:
+        field = fields[name]
+        if isinstance(field, PackedField) and checked.scales_alike(name):
+            values = _scaled_copy(checked, name, field.values)
+            pad = checked.scaled_array(name, field.pad).astype(values.dtype)
+            fields[name] = replace(field, values=values, pad=pad)
+        else:
+            fields[name] = _scaled_copy(checked, name, field)
+    charges = population.charges if charge is None else (*population.charges, charge)
+    return replace(population, fields=fields, column_options=checked.entries(), charges=charges)
+
+
+def _scaled_copy(options: ColumnOptions, name: str, field: Field) -> NDArray[Any]:
+    out = _like(field, len(field), np.dtype(np.float64 if field.dtype.itemsize > 4 else np.float32))
+    step = max(1, _COPY_BYTES // max(1, field.nbytes // max(1, len(field))))
+    for start in range(0, len(field), step):
+        out[start : start + step] = options.scaled_array(name, field[start : start + step])
+    return out
+
+
+def _users_at(population: Population, users: ArrayLike) -> NDArray[np.bool_]:
+    """Which users `Population.subset` takes, (users,), from places or from an array of bool."""
+    places = np.asarray(users)
+    if places.dtype == bool and places.shape == (len(population),):
+        places = np.flatnonzero(places)
+    if places.ndim != 1 or places.dtype.kind not in "iu" or not len(places):
+        raise PopulationError(
+            f"users are {places.dtype} of shape {places.shape} but must be places or {len(population)} of bool, at "
+            "least one user: give whole numbers"
+        )
+    if int(places.min()) < 0 or int(places.max()) >= len(population) or len(np.unique(places)) < len(places):
+        raise PopulationError(f"users must be distinct places from 0 to {len(population) - 1}: give each once")
+    chosen = np.zeros(len(population), bool)
+    chosen[places] = True
+    return chosen
+
+
+def _copied_rows(field: Field, rows: NDArray[np.bool_], count: int) -> Field:
+    """The `count` rows where `rows` is true, read in pieces; those of a large memory map go to disk again."""
+    if isinstance(field, PackedField):
+        return _copied_lists(field, rows)
+    out = _like(field, count, field.dtype)
+    step, done = max(1, _COPY_BYTES // max(1, field.nbytes // max(1, len(field)))), 0
+    for start in range(0, len(field), step):
+        piece = field[start : start + step][rows[start : start + step]]
+        out[done : done + len(piece)] = piece
+        done += len(piece)
+    return out
+
+
+def _copied_lists(field: PackedField, rows: NDArray[np.bool_]) -> PackedField:
+    offsets = offsets_of(np.diff(field.offsets)[rows])
+    out = _like(field.values, int(offsets[-1]), field.dtype)
+    step, done = max(1, _COPY_BYTES // max(1, field.nbytes // max(1, len(field)))), 0
+    for start in range(0, len(field), step):
+        bounds = field.offsets[start : start + step + 1]
+        chosen = np.repeat(rows[start : start + step], np.diff(bounds))
+        piece = field.values[bounds[0] : bounds[-1]][chosen]
+        out[done : done + len(piece)] = piece
+        done += len(piece)
+    return replace(field, values=out, offsets=offsets)
+
+
+def _like(field: Field, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Room for `count` rows of the shape of those of a field: on disk if it is a large memory map."""
+    shape = (count, *field.shape[1:])
+    if is_mapped(field) and field.nbytes > _IN_MEMORY and count:
+        with tempfile.TemporaryFile() as file:  # the map outlives its file, which has no name to clean up
+            return np.memmap(file, dtype, "w+", shape=shape)
+    return np.empty(shape, dtype)
+
+
+def _opened_field(folder: Path, name: str, packed: Any) -> Field:
+    """A field of a store as memory maps; `packed` is what the manifest says of one of lists."""
+    if packed is None:
+        return _mapped(folder / f"field.{name}.npy")
+    values, offsets = _mapped(folder / f"values.{name}.npy"), _mapped(folder / f"offsets.{name}.npy")
+    try:
+        width, pad = packed["width"], packed["pad"]
+        if type(width) is not int or not isinstance(pad, int | float):
+            raise TypeError(f"width is {width!r} and pad {pad!r}")
+        return PackedField(values, offsets, width, np.array(pad).astype(values.dtype))
+    except PopulationError as error:
+        raise PopulationError(f"{str(folder)!r}: field {name!r}: {error}") from None
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise PopulationError(
+            f"{str(folder / MANIFEST)!r} does not say width and pad of {name!r} ({short(error)}): {WAY_OUT}"
+        ) from None
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    """An `.npy` file as a memory map."""
+    try:
+        return np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways
+        found = short(error).partition("; expected")[0]  # NumPy goes on with bytes of the file
+        raise PopulationError(f"{str(path)!r} cannot be opened ({found}): prepare or save the data again") from None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import PopulationError
 
-_LONGEST = 1024  # letters
+LONGEST_ID = 1024  # letters
 
 
 def ids_array(name: str, values: Any) -> NDArray[Any]:
@@ -55,10 +55,17 @@ def refuse_missing(name: str, missing: int, rows: int) -> None:
 
 def check_text_id(user: str | bytes) -> None:
     """Refuse an id that an array of text cannot hold: it has room for the longest, and drops NULs at the end."""
-    if len(user) > _LONGEST:
-        raise PopulationError(f"a user id has {len(user)} letters but may have {_LONGEST}: give shorter ids")
+    if len(user) > LONGEST_ID:
+        raise PopulationError(f"a user id has {len(user)} letters but may have {LONGEST_ID}: give shorter ids")
     if user[-1:] in ("\0", b"\0"):
         raise PopulationError("a user id ends in a NUL byte but must end in a letter: rename the user, as with .hex()")
+
+
+def is_text(kind: Any) -> bool:
+    """Whether a type of Arrow is text."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def is_missing(one: object) -> bool:

@@ -205,7 +205,7 @@ Ours = ServerSGD | ServerAdam | ServerYogi | ServerNormalised
 
 @dataclass(frozen=True)
 class ScheduledServer:
-    """A server optimiser whose `lr_schedule` is followed over so many rounds. The state counts the rounds."""
+    """A server optimiser whose `lr_schedule` is followed over `rounds` rounds. The state counts the rounds."""
 
     optimiser: Ours
     rounds: int
@@ -235,7 +235,7 @@ def for_rounds(optimiser: ServerOptimiser, rounds: int) -> ServerOptimiser:
 
 
 def scheduled(optimiser: ServerOptimiser, rounds: int) -> ServerOptimiser:
-    """The optimiser over so many rounds: itself, if it has no schedule. A function is asked here, and never again."""
+    """The optimiser over `rounds` rounds: itself, if it has no schedule. A function is asked here, and never again."""
     optimiser = for_rounds(optimiser, rounds)
     if not isinstance(optimiser, Ours) or optimiser.lr_schedule is None:
         return optimiser

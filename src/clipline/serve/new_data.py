@@ -15,12 +15,11 @@ from torch import Tensor
 from ..data.array_checks import check_finite
 from ..data.chunks import Text, is_file, is_folder, short
 from ..data.column_options import NO_OPTIONS, ZERO_UPDATE, ColumnOptions
-from ..data.fields import fields_of_arrays
+from ..data.fields import fields_of_arrays, without_lengths
 from ..data.packed_field import Field, PackedField, stored_values
 from ..data.population import Population
 from ..data.readers.dataframes import column_names, read_column, read_fields
 from ..data.readers.tables import whole_table
-from ..data.sequences import without_lengths
 from ..errors import PopulationError, SettingError, nearest, refuse
 
 _WAY_OUT = "give a dataframe, a table file, a Population, or arrays by field name"

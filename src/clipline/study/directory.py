@@ -10,9 +10,9 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.util import register_after_fork
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +59,17 @@ class Figure:
     lower_is_better: bool = False
 
 
+@dataclass(frozen=True)
+class Examined:
+    """What the experiments of one kind come to, computed again from the records of a study."""
+
+    findings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each that is finished, in sentences
+    verdicts: Sequence[str] = ()  # what they conclude, a sentence each
+    figures: Sequence[Figure] = ()  # for the report
+    problems: Sequence[str] = ()  # where tables in the folder are not what the records give, a sentence each
+    without_tables: Sequence[str] = ()  # experiments without one, so that only their runs can be checked
+
+
 @runtime_checkable
 class ExperimentKind(Protocol):
     """A kind of experiments, registered under the entry point group `clipline.experiments`. A module may be one.
@@ -66,24 +77,8 @@ class ExperimentKind(Protocol):
     The name of the entry point is what `study.json` has as the `kind` of each experiment.
     """
 
-    def summaries(self, directory: StudyDirectory) -> Mapping[str, Sequence[str]]:
-        """What each finished experiment of this kind has found, in sentences, by its name."""
-        ...
-
-    def figures(self, directory: StudyDirectory) -> Sequence[Figure]:
-        """The charts and tables of the finished experiments, for the report."""
-        ...
-
-    def table_problems(self, directory: StudyDirectory) -> list[str]:
-        """Where the tables in the folder are not what the records give, a sentence each."""
-        ...
-
-    def verdicts(self, directory: StudyDirectory) -> list[str]:
-        """What the finished experiments conclude, computed again from the records, a sentence each."""
-        ...
-
-    def without_tables(self, directory: StudyDirectory) -> list[str]:
-        """The experiments of this kind that have no table, so that there is nothing to compare."""
+    def examine(self, directory: StudyDirectory) -> Examined:
+        """Compute the experiments of this kind again. An experiment that is not finished is no problem."""
         ...
 
 
@@ -390,17 +385,16 @@ class StudyDirectory:
             raise RunError("; ".join(damaged))
         return len(set(self.ids()) - before)
 
-    def check(self, tables: Iterable[Callable[[StudyDirectory], list[str]]] = ()) -> list[str]:
-        """What is wrong with this study, a sentence each; nothing if every number in it stands.
+    def check(self) -> list[str]:
+        """What is wrong with the runs of this study, a sentence each.
 
-        Every record must be what its identity says, and every run that a table names must be there. `tables` compute
-        tables anew from the records and say where the files differ.
+        Every record must be what its identity says, and every run that a table names must be there.
         """
-        problems, fresh = list[str](), StudyDirectory(self.path)  # files are read again, whatever was read before
-        good = set[str]()
-        for run in fresh.ids():
+        problems, good = list[str](), set[str]()
+        self._cache.clear()  # files are read again, whatever was read before
+        for run in self.ids():
             try:
-                record = fresh.record(run)
+                record = self.record(run)
             except RunError as error:
                 problems.append(str(error))
                 continue
@@ -409,8 +403,6 @@ class StudyDirectory:
                 good.add(run)
         for table in sorted(self.path.glob("*.csv")):
             problems += [f"{table.name}: {one}" for one in runs_without_record(table, good)]
-        for table_problems in tables:
-            problems += table_problems(fresh)
         return problems
 
     @contextmanager

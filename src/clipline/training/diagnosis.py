@@ -60,7 +60,7 @@ class Known:
 
 @dataclass(frozen=True)
 class BestAndLast:
-    """The best and the last value of the main metric, each after so many rounds."""
+    """The best and the last value of the main metric, and after how many rounds each was measured."""
 
     metric: str
     best: float
@@ -171,7 +171,7 @@ def _clip_findings(
     noise = math.hypot((known.count_stddev or 0.0) / known.cohort_size, 0.5 / math.sqrt(known.cohort_size))
 
     def chance(window: int) -> float:
-        """How far a mean of so many fractions may be off by noise and sampling."""
+        """How far a mean of `window` fractions may be off by noise and sampling."""
         return SIGMAS * noise / math.sqrt(window)
 
     last = min(len(rounds), max(_LEAST_WINDOW, len(rounds) // 5))

@@ -1,19 +1,18 @@
 """Experiments made again from the records of a study alone: nothing is trained, and every number is computed anew.
 
 `study.json` holds the protocol and the settings of every experiment that was asked for. With these and the records an
-experiment gives the same findings: `table_problems` compares them with the CSV files, `results_page` makes a page.
+experiment gives the same findings: `examine` compares them with the CSV files, `results_page` makes a page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from clipline.errors import CliplineError, RunError
-from clipline.study import Figure, RunRecord, RunSpec, StudyDirectory
+from clipline.study import Examined, RunRecord, RunSpec, StudyDirectory
 from clipline.tasks import TrainSettings
 
 from .charts import report_figures
@@ -89,57 +88,33 @@ def paper_experiments(directory: StudyDirectory) -> dict[str, dict[str, Any]]:
     return {name: facts for name, facts in found if isinstance(facts, dict) and facts.get("kind") == KIND}
 
 
-def finished(directory: StudyDirectory) -> dict[str, Findings]:
-    """What each finished experiment has found, by its name."""
-    found = {}
-    for name, facts in paper_experiments(directory).items():
-        with suppress(CliplineError):
-            found[name] = findings_of(directory, facts)
-    return found
-
-
-def summaries(directory: StudyDirectory) -> dict[str, list[str]]:
-    """What each finished experiment has found, in sentences, by its name."""
-    return {name: [line.strip() for line in found.summary] for name, found in finished(directory).items()}
-
-
-def figures(directory: StudyDirectory) -> list[Figure]:
-    """The charts and tables of the finished experiments."""
-    return report_figures(list(finished(directory).values()))
-
-
-def without_tables(directory: StudyDirectory) -> list[str]:
-    """The experiments that have no CSV file here, so that there is nothing to compare: unfinished, or merged runs."""
-    tables = [path.stem for path in directory.path.glob("*.csv")]
-    names = paper_experiments(directory)
-    return [name for name in names if not any(table == name or table.startswith(f"{name}-") for table in tables)]
-
-
-def table_problems(directory: StudyDirectory) -> list[str]:
-    """Where the CSV files of the paper's experiments are not what the records give, a sentence each.
+def examine(directory: StudyDirectory) -> Examined:
+    """The paper's experiments computed again: what they found, and where their CSV files say otherwise.
 
     An experiment that is not finished has no tables yet, and no problems. A table of a figure that no experiment makes
     is a problem.
     """
-    problems = []
+    found, problems, without_tables = dict[str, Findings](), list[str](), list[str]()
     tables = {path.name for what in EXPERIMENTS for path in directory.path.glob(f"{what}-*.csv")}
     for name, facts in paper_experiments(directory).items():
         mine = {table for table in tables if table == f"{name}.csv" or table.startswith(f"{name}-")}
-        if not mine:
-            continue
+        without_tables += [] if mine else [name]
         try:
-            findings = findings_of(directory, facts)
+            findings = found[name] = findings_of(directory, facts)
         except CliplineError as error:
-            problems.append(f"{name}: its tables cannot be made again: {error}")
+            problems += [f"{name}: its tables cannot be made again: {error}"] if mine else []
             tables -= mine
             continue
-        for table, content in findings.tables.items():
+        for table, content in findings.tables.items() if mine else ():
             problems += disagreements(content, directory.path / findings.csv_name(table))
             tables.discard(findings.csv_name(table))
-    return [*problems, *(f"{table} is made by no experiment of study.json: delete it" for table in sorted(tables))]
-
-
-def verdicts(directory: StudyDirectory) -> list[str]:
-    """What Figures 3 and 7 say of the median, computed again from the records, where all of these are there."""
-    numbers = {name: found.numbers for name, found in finished(directory).items()}
-    return [f"{name}: {of_name['verdict']}" for name, of_name in numbers.items() if "verdict" in of_name]
+    return Examined(
+        findings={name: [line.strip() for line in one.summary] for name, one in found.items()},
+        verdicts=[f"{name}: {one.numbers['verdict']}" for name, one in found.items() if "verdict" in one.numbers],
+        figures=report_figures(list(found.values())),
+        problems=[
+            *problems,
+            *(f"{table} is made by no experiment of study.json: delete it" for table in sorted(tables)),
+        ],
+        without_tables=without_tables,
+    )

@@ -10,7 +10,7 @@ from clipline.study import StudyDirectory
 from clipline.tasks import task_named
 from clipline_paper.cli import _OF_RUNS, _asked, command
 from clipline_paper.study import recompute, results_page
-from clipline_paper.study.recompute import facts_of, table_problems
+from clipline_paper.study.recompute import examine, facts_of
 
 STUDIES = Path(__file__).parents[3] / "studies"
 NAMES = ("paper", "paper_scale")
@@ -36,7 +36,8 @@ def computed_once():
 @pytest.mark.parametrize("study", NAMES)
 def test_every_run_keeps_its_name_and_every_table_its_numbers(study):
     """The runs are found by the hash of their settings: one that changes for old settings loses all of them."""
-    assert StudyDirectory(STUDIES / study).check([table_problems]) == []
+    directory = StudyDirectory(STUDIES / study)
+    assert [*directory.check(), *examine(directory).problems] == []
 
 
 def test_the_results_page_is_what_the_records_give():

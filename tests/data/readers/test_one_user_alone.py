@@ -16,7 +16,7 @@ from tff_layouts import example, write_hdf5, write_sqlite
 
 from clipline.data.chunks import converted
 from clipline.data.population import Population
-from clipline.data.readers import npz, tables
+from clipline.data.readers import tables
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
 from clipline.serve.new_data import arrays_of
@@ -122,8 +122,7 @@ def others_alike(read_rows, before, change, user, where):
 def test_tables_that_differ_in_one_user_give_populations_that_differ_in_that_user_alone(
     tmp_path, monkeypatch, write, chunk_bytes
 ):
-    for module in (tables, npz):
-        monkeypatch.setattr(module, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(tables, "CHUNK_BYTES", chunk_bytes)
     for missing, group in ((None, 1), (0.25, 3), ("zero-update", 100)):
         options = {} if missing is None else {"missing": missing}
 

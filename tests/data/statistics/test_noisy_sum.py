@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from clipline import Population, PrivateStatistics
-from clipline.data.statistics.moments import moment_vectors
 from clipline.data.statistics.noisy_sum import _GRID, dense, noisy_sum, user_blocks
-from clipline.data.statistics.ranges import histogram_vectors
+from clipline.data.statistics.scales import histogram_vectors, moment_vectors
 from clipline.data.statistics.vocabulary import key_vectors, keys_by_user
 from clipline.federated.mechanism import grid_of
 from clipline.privacy import GaussianEvent, NoSampling

@@ -38,7 +38,7 @@ def test_a_promise_for_which_more_noise_would_have_to_be_tried_is_not_said_to_ne
     strict = replace(question.target, epsilon=1.5)
     assert least_cohort(strict, enough) is None
     assert least_cohort(strict, 2 * enough) is not None  # what a tuning for it would find if the model tolerates that
-    text = page(answer(question, 0.01, 0.3, enough, borne=enough), Files(tmp_path))
+    text = page(answer(question, 0.01, 0.3, enough, borne=enough), Files.named(tmp_path))
     found = cohorts(text)
     assert (found["as asked"], found["epsilon 12"], found["epsilon 1.5"]) == ("100", "100", "not tried")
     assert found["epsilon 3"] == f"at most {least_cohort(replace(strict, epsilon=3.0), enough)}"
@@ -48,7 +48,7 @@ def test_a_promise_for_which_more_noise_would_have_to_be_tried_is_not_said_to_ne
 
 def test_where_more_noise_was_too_much_the_users_are_what_is_missing(question, tmp_path):
     borne, enough = 0.7, question.target.enough_noise()
-    text = page(answer(question, 0.01, borne, enough, borne=borne), Files(tmp_path))
+    text = page(answer(question, 0.01, borne, enough, borne=borne), Files.named(tmp_path))
     found = cohorts(text)
     assert found["epsilon 1.5"] == "more than there are"
     assert not any("at most" in cohort or "not tried" in cohort for cohort in found.values())

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from ...errors import PopulationError, SettingError
 from ..chunks import FieldChunk, Text
 from ..column_options import ZERO_UPDATE, ColumnOptions
-from ..fields import list_fields
+from ..fields import list_fields, packed
 from ..packed_field import Field
-from ..sequences import packed
+from ..user_ids import is_text
 
 DEEPEST = 32  # nested lists; no version of NumPy allows fewer axes
 _WAYS_WHOLE = (
@@ -57,30 +57,32 @@ def _packed(
     """Lists of unequal length, or texts that `text` turns into such lists."""
     if column.null_count:
         raise _gap(where, name, column, before, "give each row a list, perhaps empty, or leave the column out")
-    if _is_text(column.type) and text is not None:
+    if is_text(column.type) and text is not None:
         return list_fields(name, list(text(column.to_pylist())), options)
     if not _is_list(column.type):
         way_out = (
-            "give text=, the function that makes numbers of texts" if _is_text(column.type) else "leave its length out"
+            "give text=, the function that makes numbers of texts" if is_text(column.type) else "leave its length out"
         )
         raise PopulationError(f"{where} has {name!r} as {column.type} but lengths are for lists: {way_out}")
     entries = _entries(where, name, column, options, before)
     return packed(name, entries, column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64), options)
 
 
-def arrow_ids(where: str, name: str, column: Any, before: int) -> NDArray[Any]:
-    """The user column: whole numbers, or text as objects. UUIDs become text, and bytes have to be text."""
+def arrow_ids(where: str, name: str, column: Any, before: int) -> Any:
+    """The user column, an array of Arrow: whole numbers or text. UUIDs become text, and bytes have to be text."""
+    import pyarrow as pa
+
     column = _plain(column)
     if column.null_count:
         raise _gap(where, name, column, before, "drop the rows without a user, or give each the id of its user")
     if str(column.type) in ("extension<arrow.uuid>", "uuid"):
-        return np.array([str(one) for one in column.to_pylist()], object)
+        return pa.array([str(one) for one in column.to_pylist()])
     kind = column.type
-    if not (_is_text(kind) or _is_binary(kind) or _is_number(kind)):
+    if not (is_text(kind) or _is_binary(kind) or _is_number(kind)):
         raise PopulationError(
             f"{where} has {name!r} as {kind} but users are whole numbers, text or UUIDs: convert it to text"
         )
-    return np.asarray(column.to_numpy(zero_copy_only=False))
+    return column
 
 
 def arrow_array(
@@ -97,11 +99,11 @@ def arrow_array(
         if column.null_count:
             raise _gap(where, name, column, before, "fill the gaps or leave the column out")
         return _lists(where, name, column, options, before)
-    if name in options.categories and (_is_text(kind) or _is_number(kind)):
+    if name in options.categories and (is_text(kind) or _is_number(kind)):
         codes = column.to_numpy(zero_copy_only=False)
         # With a gap, whole numbers would come as fractions, and all of them be taken for gaps.
         return options.applied(name, codes if not column.null_count else np.array(column.to_pylist(), object))
-    if _is_text(kind) and name in options.timestamps:
+    if is_text(kind) and name in options.timestamps:
         column = _dates(where, name, column)
         kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
@@ -115,7 +117,7 @@ def arrow_array(
         return options.applied(name, np.asarray(column.to_numpy(zero_copy_only=False)).astype("M8[us]"))
     if column.null_count:
         column = _filled(where, name, column, options, before)
-    if _is_text(kind):
+    if is_text(kind):
         return np.asarray(column.to_numpy(zero_copy_only=False) if text is None else text(column.to_pylist()))
     if not _is_number(kind):
         how = ", as with .dt.total_seconds()," if pa.types.is_duration(kind) else ""
@@ -191,7 +193,7 @@ def _filled(where: str, name: str, column: Any, options: ColumnOptions, before: 
     if stand_in is None:
         raise _gap(where, name, column, before, _WAYS if fractions else _WAYS_WHOLE)
     try:
-        if _is_text(column.type) != isinstance(stand_in, str):
+        if is_text(column.type) != isinstance(stand_in, str):
             raise TypeError
         return column.fill_null(pa.scalar(stand_in).cast(column.type))  # which refuses 0.5 among whole numbers
     except (pa.ArrowException, TypeError, ValueError):
@@ -222,12 +224,6 @@ def _is_list(kind: Any) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _is_binary(kind: Any) -> bool:

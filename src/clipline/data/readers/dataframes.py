@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from ...errors import PopulationError, nearest
 from ..chunks import FieldChunk, Text, columns_of, short
 from ..column_options import NO_OPTIONS, ColumnOptions
-from ..fields import numbers_only
+from ..fields import check_length_fields, numbers_only, without_lengths
 from ..packed_field import Field, PackedField
-from ..sequences import check_length_fields, without_lengths
 from ..user_ids import ids_array
 from .arrow_columns import arrow_fields, arrow_ids, validated
 

@@ -16,9 +16,18 @@ from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
 from ...random.streams import NormalGenerator, Streams
 from ..population import Population
-from .moments import Moments, Range, checked_ranges, moment_vectors, moments_from, widths
 from .noisy_sum import noisy_sum
-from .ranges import Ranges, histogram_vectors, ranges_from
+from .scales import (
+    Moments,
+    Range,
+    Ranges,
+    checked_ranges,
+    histogram_vectors,
+    moment_vectors,
+    moments_from,
+    ranges_from,
+    widths,
+)
 from .vocabulary import (
     Key,
     Vocabulary,

@@ -418,11 +418,12 @@ def _experiments(path: Path) -> tuple[dict[str, tuple[str, ...]], list[Figure]]:
     from ..directory import StudyDirectory, experiment_kinds
 
     try:
-        directory, kinds = StudyDirectory(path), experiment_kinds().values()
-        said = {name: tuple(lines) for kind in kinds for name, lines in kind.summaries(directory).items()}
-        return said, [figure for kind in kinds for figure in kind.figures(directory)]
+        directory = StudyDirectory(path)
+        examined = [kind.examine(directory) for kind in experiment_kinds().values()]
     except CliplineError:
         return {}, []
+    said = {name: tuple(lines) for one in examined for name, lines in one.findings.items()}
+    return said, [figure for one in examined for figure in one.figures]
 
 
 def _order(run: ReportedRun) -> tuple[Any, ...]:

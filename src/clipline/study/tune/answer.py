@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import html
+import io
 import json
 import math
 import os
@@ -14,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from ...errors import RunError
+from ...plotting import ACCENT, PALETTE, new_figure, save_figure
 from ...privacy.guarantee import Guarantee, delta_rounded_up, rounded_up
 from ...privacy.planning import plan
 from ...settings import toml_text
@@ -38,10 +41,18 @@ _PLANNED = (
 
 @dataclass(frozen=True)
 class Files:
-    """Where the answer to one question goes: `final.toml`, `tune.json` and `tune.html`, or the like with a suffix."""
+    """Where the answer to one question goes: settings to train with, everything for programs, everything for people."""
 
     folder: Path
-    suffix: str = ""
+    final: Path
+    facts: Path
+    page: Path
+
+    @classmethod
+    def named(cls, folder: Path, suffix: str = "") -> Files:
+        """`final.toml`, `tune.json` and `tune.html`, or the like with a suffix."""
+        names = (name.replace(".", f"{suffix}.", 1) for name in (FINAL, FACTS, PAGE))
+        return cls(folder, *(folder / name for name in names))
 
     @classmethod
     def of(cls, question: Question, folder: Path) -> Files:
@@ -50,7 +61,7 @@ class Files:
         So `final.toml` stays what it was when the folder is asked for another epsilon: that one's settings are in
         `final-epsilon-1.toml`. A folder whose first question had no answer has no `final.toml`, and the name is free.
         """
-        plain = cls(folder)
+        plain = cls.named(folder)
         try:
             first = json.loads(plain.facts.read_text(encoding="utf-8"))["asked"] if plain.final.exists() else None
         except (OSError, ValueError, LookupError, TypeError):
@@ -62,26 +73,7 @@ class Files:
         if question.target.delta is None and "users" in changed and "delta" in changed:
             changed.remove("delta")  # it follows from the users
         values = {name: f"{now[name]:.12g}" if isinstance(now[name], float) else now[name] for name in changed}
-        return cls(folder, "".join(f"-{name}-{value}" for name, value in values.items()))
-
-    @property
-    def final(self) -> Path:
-        """The settings to train with."""
-        return self._named(FINAL)
-
-    @property
-    def facts(self) -> Path:
-        """Everything for programs."""
-        return self._named(FACTS)
-
-    @property
-    def page(self) -> Path:
-        """Everything for people."""
-        return self._named(PAGE)
-
-    def _named(self, name: str) -> Path:
-        stem, _, ending = name.partition(".")
-        return self.folder / f"{stem}{self.suffix}.{ending}"
+        return cls.named(folder, "".join(f"-{name}-{value}" for name, value in values.items()))
 
 
 def asked(question: Question) -> dict[str, Any]:
@@ -344,8 +336,6 @@ def summary(answer: Answer, files: Files) -> str:
 # The page: one HTML file that needs no script and no network
 
 _GRID_SIDE = 12  # rates on a side: a grid of more is shown as a list
-_WIDTH, _HEIGHT = 520, 300  # of the chart
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 26, 46
 _STYLE = """
 pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .7rem 1rem; overflow: auto; }
 .noises { display: grid; gap: 1rem; align-items: start;
@@ -354,14 +344,7 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px
 .rates th, .rates td { padding: .5rem .8rem; border: 1px solid var(--line); }
 .rates .cell { background: color-mix(in srgb, var(--accent) calc(var(--share) * .45), transparent); }
 .rates .chosen { outline: 3px solid var(--ink); outline-offset: -3px; font-weight: 700; }
-svg.noise { width: 100%; max-width: 40rem; height: auto; font-size: 13px; }
-svg.noise text { fill: var(--ink); }
-svg.noise .axis { stroke: var(--quiet); }
-svg.noise .limit { stroke: var(--red); stroke-dasharray: 6 4; }
-svg.noise .limit-text { fill: var(--red); }
-svg.noise .curve { fill: none; stroke: var(--accent); stroke-width: 2; }
-svg.noise .point { fill: var(--accent); }
-svg.noise .ring { fill: none; stroke: var(--ink); stroke-width: 2; }
+img.noise { width: 100%; max-width: 40rem; height: auto; }
 @media print { .rates .cell { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
 
@@ -579,68 +562,32 @@ def _rests_on(answer: Answer) -> list[tuple[str, str]]:
 
 
 def _noise_chart(answer: Tuned) -> str:
-    """The metric over the noise as inline SVG, with the limit that is allowed; the reference is the leftmost point.
-
-    A run that diverged is named on the worse edge.
-    """
-    metric, rising = answer.metric, answer.noise.rising
-    reference = rising[0].value
-    allowed = answer.question.degradation
+    """The metric over the noise as a picture in the page, with the loss that is allowed; the choice is ringed."""
+    metric, rising, picture = answer.metric, answer.noise.rising, io.BytesIO()
+    allowed, reference = answer.question.degradation, rising[0].value
     limit = reference + (1 if metric.lower_is_better else -1) * allowed * abs(reference)
-    finite = [trial for trial in rising if math.isfinite(trial.value)]
-    values = [*(trial.value for trial in finite), limit, reference]
-    low, high = min(values), max(values)
-    spread = (high - low) or abs(high) or 1.0
-    low, high = low - 0.08 * spread, high + 0.08 * spread
-    noises = [trial.noise_multiplier for trial in rising]
-    first, last = math.log10(noises[0]) - 0.1, math.log10(noises[-1]) + 0.1
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-
-    def x(z: float) -> float:
-        return _LEFT + (math.log10(z) - first) / (last - first) * (right - _LEFT)
-
-    def y(value: float) -> float:
-        return bottom - (value - low) / (high - low) * (bottom - _TOP)
-
-    def text(across: float, down: float, words: str, options: str = "") -> str:
-        return f'<text x="{across:.1f}" y="{down:.1f}"{options}>{words}</text>'
-
-    def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-        return f'<line x1="{x1}" y1="{y1:.1f}" x2="{x2}" y2="{y2:.1f}" class="{kind}"/>'
-
-    middle, red = ' text-anchor="middle"', ' class="limit-text"'
-    # On the worse side of the limit, away from the curve, unless the edge of the chart is there.
-    below = bottom - y(limit) > 22 if not metric.lower_is_better else y(limit) - _TOP < 22
-    digits = max(0, 1 - math.floor(math.log10(0.3 * (high - low))))  # two of the step between two labels
-    labels = [low + (high - low) * part for part in (0.05, 0.35, 0.65, 0.95)]
-    users = answer.question.target.cohort_size
-    parts = [
-        line(_LEFT, bottom, right, bottom, "axis"),
-        line(_LEFT, _TOP, _LEFT, bottom, "axis"),
-        line(_LEFT, y(limit), right, y(limit), "limit"),
-        text(_LEFT + 8, y(limit) + (15 if below else -6), f"{100 * allowed:g}% worse than with little noise", red),
-        text((_LEFT + right) / 2, _HEIGHT - 6, f"noise z of a round of {users} users", middle),
-        text(_LEFT - 50, _TOP - 10, _text(metric.name)),
-        *(text(_LEFT - 6, y(value) + 4, f"{value:.{digits}f}", ' text-anchor="end"') for value in labels),
-        *(text(x(z), bottom + 17, f"{z:.2g}", middle)
-          for place, z in enumerate(noises) if place == 0 or x(z) - x(noises[place - 1]) > 26),
-    ]  # fmt: skip
-    curve = " ".join(f"{x(trial.noise_multiplier):.1f},{y(trial.value):.1f}" for trial in finite)
-    parts.append(f'<polyline points="{curve}" class="curve"/>')
+    known = [trial for trial in rising if math.isfinite(trial.value)]
+    figure, (axis,) = new_figure(1, 1, width=6.2, height=3.6)
+    axis.plot([trial.noise_multiplier for trial in known], [trial.value for trial in known], "-o", color=PALETTE[0])
+    axis.plot(answer.noise.chosen.noise_multiplier, answer.noise.chosen.value, "o", ms=15, mfc="none", mec="black")
+    axis.axhline(limit, color=ACCENT, ls="--", lw=1.2)
+    said = f"{100 * allowed:g}% worse than with little noise"
+    aside: dict[str, Any] = {"fontsize": 8, "color": ACCENT}
+    axis.annotate(said, (0.02, limit), (0, 4), xycoords=("axes fraction", "data"), textcoords="offset points", **aside)
     for trial in rising:
-        title = f"<title>z = {trial.noise_multiplier:.3g}, run {_text(trial.run)}</title>"
-        if not math.isfinite(trial.value):
-            worst = _TOP if metric.lower_is_better else bottom
-            parts.append(text(x(trial.noise_multiplier), worst, f"diverged{title}", middle + red))
-            continue
-        chosen, at = trial == answer.noise.chosen, f'cx="{x(trial.noise_multiplier):.1f}" cy="{y(trial.value):.1f}"'
-        parts.append(f'<circle {at} r="{7 if chosen else 4}" class="point">{title}</circle>')
-        parts += [f'<circle {at} r="11" class="ring"/>'] if chosen else []
+        if trial not in known:
+            at = (trial.noise_multiplier, 0.02)
+            axis.annotate("diverged", at, xycoords=("data", "axes fraction"), ha="center", **aside)
+    axis.set_xscale("log")
+    noises = [trial.noise_multiplier for trial in rising]
+    ticks = [z for place, z in enumerate(noises) if place == 0 or z > 1.3 * noises[place - 1]]  # apart from each other
+    axis.set_xticks(ticks, [f"{z:.2g}" for z in ticks])
+    axis.set_xticks([], minor=True)
+    axis.set(xlabel=f"noise z of a round of {answer.question.target.cohort_size} users", ylabel=metric.name)
+    save_figure(figure, picture)
     label = f"{metric.name} over noise; the chosen noise {answer.noise.chosen.noise_multiplier:.3g} is ringed"
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_text(label)}" class="noise">'
-        f"{''.join(parts)}</svg>"
-    )
+    encoded = base64.b64encode(picture.getvalue()).decode()
+    return f'<img class="noise" alt="{_text(label)}" src="data:image/png;base64,{encoded}">'
 
 
 def _tiles(pairs: Iterable[tuple[str, str]]) -> str:
